@@ -83,7 +83,7 @@ def test_evaluation_blocks_are_the_same_from_loader_processes(digits: DigitSet) 
         list(eval_blocks(source, rank=1, world_size=2, block=64, transform=transform, workers=workers))
         for workers in (0, 2)
     )
-    assert [(b.first, b.valid) for b in here] == [(b.first, b.valid) for b in there]
+    assert [b.numbers for b in here] == [b.numbers for b in there]
     assert all(
         torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
         for a, b in zip(here, there, strict=True)

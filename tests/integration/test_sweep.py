@@ -27,7 +27,7 @@ def test_each_run_is_trained_once_and_one_that_fails_ends_no_other(job: Path) ->
     assert "2 runs of 4 failed: ends-lr-1e30-seed-0, ends-lr-1e30-seed-1" in done.stderr
     title, *rows = done.stdout.splitlines()[-5:]
     assert title.split()[:6] == ["run", "optim.lr", "seed", "state", "step", "loss"]
-    assert "zero_shot_top1" in title
+    assert "top-1" in title
     assert ["  done  " in row for row in rows] == [False, False, True, True]
     assert ["ended with 1" in row for row in rows] == [True, True, False, False]
 

@@ -14,6 +14,7 @@ from trainer.config.loader import dump_job, load_job
 from trainer.data.sample_counts import check_data, recorded_sizes
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
+from trainer.evaluate.imagenet import imagenet_words
 from trainer.evaluate.inputs import check_evaluation, class_names, templates
 from trainer.model.catalog import check_model, check_pretrained, check_tag, known_models
 from trainer.model.packages import check_loss
@@ -135,7 +136,7 @@ def test_a_good_table_is_counted(tmp_path: Path) -> None:
     [
         ("file,text\n0.png,a\n", ["column 'image'", "'file', 'text'"]),
         ("image,caption\n0.png,\n1.png,\n", ["column 'caption' is empty"]),
-        ("image,caption\n0.png,\n1.png,b\n2.png,\n", ["column 'caption' is empty", "2", "4"]),
+        ("image,caption\n0.png,\n2.png,\n", ["column 'caption' is empty in every row"]),
         ("image,caption\n0.png,a\n7.png,b\n8.png,c\n", ["2 of 3 image files", "rows 3, 4", "7.png"]),
         ("image,caption\n", ["no rows"]),
         ("", ["empty"]),
@@ -315,6 +316,23 @@ def test_a_bad_file_of_lines_is_named_with_its_line(
     assert found.startswith(f"eval.{key}: ")
 
 
+def test_words_of_a_set_are_known_by_name_and_left_to_the_ranks_without_open_clip(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = evaluation(folder, class_names="set:imagenet", templates="set:imagenet")
+    assert (len(class_names(named)), len(templates(named))) == (1000, 80)
+    found = problem(check_evaluation, evaluation(folder, class_names="set:imagnet"))
+    assert found == 'eval.class_names: there is no set called "imagnet"; there are imagenet'
+    imagenet_words.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    try:
+        check_evaluation(named)
+        with pytest.raises(InputError, match="open_clip_torch"):
+            class_names(named)
+    finally:
+        imagenet_words.cache_clear()
+
+
 @pytest.mark.parametrize("template", ["a {style} photo of a {}", "{} and {}", "a } of a {}", "a {} {0}"])
 def test_a_template_that_no_class_name_fits_is_refused(folder: Path, template: str) -> None:
     found = problem(check_evaluation, evaluation(folder, templates=("a {}", template)))
@@ -407,7 +425,7 @@ def test_another_length_is_refused_with_the_option_that_goes_on(folder: Path) ->
     run_folder(job).mkdir(parents=True)
     (run_folder(job) / "job.toml").write_text(dump_job(job))
     assert "give --longer steps=9; or choose" in problem(check_run_folder, job_in(folder, "optim.steps=9"))
-    assert "--longer" not in problem(check_run_folder, job_in(folder, "optim.steps=1"))
+    assert "give --shorter steps=1; or choose" in problem(check_run_folder, job_in(folder, "optim.steps=1"))
     assert "--longer" not in problem(check_run_folder, job_in(folder, "optim.steps=9", "optim.lr=0.25"))
 
 

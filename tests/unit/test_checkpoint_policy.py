@@ -52,7 +52,22 @@ def test_the_last_step_is_saved_and_evaluated_without_being_asked_for() -> None:
 
 def test_steps_are_saved_and_evaluated_as_often_as_the_job_says() -> None:
     policy = policy_of(checkpoint={"every_steps": 3}, eval={"every_steps": 5})
+    policy.after_evaluation(0, {TOP1: 0.1}, stop=False)
     assert decided(policy) == ([3, 6, 9, 10], [5, 10])
+
+
+def test_a_step_is_saved_before_an_evaluation_that_may_end_the_run() -> None:
+    """The first of a start may, in ways that cannot be caught, and with "stop" each may."""
+    for on_failure, later in (("continue", False), ("stop", True)):
+        policy = policy_of(eval={"every_steps": 2, "on_failure": on_failure})
+        assert policy.after_step(2, stop=False, save=False) == AfterStep(save=True, evaluate=True)
+        policy.saved(2)
+        policy.after_evaluation(2, {}, stop=False)
+        assert policy.after_step(4, stop=False, save=False).save, "no evaluation has ended well yet"
+        policy.after_evaluation(4, {TOP1: 0.1}, stop=False)
+        assert policy.after_step(6, stop=False, save=False) == AfterStep(save=later, evaluate=True)
+    nothing = policy_of(eval={"every_steps": 2, "zero_shot": ()})
+    assert not nothing.after_step(2, stop=False, save=False).save
 
 
 def test_an_evaluation_at_an_epochs_end_counts_epochs_of_the_whole_run() -> None:

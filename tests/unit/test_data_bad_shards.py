@@ -146,11 +146,13 @@ def test_incomplete_samples_count_against_the_limit(tmp_path: Path) -> None:
         open_source(data([path], on_bad_sample="fail"))
 
 
-def test_an_evaluation_wants_its_shards_whole_whatever_training_skips(tmp_path: Path) -> None:
+def test_an_evaluation_skips_and_wants_whole_shards_as_training_does(tmp_path: Path) -> None:
     paths = shards_of(tmp_path, 4, 4)
     cut(paths[1], SAMPLE + 1)
-    with pytest.raises(InputError, match=r"1\.tar: damaged or cut off at byte 2048"):
-        open_images(data(paths))
+    assert len(open_images(data(paths))) == len(open_source(data(paths))) == 5
+    for source in (open_images, open_source):
+        with pytest.raises(InputError, match=r"1\.tar: damaged or cut off at byte 2048"):
+            source(data(paths, on_bad_sample="fail"))
 
 
 def test_an_index_on_disk_remembers_what_is_wrong(tmp_path: Path) -> None:

@@ -281,14 +281,15 @@ def blocks(source: Dots, world_size: int, block: int) -> list[EvalBlock]:
         eval_blocks(source, rank=rank, world_size=world_size, block=block, transform=to_tensor, workers=0)
         for rank in range(world_size)
     ]
-    return sorted((block for of_rank in found for block in of_rank), key=lambda block: block.first)
+    return sorted((block for of_rank in found for block in of_rank), key=lambda block: block.numbers)
 
 
 @pytest.mark.parametrize("samples", [1, 3, 4, 5, 17])
 @pytest.mark.parametrize("world_size", [1, 2, 4, 7])
 def test_evaluation_blocks_are_the_same_in_any_world(samples: int, world_size: int) -> None:
     alone, shared = blocks(Dots(samples), 1, 4), blocks(Dots(samples), world_size, 4)
-    assert [block.first for block in shared] == [block.first for block in alone] == list(range(0, samples, 4))
+    assert [block.numbers for block in shared] == [block.numbers for block in alone]
+    assert [number for block in shared for number in block.numbers] == list(range(samples))
     assert sum(block.valid for block in shared) == samples
     for one, other in zip(shared, alone, strict=True):
         assert torch.equal(one.images, other.images)
@@ -296,6 +297,6 @@ def test_evaluation_blocks_are_the_same_in_any_world(samples: int, world_size: i
 
 
 def test_the_last_evaluation_block_is_filled_with_zeros() -> None:
-    images, labels, valid, first = blocks(Dots(6), 1, 4)[1]
-    assert (valid, first, labels.tolist()) == (2, 4, [4, 5, -1, -1])
-    assert images[:, 0, 0, 0].tolist() == [4, 5, 0, 0]
+    block = blocks(Dots(6), 1, 4)[1]
+    assert (block.numbers, block.labels.tolist()) == ((4, 5), [4, 5, -1, -1])
+    assert block.images[:, 0, 0, 0].tolist() == [4, 5, 0, 0]

@@ -283,3 +283,19 @@ def test_a_fifo_among_the_images_is_a_bad_row_and_holds_nobody_up(tmp_path: Path
     os.mkfifo(tmp_path / "fifo.csv")
     with pytest.raises(InputError, match="the file is empty"):
         pack(tmp_path / "fifo.csv", tmp_path / "more")
+
+
+def test_rows_without_an_image_or_a_caption_are_left_out_where_bad_rows_are(
+    table: Path, tmp_path: Path
+) -> None:
+    table.write_text("image,caption\n0.png,one\n1.png,\n,two\n2.png,three\n")
+    with pytest.raises(
+        InputError, match=r"column 'image' is empty in row 4.*\n.*'caption' is empty in row 3"
+    ):
+        pack(table, tmp_path / "out")
+    packed = pack(table, tmp_path / "out", recipe=Recipe(skip_bad=True))
+    assert packed.bad == [
+        (f"{table}: row 3", "captions are empty"),
+        (f"{table}: row 4", "its image is empty"),
+    ]
+    assert len(open_source(Data(train=tuple(map(str, packed.shards))))) == 2

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.support.processes import ended_on_failure
 from trainer.config import Data
 from trainer.data.sample_counts import check_data
-from trainer.data.source import open_source
+from trainer.data.source import open_images, open_source
 from trainer.data.tables import Table, TableColumns, TableSource, list_rows, missing_images, read_table
 from trainer.errors import InputError
 
@@ -78,8 +79,8 @@ def test_a_missing_column_lists_those_there_and_the_nearest(tmp_path: Path) -> N
     [
         ("", "none, the file is empty"),
         ("image,caption\n", "no rows below the header"),
-        ("image,caption\na.png,x\nb.png, \nc.png\n", "column 'caption' is empty in rows 3, 4: fill in"),
-        ("image,caption\n,x\nb.png,y\n", "column 'image' is empty in row 2: fill in"),
+        ("image,caption\nb.png, \n,x\nc.png\n", "column 'caption' is empty in rows 2, 4: fill in"),
+        ("image,caption\n,x\n", "column 'image' is empty in row 2: fill in"),
         ("image,caption\na.png,\nb.png,\n", "column 'caption' is empty in every row"),
         ('image,caption\na.png,x\nb.png,"never closed\nc.png,y\n', "row 3 cannot be read"),
         (
@@ -144,6 +145,32 @@ def test_every_problem_of_the_rows_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError) as refused:
         check_data(Data(train=(str(tmp_path / "t.csv"),)))
     message = str(refused.value)
-    assert "column 'image' is empty in row 3" in message
-    assert "column 'caption' is empty in row 4" in message
-    assert "1 of 3 image files of column 'image' are missing: row 2" in message
+    assert "1 of 1 image files of column 'image' are missing: row 2" in message
+    with pytest.raises(InputError) as refused:
+        check_data(Data(train=(str(tmp_path / "t.csv"),), on_bad_sample="fail"))
+    message = str(refused.value)
+    assert 'bad samples: 2 of 3 (1 no image, 1 bad captions); data.on_bad_sample = "fail"' in message
+    assert "row 3: sample (no image): column 'image' is empty" in message
+    assert "row 4: sample t.csv: captions are empty" in message
+
+
+def test_rows_without_a_caption_are_bad_samples_as_in_shards(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"a")
+    path = write(tmp_path / "t.csv", "image,caption,more\na.png,x,1\na.png,,2\n,y,3\na.png,z,4\n")
+    data = Data(train=(str(path),))
+    assert check_data(data) == 2
+    source = open_source(data)
+    assert [(raw.captions, raw.origin) for raw in map(source.read, range(len(source)))] == [
+        (("x",), f"{path}: row 2"),
+        (("z",), f"{path}: row 5"),
+    ]
+    assert (
+        source.left_out.by_cause == open_images(data).left_out.by_cause == {"bad captions": 1, "no image": 1}
+    )
+    assert "row 3: sample a.png: captions are empty" in str(source.left_out.named[0])
+    refusals: list[dict[str, object]] = [{"on_bad_sample": "fail"}, {"max_bad_share": 0.001}]
+    openers: list[Callable[[Data], object]] = [check_data, open_source, open_images]
+    for refuses in refusals:
+        for opens in openers:
+            with pytest.raises(InputError, match=r"bad samples: 2 of 4 \(1 bad captions, 1 no image\)"):
+                opens(data.model_copy(update=refuses))

@@ -4,19 +4,25 @@ They are found before the end of a run, not only at it.
 """
 
 import io
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.support.jobs import tiny_job
+from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan
 from trainer.data import pictures
-from trainer.data.shard_files import write_shards
-from trainer.errors import InputError, Preempted
+from trainer.data.shard_files import PackedSample, write_shards
+from trainer.errors import InputError, Preempted, StorageError
+from trainer.evaluate import evaluation, zero_shot
 from trainer.evaluate.evaluation import Evaluation, Metrics
+from trainer.evaluate.rounds import EvaluationFailed
 from trainer.model.build import build_model
 
 
@@ -36,9 +42,13 @@ def shard(tmp_path: Path) -> str:
     return str(tmp_path / "*.tar")
 
 
-def evaluate(comm: Comm, run_folder: Path | None = None, most_pixels: int = 1600, **settings: Any) -> Metrics:
+def evaluate(
+    comm: Comm, run_folder: Path | None = None, most_pixels: int = 1600, /, **settings: Any
+) -> Metrics:
     """One evaluation by an untrained model."""
-    job = tiny_job(eval=settings, data={"max_image_pixels": most_pixels})
+    data = {"max_image_pixels": most_pixels, **settings.pop("data", {})}
+    job = tiny_job(eval=settings, data=data)
+    torch.manual_seed(1)
     return Evaluation(job, comm, run_folder)(build_model(job, plan(job, 1), comm))
 
 
@@ -52,9 +62,115 @@ def test_images_of_an_evaluation_may_have_as_many_pixels_as_the_job_allows(
     for settings in ({"zero_shot": (shard,), "class_names": names}, {"retrieval": (shard,)}):
         assert evaluate(alone, tmp_path, **settings)
         with pytest.raises(
-            InputError, match=r"sample 0: the image has 40 x 40 pixels; data\.max_image_pixels allows 1,599"
+            EvaluationFailed,
+            match=r"sample 0: the image has 40 x 40 pixels; data\.max_image_pixels allows 1,599",
         ):
-            evaluate(alone, most_pixels=1599, **settings)
+            evaluate(alone, None, 1599, data={"on_bad_sample": "fail"}, **settings)
+
+
+ZERO_SHOT = {"zero_shot_samples": 3, "zero_shot_bad_samples": 1}
+RETRIEVAL = {"retrieval_images": 3, "retrieval_texts": 6, "retrieval_bad_samples": 1}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("which", [0, 2, 3])
+def test_a_bad_sample_is_left_out_of_an_evaluation_counted_and_named(
+    tmp_path: Path, which: int, ranks: int, batch_size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The figures are those of the same set without it."""
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "rest").mkdir()
+    write_shards(noise(broken=(which,)), tmp_path / "bad", 8)
+    write_shards((each for each in noise() if each[0] != str(which)), tmp_path / "rest", 8)
+
+    def measured(folder: str, comm: Comm) -> Metrics:
+        sets = (f"{tmp_path}/{folder}/*.tar",)
+        shown = tmp_path / f"{folder}{comm.world.rank}"
+        shown.mkdir(exist_ok=True)
+        names = ("a", "b", "c", "d")
+        return evaluate(comm, shown, zero_shot=sets, retrieval=sets, class_names=names, batch_size=batch_size)
+
+    caplog.set_level("INFO")
+    (rest,) = run_ranks(1, lambda comm: measured("rest", comm))
+    for metrics in run_ranks(ranks, lambda comm: measured("bad", comm)):
+        assert metrics == {**rest, **ZERO_SHOT, **RETRIEVAL}
+    assert "of 3 images (without 1 bad sample: 1 not an image)" in caplog.text
+    assert (
+        f"skipped (not an image): {tmp_path}/bad/shard-000000.tar: sample {which}: the image" in caplog.text
+    )
+
+
+@pytest.mark.parametrize("data", [{"on_bad_sample": "fail"}, {"max_bad_share": 0.002}])
+def test_an_evaluation_with_more_bad_samples_than_the_job_allows_fails_on_all_ranks(
+    tmp_path: Path, data: dict[str, Any]
+) -> None:
+    """Each rank has fewer than that."""
+    write_shards(noise(broken=(0, 1, 2)), tmp_path, 8)
+
+    def failed(comm: Comm) -> str:
+        with pytest.raises(EvaluationFailed) as caught:
+            evaluate(comm, zero_shot=(f"{tmp_path}/*.tar",), class_names=("a",) * 4, batch_size=1, data=data)
+        assert not isinstance(caught.value, StorageError)
+        return str(caught.value)
+
+    one, other = run_ranks(2, failed)
+    assert one == other, "and exit code 2"
+    expected = (
+        "bad samples: 3 of 4 (3 not an image)" if "max_bad_share" in data else "sample 0: the image has"
+    )
+    assert expected in one
+
+
+def test_a_board_that_cannot_be_made_ends_no_evaluation(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 0 alone makes it, and the others would wait for it."""
+    write_shards(noise(), tmp_path, 8)
+
+    def lost(*_: object, **__: object) -> None:
+        raise StorageError("the shard is gone")
+
+    monkeypatch.setattr(evaluation, "board", lost)
+    assert evaluate(alone, tmp_path, retrieval=(f"{tmp_path}/*.tar",))["retrieval_images"] == 4
+    assert "the retrieval board is NOT WRITTEN: the shard is gone" in caplog.text
+
+
+def test_a_set_without_a_usable_sample_has_no_figures(tmp_path: Path, alone: Comm) -> None:
+    write_shards(noise(broken=range(4)), tmp_path, 8)
+    for settings in ({"zero_shot": (f"{tmp_path}/*.tar",)}, {"retrieval": (f"{tmp_path}/*.tar",)}):
+        with pytest.raises(EvaluationFailed, match="none of the 4 samples can be used"):
+            evaluate(alone, class_names=("a",) * 4, **settings)
+
+
+def test_memory_that_runs_out_on_one_rank_fails_on_all(shard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one has no sample."""
+
+    def encode(*_: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(zero_shot, "image_features", encode)
+
+    def failed(comm: Comm) -> str:
+        with pytest.raises(EvaluationFailed) as caught:
+            evaluate(comm, zero_shot=(shard,), class_names=("a",) * 4)
+        assert isinstance(caught.value, StorageError), "exit code 1: a later start may have more memory"
+        return str(caught.value)
+
+    assert set(run_ranks(2, failed)) == {
+        "memory ran out; a smaller eval.batch_size needs less: CUDA out of memory"
+    }
+
+
+def noise(broken: Collection[int] = ()) -> Iterator[PackedSample]:
+    """Four pictures of noise of the classes 0 to 3, with two captions each; some are no pictures."""
+    draw = np.random.default_rng(5)
+    for number in range(4):
+        file = io.BytesIO()
+        Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file, "png")
+        picture = bytes(40) if number in broken else file.getvalue()
+        captions = f"noise {number}\nanother {number}".encode()
+        yield f"{number}", {"png": picture, "cls": str(number).encode(), "txt": captions}
 
 
 def test_a_sample_of_a_class_without_a_name_is_named(shard: str, alone: Comm) -> None:

@@ -1,15 +1,18 @@
 """Exported models: open_clip and transformers alone load them, and give the same features."""
 
+import ast
 import hashlib
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 from tests.support.jobs import tiny_job
 from tests.support.text_towers import make_tower
@@ -18,6 +21,7 @@ from trainer.config import Job
 from trainer.config.loader import recorded
 from trainer.errors import InputError
 from trainer.model.build import untrained
+from trainer.model.model_card import model_card
 
 TEXTS = ["a digit zero", "数字一"]
 ALONE = """
@@ -143,6 +147,57 @@ def test_the_card_has_license_steps_metrics_and_job(tmp_path: Path) -> None:
         "model.json",
         "model.safetensors",
     }
+
+
+def test_the_card_has_no_default_no_other_door_and_no_private_path(tmp_path: Path) -> None:
+    job = tiny_job(
+        data={
+            "format": "webdataset",
+            "train": ("/home/me/secret/{0..3}.tar", "s3://bucket/x/a.tar"),
+            "workers": 7,
+        },
+        eval={"retrieval": ("/home/me/held/val.csv",), "batch_size": 64},
+        checkpoint={"keep": 9},
+        model={"pretrained": "/home/me/weights.pt"},
+    )
+    card = model_card("one", "open_clip", "", {"job": recorded(job), "step": 3})
+    text = card.partition("## Job file")[2].partition("```toml")[2].partition("```")[0]
+    table = tomllib.loads(text)
+    assert table.keys() == {"data", "model", "optim", "eval"}
+    train = {"format": "webdataset", "train": ["{0..3}.tar", "a.tar"], "synthetic_samples": 64}
+    assert table["data"] == train
+    assert table["eval"] == {"retrieval": ["val.csv"]}
+    assert "/home/me" not in card
+    assert "bucket" not in card
+    assert "| began with | weights.pt |" in card
+    assert "| data | {0..3}.tar, a.tar |" in card
+
+
+@pytest.mark.parametrize("form", ["open_clip", "hf", "safetensors"])
+def test_the_cards_use_classifies_a_picture(tmp_path: Path, form: str) -> None:
+    source, clip = checkpoint(tmp_path / "step", tiny_job())
+    export(source, tmp_path / "out", form)
+    picture = Image.effect_noise((40, 32), 80).convert("RGB")
+    picture.save(tmp_path / "photo.jpg")
+    use = (tmp_path / "out" / "README.md").read_text().partition("```python\n")[2].partition("\n```")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", use.replace("FOLDER", str(tmp_path / "out"))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    shares = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert list(shares) == ["a photo of a cat", "a photo of a dog"]
+    assert sum(shares.values()) == pytest.approx(1)
+    clip.model.eval()
+    with torch.no_grad():
+        with Image.open(tmp_path / "photo.jpg") as read:
+            images = clip.model.encode_image(clip.eval_transform(read)[None], normalize=True)
+        texts = clip.model.encode_text(clip.tokenizer(list(shares)), normalize=True)
+    ours = (clip.model.logit_scale.exp() * images @ texts.T).softmax(-1)[0].tolist()
+    assert list(shares.values()) == pytest.approx(ours, abs=1e-4)
 
 
 def test_a_model_that_transformers_lacks_is_refused_with_the_reason(tmp_path: Path) -> None:

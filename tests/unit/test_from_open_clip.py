@@ -17,13 +17,13 @@ import pytest
 
 from trainer.cli import main as cli
 from trainer.cli.from_open_clip.command import job_file
-from trainer.cli.from_open_clip.imagenet import imagenet_words
 from trainer.cli.from_open_clip.read import read
 from trainer.cli.from_open_clip.table import FLAGS, VERSION
-from trainer.config import Job
+from trainer.config import Eval, Job
 from trainer.config.keys import walk
 from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import load_job
+from trainer.evaluate.inputs import class_names, templates
 from trainer.model.catalog import config_file, known_models
 
 Capture = pytest.CaptureFixture[str]
@@ -538,11 +538,12 @@ def test_synthetic_data_and_streams_have_a_number_of_samples() -> None:
 def test_imagenet_is_evaluated_with_the_names_and_sentences_of_open_clip() -> None:
     from open_clip import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 
-    names, templates = imagenet_words()
-    assert names == list(IMAGENET_CLASSNAMES)
-    assert [text.format("cat") for text in templates] == [make("cat") for make in OPENAI_IMAGENET_TEMPLATES]
     table = table_of(f"{BASE} --imagenet-val /in")
-    assert (table["eval.class_names"], table["eval.templates"]) == (names, templates)
+    assert (table["eval.class_names"], table["eval.templates"]) == ("set:imagenet", "set:imagenet")
+    settings = Eval(class_names=table["eval.class_names"], templates=table["eval.templates"])
+    assert class_names(settings) == tuple(IMAGENET_CLASSNAMES)
+    sentences = [text.format("cat") for text in templates(settings)]
+    assert sentences == [make("cat") for make in OPENAI_IMAGENET_TEMPLATES]
 
 
 def test_a_variant_with_quickgelu_is_the_model_with_that_switch() -> None:

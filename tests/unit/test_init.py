@@ -1,5 +1,6 @@
 """`clipship init`: presets with what the user says, and its questions in a terminal."""
 
+import csv
 import os
 import pty
 import select
@@ -13,11 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.cli.init import Wishes, data_pattern, job_text
+from trainer.cli.init import Lengths, Wishes, data_pattern, job_text, lengths
 from trainer.cli.main import main
-from trainer.cli.presets import preset_names
+from trainer.cli.presets import preset_names, preset_text
 from trainer.config import Job
+from trainer.config.batch_plan import plan
 from trainer.config.loader import load_job
+from trainer.data.shard_files import write_shards
+from trainer.data.source import open_images
 
 
 def written(folder: Path, *arguments: str) -> Job:
@@ -47,11 +51,119 @@ def test_a_relative_path_is_the_users_and_not_the_job_files(
 
 @pytest.mark.parametrize("pattern", ["s3://b/{0..3}.tar", "/data/*.tar", "pipe:cat x.tar", "-", "~/x.tar"])
 def test_what_is_no_path_here_stays_as_it_is(pattern: str) -> None:
-    assert data_pattern(pattern, Path("sub/job.toml")) == pattern
+    assert data_pattern(pattern, Path("sub/job.toml"), here=False) == pattern
+
+
+def flowers(folder: Path, pairs: int) -> Path:
+    """A table of pictures that have two captions each."""
+    folder.mkdir()
+    rows = [f'img/{number // 2}.png,"a flower, {number}",{number}' for number in range(pairs)]
+    (folder / "img").mkdir()
+    for number in range(-(-pairs // 2)):
+        (folder / "img" / f"{number}.png").touch()
+    (folder / "captions.csv").write_text("\n".join(["image,caption,more", *rows]) + "\n")
+    return folder
+
+
+def pictures(table: Path) -> list[Path]:
+    with table.open() as rows:
+        return [table.parent / row["image"] for row in csv.DictReader(rows)]
+
+
+def test_the_job_follows_the_table_part_of_which_is_held_out(tmp_path: Path) -> None:
+    job = written(tmp_path, "--preset", "laptop", "--data", str(flowers(tmp_path / "flowers", 200)))
+    assert (job.name, job.optim.steps, job.optim.epochs) == ("flowers", None, 30)
+    assert (job.optim.global_batch_size, job.optim.warmup_steps) == (16, 5)
+    assert (job.eval.every_epochs, job.eval.zero_shot) == (1, ())
+    trained, held_out = open_images(job.data), open_images(job.retrieval_data)
+    names = [set(pictures(tmp_path / f"captions-{part}.csv")) for part in ("train", "held-out")]
+    assert (len(trained), len(held_out)) == (95, 5)
+    assert not names[0] & names[1], "a picture with two captions is in one part"
+    assert all(path.is_file() for path in names[0] | names[1])
+    assert "190 pairs, counted by clipship init" in (tmp_path / "job.toml").read_text()
+    assert (tmp_path / "captions-held-out.csv").read_text().splitlines()[0] == "image,caption,more"
+
+
+def test_tables_that_are_there_are_replaced_by_force_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = str(flowers(tmp_path / "flowers", 200))
+    (tmp_path / "captions-train.csv").write_text("mine")
+    assert main(["init", "--preset", "laptop", "--data", own, str(tmp_path / "job.toml")]) == 2
+    assert "captions-train.csv exists already" in capsys.readouterr().err
+    assert (tmp_path / "captions-train.csv").read_text() == "mine"
+    assert not (tmp_path / "job.toml").exists()
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_each_preset_follows_shards_of_which_the_last_is_held_out(tmp_path: Path, preset: str) -> None:
+    folder = tmp_path / "birds" / "shards"
+    folder.mkdir(parents=True)
+    write_shards(((f"{n}", {"png": b"x", "txt": b"a bird"}) for n in range(300)), folder, 60)
+    job = written(tmp_path, "--preset", preset, "--data", str(folder))
+    assert job.name == "birds"
+    assert job.data.train == (f"{folder}/shard-{{000000..000003}}.tar",)
+    assert job.eval.retrieval == (f"{folder}/shard-000004.tar",)
+    assert job.eval.zero_shot == job.eval.class_names == ()
+    ranks = job.resources.nodes * (job.resources.gpus_per_node or 1)
+    plan(job, ranks)
+    steps = 240 // job.optim.global_batch_size * (job.optim.epochs or 0)
+    assert steps >= 30
+    assert job.optim.warmup_steps <= steps / 10
+    text = (tmp_path / "job.toml").read_text()
+    assert "imagenet" not in text
+    assert "1,023" not in text
+
+
+def test_held_out_pairs_that_are_given_are_taken_and_none_are_for_none(tmp_path: Path) -> None:
+    own = str(flowers(tmp_path / "flowers", 200) / "captions.csv")
+    other = str(flowers(tmp_path / "val", 10) / "captions.csv")
+    job = written(tmp_path, "--preset", "gpu", "--data", own, "--held-out", other)
+    assert (job.data.train, job.eval.retrieval) == ((own,), (other,))
+    assert written(tmp_path, "--preset", "slurm", "--data", own, "--held-out", "none").eval.retrieval == ()
+    assert main(["init", "--preset", "gpu", "--held-out", other, str(tmp_path / "x.toml")]) == 2
+    assert main(["init", "--preset", "gpu", "--data", own, "--held-out", "no.csv", str(tmp_path / "x")]) == 2
+
+
+def test_data_that_only_the_nodes_see_are_taken_as_they_are(tmp_path: Path) -> None:
+    job = written(tmp_path, "--preset", "slurm", "--no-data", "--data", "/data/cc3m/{00..99}.tar")
+    assert (job.name, job.data.train) == ("cc3m", ("/data/cc3m/{00..99}.tar",))
+    assert (job.optim.global_batch_size, job.eval.zero_shot) == (4096, ())
+
+
+def test_data_that_cannot_be_read_are_named_and_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("picture,words\na.png,x\n")
+    assert written(tmp_path, "--preset", "gpu", "--data", str(tmp_path / "t.csv")).optim.epochs == 30
+    assert "warning: " in (told := capsys.readouterr().err)
+    assert "no image column 'image'" in told
 
 
 @pytest.mark.parametrize(
-    ("data", "says"), [(".", "neither shards (*.tar) nor a table"), ("no.csv", "no such file")]
+    ("samples", "ranks", "expected"),
+    [
+        (10_000_000, 1, Lengths(1024, 30, 500)),
+        (5_000, 1, Lengths(256, 30, 57)),
+        (5_000, 3, Lengths(255, 30, 57)),
+        (100, 1, Lengths(8, 30, 36)),
+        (3, 1, Lengths(3, 30, 3)),
+        (3, 8, Lengths(8, 30, 3)),
+    ],
+)
+def test_batch_and_length_fit_the_number_of_samples(samples: int, ranks: int, expected: Lengths) -> None:
+    preset = tomllib.loads(preset_text("gpu"))
+    assert lengths(preset, samples, ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (".", "neither shards (*.tar) nor a table"),
+        ("no.csv", "no.csv: no such file"),
+        ("no/", "no such folder"),
+        ("/no/{0..3}.tar", "4 of 4 files are missing"),
+    ],
 )
 def test_data_that_cannot_be_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: str, says: str
@@ -100,13 +212,13 @@ def answered(folder: Path, *answers: str) -> str:
 
 def test_questions_in_a_terminal_choose_the_preset(tmp_path: Path) -> None:
     (tmp_path / "captions.csv").touch()
-    seen = answered(tmp_path, "no/", "captions.csv", "moon", "here", "2", "ViT-B16", "ViT-B-16")
+    seen = answered(tmp_path, "moon", "here", "no/", "captions.csv", "none", "2", "ViT-B16", "ViT-B-16")
     assert "no such folder" in seen
     assert "unknown model 'ViT-B16'; did you mean ViT-B-16" in seen
     assert "'moon' is not one of" in seen
     assert "next: clipship check job.toml" in seen
     job = load_job(tmp_path / "job.toml")
-    assert (job.name, job.model.name, job.resources.gpus_per_node) == ("my-clip", "ViT-B-16", 2)
+    assert (job.model.name, job.resources.gpus_per_node) == ("ViT-B-16", 2)
     assert job.data.train == (str(tmp_path / "captions.csv"),)
 
 
@@ -133,5 +245,5 @@ def test_header_tells_of_the_own_data_and_of_the_files_own_name() -> None:
 
 
 def test_enter_alone_leads_to_a_run_of_a_cluster_too(tmp_path: Path) -> None:
-    answered(tmp_path, "", "slurm", "", "")
+    answered(tmp_path, "slurm", "", "", "")
     assert load_job(tmp_path / "job.toml").slurm.partition == "gpu"

@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from trainer.checkpoint.memory_state import kept_steps
 from trainer.checkpoint.resume import Start
 from trainer.comm.protocol import Comm
 from trainer.errors import EXIT_DONE, InputError, Preempted
+from trainer.evaluate.rounds import EvaluationFailed
+from trainer.telemetry.metrics import evaluation_of
 from trainer.train.checkpoint_policy import Metrics
 from trainer.train.main import train
 from trainer.train.setup import TrainSetup
@@ -85,6 +87,42 @@ def test_the_end_of_a_run_is_on_disk_before_an_evaluation_that_fails(tmp_path: P
     assert saved(setup) == [STEPS]
 
 
+WHY = "bad samples: 40 of 100 (40 damaged image)"
+
+
+def fails_together() -> Metrics:
+    raise EvaluationFailed(WHY)
+
+
+def test_an_evaluation_that_fails_does_not_end_the_run(
+    tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = setup_of(tmp_path, alone, fails_together, eval={"every_steps": 2})
+    train(setup)
+    assert saved(setup) == [2, STEPS]
+    result = json.loads(setup.run.result.read_text())
+    assert (result["exit_code"], result["evaluation_failed"]) == (EXIT_DONE, WHY)
+    assert f"step 2 is NOT EVALUATED, and the run goes on: {WHY}" in caplog.text
+    assert evaluation_of(setup.run.metrics, 2) is None
+
+
+def test_an_evaluation_that_fails_ends_the_run_with_its_step_saved_if_the_job_says_so(
+    tmp_path: Path, alone: Comm
+) -> None:
+    setup = setup_of(tmp_path, alone, fails_together, eval={"every_steps": 2, "on_failure": "stop"})
+    with pytest.raises(EvaluationFailed, match="40 of 100"):
+        train(setup)
+    assert saved(setup) == [2]
+
+
+def test_an_evaluation_that_ends_well_after_one_that_failed_leaves_no_failure(
+    tmp_path: Path, alone: Comm
+) -> None:
+    outcomes: Iterator[Callable[[], Metrics]] = iter([fails_together, lambda: {"zero_shot_top1": 0.5}])
+    result = run(setup_of(tmp_path, alone, lambda: next(outcomes)(), eval={"every_steps": 2}))
+    assert (result.evaluation_failed, result.metrics) == (None, {"zero_shot_top1": 0.5})
+
+
 def test_a_start_at_the_last_step_evaluates_only_and_the_best_is_noted(tmp_path: Path, alone: Comm) -> None:
     with pytest.raises(InputError):
         run(setup_of(tmp_path, alone, fails))
@@ -140,7 +178,7 @@ def test_a_request_to_stop_leaves_the_evaluation_out_and_saves(tmp_path: Path, a
     setup = setup_of(tmp_path, alone, once, eval={"every_steps": 1}, optim={"steps": 9})
     with pytest.raises(Preempted, match="asked to stop: step 3 of 9 is saved"):
         train(setup)
-    assert (saved(setup), evaluations(setup)) == ([3], [1, 2])
+    assert (saved(setup), evaluations(setup)) == ([1, 3], [1, 2])
     assert not setup.run.result.exists(), "the run is not done"
 
 

@@ -1,6 +1,8 @@
 """`clipship resume`: what it starts from a run folder, and what it refuses."""
 
+import io
 import json
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,9 @@ import pytest
 
 from trainer.cli.main import main
 from trainer.config import Job
+from trainer.config.learning_rate import learning_rate
+from trainer.config.loader import dump_job, load_job
+from trainer.config.resume_rule import differences
 from trainer.launch.hosts import Host, hosts_text
 from trainer.run.start_record import StartRecord, read_start, write_start
 
@@ -178,13 +183,121 @@ def test_longer_goes_on_with_a_run_that_is_done(
     tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     its = folder(tmp_path)
+    reaches(its, 5)
     (its / "result.json").write_text('{"reason": "done", "steps": 5}')
     assert main(["resume", str(its), "--longer", "steps=2_000"]) == 0
     job = started[0]["job"]
     assert (job.optim.steps, job.optim.epochs, job.checkpoint.longer) == (2000, None, True)
     told = capsys.readouterr().err
     assert "to step 2,000 in place of 5" in told
-    assert "at step 5 it is 0.0005, where it was 4.77e-05" in told
+    assert "step 6 has 0.0005, 10 times as much, after 4.77e-05 in step 5" in told
+
+
+def reaches(run: Path, step: int, samples: int = 80) -> None:
+    """Gives the run a checkpoint, which says how many samples an epoch has."""
+    checkpoint = run / "checkpoints" / f"step-{step:08d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text(json.dumps({"step": step, "data_samples": samples}))
+
+
+SHARDS = JOB.replace('format = "synthetic"', 'train = "{shards}"').replace("steps = 5", "epochs = 2")
+
+
+def of_shards(tmp_path: Path) -> Path:
+    """A run of 2 epochs of shards that nobody has counted; by its checkpoint an epoch has 10 steps."""
+    its = folder(tmp_path)
+    shard = tmp_path / "a.tar"
+    with tarfile.open(shard, "w") as tar:
+        for name in ("a.png", "a.txt"):
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    (its / "job.toml").write_text(SHARDS.format(runs=tmp_path / "runs", resume="auto", shards=shard))
+    return its
+
+
+def test_the_jump_of_the_learning_rate_is_told_where_the_data_have_no_index(
+    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    its = of_shards(tmp_path)
+    reaches(its, 18)
+    assert main(["resume", str(its), "--longer", "epochs=4"]) == 0
+    told = capsys.readouterr().err
+    assert "the run goes on to step 40 in place of 20" in told
+    assert "step 19 has 0.000289, 11 times as much, after 2.72e-05 in step 18" in told
+    for longer, says in (("epochs=2", "20 steps already; 20 are not more"), ("steps=19", "19 are not more")):
+        assert main(["resume", str(its), "--longer", longer]) == 2
+        assert says in capsys.readouterr().err
+    assert len(started) == 1
+
+
+def test_the_number_of_longer_is_checked_where_nobody_knows_the_steps(
+    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    its = of_shards(tmp_path)
+    assert main(["resume", str(its), "--longer", "epochs=2"]) == 2
+    assert "has 2 epochs already; 2 are not more (--shorter is for the other way)" in capsys.readouterr().err
+    assert main(["resume", str(its), "--shorter", "epochs=3"]) == 2
+    assert "has 2 epochs already; 3 are not fewer (--longer is for the other way)" in capsys.readouterr().err
+    assert not started
+    assert main(["resume", str(its), "--longer", "epochs=3"]) == 0
+    assert "the run goes on to 3 epochs" in capsys.readouterr().err
+
+
+def test_a_run_that_is_made_shorter_decays_from_where_it_is(
+    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    its = of_shards(tmp_path)
+    reaches(its, 6)
+    assert main(["resume", str(its), "--shorter", "steps=10"]) == 0
+    told = capsys.readouterr().err
+    assert "the run ends at step 10 in place of 20; from step 7 on its learning rate falls from" in told
+    job, before = started[0]["job"], load_job(its / "job.toml")
+    assert (job.optim.steps, job.optim.epochs, job.checkpoint.shorter) == (10, None, True)
+    rates = [learning_rate(job.optim, step, 10) for step in range(6, 11)]
+    assert rates[0] == learning_rate(before.optim, 6, 20)
+    assert rates == pytest.approx([rates[0] * share for share in (1, 0.75, 0.5, 0.25, 0)])
+    assert not list(differences(before.model_dump(), job.model_dump())), "it is the same run"
+    assert list(differences(job.model_dump(), before.model_dump())), "and goes back only by --longer"
+
+    (its / "job.toml").write_text(dump_job(job))
+    again = its / "checkpoints" / "step-00000008"
+    reaches(its, 8)
+    assert main(["resume", str(its), "--shorter", "steps=9"]) == 0, "again"
+    assert started[1]["job"].optim.decay_from_lr == pytest.approx(rates[2])
+    assert main(["resume", str(its), "--longer", "steps=40"]) == 0
+    assert started[2]["job"].optim.decay_from_step is None
+    assert again.is_dir()
+
+
+def test_a_run_ends_at_no_step_that_it_has_done(
+    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    its = of_shards(tmp_path)
+    reaches(its, 6)
+    for number, says in (("6", "has done 6 steps, and 6 are not more"), ("20", "20 are not fewer")):
+        assert main(["resume", str(its), "--shorter", f"steps={number}"]) == 2
+        assert says in capsys.readouterr().err
+    assert main(["resume", str(its), "--shorter", "steps=9", "--longer", "steps=30"]) == 2
+    assert "give either --longer or --shorter" in capsys.readouterr().err
+    assert not started
+
+
+def test_a_run_that_is_submitted_again_says_what_its_new_length_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    its = of_shards(tmp_path)
+    reaches(its, 6)
+    from trainer.cli import submit
+    from trainer.launch.submission import Submission, make_artefacts_folder, record
+
+    make_artefacts_folder(its, "")
+    record(its, Submission("slurm", "7", "now"))
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(submit.command, "callback", lambda **given: asked.append(given))
+    assert main(["resume", str(its), "--longer", "epochs=4"]) == 0
+    assert "goes on to step 40 in place of 20" in capsys.readouterr().err
+    assert "checkpoint.longer=true" in asked[0]["overrides"]
+    assert main(["resume", str(its), "--longer", "epochs=1"]) == 2
+    assert len(asked) == 1
 
 
 def test_longer_in_epochs_takes_the_place_of_steps(tmp_path: Path, started: list[dict[str, Any]]) -> None:
@@ -195,7 +308,7 @@ def test_longer_in_epochs_takes_the_place_of_steps(tmp_path: Path, started: list
 @pytest.mark.parametrize(
     ("longer", "says"),
     [
-        ("steps=5", "has 5 steps already; 5 are not more"),
+        ("steps=5", "has 5 steps already; 5 are not more (--shorter is for the other way)"),
         ("20000", "give the new length of the whole run, as steps=20000"),
         ("steps=0", "give the new length"),
         ("steps=5; epochs=2", "give the new length"),

@@ -38,7 +38,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_run_has_a_line(runs: Path, capsys: Capture) -> None:
     assert cli.main(["runs"]) == 0
     title, *lines = capsys.readouterr().out.splitlines()
-    assert title.split() == ["run", "where", "state", "step", "samples/s", "left", "last"]
+    assert title.split() == ["run", "where", "state", "step", "evaluation", "samples/s", "left", "last"]
     assert {line.split()[0] for line in lines} == {"first", "second"}
     of = {line.split()[0]: line for line in lines}
     assert "  here  " in of["first"]
@@ -51,8 +51,8 @@ def test_each_run_has_a_line(runs: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("columns", "titles"),
     [
-        (120, ["run", "where", "state", "step", "samples/s", "left", "last"]),
-        (72, ["run", "where", "state", "step", "left", "last"]),
+        (120, ["run", "where", "state", "step", "evaluation", "samples/s", "left", "last"]),
+        (72, ["run", "state", "step", "left", "last"]),
         (60, ["run", "state", "step", "left", "last"]),
         (30, ["run", "state", "step"]),
     ],

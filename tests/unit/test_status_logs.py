@@ -33,8 +33,8 @@ def _metrics(folder: Path, *events: dict[str, Any]) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def _status(capsys: pytest.CaptureFixture[str], name: str) -> dict[str, str]:
-    assert main(["status", name]) == 0
+def _status(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+    assert main(["status", *arguments]) == 0
     return {line[:12].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
 
 
@@ -135,7 +135,42 @@ def test_status_of_a_run_without_evaluations_shows_none(
     (run / "result.json").write_text(json.dumps({"reason": "done", **numbers}))
     assert "evaluation" not in _status(capsys, str(run))
     (run / "result.json").write_text(json.dumps({"reason": "done", **numbers, "zero_shot_top1": 0.5}))
-    assert _status(capsys, str(run))["evaluation"] == "step 100: zero_shot_top1 0.5"
+    assert _status(capsys, str(run))["evaluation"] == "step 100: zero-shot top-1 50.0 %"
+
+
+def test_status_shows_the_metrics_that_people_look_for_in_per_cent_and_all_with_wide(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {
+        "zero_shot_samples": 240,
+        "zero_shot_top1": 0.983,
+        "zero_shot_top5": 1.0,
+        "retrieval_images": 40,
+        "retrieval_i2t_r1": 0.5,
+        "retrieval_i2t_r5": 0.75,
+        "retrieval_i2t_median_rank": 1.5,
+        "retrieval_t2i_r1": 0.4,
+    }
+    _metrics(run, _record(100), {"step": 100, **measured, "generation": 1})
+    ways = "retrieval image to text R@1 50.0 %, retrieval text to image R@1 40.0 %"
+    assert _status(capsys, str(run))["evaluation"] == f"step 100: zero-shot top-1 98.3 %, {ways}"
+    wide = _status(capsys, str(run), "--wide")["evaluation"]
+    assert "retrieval images 40, " in wide
+    assert "median rank 1.5" in wide
+    assert "R@5 75.0 %" in wide
+
+    assert main(["runs", str(run.parent)]) == 0
+    out = capsys.readouterr().out
+    assert "top-1 98.3 %, i2t R@1 50.0 %, t2i R@1 40.0 %" in out
+    assert "R@5" not in out
+    assert main(["runs", "--wide", str(run.parent)]) == 0
+    assert "image to text R@5 75.0 %" in capsys.readouterr().out
+
+
+def test_status_says_why_the_last_evaluation_failed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _metrics(run, _record(100), {"step": 100, "evaluation_failed": "bad samples: 4 of 9", "generation": 1})
+    (run / "result.json").write_text('{"reason": "done", "evaluation_failed": "bad samples: 4 of 9"}')
+    assert _status(capsys, str(run))["evaluation"] == "the last one failed: bad samples: 4 of 9"
 
 
 @pytest.mark.parametrize(

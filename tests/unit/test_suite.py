@@ -25,9 +25,14 @@ from trainer.evaluate.suite_table import METRICS, rows_of, table
 NAMES = ("red", "green", "blue", "white")
 
 
-def job_of(names: Any, root: Path | None = None, *folders: Path, **more: Any) -> Job:
+def job_of(
+    names: Any, root: Path | None = None, *folders: Path, on_bad_sample: str = "skip", **more: Any
+) -> Job:
     suite = {"names": names, "folders": tuple(map(str, folders))}
-    return tiny_job(eval={"batch_size": 4, **more, "suite": suite | ({"root": str(root)} if root else {})})
+    return tiny_job(
+        eval={"batch_size": 4, **more, "suite": suite | ({"root": str(root)} if root else {})},
+        data={"on_bad_sample": on_bad_sample},
+    )
 
 
 @pytest.fixture
@@ -125,7 +130,8 @@ def test_other_names_templates_and_weights_are_computed_again(
 
 def test_a_set_that_cannot_be_opened_does_not_end_the_others(root: Path, alone: Comm) -> None:
     (root / "wds_vtab-pets_test" / "test" / "shard-000000.tar").write_bytes(b"no tar" * 200)
-    results = measured(job_of(("vtab/pets", "flickr30k"), root), alone)
+    job = job_of(("vtab/pets", "flickr30k"), root, on_bad_sample="fail")
+    results = measured(job, alone)
     assert "shard-000000.tar" in results["vtab/pets"]["error"]
     assert results["flickr30k"]["samples"] == 3
 
@@ -143,13 +149,18 @@ def test_a_picture_that_cannot_be_read_costs_only_its_set(root: Path, ranks: int
     broken = {"vtab/pets": "wds_vtab-pets_test", "flickr30k": "wds_flickr30k"}
     for folder in broken.values():
         spoil((root / folder / "test" / "shard-000000.tar"), which)
-    job = job_of((*broken, "muge"), root, batch_size=1)
+    job = job_of((*broken, "muge"), root, on_bad_sample="fail", batch_size=1)
 
     for results in run_ranks(ranks, lambda comm: measured(job, comm)):
         assert results["muge"]["value"] == pytest.approx(3 / 4)
         for name, folder in broken.items():
             assert "value" not in results[name]
             assert folder in results[name]["error"]
+    skips = job_of(tuple(broken), root, batch_size=1)
+    for results in run_ranks(ranks, lambda comm: measured(skips, comm)):
+        for name, samples in (("vtab/pets", 5), ("flickr30k", 2)):
+            about = results[name]
+            assert (about["samples"], about["bad_samples"]) == (samples, {"not an image": 1})
 
 
 def spoil(shard: Path, which: int) -> None:

@@ -242,8 +242,8 @@ def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], job: Job, sam
     steps = schedule(job, samples).steps
     if manifest["step"] > steps:
         raise InputError(
-            f"{folder} is at step {manifest['step']}, and the job ends at step {steps}: --longer takes more "
-            "steps than the run has done"
+            f"{folder} is at step {manifest['step']}, and the job ends at step {steps}: --longer and "
+            "--shorter take more steps than the run has done"
         )
 
 

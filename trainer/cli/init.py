@@ -3,7 +3,7 @@
 import os
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import click
 import tomli_w
 
 from trainer.cli.near import NearChoice
+from trainer.cli.own_data import NONE, OwnData, own_data
 from trainer.cli.presets import preset_text
 from trainer.config.formats import SHARDS, row_of
 from trainer.config.toml_lines import key_lines
@@ -29,7 +30,13 @@ _OF_OTHER_DATA = {
 """Words of presets' first lines that own data make wrong, and what stands there then."""
 _PRESETS_FILE = re.compile(r"\b(job|cc3m)\.toml\b")
 """Names that a preset's first comment has for the job file."""
+_EVALUATION = ("# retrieval = ", "# every_epochs = ")
+"""Beginnings of a preset's lines that the held-out data take the place of."""
 _DOORS = ("here", "slurm", "kubernetes")
+_RANKS_HERE = 2
+"""Ranks of a preset that asks for no GPUs."""
+_FEWEST_STEPS = 1000
+"""Steps that a preset which counts steps is to have at least on own data."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,32 @@ class Wishes:
     gpus: int | None = None
     """GPUs of each node."""
     model: str = ""
+    own: OwnData | None = None
+    """Facts about the data, if they could be looked at."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Batch and length of a run that fit the number of its samples."""
+
+    batch: int
+    epochs: int
+    warmup_steps: int
+
+
+def lengths(preset: Mapping[str, Any], samples: int, ranks: int) -> Lengths:
+    """Returns a preset's batch, epochs and warm-up, made smaller where there are fewer samples.
+
+    An epoch has ten steps at least, where the data allow it, the ranks share a batch equally, and the warm-up
+    is a tenth of the run at most. A preset that counts steps gets as many epochs as they are, at most 30.
+    """
+    optim = preset["optim"]
+    batch = min(optim["global_batch_size"], max(8, 1 << max(0, (samples // 10).bit_length() - 1)), samples)
+    batch = max(1, batch // ranks) * ranks
+    epoch_steps = max(1, samples // batch)
+    steps = max(_FEWEST_STEPS, optim.get("steps", 0))
+    epochs = optim.get("epochs") or min(30, max(1, steps // epoch_steps))
+    return Lengths(batch, epochs, min(optim["warmup_steps"], max(1, epochs * epoch_steps // 10)))
 
 
 def job_text(wishes: Wishes, job_path: Path = Path(JOB_FILE)) -> str:
@@ -56,25 +89,101 @@ def job_text(wishes: Wishes, job_path: Path = Path(JOB_FILE)) -> str:
         text = _with_value(text, "model", "name", _quoted(wishes.model))
     if wishes.gpus is not None:
         text = _with_value(text, "resources", "gpus_per_node", str(wishes.gpus))
-    return text
+    return text if wishes.own is None else _as_the_data_say(text, wishes.preset, wishes.own)
 
 
-def data_pattern(given: str, job_path: Path) -> str:
+def _as_the_data_say(text: str, preset: str, own: OwnData) -> str:
+    """Returns the text with what is known of the data: entries, evaluation, name, batch and length."""
+    about = f"  # {own.about}, counted by clipship init" if own.about else ""
+    text = _with_line(text, "data", "train", f"train = {_entries(own.train)}{about}")
+    text = _with_evaluation(text, own.held_out)
+    if own.name:
+        text = _with_name(text, tomllib.loads(preset_text(preset))["name"], own.name)
+    return text if own.samples is None else _with_lengths(text, own.samples)
+
+
+def _with_name(text: str, usual: str, name: str) -> str:
+    line = re.compile(rf'^name = "{re.escape(usual)}" *', re.MULTILINE)
+    text = line.sub(lambda found: f'name = "{name}"'.ljust(len(found[0]) - 1) + " ", text, count=1)
+    return text.replace(usual, name)
+
+
+def _with_lengths(text: str, samples: int) -> str:
+    """Returns the text with a batch, epochs and a warm-up that fit the number of samples."""
+    table = tomllib.loads(text)
+    resources, optim = table.get("resources", {}), table["optim"]
+    fits = lengths(table, samples, resources.get("nodes", 1) * resources.get("gpus_per_node", _RANKS_HERE))
+    lines = {"steps": f"epochs = {fits.epochs}  # passes over the data; or steps"}
+    if fits.batch != optim["global_batch_size"]:
+        batch = "samples of one step over all ranks: few, as the data are"
+        lines["global_batch_size"] = f"global_batch_size = {fits.batch}  # {batch}"
+        if isinstance(most := optim.get("max_batch_size_per_gpu"), int):
+            lines["max_batch_size_per_gpu"] = (
+                f"max_batch_size_per_gpu = {most}  # a larger share of a rank is accumulated"
+            )
+    for key, line in lines.items():
+        text = _with_line(text, "optim", key, line)
+    return _with_value(text, "optim", "warmup_steps", str(fits.warmup_steps))
+
+
+def _entries(entries: Sequence[str]) -> str:
+    quoted = [_quoted(entry) for entry in entries]
+    return quoted[0] if len(quoted) == 1 else f"[{', '.join(quoted)}]"
+
+
+def _with_evaluation(text: str, held_out: Sequence[str]) -> str:
+    """Returns the text with the held-out pairs in place of the preset's evaluation, of other data."""
+    for key in ("zero_shot", "class_names", "templates"):
+        text = _with_line(text, "eval", key, None)
+    if not held_out:
+        return text
+    text = "\n".join(line for line in text.split("\n") if not line.startswith(_EVALUATION))
+    if ("eval",) not in key_lines(text):
+        text = text.replace("\n[logging]\n", "\n[eval]\n\n[logging]\n", 1)
+    text = _with_value(text, "eval", "every_epochs", "1")
+    return _with_value(text, "eval", "retrieval", _entries(held_out))
+
+
+def _with_line(text: str, section: str, key: str, line: str | None) -> str:
+    """Returns the text with another line for a key, or without it for None; as it is if it lacks the key."""
+    lines, places = text.split("\n"), key_lines(text)
+    if (section, key) not in places:
+        return text
+    number = places[section, key] - 1
+    lines[number : number + 1] = [] if line is None else [line]
+    return "\n".join(lines)
+
+
+def data_pattern(given: str, job_path: Path, *, here: bool = True) -> str:
     """Returns what `data.train` says of a folder, a table or a pattern that the user names.
 
     Of a folder these are its shards, else its only table. A relative path then starts at the job file's
-    folder. Raises InputError for a folder that has neither, or several tables.
+    folder. Raises InputError for a folder that has neither, or several tables, and for data that are not
+    there, unless they are not `here`.
     """
     path = Path(given)
+    elsewhere = "://" in given or given == "-" or given.startswith("pipe:") or not here
     if path.is_dir():
         given = os.path.join(given, "*.tar") if any(path.glob("*.tar")) else _only_table(path, given)
-    elif given.endswith("/") and "://" not in given:
-        raise InputError(f"--data {given}: no such folder")
-    elif row_of(given) is not SHARDS and not path.is_file():
-        raise InputError(f"--data {given}: no such file")
+    elif given.endswith("/") and not elsewhere:
+        raise InputError(f"--data {given}: no such folder{_NO_DATA}")
+    elif not elsewhere:
+        _check_there(given)
     if "://" in given or given == "-" or given.startswith(("/", "~", "pipe:")):
         return given
     return os.path.relpath(given, job_path.parent)
+
+
+_NO_DATA = "; with --no-data it is taken as it is, for data that only the cluster's nodes see"
+
+
+def _check_there(given: str) -> None:
+    from trainer.data.shard_names import expand_shards  # it imports pydantic
+
+    try:
+        expand_shards([os.path.expanduser(given)])
+    except InputError as problem:
+        raise InputError(f"--data {problem}{_NO_DATA}") from None
 
 
 def _only_table(folder: Path, given: str) -> str:
@@ -93,23 +202,45 @@ def _only_table(folder: Path, given: str) -> str:
     )
 
 
+def wishes_of(preset: str, data: str, held_out: str, job_path: Path, *, here: bool) -> Wishes:
+    """Returns what the options ask for. Raises InputError for data that are not there."""
+    if not data:
+        if held_out:
+            raise InputError("--held-out belongs to --data, which is not given")
+        return Wishes(preset)
+    pattern = data_pattern(data, job_path, here=here)
+    held_out = held_out if held_out in ("", NONE) else data_pattern(held_out, job_path, here=here)
+    return Wishes(preset, pattern, own=own_data(pattern, held_out, job_path, here=here))
+
+
 def gpus_here() -> int:
     """Returns the number of NVIDIA GPUs whose device files this machine has."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def ask(job_path: Path, given: str = "") -> Wishes:
-    """Asks four questions in the terminal: data (unless it is given), place, GPUs, model."""
+def ask(job_path: Path, given: str = "", held_out: str = "", *, here: bool = True) -> Wishes:
+    """Asks in the terminal for the place, the data, the held-out data, GPUs and the model.
+
+    What is given is not asked for. `here` is false if only a cluster's nodes see the data.
+    """
     click.echo("Enter takes the answer in brackets.", err=True)
     question = "Data: shards (shards/) or a table (captions.csv); nothing: made-up pictures"
+    second = f"Held-out pairs to evaluate on; nothing: a part of the data; {NONE}: no evaluation"
 
     def pattern_of(answer: str) -> str:
-        return data_pattern(answer, job_path) if answer else ""
+        return data_pattern(answer, job_path, here=here) if answer not in ("", NONE) else answer
 
-    pattern = pattern_of(given) if given else str(_asked(question, "", _checked(pattern_of)))
     door = _asked("Where it runs", "here", NearChoice(_DOORS))
-    own = gpus_here() if door == "here" else tomllib.loads(preset_text(door))["resources"]["gpus_per_node"]
-    gpus = int(_asked("GPUs on each node", str(own), click.IntRange(0, 64)))
+    pattern = pattern_of(given) if given else str(_asked(question, "", _checked(pattern_of)))
+    if pattern and not held_out:
+        held_out = str(_asked(second, "", _checked(pattern_of)))
+    else:
+        held_out = pattern_of(held_out)
+    own = own_data(pattern, held_out, job_path, here=here) if pattern else None
+    usual_gpus = (
+        gpus_here() if door == "here" else tomllib.loads(preset_text(door))["resources"]["gpus_per_node"]
+    )
+    gpus = int(_asked("GPUs on each node", str(usual_gpus), click.IntRange(0, 64)))
     preset = door if door != "here" else "gpu" if gpus and pattern else "laptop"
     usual = tomllib.loads(preset_text(preset))["model"]["name"]
 
@@ -120,7 +251,7 @@ def ask(job_path: Path, given: str = "") -> Wishes:
         return name
 
     model = _asked("Model, as open_clip names it", usual, _checked(known))
-    return Wishes(preset, pattern, gpus or None, model)
+    return Wishes(preset, pattern, gpus or None, model, own)
 
 
 def _checked(convert: Callable[[str], str]) -> Callable[[str], str]:
@@ -159,7 +290,8 @@ def _with_value(text: str, section: str, key: str, value: str) -> str:
     if (section, key) in places:
         number = places[section, key] - 1
         before, mark, comment = lines[number].partition("  #")
-        lines[number] = f"{before.partition('=')[0]}= {value}".ljust(len(before)) + mark + comment
+        line = f"{before.partition('=')[0]}= {value}".ljust(len(before)) + mark + comment
+        lines[number] = line.rstrip()
         return "\n".join(lines)
     if (section,) in places:
         lines.insert(places[section,], f"{key} = {value}")

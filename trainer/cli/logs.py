@@ -23,7 +23,7 @@ Examples:
 @click.option("-f", "--follow", is_flag=True, help="Keep showing new lines until the run has ended.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show only the lines of this rank.")
 def command(run: str, follow: bool, rank: int | None) -> None:
-    """Show the output of RUN's ranks in the order of time, each line with its rank.
+    """Show the output of RUN's ranks in the order of time, each line with the ranks that wrote it.
 
     RUN is a run folder, a job file, or the name of a run in ./runs.
     """

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli.json_output import json_option, print_json
-from trainer.cli.longer import longer_option, say_what_changes
 from trainer.cli.near import NearChoice, NearGroup
+from trainer.cli.new_length import NewLength, length_options, one_length, with_length
 from trainer.cli.options import (
     given_hosts,
     hosts_option,
@@ -200,6 +200,7 @@ Examples:
   clipship init --list
   clipship init
   clipship init --preset gpu --data shards/
+  clipship init --preset laptop --data captions.csv --held-out val.csv
   clipship init --preset slurm cc3m.toml"""
 )
 @click.argument("job_path", metavar="[JOB]", type=click.Path(path_type=Path), default=JOB_FILE)
@@ -210,29 +211,55 @@ Examples:
     default="",
     help="Shards, a table or a folder that has them, to train from, in JOB.",
 )
+@click.option(
+    "--held-out",
+    metavar="PATH",
+    default="",
+    help="Pairs to evaluate on; none: no evaluation. Without it, a twentieth of the data, 1,000 at most.",
+)
+@click.option(
+    "--no-data",
+    is_flag=True,
+    help="Take --data and --held-out as they are, if only the cluster's nodes see them.",
+)
 @click.option("--list", "list_only", is_flag=True, help="List the presets and write nothing.")
 @click.option("--force", is_flag=True, help="Replace JOB if it exists.")
-def init(job_path: Path, preset: str | None, data: str, list_only: bool, force: bool) -> None:
+def init(
+    job_path: Path,
+    preset: str | None,
+    data: str,
+    held_out: str,
+    no_data: bool,
+    list_only: bool,
+    force: bool,
+) -> None:
     """Write a commented job file to start from (default: job.toml).
 
-    In a terminal and without --preset, four questions choose it: data, place, GPUs, model.
+    In a terminal and without --preset, questions choose it: place, data, GPUs, model. Batch, length and name
+    follow the data; a table is cut into two beside JOB, one to train on and one to evaluate on.
     """
     if list_only:
         for name in preset_names():
             click.echo(fit_to(sys.stdout, f"{name:<12}{preset_summary(name)}"))
         return
-    from trainer.cli.init import Wishes, ask, data_pattern, job_text
+    from trainer.cli.init import ask, job_text, wishes_of
 
     if preset is not None:
-        wishes = Wishes(preset, data_pattern(data, job_path) if data else "")
+        wishes = wishes_of(preset, data, held_out, job_path, here=not no_data)
     elif sys.stdin.isatty() and sys.stderr.isatty():
         check_free(job_path, force=force)
-        wishes = ask(job_path, data)
+        wishes = ask(job_path, data, held_out, here=not no_data)
     else:
         raise InputError(
             f"no preset is chosen: give --preset with one of {', '.join(preset_names())}; `clipship init "
             "--list` describes them"
         )
+    tables = wishes.own.tables if wishes.own else {}
+    for path in (job_path, *tables):
+        check_free(path, force=force)
+    for path, text in tables.items():
+        write_job_file(path, text, force=force)
+        say(f"wrote {path}")
     write_job_file(job_path, schema_line() + job_text(wishes, job_path), force=force)
     click.echo(f"wrote {job_path}; next: {paste('clipship', 'check', job_path)}", err=True)
 
@@ -292,6 +319,7 @@ Examples:
   clipship run job.toml --hosts node1:4,node2:4
   clipship run job.toml --nproc 1 --name try-2 --set optim.lr=1e-3
   clipship run job.toml --nproc 2 --longer steps=20000
+  clipship run job.toml --nproc 2 --shorter steps=6000
 
 Hosts must accept ssh without a password, and must have the job file, the data and this \
 Python environment at the same paths."""
@@ -301,7 +329,7 @@ Python environment at the same paths."""
 @nproc_option
 @hosts_option
 @click.option("--name", metavar="NAME", help="Name of the run and of its folder, in place of JOB's.")
-@longer_option
+@length_options
 @click.option(
     "--fresh", is_flag=True, help="Move an existing run folder aside (to NAME.old-1) and begin a new run."
 )
@@ -311,7 +339,8 @@ def run(
     nproc: int | None,
     hosts: str | None,
     fresh: bool,
-    longer: tuple[str, ...] = (),
+    longer: NewLength | None = None,
+    shorter: NewLength | None = None,
     name: str | None = None,
 ) -> int:
     """Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint."""
@@ -319,21 +348,24 @@ def run(
     with _nothing_started(), waiting(f"checking {job_path}"):
         say(f"reading {job_path}")  # before the imports, which take longer than this
         named_hosts = given_hosts(nproc, hosts)
-        if fresh and longer:
+        length, told = one_length(longer, shorter), ""
+        if fresh and length:
             raise InputError(
-                "give either --longer or --fresh: the one goes on with the run, the other begins anew"
+                f"give either --{length.option} or --fresh: the one goes on with the run, the other begins "
+                "anew"
             )
-        overrides = (*overrides, *longer)
         if name is not None:
             overrides = (*overrides, f"name={name}")
+        if length:
+            overrides, told = with_length(job_path, overrides, length)
         from trainer.cli.describe import warnings
         from trainer.cli.spare_plan import no_spares_here
         from trainer.launch import local
         from trainer.run.folder import done_text, is_done, run_folder
 
         job, _, samples = _checked(job_path, overrides, nproc, hosts=named_hosts, fresh=fresh)
-    if longer:
-        say_what_changes(job, run_folder(job), samples)
+    if told:
+        say(told)
     if fresh:
         _set_aside(job)
     elif is_done(job):

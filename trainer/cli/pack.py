@@ -42,7 +42,7 @@ Examples:
 @click.option(
     "--skip-bad-rows",
     is_flag=True,
-    help="Leave out rows whose image is missing or damaged; bad-rows.tsv lists them.",
+    help="Leave out rows without a caption, or without an image that can be read; bad-rows.tsv lists them.",
 )
 @processes_option("make shards")
 @click.option("--force", is_flag=True, help="Replace shards that were packed into OUT before.")

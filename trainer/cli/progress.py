@@ -12,6 +12,7 @@ from typing import Any
 from trainer.launch.liveness import inspect, rows
 from trainer.report.cost import left_s, samples_per_s, total_steps
 from trainer.report.folder import Numbers, RunFacts, has_started, read_run
+from trainer.report.metric_words import metric_title, shown_metrics
 from trainer.report.wording import percent, span
 from trainer.run.checkpoints import newest_whole
 from trainer.run.exit_record import rank_name
@@ -29,7 +30,7 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
 
     The rows are step, speed, time left, evaluation and last checkpoint; then how the run ended or that it
     died, and how to resume it. `job` is the job file as the user calls it, `to` the scheduler that the run
-    was submitted to. With `wide`, each cause of lost time has a row.
+    was submitted to. With `wide`, the evaluation has every metric, and each cause of lost time a row.
     """
     if not has_started(folder):
         yield "step", "none: no rank has started"
@@ -42,7 +43,9 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
     else:
         yield from _speed(facts, going_on=liveness.state == "alive", written=_age(folder / METRICS_FILE))
     if facts.metrics.evaluations:
-        yield "evaluation", _evaluation(facts.metrics.evaluations[-1])
+        yield "evaluation", _evaluation(facts.metrics.evaluations[-1], wide=wide)
+    if why := facts.result.get("evaluation_failed"):
+        yield "evaluation", f"the last one failed: {why}"
     if (step_and_path := last_checkpoint(facts)) is not None:
         step, path = step_and_path
         yield "checkpoint", f"step {step}, {path.name}"
@@ -112,9 +115,9 @@ def _age(path: Path) -> float:
     return max(0.0, time.time() - path.stat().st_mtime)
 
 
-def _evaluation(values: Numbers) -> str:
-    shown = (f"{name} {value:g}" for name, value in values.items() if name != "step")
-    return f"step {values['step']:g}: {', '.join(shown)}"
+def _evaluation(values: Numbers, *, wide: bool) -> str:
+    shown = (f"{metric_title(name)} {text}" for name, text in shown_metrics(values, wide=wide).items())
+    return f"step {values['step']:,.0f}: {', '.join(shown)}"
 
 
 def _ended(record: Mapping[str, Any]) -> str:

@@ -102,6 +102,8 @@ PLAIN_NUMBERS = {
     "optim.text_layer_decay",
     "optim.cooldown_share",
     "optim.cooldown_power",
+    "optim.decay_from_step",
+    "optim.decay_from_lr",
     "optim.weight_decay",
     "optim.beta1",
     "optim.beta2",

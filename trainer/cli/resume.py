@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from trainer.cli.longer import longer_option
+from trainer.cli.new_length import NewLength, length_options, one_length, with_length
 from trainer.cli.options import hosts_option, nproc_option, run_argument
 from trainer.errors import InputError
 from trainer.launch.submission import find_run, read_record
@@ -24,15 +24,21 @@ Examples:
   clipship resume first-run
   clipship resume runs/first-run --nproc 2
   clipship resume first-run --longer epochs=40
+  clipship resume first-run --shorter steps=6000
   clipship resume /scratch/runs/cc3m-vit-b-32 --hosts node1:4,node2:4"""
 )
 @run_argument
 @nproc_option
 @hosts_option
-@longer_option
+@length_options
 @click.pass_context
 def command(
-    context: click.Context, run: str, nproc: int | None, hosts: str | None, longer: tuple[str, ...]
+    context: click.Context,
+    run: str,
+    nproc: int | None,
+    hosts: str | None,
+    longer: NewLength | None,
+    shorter: NewLength | None,
 ) -> Any:
     """Go on with RUN from its newest checkpoint: its folder has the job, with every --set.
 
@@ -43,17 +49,21 @@ def command(
     folder = find_run(run)
     submission = read_record(folder)
     start = read_start(folder)
-    job_path, overrides = folder / JOB_FILE, _overrides(folder, start, may_be_done=bool(longer))
+    length = one_length(longer, shorter)
+    job_path, overrides = folder / JOB_FILE, _overrides(folder, start, may_be_done=length is not None)
     if start is not None and not job_path.is_file():
         job_path = Path(start.job)
     if submission is not None and nproc is None and hosts is None:
         from trainer.cli import submit
 
+        if length is not None:
+            overrides, told = with_length(job_path, overrides, length)
+            say(told)
         return context.invoke(
             submit.command,
             job_path=folder / JOB_FILE,
             to=submission.to,
-            overrides=overrides + longer,
+            overrides=overrides,
             no_check=False,
         )
     if nproc is None and hosts is None:
@@ -69,6 +79,7 @@ def command(
         hosts=hosts,
         fresh=False,
         longer=longer,
+        shorter=shorter,
     )
 
 

@@ -16,16 +16,17 @@ from trainer.cli.status_json import state_of
 from trainer.errors import EXIT_DONE, EXIT_PREEMPTED, ClusterError, InputError
 from trainer.launch.logfiles import last_message
 from trainer.launch.submission import Submission, read_record, scheduler
+from trainer.report.metric_words import short_title, shown_metrics
 from trainer.run.find import HERE, is_run
 from trainer.run.known_folders import known_folders, remember
-from trainer.text.table import aligned, without
+from trainer.text.table import aligned, without, without_column
 from trainer.text.terminal import shown
 from trainer.text.wording import duration
 
 _WORDS = {"alive": "running", "none": "not begun"}
 _ENDED = {EXIT_DONE: "done", EXIT_PREEMPTED: "stopped"}
-_TITLES = ("run", "where", "state", "step", "samples/s", "left", "last")
-_LEAST_WANTED = ("samples/s", "where", "left", "last")
+_TITLES = ("run", "where", "state", "step", "evaluation", "samples/s", "left", "last")
+_LEAST_WANTED = ("samples/s", "where", "evaluation", "left", "last")
 """Columns that a narrow terminal loses, in this order."""
 _AT_ONCE = 8
 """Runs that are looked at together: a scheduler may answer slowly."""
@@ -36,12 +37,14 @@ _AT_ONCE = 8
 Examples:
   clipship runs
   clipship runs runs /scratch/me/runs
+  clipship runs --wide
   clipship runs --json"""
 )
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path), metavar="[FOLDER]...")
+@click.option("--wide", is_flag=True, help="Show every metric, and all columns in a narrow terminal, too.")
 @json_option("Print one JSON object: the fields of `clipship status --json` for each run, and last_line.")
-def command(folders: tuple[Path, ...], as_json: bool) -> None:
-    """List runs: where they run, state, step, speed, time left, and the last line of the log.
+def command(folders: tuple[Path, ...], wide: bool, as_json: bool) -> None:
+    """List runs: place, state, step, last evaluation, speed, time left, and the last line of the log.
 
     Without FOLDER, these are your own runs in ./runs and in all other folders in which you started or
     submitted runs from this account. FOLDER is what a job file calls logging.runs; all runs in it are listed,
@@ -64,8 +67,10 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
         where = ", ".join(map(str, folders)) or "./runs, and none of yours elsewhere"
         click.echo(f"no run in {where}", err=True)
         return
-    table = [_TITLES, *(tuple(map(shown, _fields(run, time.time()))) for run in runs)]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    table = [list(_TITLES), *([*map(shown, _fields(run, time.time(), wide=wide))] for run in runs)]
+    if not any(run.get("evaluation") for run in runs):
+        table = without_column(table, "evaluation")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not wide else 0
     for line in aligned(without(table, _LEAST_WANTED, width), width):
         click.echo(line)
 
@@ -106,12 +111,14 @@ def _asked(folder: Path, submission: Submission) -> str:
         return f"unknown: {problem}"
 
 
-def _fields(run: Mapping[str, Any], now: float) -> Iterator[str]:
+def _fields(run: Mapping[str, Any], now: float, *, wide: bool) -> Iterator[str]:
     yield _name(Path(run["run"]))
     yield run["where"]
     yield _state(run)
     steps = f"/{run['steps']:,}" if run.get("steps") else ""
     yield f"{run['step']:,}{steps}" if run.get("step") is not None else "-"
+    measured = shown_metrics(run.get("evaluation") or {}, wide=wide)
+    yield ", ".join(f"{short_title(name)} {text}" for name, text in measured.items()) or "-"
     yield f"{run['samples_per_s']:,.0f}" if run.get("samples_per_s") else "-"
     yield duration(run["left_s"]) if run.get("left_s") is not None else "-"
     ago = f"{duration(max(0.0, now - run['last_sign']))} ago" if run.get("last_sign") else ""

@@ -22,7 +22,7 @@ Examples:
   clipship status runs/first-run --json"""
 )
 @run_argument
-@click.option("--wide", is_flag=True, help="Give each cause of lost time a line of its own.")
+@click.option("--wide", is_flag=True, help="Show every metric, and a line for each cause of lost time.")
 @json_option("Print one JSON object instead of the table.")
 def command(run: str, wide: bool, as_json: bool) -> int:
     """Show the state of RUN, from its scheduler and its run folder: step, speed, time left, last checkpoint.

@@ -95,7 +95,7 @@ UNUSED_KEYS = (
     ),
     UnusedKeys(
         ("data.max_bad_share", "data.on_bad_sample"),
-        lambda job: not _trains_with(job, "on_bad_sample"),
+        lambda job: not _trains_with(job, "on_bad_sample") and not _is_measured(job),
         'data.format = "synthetic" has no bad samples',
     ),
     UnusedKeys(

@@ -31,7 +31,7 @@ class FormatRow:
     images: str
     """Function (data, progress) that opens the samples for evaluation: each image once, with all captions."""
     source: str | None = None
-    """Function (data) that opens the samples for training; None for a format that is indexed."""
+    """Function (data, allowed) that opens the samples for training; None for a format that is indexed."""
     selection: str | None = None
     """Function (data) that returns what an index has of the files: `trainer.data.index.Selects`."""
     indexed: str | None = None

@@ -9,8 +9,13 @@ from trainer.config import Optim
 def learning_rate(settings: Optim, step: int, steps: int) -> float:
     """Returns the learning rate of optimizer step `step` (from 0) of `steps`.
 
-    It is a linear warm-up, then the curve of `settings.schedule` from lr down to min_lr.
+    It is a linear warm-up, then the curve of `settings.schedule` from lr down to min_lr, unless the decay to
+    a nearer end has begun.
     """
+    begin, peak = settings.decay_from_step, settings.decay_from_lr
+    if begin is not None and peak is not None and step >= min(begin, settings.warmup_steps):
+        share = _falling(settings, max(0, step - begin), max(1, steps - begin))
+        return settings.min_lr + (peak - settings.min_lr) * share
     if step < settings.warmup_steps:
         return settings.lr * (step + 1) / settings.warmup_steps
     return settings.min_lr + (settings.lr - settings.min_lr) * _CURVES[settings.schedule](
@@ -20,6 +25,9 @@ def learning_rate(settings: Optim, step: int, steps: int) -> float:
 
 def words(settings: Optim) -> str:
     """Returns what follows the warm-up, in words."""
+    if settings.decay_from_step is not None:
+        end = f"from {settings.decay_from_lr:.3g} down to {settings.min_lr:g}"
+        return f"then its schedule, and after step {settings.decay_from_step:,} {end}"
     if settings.schedule != "constant":
         return f"then a {'line' if settings.schedule == 'linear' else 'cosine'} to {settings.min_lr:g}"
     if not settings.cooldown_share:
@@ -49,7 +57,13 @@ def _linear(settings: Optim, step: int, steps: int) -> float:
 def _constant(settings: Optim, step: int, steps: int) -> float:
     length = cooldown_steps(settings, steps)
     cooled = step - (steps - length)
-    return 1.0 if cooled < 0 or not length else max(0.0, 1 - cooled / length) ** settings.cooldown_power
+    return 1.0 if cooled < 0 or not length else _falling(settings, cooled, length)
+
+
+def _falling(settings: Optim, done: int, length: int) -> float:
+    """Returns the share that is left in a cooldown of `length` steps after `done` of them."""
+    left = max(0.0, 1 - done / length)
+    return math.pow(left, settings.cooldown_power)
 
 
 _CURVES: Mapping[str, Callable[[Optim, int, int], float]] = {

@@ -36,13 +36,13 @@ def is_checkpoint(name: str) -> bool:
     return name not in ("auto", "never")
 
 
-TEMPLATE_SET = "set:"
-"""Beginning of an `eval.templates` that names a set of Clipship's own."""
+NAMED_SET = "set:"
+"""Beginning of an `eval.templates` or `eval.class_names` that names a set of words."""
 
 
-def is_file_of_templates(name: str) -> bool:
-    """Returns whether `eval.templates` is a path, and not the name of a set."""
-    return not name.startswith(TEMPLATE_SET)
+def is_file_of_words(name: str) -> bool:
+    """Returns whether `eval.templates` or `eval.class_names` is a path, and not the name of a set."""
+    return not name.startswith(NAMED_SET)
 
 
 class Checkpoint(Section):
@@ -63,6 +63,9 @@ class Checkpoint(Section):
     longer: bool = False
     """Let a start go on to more steps than the run had before, as `clipship run --longer` does. The learning
     rate then follows the longer curve, from the first new step on."""
+    shorter: bool = False
+    """Let a start end at fewer steps than the run was to have, as `clipship run --shorter` does, which sets
+    optim.decay_from_step, too."""
     every_rank_writes: bool = False
     """Let each rank write its part of the optimizer's state: for large models on a parallel file system that
     all ranks share."""
@@ -87,17 +90,21 @@ class Eval(Section):
     class; empty: none."""
     class_key: Text = "cls"
     """Ending of the member that holds the class number, counted from 0."""
-    class_names: Annotated[Text | tuple[Text, ...], JobPath(lists=False)] = ()
-    """Class names in the order of their numbers, or a file with one per line. The classes of a folder are
-    numbered in the order of its subfolders' names; if this is empty, those names are the class names ("_"
+    class_names: Annotated[Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False)] = ()
+    """Class names in the order of their numbers, a file with one per line, or "set:imagenet": open_clip's
+    names of ImageNet's 1,000 classes, in the order of the folders' WordNet numbers. The classes of a folder
+    are numbered in the order of its subfolders' names; if this is empty, those names are the class names ("_"
     reads as a space)."""
-    templates: Annotated[Text | tuple[Text, ...], JobPath(when=is_file_of_templates, lists=False)] = (
+    templates: Annotated[Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False)] = (
         "a photo of a {}.",
     )
-    """Sentences with `{}` for the class name, a file with one per line, or a set by its name: "set:chinese".
-    Their features are averaged."""
+    """Sentences with `{}` for the class name, a file with one per line, or a set by its name: "set:chinese",
+    "set:english", and "set:imagenet", open_clip's 80 sentences. Their features are averaged."""
     batch_size: Positive = 64
     """Images, or texts, in one forward pass."""
+    on_failure: Literal["continue", "stop"] = "continue"
+    """Reaction if an evaluation fails, for example because it has too many bad samples or a file is gone.
+    continue: report it and go on without its metrics; stop: save the step and end the run."""
     suite: Suite = optional_section(Suite)
 
     @field_validator("zero_shot", "retrieval", mode="before")

@@ -12,8 +12,8 @@ from trainer.config.keys import may_change, walk
 from trainer.config.types import Section
 from trainer.text.masking import masked_values
 
-LENGTH = frozenset({"optim.steps", "optim.epochs"})
-"""Keys of a run's length."""
+LENGTH = frozenset({"optim.steps", "optim.epochs", "optim.decay_from_step", "optim.decay_from_lr"})
+"""Keys of a run's length, and of the decay to a nearer end."""
 
 
 @cache
@@ -30,9 +30,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
 
     Both arguments are dumped jobs. An older Clipship may have written `before`: a key that it lacks has its
     default, and a value is the same as a list of that one value. The length matters unless `now` has
-    `checkpoint.longer`.
+    `checkpoint.longer` or `shorter`.
     """
-    free = may_change_keys() | (LENGTH if now["checkpoint"]["longer"] else frozenset())
+    has_new_length = now["checkpoint"]["longer"] or now["checkpoint"]["shorter"]
+    free = may_change_keys() | (LENGTH if has_new_length else frozenset())
     return _differences(before, now, free, "")
 
 
@@ -41,7 +42,7 @@ def _differences(
 ) -> Iterator[str]:
     for key, new in now.items():
         name = f"{section}{key}"
-        old = before[key] if key in before else _defaults().get(name)
+        old = before[key] if key in before else key_defaults().get(name)
         if name in free:
             continue
         if isinstance(new, Mapping):
@@ -51,7 +52,7 @@ def _differences(
 
 
 @cache
-def _defaults() -> Mapping[str, Any]:
+def key_defaults() -> Mapping[str, Any]:
     """Returns the default of every key that has one, by name."""
     return {
         ".".join(key): field.get_default(call_default_factory=True, validated_data={})

@@ -280,6 +280,12 @@ class Optim(Section):
     decay). `--longer` moves the cooldown to the new end."""
     cooldown_power: AboveZero = 1.0
     """Exponent of the cooldown: with 1 it is a line; below 1 it falls late, above 1 early."""
+    decay_from_step: Positive | None = None
+    """Steps after which the learning rate leaves its schedule and falls from decay_from_lr to min_lr at the
+    last step, in the shape of cooldown_power. `--shorter` sets both. None: the schedule holds to the end."""
+    decay_from_lr: AboveZero | None = None
+    """Learning rate at which that decay begins. An earlier step after the warm-up, which comes again if the
+    checkpoint of decay_from_step is broken, has it, too."""
     image_lr: AboveZero | None = None
     """Peak learning rate of the image tower, whose curve is scaled by it. None: lr."""
     text_lr: AboveZero | None = None
@@ -348,4 +354,6 @@ class Optim(Section):
             raise ValueError(
                 f'cooldown_share belongs to schedule = "constant": a {self.schedule} decay has no cooldown'
             )
+        if (self.decay_from_step is None) != (self.decay_from_lr is None):
+            raise ValueError("decay_from_step and decay_from_lr belong together: set both or none")
         return self

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from trainer.config import Data
 from trainer.data.sample import BadSample, LeftOut
 from trainer.errors import InputError
+from trainer.text.wording import many
 
 # Records of this logger below a warning go to the rank's log file and not to the console.
 log = logging.getLogger("clipship.data")
@@ -38,7 +39,7 @@ class Allowed(NamedTuple):
 
     def check(self, left_out: LeftOut, usable: int) -> None:
         """Raises InputError if more samples are left out than allowed."""
-        _check(
+        check_share(
             left_out.by_cause,
             usable + left_out.count,
             self.max_share,
@@ -71,6 +72,11 @@ class Skipped:
         """Number of samples that were skipped."""
         return self.by_cause.total()
 
+    @property
+    def examples(self) -> list[str]:
+        """The first of them, for a message."""
+        return list(map(str, self._first))
+
     def record(self, samples: int, bad: Sequence[BadSample]) -> None:
         """Records that `samples` samples came and that those in `bad` were skipped and replaced.
 
@@ -81,20 +87,20 @@ class Skipped:
             self.by_cause[sample.cause] += 1
             log.info("skipped (%s): %s", sample.cause, sample)
         self._first = [*self._first, *bad][:SHOWN]
-        _check(self.by_cause, self.seen, self._max_share, self._first)
+        check_share(self.by_cause, self.seen, self._max_share, self._first)
 
 
-def _check(
-    bad: Mapping[str, int], samples: int, max_share: float, first: Sequence[BadSample], none_by: bool = False
+def check_share(
+    bad: Mapping[str, int], samples: int, max_share: float, first: Sequence[object], none_by: bool = False
 ) -> None:
     """Raises InputError if `bad`, counted by cause, is more than `max_share` of the samples.
 
-    `none_by` means that on_bad_sample allows none.
+    `first` are some of them; `none_by` means that on_bad_sample allows none.
     """
     count = sum(bad.values())
     most = max_share * max(samples, LEAST_SAMPLES)
     if count > most:
-        causes = ", ".join(f"{of_cause} {cause}" for cause, of_cause in Counter(bad).most_common())
+        causes = in_words(bad)
         limit = (
             'data.on_bad_sample = "fail" allows none'
             if none_by
@@ -105,3 +111,13 @@ def _check(
         raise InputError(
             f"bad samples: {count} of {samples} ({causes}); {limit}. Repair the data or allow more.{shown}"
         )
+
+
+def in_words(by_cause: Mapping[str, int]) -> str:
+    """Returns how many samples are bad for each cause, for a message."""
+    return ", ".join(f"{count} {cause}" for cause, count in Counter(by_cause).most_common())
+
+
+def without(bad: Mapping[str, int]) -> str:
+    """Returns which samples a figure does not count, for its line; empty if there is none."""
+    return f" (without {many(sum(bad.values()), 'bad sample')}: {in_words(bad)})" if bad else ""

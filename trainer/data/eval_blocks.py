@@ -4,6 +4,7 @@ Loader processes read, decode and transform the images.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 
 from trainer.data.pictures import MOST_PIXELS, decode
 from trainer.data.processes import load
-from trainer.data.sample import RawSample, Source
+from trainer.data.sample import BadSample, RawSample, Source
 from trainer.errors import InputError
 
 Transform = Callable[[Image.Image], Tensor]
@@ -26,15 +27,22 @@ It is open_clip's own, so that scores equal open_clip's.
 class EvalBlock(NamedTuple):
     """A block of `block` consecutive images, the same for any number of ranks.
 
-    It holds the samples first .. first + valid - 1, then zeros with label -1.
+    It holds those that can be used, then zeros with label -1.
     """
 
     images: Tensor
-    """Pixels, float32 [block, 3, height, width]."""
+    """Pixels, float32 [block, 3, height, width]; empty if no sample can be used."""
     labels: Tensor
     """Class numbers, int64 [block]."""
-    valid: int
-    first: int
+    numbers: tuple[int, ...]
+    """Numbers of the samples that can be used, in the source."""
+    bad: tuple[BadSample, ...]
+    """Samples that cannot."""
+
+    @property
+    def valid(self) -> int:
+        """Number of samples that can be used."""
+        return len(self.numbers)
 
 
 def eval_blocks(
@@ -46,26 +54,24 @@ def eval_blocks(
     transform: Transform,
     workers: int,
     most_pixels: int = MOST_PIXELS,
+    skip_bad: bool = False,
     pin_memory: bool = False,
 ) -> Iterator[EvalBlock]:
     """Yields this rank's blocks of `block` samples: every `world_size`-th one.
 
-    Any number of samples will do; a rank for which no block is left yields none.
+    Any number of samples will do; a rank for which no block is left yields none. `skip_bad` leaves bad
+    samples out; otherwise the first raises BadSample.
     """
     firsts = range(rank * block, len(source), world_size * block)
-    return load(
-        EvalBlocks(source, block, transform, most_pixels), firsts, min(workers, len(firsts)), pin_memory
-    )
+    blocks = EvalBlocks(UsableSamples(source, block, transform, most_pixels, skip_bad))
+    return load(blocks, firsts, min(workers, len(firsts)), pin_memory)
 
 
 class EvalBlocks(Dataset[EvalBlock | InputError]):
     """Reads the block that begins with a given sample number, inside a loader process."""
 
-    def __init__(self, source: Source, block: int, transform: Transform, most_pixels: int) -> None:
-        self._source = source
-        self._block = block
-        self._transform = transform
-        self._most_pixels = most_pixels
+    def __init__(self, samples: "UsableSamples") -> None:
+        self._samples = samples
 
     def __getitem__(self, first: int) -> EvalBlock | InputError:
         try:
@@ -74,21 +80,51 @@ class EvalBlocks(Dataset[EvalBlock | InputError]):
             return error
 
     def _read(self, first: int) -> EvalBlock:
-        raws = [
-            self._source.read(index) for index in range(first, min(first + self._block, len(self._source)))
-        ]
-        images = image_block(raws, self._transform, self._block, self._most_pixels)
-        labels = torch.full((self._block,), -1)
-        labels[: len(raws)] = torch.tensor([raw.label for raw in raws])
-        return EvalBlock(images, labels, len(raws), first)
+        usable = self._samples.of_block(first)
+        labels = torch.full((self._samples.block,), -1)
+        labels[: len(usable.raws)] = torch.tensor([raw.label for raw in usable.raws])
+        return EvalBlock(usable.images, labels, usable.numbers, usable.bad)
 
 
-def image_block(raws: Sequence[RawSample], transform: Transform, block: int, most_pixels: int) -> Tensor:
-    """Returns the samples' pictures, then zeros: float32 [block, 3, height, width].
+class Usable(NamedTuple):
+    """The samples of a block that can be used, in order, and those that cannot."""
 
-    All blocks pass the model in the same shape.
-    """
-    pictures = torch.stack([transform(decode(raw, most_pixels)) for raw in raws])
-    images = pictures.new_zeros(block, *pictures.shape[1:])
-    images[: len(raws)] = pictures
-    return images
+    numbers: tuple[int, ...]
+    raws: Sequence[RawSample]
+    images: Tensor
+    """Their pictures, then zeros: float32 [block, 3, height, width]. All blocks pass the model in the same
+    shape. Empty if no sample can be used."""
+    bad: tuple[BadSample, ...]
+
+
+@dataclass(frozen=True)
+class UsableSamples:
+    """Reads and decodes the samples of a block, inside a loader process."""
+
+    source: Source
+    block: int
+    transform: Transform
+    most_pixels: int
+    skip_bad: bool
+
+    def of_block(self, first: int) -> Usable:
+        """Returns the samples of the block that begins with `first`; raises BadSample unless `skip_bad`."""
+        found: list[tuple[int, RawSample, Tensor]] = []
+        bad: list[BadSample] = []
+        for number in range(first, min(first + self.block, len(self.source))):
+            try:
+                raw = self.source.read(number)
+                found.append((number, raw, self.transform(decode(raw, self.most_pixels))))
+            except BadSample as error:
+                if not self.skip_bad:
+                    raise
+                bad.append(error)
+        numbers, raws, pictures = zip(*found, strict=True) if found else ((), (), ())
+        return Usable(numbers, raws, self._filled(pictures), tuple(bad))
+
+    def _filled(self, pictures: Sequence[Tensor]) -> Tensor:
+        if not pictures:
+            return torch.empty(0)
+        images = pictures[0].new_zeros(self.block, *pictures[0].shape)
+        torch.stack(list(pictures), out=images[: len(pictures)])
+        return images

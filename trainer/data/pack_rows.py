@@ -19,7 +19,7 @@ from trainer.data.files import open_file, stamp
 from trainer.data.image_cells import image_cell, named_image
 from trainer.data.row_groups import cells_of, groups_in
 from trainer.data.sample import kind_of_file
-from trainer.data.tables import Table, TableColumns, list_rows, missing_images, read_table
+from trainer.data.tables import Table, TableColumns, list_rows, missing_images, read_all_rows, unfilled
 from trainer.errors import InputError
 
 IMAGE_ENDINGS: tuple[str, ...] = Data.model_fields["image_key"].default
@@ -69,7 +69,8 @@ def rows_of_table(path: Path, data: Data) -> Rows:
     Raises InputError for a table that cannot be read, and for a missing column.
     """
     if FORMATS[row_of(path.name).name].fields != "nested columns":
-        return TextRows(read_table(path, TableColumns.by(data), keep_others=True))
+        columns = TableColumns.by(data)
+        return TextRows(read_all_rows(path, columns, keep_others=True), columns)
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: the table cannot be read: it is {kind_of_file(path.stat())}, not a file")
     return GroupRows.of(path, data)
@@ -80,6 +81,7 @@ class TextRows:
     """Rows of a .csv or .tsv table."""
 
     table: Table
+    columns: TableColumns
 
     @property
     def identity(self) -> object:
@@ -93,13 +95,17 @@ class TextRows:
         return tuple(
             PackRow(
                 row,
-                self.table.image_path(row).absolute(),
+                self.table.image_path(row).absolute() if self.table.images[row] else None,
                 self.table.origin(row),
-                "\n".join(self.table.captions_of(row).texts),
+                self._captions(row),
                 _json(others[row]),
             )
             for row in range(begin, end)
         )
+
+    def _captions(self, row: int) -> str:
+        """Returns a row's captions, one a line; empty if it has none."""
+        return "\n".join(texts[row] for texts in self.table.captions if texts[row])
 
     def image_bytes(self) -> Iterator[int]:
         for row in range(len(self)):
@@ -108,6 +114,7 @@ class TextRows:
 
     def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
         table = self.table
+        yield from [] if skip_bad else unfilled(table, self.columns)
         if missing := [] if skip_bad else missing_images(table):
             yield (
                 f"{table.path}: image file missing in {list_rows(missing)}; relative paths start at "
@@ -116,7 +123,7 @@ class TextRows:
         unknown = [
             row
             for row, image in zip(table.rows, table.images, strict=True)
-            if ending_of(image) not in IMAGE_ENDINGS
+            if image and ending_of(image) not in IMAGE_ENDINGS
         ]
         if unknown and not any_ending:
             yield (

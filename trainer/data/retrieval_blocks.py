@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from trainer.data.eval_blocks import Transform, image_block
+from trainer.data.eval_blocks import Transform, UsableSamples
 from trainer.data.pictures import MOST_PIXELS
 from trainer.data.processes import load
-from trainer.data.sample import Source
+from trainer.data.sample import BadSample, Source
 from trainer.data.tokens import Tokenizer
 from trainer.errors import InputError
 
@@ -22,18 +22,26 @@ from trainer.errors import InputError
 class RetrievalBlock(NamedTuple):
     """A block of `block` consecutive images and all of their captions, image by image.
 
-    The last block is filled up with zeros.
+    Samples that cannot be used are left out; the block is filled up with zeros.
     """
 
     images: Tensor
-    """Pixels, float32 [block, 3, height, width]."""
-    valid: int
+    """Pixels, float32 [block, 3, height, width]; empty if no sample can be used."""
+    numbers: tuple[int, ...]
+    """Numbers of the images that can be used, in the whole set."""
+    bad: tuple[BadSample, ...]
+    """Samples that cannot."""
     tokens: Tensor
     """Token ids, int64 [captions, context length]."""
     image_of_caption: Tensor
     """Number of each caption's image in the whole set, int64 [captions]."""
     digests: Tensor
     """Digests of the captions, int64 [captions]; equal captions have equal digests."""
+
+    @property
+    def valid(self) -> int:
+        """Number of images that can be used."""
+        return len(self.numbers)
 
 
 def retrieval_blocks(
@@ -46,28 +54,23 @@ def retrieval_blocks(
     tokenizer: Tokenizer,
     workers: int,
     most_pixels: int = MOST_PIXELS,
+    skip_bad: bool = False,
 ) -> Iterator[RetrievalBlock]:
     """Yields this rank's blocks: every `world_size`-th one.
 
-    Any number of images will do; a rank for which no block is left yields none.
+    Any number of images will do; a rank for which no block is left yields none. `skip_bad` is as for
+    `eval_blocks`.
     """
     firsts = range(rank * block, len(source), world_size * block)
-    return load(
-        RetrievalBlocks(source, block, transform, tokenizer, most_pixels),
-        firsts,
-        min(workers, len(firsts)),
-        pin_memory=False,
-    )
+    blocks = RetrievalBlocks(UsableSamples(source, block, transform, most_pixels, skip_bad), tokenizer)
+    return load(blocks, firsts, min(workers, len(firsts)), pin_memory=False)
 
 
 class RetrievalBlocks(Dataset[RetrievalBlock | InputError]):
     """Reads the block that begins with a given image number, inside a loader process."""
 
-    def __init__(
-        self, source: Source, block: int, transform: Transform, tokenizer: Tokenizer, most_pixels: int
-    ) -> None:
-        self._source, self._block, self._most_pixels = source, block, most_pixels
-        self._transform, self._tokenizer = transform, tokenizer
+    def __init__(self, samples: UsableSamples, tokenizer: Tokenizer) -> None:
+        self._samples, self._tokenizer = samples, tokenizer
 
     def __getitem__(self, first: int) -> RetrievalBlock | InputError:
         try:
@@ -76,16 +79,18 @@ class RetrievalBlocks(Dataset[RetrievalBlock | InputError]):
             return error
 
     def _read(self, first: int) -> RetrievalBlock:
-        numbers = range(first, min(first + self._block, len(self._source)))
-        raws = [self._source.read(number) for number in numbers]
+        usable = self._samples.of_block(first)
         owned = [
-            (number, caption) for number, raw in zip(numbers, raws, strict=True) for caption in raw.captions
+            (number, caption)
+            for number, raw in zip(usable.numbers, usable.raws, strict=True)
+            for caption in raw.captions
         ]
         captions = [caption for _, caption in owned]
         return RetrievalBlock(
-            image_block(raws, self._transform, self._block, self._most_pixels),
-            len(raws),
-            self._tokenizer(captions),
+            usable.images,
+            usable.numbers,
+            usable.bad,
+            self._tokenizer(captions) if captions else torch.empty(0, 0),
             torch.tensor([number for number, _ in owned]),
             torch.tensor([_digest(caption) for caption in captions]),
         )

@@ -149,6 +149,27 @@ class Source(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Part:
+    """Source of some samples of another one, by their numbers."""
+
+    source: Source
+    numbers: Sequence[int]
+
+    @property
+    def left_out(self) -> LeftOut:
+        return self.source.left_out
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def shard_sizes(self) -> list[int]:
+        return [len(self.numbers)]
+
+    def read(self, index: int) -> RawSample:
+        return self.source.read(self.numbers[index])
+
+
 @runtime_checkable
 class InUnits(Protocol):
     """Protocol of a source whose files have several units of order, such as row groups."""

@@ -14,7 +14,7 @@ from trainer.data.sample import MOST_BYTES, RawSample, Source
 from trainer.data.shard_names import expand_shards
 from trainer.data.shards import open_indexed, open_shards, shard_selection
 from trainer.data.synthetic import SyntheticSource
-from trainer.data.tables import Table, TableColumns, TableSource, by_image, read_table
+from trainer.data.tables import Table, TableColumns, TableSource, by_image, left_out_of, read_table
 from trainer.sysinfo.imports import load
 
 __all__ = ["IMAGE_ENDINGS", "RawSample", "Source", "open_images", "open_labelled", "open_source"]
@@ -28,12 +28,12 @@ def open_source(data: Data, progress: Progress | None = None, allowed: Allowed |
 
     `progress` is called with (shards done, shards) while shards are indexed.
     """
-    selection = selection_of(data)
+    selection, allowed = selection_of(data), allowed or Allowed.by(data)
     if selection is None:
-        source: Source = load(str(FORMATS[data.kind].source))(data)
+        source: Source = load(str(FORMATS[data.kind].source))(data, allowed)
         return source
     index = index_in_memory(expand_shards(data.train), selection, progress)
-    return open_with_index(index, data, allowed or Allowed.by(data))
+    return open_with_index(index, data, allowed)
 
 
 def selection_of(data: Data) -> Selects | None:
@@ -62,15 +62,16 @@ def open_labelled(
     image_key: Sequence[str] = IMAGE_ENDINGS,
     progress: Progress | None = None,
     most_bytes: int = MOST_BYTES,
+    allowed: Allowed = WHOLE,
 ) -> Source:
     """Returns the labelled samples that `[eval] zero_shot` names.
 
-    `image_key` and `most_bytes` are those of `[data]`.
+    `image_key` and `most_bytes` are those of `[data]`, and `allowed` says what may be wrong with shards.
     """
     if folder := image_folder(evaluation.zero_shot):
         return FolderSource(folder, image_key, most_bytes)
     names = expand_shards(evaluation.zero_shot)
-    return open_shards(names, image_key, evaluation.class_key, "label", progress, most_bytes=most_bytes)
+    return open_shards(names, image_key, evaluation.class_key, "label", progress, allowed, most_bytes)
 
 
 def synthetic(data: Data, *_: object) -> Source:
@@ -85,19 +86,21 @@ def indexed_shards(index: FileIndex, data: Data, allowed: Allowed) -> Source:
 
 
 def all_shards(data: Data, progress: Progress | None = None) -> Source:
-    """Returns the samples of shards for evaluation, which must be whole."""
-    return open_source(data, progress, WHOLE)
+    """Returns the samples of shards for evaluation."""
+    return open_source(data, progress)
 
 
-def tables(data: Data, *_: object) -> Source:
+def tables(data: Data, allowed: Allowed) -> Source:
     """Returns the rows of tables: a format of FORMATS."""
-    return TableSource(_read_tables(data), data.max_member_bytes)
+    return TableSource(_read_tables(data, allowed), data.max_member_bytes)
 
 
 def tables_by_image(data: Data, *_: object) -> Source:
     """Returns the images of tables, each once."""
-    return by_image(_read_tables(data), data.max_member_bytes)
+    return by_image(_read_tables(data, Allowed.by(data)), data.max_member_bytes)
 
 
-def _read_tables(data: Data) -> list[Table]:
-    return [read_table(file, TableColumns.by(data)) for file in expand_shards(data.train)]
+def _read_tables(data: Data, allowed: Allowed) -> list[Table]:
+    read = [read_table(file, TableColumns.by(data)) for file in expand_shards(data.train)]
+    allowed.check(left_out_of(read), sum(len(table.rows) for table in read))
+    return read

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
 from trainer.config import Data, is_remote
-from trainer.data.bad_samples import WHOLE
+from trainer.data.bad_samples import Allowed
 from trainer.data.columnar import ColumnarSource, RowSelection, open_columnar, row_selection
 from trainer.data.files import opened
 from trainer.data.image_cells import image_cell, named_image
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 def row_groups_by_image(data: Data, progress: Progress | None = None) -> Source:
     """Returns the images of tables, each once, with the captions of all rows that name it by path or URL."""
     index = index_in_memory(expand_shards(data.train), row_selection(data), progress)
-    source = open_columnar(index, data, WHOLE)
+    source = open_columnar(index, data, Allowed.by(data))
     rows: dict[object, list[int]] = {}
     for number, name in enumerate(_image_names(data)):
         rows.setdefault(number if name is None else name, []).append(number)
@@ -35,10 +35,12 @@ def row_groups_by_image(data: Data, progress: Progress | None = None) -> Source:
 class _ByImage:
     """Source of the images of tables whose rows name some of them more than once."""
 
-    left_out = LeftOut()
-
     def __init__(self, source: ColumnarSource, rows: Sequence[Sequence[int]]) -> None:
         self._source, self._rows = source, rows
+
+    @property
+    def left_out(self) -> LeftOut:
+        return self._source.left_out
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -6,19 +6,22 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from trainer.config import Data
 from trainer.config.caption_template import Template, filled, parse_template
 from trainer.config.filters import Filter, parse_filter
+from trainer.data.bad_samples import Allowed
 from trainer.data.captions import Captions, gathered
 from trainer.data.files import open_at_once, read_file
+from trainer.data.indexed import NAMED_IN_ALL
 from trainer.data.sample import (
     MOST_BYTES,
+    BadSample,
     LeftOut,
     Numbering,
     RawSample,
@@ -29,6 +32,7 @@ from trainer.data.sample import (
 from trainer.data.sample_counts import samples_of_an_epoch
 from trainer.errors import InputError
 
+T = TypeVar("T")
 SHOWN_ROWS = 10
 LONGEST_CELL = 2**24
 
@@ -82,6 +86,8 @@ class Table:
     """Row numbers as a spreadsheet shows them: the header is row 1."""
     others: tuple[Mapping[str, str], ...] = ()
     """Cells of all other columns, by column, if they were asked for."""
+    bad: tuple[BadSample, ...] = ()
+    """Rows without an image or a caption, which are left out."""
     filtered: Mapping[str, int] = field(default_factory=dict)
     """Number of rows that a filter has left out, by filter."""
 
@@ -90,7 +96,7 @@ class Table:
         return self.path.parent / self.images[number]
 
     def captions_of(self, number: int) -> Captions:
-        """Returns the captions of a row, which has one at least."""
+        """Returns the captions of a row. Raises ValueError if it has none."""
         return gathered([[texts[number]] for texts in self.captions])
 
     def origin(self, number: int) -> str:
@@ -115,7 +121,7 @@ class TableSource:
 
     def __init__(self, tables: Sequence[Table], most_bytes: int = MOST_BYTES) -> None:
         self._tables, self._most_bytes = tuple(tables), most_bytes
-        self.left_out = LeftOut(filtered=sum((Counter(table.filtered) for table in tables), Counter()))
+        self.left_out = left_out_of(tables)
         self._numbering = Numbering(self.shard_sizes())
 
     def __len__(self) -> int:
@@ -143,12 +149,13 @@ class ImageSource:
     Images come in the order of their first rows.
     """
 
-    left_out = LeftOut()
-
     def __init__(
-        self, rows: Mapping[Path, Sequence[tuple[Table, int]]], most_bytes: int = MOST_BYTES
+        self,
+        rows: Mapping[Path, Sequence[tuple[Table, int]]],
+        left_out: LeftOut,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
-        self._most_bytes = most_bytes
+        self.left_out, self._most_bytes = left_out, most_bytes
         self._rows = [tuple(of_image) for of_image in rows.values()]
 
     def __len__(self) -> int:
@@ -172,19 +179,57 @@ def by_image(tables: Sequence[Table], most_bytes: int = MOST_BYTES) -> ImageSour
         for number in range(len(table.rows)):
             path = Path(os.path.normpath(table.image_path(number)))
             rows.setdefault(path, []).append((table, number))
-    return ImageSource(rows, most_bytes)
+    return ImageSource(rows, left_out_of(tables), most_bytes)
+
+
+def left_out_of(tables: Sequence[Table]) -> LeftOut:
+    """Returns the rows of all tables that are not used."""
+    bad = [sample for table in tables for sample in table.bad]
+    filtered = sum((Counter(table.filtered) for table in tables), Counter[str]())
+    return LeftOut(Counter(sample.cause for sample in bad), bad[:NAMED_IN_ALL], filtered)
+
+
+def _flaw(table: Table, place: int, columns: TableColumns) -> BadSample | None:
+    """Returns what is wrong with a row."""
+    if not table.images[place]:
+        what = f"column {columns.image!r} is empty"
+        return BadSample(table.origin(place), "(no image)", "no image", what)
+    if not any(texts[place] for texts in table.captions):
+        return BadSample(table.origin(place), table.images[place], "bad captions", "captions are empty")
+    return None
+
+
+def _with_rows(table: Table, kept: Sequence[int], bad: tuple[BadSample, ...]) -> Table:
+    def of(values: Sequence[T]) -> tuple[T, ...]:
+        return tuple(values[place] for place in kept)
+
+    return replace(
+        table,
+        images=of(table.images),
+        captions=tuple(map(of, table.captions)),
+        rows=of(table.rows),
+        others=of(table.others) if table.others else (),
+        bad=bad,
+    )
+
+
+def read_all_rows(path: str | Path, columns: TableColumns, keep_others: bool = False) -> Table:
+    """Reads a table as `read_table` does, with the rows that lack an image or a caption."""
+    return _read_cells(Path(path), columns, keep_others)
 
 
 def read_table(path: str | Path, columns: TableColumns, keep_others: bool = False) -> Table:
-    """Reads a table; opens no image file.
+    """Reads a table; opens no image file. Rows without an image or a caption become its `bad`.
 
     Raises InputError for missing columns (the message lists the columns), for text of another encoding, and
-    for rows without image or caption.
+    if no row can be used.
     """
-    table = _read_cells(Path(path), columns, keep_others)
-    if problems := _unfilled(table, columns):
-        raise InputError("\n".join(problems))
-    return table
+    table = read_all_rows(path, columns, keep_others)
+    bad = {place: sample for place in range(len(table.rows)) if (sample := _flaw(table, place, columns))}
+    kept = [place for place in range(len(table.rows)) if place not in bad]
+    if not kept:
+        raise InputError("\n".join(unfilled(table, columns)))
+    return table if not bad else _with_rows(table, kept, tuple(bad.values()))
 
 
 def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) -> Table:
@@ -283,17 +328,16 @@ def check_tables(files: Sequence[str], data: Data, key: str) -> int:
 
     Raises InputError, which lists the tables that cannot be read and the images that are missing.
     """
-    rows: list[int] = []
+    tables: list[Table] = []
     problems: list[str] = []
     columns = TableColumns.by(data)
     for file in files:
         try:
-            table = _read_cells(Path(file), columns)
+            table = read_table(file, columns)
         except InputError as problem:
             problems.append(str(problem))
             continue
-        rows.append(len(table.rows))
-        problems += _unfilled(table, columns)
+        tables.append(table)
         missing = missing_images(table)
         if missing:
             first = table.image_path(table.rows.index(missing[0]))
@@ -302,6 +346,11 @@ def check_tables(files: Sequence[str], data: Data, key: str) -> int:
                 f"are missing: {list_rows(missing)}; the first is {first} (relative paths start at the "
                 "table's folder)"
             )
+    rows = [len(table.rows) for table in tables]
+    try:
+        Allowed.by(data).check(left_out_of(tables), sum(rows))
+    except InputError as problem:
+        problems.append(f"{key}: {problem}")
     if problems:
         raise InputError("\n".join(problems))
     return samples_of_an_epoch(rows, data)
@@ -386,7 +435,7 @@ def _near(name: str, header: Sequence[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else "."
 
 
-def _unfilled(table: Table, columns: TableColumns) -> list[str]:
+def unfilled(table: Table, columns: TableColumns) -> list[str]:
     """Returns a message for the image column, and one for the captions, where cells are empty."""
     problems = [] if table.rows else [f"{table.path}: no rows below the header"]
     captions = [any(texts) for texts in zip(*table.captions, strict=True)]

@@ -7,7 +7,9 @@ from pathlib import Path
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.results import EMA
-from trainer.data.source import open_images, open_labelled
+from trainer.data.bad_samples import Allowed, name_left_out, without
+from trainer.data.source import Source, open_images, open_labelled
+from trainer.errors import InputError
 from trainer.evaluate.board import board
 from trainer.evaluate.inputs import class_names, templates
 from trainer.evaluate.ranking import Pairs
@@ -37,21 +39,32 @@ class Evaluation:
         self._job, self._comm, self._run_folder = job, comm, run_folder
         settings = job.eval
         self._labelled = (
-            open_labelled(settings, job.data.image_key, most_bytes=job.data.max_member_bytes)
+            open_labelled(
+                settings,
+                job.data.image_key,
+                most_bytes=job.data.max_member_bytes,
+                allowed=Allowed.by(job.data),
+            )
             if settings.zero_shot
             else None
         )
         self._class_names = class_names(settings) if settings.zero_shot else ()
         self._templates = templates(settings) if settings.zero_shot else ()
         self._captioned = open_images(job.retrieval_data) if settings.retrieval else None
-        for source in (self._labelled, self._captioned):
-            for cause, count in source.left_out.by_cause.items() if source else ():
+
+    def say_left_out(self) -> None:
+        """Logs how many samples are not used, as known before any is read, and names them on rank 0."""
+        for source in filter(None, (self._labelled, self._captioned)):
+            for cause, count in source.left_out.by_cause.items():
                 log.info("%-12s %s not used: %s", "evaluation", many(count, "sample"), cause)
+            if self._comm.world.rank == 0:
+                name_left_out(source.left_out)
 
     def __call__(self, clip: Clip, stop: Callable[[], bool] = never, *, ema: bool = False) -> Metrics:
         """Collective: returns the metrics under the names of result.json; empty if the job asks for none.
 
-        Raises Preempted on all ranks if `stop` is true on any; it is called before each round of blocks.
+        Raises Preempted on all ranks if `stop` is true on any; it is called before each round of blocks; and
+        EvaluationFailed on all ranks if any cannot go on.
         `ema` says that the model has the moving average of its weights: names and log lines tell, and the
         retrieval board stays that of the weights.
         """
@@ -66,32 +79,27 @@ class Evaluation:
             return {}
         result = zero_shot(clip, self._labelled, self._class_names, self._templates, self._job, rounds)
         shares = f"top-1 {result.top1 / result.samples:.2%}, top-5 {result.top5 / result.samples:.2%}"
-        log.info("%-12s %s of %d images%s", "zero-shot", shares, result.samples, label)
+        log.info("%-12s %s of %d images%s%s", "zero-shot", shares, result.samples, without(result.bad), label)
         return result.metrics()
 
-    def _show(self, pairs: Pairs) -> None:
-        if self._run_folder is None or self._captioned is None:
+    def _show(self, pairs: Pairs, source: Source) -> None:
+        if self._run_folder is None:
             return
-        rows = board(pairs, self._captioned, most_pixels=self._job.data.max_image_pixels)
         try:
+            rows = board(pairs, source, most_pixels=self._job.data.max_image_pixels)
             write_board(self._run_folder, rows)
-        except OSError as error:  # a full disk ends no run
+        except (OSError, InputError) as error:  # neither a full disk nor lost data end a run
             log.warning("%-12s the retrieval board is NOT WRITTEN: %s", "evaluation", error)
 
     def _retrieval(
-        self, clip: Clip, rounds: Rounds, show: Callable[[Pairs], None] | None, label: str
+        self, clip: Clip, rounds: Rounds, show: Callable[[Pairs, Source], None] | None, label: str
     ) -> Metrics:
         if self._captioned is None:
             return {}
-        metrics = retrieval(clip, self._captioned, self._job, rounds, show).metrics()
+        result = retrieval(clip, self._captioned, self._job, rounds, show)
+        metrics, others = result.metrics(), without(result.bad)
         for way, name in (("image to text", "i2t"), ("text to image", "t2i")):
             recalls = ", ".join(f"R@{k} {metrics[f'retrieval_{name}_r{k}']:.2%}" for k in RECALLS)
-            log.info(
-                "%-12s %s: %s, median rank %g%s",
-                "retrieval",
-                way,
-                recalls,
-                metrics[f"retrieval_{name}_median_rank"],
-                label,
-            )
+            median = metrics[f"retrieval_{name}_median_rank"]
+            log.info("%-12s %s: %s, median rank %g%s%s", "retrieval", way, recalls, median, others, label)
         return metrics

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.config import Eval, Job
-from trainer.config.results import TEMPLATE_SET
+from trainer.config.results import NAMED_SET
 from trainer.data.image_folder import class_folders, image_folder, spoken
 from trainer.data.sample_counts import check_data
 from trainer.data.shard_names import expand_key
 from trainer.errors import InputError
-from trainer.evaluate.template_sets import template_set
+from trainer.evaluate.imagenet import NotInstalled
+from trainer.evaluate.template_sets import class_name_set, template_set
 from trainer.text.wording import many
 
 
@@ -23,8 +24,12 @@ def class_names(evaluation: Eval) -> tuple[str, ...]:
     """
     folder = image_folder(evaluation.zero_shot)
     folders = class_folders(folder) if folder else []
-    if evaluation.class_names:
-        names = _lines_of_key("eval.class_names", evaluation.class_names)
+    if given := evaluation.class_names:
+        names = (
+            class_name_set(given.removeprefix(NAMED_SET))
+            if isinstance(given, str) and given.startswith(NAMED_SET)
+            else _lines_of_key("eval.class_names", given)
+        )
         if folders and len(names) != len(folders):
             raise InputError(
                 f"eval.class_names gives {many(len(names), 'name')}, but {folder} holds {len(folders)} class "
@@ -46,8 +51,8 @@ def templates(evaluation: Eval) -> tuple[str, ...]:
     Raises InputError as `lines` does, and for a line without `{}` or with other braces.
     """
     given = evaluation.templates
-    if isinstance(given, str) and given.startswith(TEMPLATE_SET):
-        return template_set(given.removeprefix(TEMPLATE_SET))
+    if isinstance(given, str) and given.startswith(NAMED_SET):
+        return template_set(given.removeprefix(NAMED_SET))
     sentences = _lines_of_key("eval.templates", given)
     for number, line in enumerate(sentences, start=1):
         place = repr(line) if isinstance(evaluation.templates, tuple) else f"{evaluation.templates}:{number}"
@@ -105,7 +110,8 @@ def check_retrieval(job: Job) -> None:
 def check_evaluation(evaluation: Eval) -> None:
     """Raises InputError, which lists what is wrong with the zero-shot set, its class names and templates.
 
-    It is fine if the job has no zero-shot set.
+    It is fine if the job has no zero-shot set. Names that the ranks have, and this machine has not, are left
+    to them.
     """
     problems: list[str] = []
     checks: tuple[Callable[[], object], ...] = (
@@ -117,6 +123,8 @@ def check_evaluation(evaluation: Eval) -> None:
         try:
             if evaluation.zero_shot:
                 check()
+        except NotInstalled:
+            continue
         except InputError as problem:
             problems.append(str(problem))
     if problems:

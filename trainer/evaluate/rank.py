@@ -70,6 +70,7 @@ def evaluate(job: Job, comm: Comm, kept: Path | None = None) -> dict[str, Any]:
     log.info("%-12s %s, %s on %s", "world", many(comm.world.size, "rank"), comm.name, comm.device)
     comm.heartbeat.begin_stage("data index")
     evaluation = Evaluation(job, comm)
+    evaluation.say_left_out()
     comm.heartbeat.begin_stage("building model")
     job = with_loss_of_weights(job, comm)
     clip = build_model(job, plan(job, comm.world.size), comm)

@@ -5,8 +5,8 @@ after each block, so nobody waits longer than a block takes; then each rank rank
 against all texts (see `ranking`).
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from trainer.comm.protocol import Comm
 from trainer.config import Job
+from trainer.data.bad_samples import Skipped
 from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
+from trainer.data.sample import Part
 from trainer.data.source import Source
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
 from trainer.evaluate.ranking import ROWS, Pairs, ahead, exact
-from trainer.evaluate.rounds import Rounds
+from trainer.evaluate.rounds import Rounds, counted
 from trainer.model.build import Clip
 
 RECALLS = (1, 5, 10)
@@ -35,6 +37,8 @@ class Retrieval:
     """Rank of a text's own image among all images, [texts]."""
     captions: Tensor | None = None
     """Digests of the texts' captions, int64 [texts] on the CPU; equal captions have equal ones."""
+    bad: Mapping[str, int] = field(default_factory=dict)
+    """Number of further images that cannot be used, by cause."""
 
     def metrics(self) -> dict[str, float | int]:
         """Returns the metrics under the names of result.json.
@@ -44,6 +48,7 @@ class Retrieval:
         metrics: dict[str, float | int] = {
             "retrieval_images": len(self.of_texts),
             "retrieval_texts": len(self.of_images),
+            **({"retrieval_bad_samples": sum(self.bad.values())} if self.bad else {}),
         }
         for name, ranks in (("i2t", self.of_texts), ("t2i", self.of_images)):
             metrics |= {f"retrieval_{name}_r{k}": int((ranks <= k).sum()) / len(ranks) for k in RECALLS}
@@ -67,21 +72,23 @@ def retrieval(
     source: Source,
     job: Job,
     rounds: Rounds,
-    show: Callable[[Pairs], None] | None = None,
+    show: Callable[[Pairs, Source], None] | None = None,
 ) -> Retrieval:
     """Collective: measures how well images find their captions among all captions, and captions their images.
 
-    `show` gets all features on rank 0, before they are ranked. Raises Preempted on all ranks if any is asked
-    to stop.
+    `show` gets all features on rank 0, before they are ranked, and the samples that they are of. Raises as
+    the rounds do: Preempted and EvaluationFailed, on all ranks.
     """
-    comm = rounds.comm
+    comm, skipped = rounds.comm, Skipped(max_share=1)
     with evaluating(clip.model):
-        pairs, digest_T = _encoded(clip, source, job, rounds)
+        parts = list(_parts(clip, source, job, rounds, skipped))
+        bad = rounds.bad_of_all(skipped, job.data.max_bad_share)
+        pairs, digest_T, numbers = _joined(parts)
         if show is not None and comm.world.rank == 0:
-            show(pairs)
-        texts_ahead, images_ahead = ahead(pairs, _row_blocks(len(source), rounds))
+            show(pairs, Part(source, numbers) if bad else source)
+        texts_ahead, images_ahead = ahead(pairs, _row_blocks(len(pairs.images_ND), rounds))
     of_texts, of_images = (1 + comm.all_reduce(ahead_of).cpu() for ahead_of in (texts_ahead, images_ahead))
-    return Retrieval(of_texts, of_images, digest_T.cpu())
+    return Retrieval(of_texts, of_images, digest_T.cpu(), bad)
 
 
 def _row_blocks(images: int, rounds: Rounds) -> Iterator[int]:
@@ -111,22 +118,20 @@ class _Features(NamedTuple):
     """Text features, float32 [texts, D], exact."""
     about: Tensor
     """Number of each text's image in the set and digest of its caption, int64 [texts, 2]."""
+    numbers: Tensor
+    """Number of each image in the set, int64 [images, 1]."""
 
 
-def _encoded(
-    clip: Clip,
-    source: Source,
-    job: Job,
-    rounds: Rounds,
-) -> tuple[Pairs, Tensor]:
-    """Collective: returns the features of the whole set and the captions' digests, on every rank."""
-    parts = list(_parts(clip, source, job, rounds))
+def _joined(parts: list[_Features]) -> tuple[Pairs, Tensor, list[int]]:
+    """Returns the features of all parts, which it empties, the captions' digests and the images' numbers."""
     images_ND = torch.cat([features.images for features in parts])
     about = torch.cat([features.about for features in parts])
+    number_N = torch.cat([features.numbers for features in parts])[:, 0].contiguous()
     texts = [features.texts for features in parts]
     parts.clear()
     texts_TD = _same_for_same_captions(torch.cat(texts), about[:, 1])
-    return Pairs(images_ND, texts_TD, about[:, 0].contiguous()), about[:, 1].contiguous()
+    image_of_T = torch.searchsorted(number_N, about[:, 0].contiguous())  # numbers have gaps at bad samples
+    return Pairs(images_ND, texts_TD, image_of_T), about[:, 1].contiguous(), number_N.tolist()
 
 
 def _parts(
@@ -134,8 +139,9 @@ def _parts(
     source: Source,
     job: Job,
     rounds: Rounds,
+    skipped: Skipped,
 ) -> Iterator[_Features]:
-    """Collective: yields the features of one block of each rank, round by round."""
+    """Collective: yields the features of one block of each rank, round by round, where a sample is usable."""
     comm, size, world = rounds.comm, job.eval.batch_size, rounds.comm.world
     blocks = retrieval_blocks(
         source,
@@ -146,17 +152,23 @@ def _parts(
         tokenizer=clip.tokenizer,
         workers=job.data.workers,
         most_pixels=job.data.max_image_pixels,
+        skip_bad=job.data.on_bad_sample == "skip",
     )
     progress = Progress("retrieval", len(source), "images encoded")
-    readable = rounds.until_unreadable(blocks)
+    results = rounds.until_failed(
+        _features(clip, block, job, comm.device) for block in counted(blocks, skipped)
+    )
     for begin in rounds.of(len(source), size):
-        block = next(readable, None)
-        mine = _nothing(comm.device) if block is None else _features(clip, block, job, comm.device)
-        yield _Features(*(gather_rows(comm, rows) for rows in mine))
+        mine = next(results, _nothing(comm.device))
+        every = _Features(*(gather_rows(comm, rows) for rows in mine))
+        if len(every.images):
+            yield every
         progress.done(begin + size * world.size)
 
 
 def _features(clip: Clip, block: RetrievalBlock, job: Job, device: torch.device) -> _Features:
+    if not block.valid:
+        return _nothing(device)
     images = image_features(clip, block.images, job.model.precision, device)[: block.valid]
     texts = []
     for tokens in block.tokens.split(job.eval.batch_size):
@@ -164,12 +176,13 @@ def _features(clip: Clip, block: RetrievalBlock, job: Job, device: torch.device)
         filled = torch.cat([tokens, tokens[-1:].expand(job.eval.batch_size - len(tokens), -1)])
         texts.append(text_features(clip, filled, job.model.precision, device)[: len(tokens)])
     about = torch.stack([block.image_of_caption, block.digests], dim=1)
-    return _Features(exact(images), exact(torch.cat(texts)), about.to(device))
+    numbers = torch.tensor(block.numbers, device=device)[:, None]
+    return _Features(exact(images), exact(torch.cat(texts)), about.to(device), numbers)
 
 
 def _nothing(device: torch.device) -> _Features:
     rows = torch.empty(0, 0, device=device)
-    return _Features(rows, rows, rows.long())
+    return _Features(rows, rows, rows.long(), rows.long())
 
 
 def gather_rows(comm: Comm, rows: Tensor) -> Tensor:

@@ -1,18 +1,56 @@
 """Rounds of an evaluation: in each, every rank does one block, or none if too few are left.
 
-Requests to stop are checked between rounds.
+Requests to stop, and failures of a rank, are checked between rounds.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import torch
 
 from trainer.comm.protocol import Comm
-from trainer.errors import InputError, Preempted
+from trainer.data.bad_samples import Skipped, check_share
+from trainer.data.sample import BadSample
+from trainer.errors import InputError, MachineError, Preempted, StorageError
+from trainer.sysinfo.memory import is_out_of_memory
+from trainer.text.wording import many
 
-Block = TypeVar("Block")
+Result = TypeVar("Result")
+
+
+class EvaluationFailed(InputError):
+    """Raised on all ranks alike if one cannot read its samples, or has no memory to compute with them.
+
+    The model and all ranks are as they were before the evaluation.
+    """
+
+
+class EvaluationCutOff(EvaluationFailed, StorageError):
+    """An evaluation that failed for a reason which a later start may not meet: exit code 1."""
+
+
+class Block(Protocol):
+    """Samples that are read together, as `counted` needs them."""
+
+    @property
+    def valid(self) -> int:
+        """Number of samples that can be used."""
+
+    @property
+    def bad(self) -> tuple[BadSample, ...]:
+        """Samples that cannot."""
+
+
+BlockT = TypeVar("BlockT", bound=Block)
+
+
+def counted(blocks: Iterable[BlockT], skipped: Skipped) -> Iterator[BlockT]:
+    """Yields the blocks, whose bad samples it counts and names in the rank's log."""
+    for block in blocks:
+        skipped.record(block.valid + len(block.bad), block.bad)
+        yield block
 
 
 def never() -> bool:
@@ -27,15 +65,14 @@ class Rounds:
     comm: Comm
     stop: Callable[[], bool] = never
     """Function that returns whether this rank is asked to stop; it is called before each round."""
-    unreadable: list[str] | None = None
-    """Reasons why this rank cannot read its blocks, which end the evaluation like a request to stop. With
-    None, the InputError is raised."""
+    _failures: list[tuple[bool, str]] = field(default_factory=list)
+    """Reasons why this rank cannot go on, each after whether a later start may."""
 
     def of(self, count: int, block: int) -> Iterator[int]:
         """Collective: yields where each round begins among `count` items in blocks of `block`.
 
-        Rank 0's block is the first from there. Raises Preempted, on all ranks before the same round or after
-        the last, if any is asked to stop.
+        Rank 0's block is the first from there. Raises Preempted if any rank is asked to stop, and
+        EvaluationFailed if any has failed, on all ranks before the same round or after the last.
         """
         for begin in range(0, count, block * self.comm.world.size):
             self._check()
@@ -43,15 +80,40 @@ class Rounds:
         self._check()
 
     def _check(self) -> None:
-        ends = float(bool(self.unreadable) or self.stop())
-        if self.comm.all_reduce(torch.tensor(ends, device=self.comm.device)) > 0:
+        ends = torch.tensor([float(bool(self._failures)), float(self.stop())], device=self.comm.device)
+        failed, stopped = self.comm.all_reduce(ends).tolist()
+        if failed:
+            later, reason = next(filter(None, self.comm.all_gather_object([*self._failures])))[0]
+            raise EvaluationCutOff(reason) if later else EvaluationFailed(reason)
+        if stopped:
             raise Preempted("asked to stop during an evaluation")
 
-    def until_unreadable(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """Yields the blocks up to one that cannot be read, whose reason it adds to `unreadable`."""
+    def until_failed(self, results: Iterable[Result]) -> Iterator[Result]:
+        """Yields the results of this rank's blocks up to one that fails, whose reason all ranks then raise.
+
+        Nothing of a block may be collective.
+        """
         try:
-            yield from blocks
-        except InputError as problem:
-            if self.unreadable is None:
+            yield from results
+        except (InputError, MachineError) as problem:
+            self._failures.append((isinstance(problem, StorageError | MachineError), str(problem)))
+        except Exception as error:
+            if not is_out_of_memory(error):
                 raise
-            self.unreadable.append(str(problem))
+            self._failures.append((True, f"memory ran out; a smaller eval.batch_size needs less: {error}"))
+
+    def bad_of_all(self, skipped: Skipped, max_share: float) -> dict[str, int]:
+        """Collective: returns the number of samples that the ranks have left out of one set, by cause.
+
+        Raises EvaluationFailed on all ranks alike if they are more than the share, or all.
+        """
+        ranks = self.comm.all_gather_object([skipped.seen, dict(skipped.by_cause), skipped.examples])
+        by_cause: Counter[str] = sum((Counter(causes) for _, causes, _ in ranks), Counter())
+        samples = sum(seen for seen, _, _ in ranks)
+        try:
+            check_share(by_cause, samples, max_share, [text for _, _, texts in ranks for text in texts])
+        except InputError as problem:
+            raise EvaluationFailed(str(problem)) from None
+        if by_cause.total() == samples:
+            raise EvaluationFailed(f"none of the {many(samples, 'sample')} can be used")
+        return dict(by_cause)

@@ -1,8 +1,12 @@
-"""Sets of templates for zero-shot classification that have a name: `eval.templates = "set:NAME"`."""
+"""Sets of words for zero-shot classification that have a name.
+
+They are templates, `eval.templates = "set:NAME"`, and class names, `eval.class_names = "set:NAME"`.
+"""
 
 from collections.abc import Mapping
 
 from trainer.errors import InputError
+from trainer.evaluate.imagenet import imagenet_words
 
 TEMPLATE_SETS: Mapping[str, tuple[str, ...]] = {
     "chinese": (
@@ -48,10 +52,25 @@ TEMPLATE_SETS: Mapping[str, tuple[str, ...]] = {
 """Sentences with `{}` for the class name, by the set's name."""
 
 
+IMAGENET = "imagenet"
+"""Name of the sets that are open_clip's own words for ImageNet's 1,000 classes."""
+
+
 def template_set(name: str) -> tuple[str, ...]:
     """Returns the templates of a set. Raises InputError for an unknown name."""
+    if name == IMAGENET:
+        return tuple(imagenet_words()[1])
     if name not in TEMPLATE_SETS:
-        raise InputError(
-            f'eval.templates: there is no set called "{name}"; there are {", ".join(sorted(TEMPLATE_SETS))}'
-        )
+        raise _unknown("eval.templates", name, [*TEMPLATE_SETS, IMAGENET])
     return TEMPLATE_SETS[name]
+
+
+def class_name_set(name: str) -> tuple[str, ...]:
+    """Returns the class names of a set, by class number. Raises InputError for an unknown name."""
+    if name != IMAGENET:
+        raise _unknown("eval.class_names", name, [IMAGENET])
+    return tuple(imagenet_words()[0])
+
+
+def _unknown(key: str, name: str, known: list[str]) -> InputError:
+    return InputError(f'{key}: there is no set called "{name}"; there are {", ".join(sorted(known))}')

@@ -5,19 +5,21 @@ computed the same way on any rank, and only integers and rows that one rank owns
 of ranks gives the same result, to the last digit.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from trainer.config import Job, Precision
+from trainer.data.bad_samples import Skipped
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
 from trainer.data.source import Source
 from trainer.errors import InputError
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
-from trainer.evaluate.rounds import Rounds
+from trainer.evaluate.rounds import Rounds, counted
 from trainer.model.build import Clip
 
 CLASSES_PER_BLOCK = 16
@@ -33,11 +35,14 @@ class ZeroShot:
     by_class: Tensor
     """Samples of each class, samples taken for it, and those of them that are right: int64 [3, classes] on
     the CPU."""
+    bad: Mapping[str, int] = field(default_factory=dict)
+    """Number of further samples that cannot be used, by cause."""
 
     def metrics(self) -> dict[str, float | int]:
         """Returns the metrics under the names of result.json."""
         return {
             "zero_shot_samples": self.samples,
+            **({"zero_shot_bad_samples": sum(self.bad.values())} if self.bad else {}),
             "zero_shot_top1": self.top1 / self.samples,
             "zero_shot_top5": self.top5 / self.samples,
         }
@@ -78,7 +83,8 @@ def zero_shot(
 ) -> ZeroShot:
     """Collective: counts how often the right class name is nearest, or among the nearest five.
 
-    Names stand in the sentences of `templates`. Raises Preempted on all ranks if any is asked to stop.
+    Names stand in the sentences of `templates`. Raises as the rounds do: Preempted and EvaluationFailed, on
+    all ranks.
     """
     with evaluating(clip.model):
         classes_CD = class_features(clip, names, templates, job.model.precision, rounds)
@@ -95,7 +101,7 @@ def classify(
 ) -> ZeroShot:
     """Collective: does as `zero_shot`, with the features that `class_features` returned."""
     comm, block_size = rounds.comm, job.eval.batch_size
-    progress = Progress("zero-shot", len(source), "images seen")
+    progress, skipped = Progress("zero-shot", len(source), "images seen"), Skipped(max_share=1)
     counts = torch.zeros(2, dtype=torch.int64, device=comm.device)
     by_class = torch.zeros(3, len(classes_CD), dtype=torch.int64, device=comm.device)
     with evaluating(clip.model):
@@ -107,18 +113,21 @@ def classify(
             transform=clip.eval_transform,
             workers=job.data.workers,
             most_pixels=job.data.max_image_pixels,
+            skip_bad=job.data.on_bad_sample == "skip",
         )
-        labelled = rounds.until_unreadable(_labelled(source, blocks, len(classes_CD), keys))
+        labelled = _labelled(source, counted(blocks, skipped), len(classes_CD), keys)
+        results = rounds.until_failed(
+            _hits(clip, block, classes_CD, job.model.precision) for block in labelled
+        )
         for begin in rounds.of(len(source), block_size):
-            block = next(labelled, None)
-            if block is not None:
-                hits, of_classes = _hits(clip, block, classes_CD, job.model.precision)
+            for hits, of_classes in islice(results, 1):
                 counts += hits
                 by_class += of_classes
             progress.done(begin + comm.world.size * block_size)
+    bad = rounds.bad_of_all(skipped, job.data.max_bad_share)
     samples, top5 = comm.all_reduce(counts).tolist()
     by_class = comm.all_reduce(by_class).cpu()
-    return ZeroShot(samples, int(by_class[2].sum()), top5, by_class)
+    return ZeroShot(samples, int(by_class[2].sum()), top5, by_class, bad)
 
 
 def _labelled(
@@ -127,7 +136,7 @@ def _labelled(
     """Yields the blocks. Raises InputError, which names the first sample of a class that has no name."""
     for block in blocks:
         for index in (block.labels >= classes).nonzero()[:1, 0].tolist():
-            raw = source.read(block.first + index)
+            raw = source.read(block.numbers[index])
             raise InputError(
                 f"{keys.samples}: {raw.origin}: sample {raw.key} has class number {raw.label}, "
                 f"but {keys.names} gives {classes} names, for the numbers from 0 to {classes - 1}"
@@ -138,6 +147,8 @@ def _labelled(
 def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
     """Returns samples and hits of the nearest five classes, int64 [2], and `ZeroShot.by_class` of a block."""
     device, classes = classes_CD.device, len(classes_CD)
+    if not block.valid:
+        return torch.zeros(2, device=device).long(), torch.zeros(3, classes, device=device).long()
     labels = block.labels[: block.valid].to(device)
     images_BD = image_features(clip, block.images, precision, device)
     nearest = (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, classes)).indices[: block.valid]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainer.errors import EXIT_PREEMPTED, InputError
 from trainer.launch.liveness import is_dead
+from trainer.launch.same_lines import each_once
 from trainer.report.folder import last_lines
 from trainer.run.layout import EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, START_FILE, rank_logs
 from trainer.text.terminal import say
@@ -58,6 +59,7 @@ def log_lines(
 ) -> Iterator[str]:
     """Yields `[rank] line`; with `follow`, until the run has ended.
 
+    A line that several ranks wrote at about the same time comes once, with all of them: `[0-3] line`.
     `over` tells whether it has; without it, the run folder is asked. What it waits for is said on stderr.
     Raises InputError if there is nothing to show, with `follow` if nothing can come.
     """
@@ -73,8 +75,7 @@ def log_lines(
         # asked before reading, so that lines written before the end are still shown
         ended = over() if over else _has_ended(folder)
         new = [line for file in _opened(folder, rank, files) for line in file.new_lines()]
-        for _, which, text in sorted(new, key=lambda line: line[:2]):
-            yield f"[{which}] {text}"
+        yield from each_once(sorted(new, key=lambda line: line[:2]))
         if not follow or (ended and not new):
             for file in files.values():
                 yield from file.unfinished_line()

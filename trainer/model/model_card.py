@@ -1,43 +1,79 @@
 """Model card of an exported model: README.md as hubs show it. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tomli_w
 
+from trainer.config.resume_rule import key_defaults
 from trainer.text.masking import masked_values
 
-_LOADS = {
-    "open_clip": """import open_clip
+_WORDS = 'words = ["a photo of a cat", "a photo of a dog"]'
+_OPEN_CLIP = """
+tokenizer = open_clip.get_tokenizer("{tokenizer}")
+model.eval()
 
-model, _, transform = open_clip.create_model_and_transforms("local-dir:FOLDER")
-tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")""",
-    "hf": """from transformers import AutoModel, AutoProcessor
+# zero-shot: which of these sentences fits the picture?
+{words}
+image = transform(Image.open("photo.jpg")).unsqueeze(0)
+with torch.no_grad():
+    images = model.encode_image(image, normalize=True)
+    texts = model.encode_text(tokenizer(words), normalize=True)
+shares = (model.logit_scale.exp() * images @ texts.T).softmax(dim=-1)
+print(dict(zip(words, shares[0].tolist())))"""
+_IMPORTS = """import open_clip
+import torch
+from PIL import Image
+"""
+_USES = {
+    "open_clip": f"""{_IMPORTS}
+model, _, transform = open_clip.create_model_and_transforms("local-dir:FOLDER")"""
+    + _OPEN_CLIP.format(tokenizer="local-dir:FOLDER", words=_WORDS),
+    "hf": f"""import torch
+from PIL import Image
+from transformers import AutoModel, AutoProcessor
 
-model = AutoModel.from_pretrained("FOLDER")
-processor = AutoProcessor.from_pretrained("FOLDER")""",
+model = AutoModel.from_pretrained("FOLDER").eval()
+processor = AutoProcessor.from_pretrained("FOLDER")
+
+# zero-shot: which of these sentences fits the picture?
+{_WORDS}
+inputs = processor(text=words, images=Image.open("photo.jpg"), return_tensors="pt", padding=True)
+with torch.no_grad():
+    shares = model(**inputs).logits_per_image.softmax(dim=-1)
+print(dict(zip(words, shares[0].tolist())))""",
     "onnx": """import onnxruntime
 
-session = onnxruntime.InferenceSession("FOLDER/images.onnx")  # tokens.onnx is the text tower
-features = session.run(None, {"images": pixels})[0]  # float32 [n, 3, height, width], normalised""",
-    "safetensors": """from safetensors.torch import load_file
-
-weights = load_file("FOLDER/model.safetensors")  # open_clip's names; model.json is its config""",
+# zero-shot: the text whose features have the largest product with the picture's fits it best
+images = onnxruntime.InferenceSession("FOLDER/images.onnx")
+texts = onnxruntime.InferenceSession("FOLDER/tokens.onnx")
+image_features = images.run(None, {"images": pixels})[0]  # float32 [n, 3, height, width], normalised
+text_features = texts.run(None, {"tokens": tokens})[0]  # int64 [n, context length]
+print((image_features @ text_features.T).argmax(axis=-1))""",
+    "safetensors": f"""{_IMPORTS}
+open_clip.add_model_config("FOLDER/model.json")
+model, _, transform = open_clip.create_model_and_transforms("model", pretrained="FOLDER/model.safetensors")"""
+    + _OPEN_CLIP.format(tokenizer="model", words=_WORDS),
 }
-"""Lines of Python that load each form."""
+"""Lines of Python that load each form and classify a picture with it."""
+_SECTIONS = ("data", "model", "optim", "eval")
+"""Sections that decide what was trained and measured."""
+_OF_THE_MACHINE = {"data.workers", "data.index", "model.cache_dir", "model.offline"}
+"""Keys of these sections that say something of the machine alone."""
+_ABOUT_JOB = "What differs from Clipship's defaults; of paths the last part."
 _LIBRARY = {"open_clip": "open_clip", "hf": "transformers", "safetensors": "open_clip", "onnx": "onnx"}
 
 
 def model_card(name: str, to: str, license_name: str, manifest: Mapping[str, Any]) -> str:
     """Returns the text of the card; `manifest` is that of the checkpoint, empty if it is not Clipship's.
 
-    Secrets in the job are masked.
+    Secrets in the job are masked, and folders are left out.
     """
     job = masked_values(manifest.get("job", {}))
     head = f"---\nlicense: {license_name or 'unknown'}\nlibrary_name: {_LIBRARY[to]}\ntags:\n- clip\n---\n"
     parts = [head, f"# {name}\n", _summary(job, manifest), _metrics(manifest), _how_to_load(to)]
     if job:
-        parts.append(f"## Job file\n\n```toml\n{tomli_w.dumps(_set(job))}```\n")
+        parts.append(f"## Job file\n\n{_ABOUT_JOB}\n\n```toml\n{tomli_w.dumps(_of_the_model(job))}```\n")
     return "\n".join(part for part in parts if part)
 
 
@@ -46,13 +82,13 @@ def _summary(job: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
         return "A CLIP, exported by Clipship from weights of another program.\n"
     model, optim, data = job["model"], job["optim"], job["data"]
     rows = {
-        "model": model["name"],
-        "text tower": model.get("text"),
-        "began with": model.get("pretrained") or model.get("init") or "random weights",
+        "model": _public(model["name"]),
+        "text tower": _public(model.get("text")),
+        "began with": _public(model.get("pretrained") or model.get("init") or "random weights"),
         "loss": optim["loss"],
         "steps": manifest.get("step"),
         "global batch": optim["global_batch_size"],
-        "data": ", ".join(data.get("train") or ()) or data.get("format"),
+        "data": ", ".join(_public(list(data.get("train") or ()))) or data.get("format"),
     }
     lines = "".join(f"| {key} | {value} |\n" for key, value in rows.items() if value is not None)
     return f"A CLIP, trained and exported by Clipship.\n\n| | |\n|---|---|\n{lines}"
@@ -68,13 +104,43 @@ def _metrics(manifest: Mapping[str, Any]) -> str:
 
 
 def _how_to_load(to: str) -> str:
-    return f"## Use\n\n```python\n{_LOADS[to]}\n```\n"
+    return f"## Use\n\n```python\n{_USES[to]}\n```\n"
 
 
-def _set(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the table without keys that are not set, which TOML cannot hold."""
-    return {
-        key: _set(value) if isinstance(value, Mapping) else value
-        for key, value in table.items()
-        if value is not None
-    }
+def _of_the_model(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys that decide what was trained and differ from their defaults, without private paths.
+
+    Where the run was, how it communicated and what it kept is nobody's business but its owner's.
+    """
+    table: dict[str, Any] = {"seed": job["seed"]} if job.get("seed") else {}
+    for section in _SECTIONS:
+        own = dict(_own(job.get(section) or {}, f"{section}."))
+        table |= {section: own} if own else {}
+    return table
+
+
+def _own(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yields the keys of a section that are set, and not to their defaults."""
+    defaults = key_defaults()
+    for key, value in section.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            if nested := dict(_own(value, f"{name}.")):
+                yield key, nested
+        elif name not in _OF_THE_MACHINE and value is not None and _plain(defaults.get(name)) != value:
+            yield key, _public(value)
+
+
+def _plain(value: object) -> object:
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _public(value: Any) -> Any:
+    """Returns a value without folders, hosts and commands: of a path only the file's name stays."""
+    if isinstance(value, list | tuple):
+        return [_public(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    if value.startswith("pipe:"):
+        return "pipe:..."
+    return value.rpartition("/")[2] if "://" in value or value.startswith(("/", "~")) else value

@@ -10,9 +10,10 @@ from pathlib import Path
 from trainer.errors import InputError
 from trainer.report.charts import Chart, Series, line_chart
 from trainer.report.differences import Difference, differences
-from trainer.report.figures import LINES, metric_axis, metric_names, metric_title, series
+from trainer.report.figures import LINES, metric_axis, series
 from trainer.report.folder import Numbers, RunFacts, read_run
 from trainer.report.headline import Status, status, tiles
+from trainer.report.metric_words import metric_names, metric_title
 from trainer.report.page import render, write_page
 from trainer.text.wording import many
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainer.report.figures import is_share, metric_names, metric_text
 from trainer.report.folder import Numbers, RunFacts
+from trainer.report.metric_words import is_share, metric_names, metric_text
 from trainer.report.wording import number
 from trainer.text.wording import duration
 

@@ -8,8 +8,9 @@ from typing import Any
 from trainer.config.results import EMA
 from trainer.report.charts import Chart, Series, line_chart
 from trainer.report.folder import Numbers
+from trainer.report.metric_words import is_share, metric_names, metric_title
 from trainer.report.shares import share_chart
-from trainer.report.wording import number, percent
+from trainer.report.wording import percent
 
 PARTS = (
     ("compute", "compute_s", 1),
@@ -68,39 +69,6 @@ def series(
         [event.get(name, math.nan) for event in events],
         color,
     )
-
-
-def metric_names(evaluations: Sequence[Numbers]) -> list[str]:
-    """Returns the metrics' names in the order of their first appearance."""
-    return list(dict.fromkeys(name for event in evaluations for name in event if name != "step"))
-
-
-def is_share(name: str, evaluations: Sequence[Numbers]) -> bool:
-    """Returns whether a metric is a share, such as an accuracy or a recall.
-
-    Those are floats from 0 to 1, and counts are integers; a median rank is a float too.
-    """
-    if name.endswith("_rank"):
-        return False
-    values = [event[name] for event in evaluations if name in event and math.isfinite(event[name])]
-    return any(isinstance(value, float) for value in values) and all(0 <= value <= 1 for value in values)
-
-
-def metric_text(name: str, value: float, evaluations: Sequence[Numbers]) -> str:
-    """Returns the text of a value: shares in percent, others as they are."""
-    return percent(value) if is_share(name, evaluations) else number(value)
-
-
-def metric_title(name: str) -> str:
-    """Returns a readable title: `retrieval_i2t_r5` becomes `retrieval image to text R@5`."""
-    title = (
-        re.sub(r"^ema_", "EMA ", name)
-        .replace("zero_shot", "zero-shot")
-        .replace("i2t", "image to text")
-        .replace("t2i", "text to image")
-        .replace("_", " ")
-    )
-    return re.sub(r"\btop(\d+)$", r"top-\1", re.sub(r"\br(\d+)$", r"R@\1", title))
 
 
 def _families(evaluations: Sequence[Numbers]) -> Iterator[tuple[str, list[str]]]:

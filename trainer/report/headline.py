@@ -8,8 +8,9 @@ from typing import Any
 
 from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.report.cost import energy_j, gpu_hours, left_s, taken_s
-from trainer.report.figures import PARTS, is_share, metric_names, metric_text, metric_title
+from trainer.report.figures import PARTS
 from trainer.report.folder import Numbers, RunFacts
+from trainer.report.metric_words import is_share, metric_names, metric_text, metric_title
 from trainer.report.wording import energy_of, large, number, percent, size_of, time_of
 from trainer.run.exit_record import rank_name
 from trainer.telemetry.goodput import account

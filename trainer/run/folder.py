@@ -152,6 +152,5 @@ def _longer(before: Job, now: Job) -> str:
         return ""
     unit = "epochs" if now.optim.steps is None else "steps"
     earlier, wanted = getattr(before.optim, unit), getattr(now.optim, unit)
-    if earlier is not None and wanted < earlier:
-        return ""
-    return f"to go on to this length, give --longer {unit}={wanted}; or "
+    option = "shorter" if earlier is not None and wanted < earlier else "longer"
+    return f"to go on to this length, give --{option} {unit}={wanted}; or "

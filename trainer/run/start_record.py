@@ -25,7 +25,7 @@ class StartRecord:
     job: str
     """Absolute path of the job file."""
     overrides: Sequence[str]
-    """Changes of `--set`, `--name` and `--longer`, as `key=value`."""
+    """Changes of `--set`, `--name`, `--longer` and `--shorter`, as `key=value`."""
     ranks: int
     """Number of ranks on this machine; 0 if `hosts` has them."""
     hosts: str = ""

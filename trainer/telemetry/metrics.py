@@ -19,7 +19,7 @@ from trainer.text.wording import duration
 
 log = logging.getLogger("clipship")
 
-_NO_EVALUATION = {"loss", "checkpoint", "slow_rank"}
+_NO_EVALUATION = {"loss", "checkpoint", "slow_rank", "evaluation_failed"}
 """Names of which each line of metrics.jsonl has one unless it is an evaluation's."""
 
 

@@ -31,6 +31,11 @@ def without(rows: Sequence[Sequence[str]], titles: Sequence[str], width: int) ->
         *first, last = (max(map(len, column)) for column in zip(*left, strict=True))
         if not width or sum(size + len(_GAP) for size in first) + min(last, _LEAST_LAST) <= width:
             break
-        place = left[0].index(title)
-        left = [row[:place] + row[place + 1 :] for row in left]
+        left = without_column(left, title)
     return left
+
+
+def without_column(rows: Sequence[Sequence[str]], title: str) -> list[list[str]]:
+    """Returns the rows without the column that has the title in the first row."""
+    place = rows[0].index(title)
+    return [[*row[:place], *row[place + 1 :]] for row in rows]

@@ -59,6 +59,7 @@ class CheckpointPolicy:
         self._checkpoint, self._evaluation, self._schedule = checkpoint, evaluation, schedule
         self._best, self._now = best, now
         self._saved_step, self._saved_at = saved_step, now() - saved_ago_s
+        self._has_evaluated = False
 
     @property
     def saved_step(self) -> int:
@@ -81,8 +82,16 @@ class CheckpointPolicy:
 
         A run that is asked to stop has no time for an evaluation.
         """
+        evaluate = self._is_evaluation_due(step) and not stop
         due = stop or save or self._is_due(step, self._checkpoint.every_steps) or self._is_last(step)
-        return AfterStep(due and step != self._saved_step, self._is_evaluation_due(step) and not stop)
+        due = due or (evaluate and self._may_end_by_evaluation)
+        return AfterStep(due and step != self._saved_step, evaluate)
+
+    @property
+    def _may_end_by_evaluation(self) -> bool:
+        """True if a failed evaluation ends the run, or if none has ended well in this start."""
+        measures = bool(self._evaluation.zero_shot or self._evaluation.retrieval)
+        return measures and (self._evaluation.on_failure == "stop" or not self._has_evaluated)
 
     def missed(self, step: int) -> bool:
         """Returns whether a checkpoint was due after the last save and up to this step.
@@ -101,6 +110,7 @@ class CheckpointPolicy:
 
         `metrics` is empty if a request to stop ended the evaluation (`stop`), or if the job asks for none.
         """
+        self._has_evaluated |= bool(metrics)
         best = self._new_best(metrics)
         if step == self._saved_step:
             return AfterEvaluation(save=False, record=bool(metrics), best=best)

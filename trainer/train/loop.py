@@ -3,6 +3,7 @@
 One call of `run` is the whole training, from whatever step it starts at.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import recorded
 from trainer.data.order import epoch_samples
 from trainer.errors import Preempted
+from trainer.evaluate.rounds import EvaluationFailed
 from trainer.model.optimizer import set_learning_rate
 from trainer.sysinfo.versions import versions
 from trainer.telemetry.metrics import evaluation_of
@@ -29,6 +31,8 @@ from trainer.train.result import TrainResult
 from trainer.train.setup import TrainSetup
 from trainer.train.step import StepResult
 
+log = logging.getLogger("clipship")
+
 
 class Loop:
     """Training loop: takes the next batch, steps, logs, saves and evaluates until the schedule ends."""
@@ -41,6 +45,8 @@ class Loop:
         self._consensus = StepConsensus(setup.comm)
         self._batches = global_batches(setup, monitors.skipped)
         self._reads = LateReads(late=setup.comm.device.type == "cuda")
+        self._failure: str | None = None
+        """Why the last evaluation has no metrics, if it failed."""
 
     def run(self) -> TrainResult:
         """Collective, once: runs the remaining steps and evaluations; returns how training ended.
@@ -76,6 +82,7 @@ class Loop:
             saved_step=self._policy.saved_step,
             stopped=stop,
             metrics=metrics,
+            evaluation_failed=self._failure,
             bad_samples=monitors.skipped.by_cause,
             summary={**monitors.summary(), **summary_of(self._setup.keeper)},
         )
@@ -242,11 +249,26 @@ class Loop:
                 metrics = self._setup.evaluate()
             except Preempted:
                 return {}, True
+            except EvaluationFailed as problem:
+                self._go_on_without(step, problem)
+                return {}, False
             if self._job.eval.retrieval and self._comm.world.rank == 0:
                 monitors.telemetry.show(step, eval_pictures(self._setup.run.folder))
+        self._failure = None
         if metrics:
             monitors.telemetry.event({"step": step, **metrics})
         return metrics, False
+
+    def _go_on_without(self, step: int, problem: EvaluationFailed) -> None:
+        """Reports an evaluation that failed. Raises its problem if the job says that it ends the run."""
+        if self._job.eval.on_failure == "stop":
+            raise problem
+        self._failure = str(problem)
+        if self._comm.world.rank == 0:
+            log.warning(
+                "%-12s step %d is NOT EVALUATED, and the run goes on: %s", "evaluation", step, problem
+            )
+        self._monitors.telemetry.event({"step": step, "evaluation_failed": self._failure})
 
     @contextmanager
     def _saving(self, step: int) -> Iterator[None]:

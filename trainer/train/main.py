@@ -151,6 +151,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         _say("result", done_text(run))
         return None
     _announce(planned, comm, run, batch_plan, source, samples, length)
+    evaluation.say_left_out()  # the rank's log file is open by now
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
     splits = row_of(job).splits_model

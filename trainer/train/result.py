@@ -32,6 +32,8 @@ class TrainResult:
     """True if a request to stop ended the training or its last evaluation early."""
     metrics: Metrics
     """Metrics of the final evaluation; empty if there was none."""
+    evaluation_failed: str | None
+    """Why the final evaluation failed; None if it did not."""
     bad_samples: Mapping[str, int]
     """Number of samples that this rank skipped in this start, by cause."""
     summary: Mapping[str, object]
@@ -73,6 +75,7 @@ def write_result(setup: TrainSetup, result: TrainResult) -> None:
             "bad_samples": dict(bad_samples),
             "left_out": setup.source.left_out.every,
             **result.metrics,
+            **({"evaluation_failed": result.evaluation_failed} if result.evaluation_failed else {}),
             **result.summary,
             "world_size": comm.world.size,
             "restarts": _restarts(setup.run.folder),

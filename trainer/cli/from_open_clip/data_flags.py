@@ -4,10 +4,11 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.cli.from_open_clip.imagenet import imagenet_words
 from trainer.cli.from_open_clip.line import PIPE, SOURCES, Line, is_table
 from trainer.cli.from_open_clip.translation import Flag, Translate, Translation
+from trainer.config.results import NAMED_SET
 from trainer.errors import InputError
+from trainer.evaluate.template_sets import IMAGENET
 from trainer.text.wording import many
 
 TAB = "\t"
@@ -170,11 +171,11 @@ def imagenet(flag: Flag, line: Line, result: Translation) -> None:
     if not line["--zeroshot-frequency"]:
         result.dropped[flag.name] = "--zeroshot-frequency 0 never evaluates on it"
         return
-    names, templates = imagenet_words()
     result.set("eval.zero_shot", line[flag.name])
     result.set("eval.batch_size", line["--batch-size"], named=False)
+    names = f"{NAMED_SET}{IMAGENET}"
     result.set("eval.class_names", names, "open_clip's names, in the order of the folders' WordNet numbers")
-    result.set("eval.templates", templates, "open_clip's sentences")
+    result.set("eval.templates", names, "open_clip's sentences")
 
 
 def frequency(flag: Flag, line: Line, result: Translation) -> None:

@@ -40,6 +40,7 @@ Examples:
 @hosts_option
 @click.option("--to", type=NearChoice(list(SCHEDULERS)), help="Submit all runs to this scheduler.")
 @click.option("--list", "only_list", is_flag=True, help="Start nothing: show the runs and what they reached.")
+@click.option("--wide", is_flag=True, help="Show every metric of the runs' last evaluations.")
 @click.option(
     "--parallel",
     type=click.IntRange(min=1),
@@ -59,6 +60,7 @@ def command(
     hosts: str | None,
     to: str | None,
     only_list: bool,
+    wide: bool,
     parallel: int | None,
     no_check: bool,
 ) -> int:
@@ -77,7 +79,7 @@ def command(
     named_hosts = given_hosts(nproc, hosts)
     sweep = find_sweep(job_path, overrides, grids, to)
     if only_list:
-        show(sweep.trials)
+        show(sweep.trials, wide=wide)
         if any(has_started(trial.folder) for trial in sweep.trials):
             _name_report(sweep)
         return EXIT_DONE
@@ -90,7 +92,7 @@ def command(
     check(waiting, nproc, named_hosts)
     sweep.record()
     code = run_all(job_path, waiting, nproc, named_hosts)
-    show(sweep.trials)
+    show(sweep.trials, wide=wide)
     _name_report(sweep)
     return code
 

@@ -1,6 +1,6 @@
 """The runs of a sweep, their states and their table of results. Imports no torch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from trainer.cli.sweep.grid import combinations, names
 from trainer.errors import ClusterError, InputError
 from trainer.launch.submission import Outcome, read_record, scheduler
 from trainer.report.folder import RunFacts, has_started, read_run
+from trainer.report.metric_words import short_title, shown_metrics
 from trainer.run.find import is_run
 from trainer.run.layout import RESULT_FILE
 from trainer.run.sweep_record import SweepRecord, record_sweep, sweep_folder
@@ -88,15 +89,15 @@ def _folder(job: "Job", to: str | None) -> Path:
     return next(filter(is_run, folders), own)
 
 
-def show(trials: Sequence[Trial]) -> None:
-    """Print the table: name, values, state, loss and the last evaluation of each run."""
-    rows = [dict(_row(trial)) for trial in trials]
+def show(trials: Sequence[Trial], *, wide: bool = False) -> None:
+    """Print the table: name, values, state, loss and the last evaluation of each run; `wide`: all of it."""
+    rows = [dict(_row(trial, wide=wide)) for trial in trials]
     titles = list(dict.fromkeys(title for row in rows for title in row))
     for line in aligned([titles, *([row.get(title, "-") for title in titles] for row in rows)]):
         click.echo(line)
 
 
-def _row(trial: Trial) -> Iterator[tuple[str, str]]:
+def _row(trial: Trial, *, wide: bool) -> Iterator[tuple[str, str]]:
     yield "run", shown(trial.name)
     for override in trial.values:
         key, _, value = override.partition("=")
@@ -106,7 +107,7 @@ def _row(trial: Trial) -> Iterator[tuple[str, str]]:
         return
     facts = read_run(trial.folder)
     yield "state", _state_here(facts)
-    yield from _reached(facts)
+    yield from _reached(facts, wide=wide)
 
 
 def _state_elsewhere(trial: Trial) -> str:
@@ -124,12 +125,11 @@ def _state_here(facts: RunFacts) -> str:
     return f"ended with {facts.exit['exit_code']}" if "exit_code" in facts.exit else "begun"
 
 
-def _reached(facts: RunFacts) -> Iterator[tuple[str, str]]:
+def _reached(facts: RunFacts, *, wide: bool) -> Iterator[tuple[str, str]]:
     if facts.metrics.records:
         last = facts.metrics.records[-1]
         yield "step", f"{last['step']:,}"
         yield "loss", f"{last['loss']:.4f}"
-    evaluation: Mapping[str, float] = facts.metrics.evaluations[-1] if facts.metrics.evaluations else {}
-    for metric, reached in evaluation.items():
-        if metric not in ("step", "generation") and not metric.endswith("_samples"):
-            yield shown(metric), f"{reached:g}"
+    for evaluation in facts.metrics.evaluations[-1:]:
+        for name, text in shown_metrics(evaluation, wide=wide).items():
+            yield shown(short_title(name)), text

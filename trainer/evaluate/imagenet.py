@@ -1,4 +1,4 @@
-"""Class names and templates of ImageNet as open_clip evaluates with them.
+"""Class names and templates of ImageNet as open_clip evaluates with them: `set:imagenet` in a job.
 
 They are read from the source of the installed package, because importing it would import torch.
 """
@@ -14,11 +14,15 @@ _FILE = "zero_shot_metadata.py"
 _NAMES, _TEMPLATES = "IMAGENET_CLASSNAMES", "OPENAI_IMAGENET_TEMPLATES"
 
 
+class NotInstalled(InputError):
+    """Raised where open_clip is not installed, as on a login node that only submits."""
+
+
 @cache
 def imagenet_words() -> tuple[list[str], list[str]]:
     """Returns the class names by class number, and the templates with `{}` for the name.
 
-    Raises InputError if open_clip is not installed here or keeps them elsewhere.
+    Raises NotInstalled if open_clip is not installed here or keeps them elsewhere.
     """
     package = importlib.util.find_spec("open_clip")
     for folder in (package.submodule_search_locations or ()) if package else ():
@@ -30,7 +34,7 @@ def imagenet_words() -> tuple[list[str], list[str]]:
             ]
         except (OSError, SyntaxError, ValueError, KeyError):
             break
-    raise InputError(
+    raise NotInstalled(
         f"ImageNet's class names and templates stand in {_FILE} of the package open_clip_torch, and this "
         "Python has none that can be read: install it"
     )

@@ -1,0 +1,192 @@
+"""Looks at own data for a first job file: their number, a held-out part, and a name. No torch."""
+
+import csv
+import io
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config.formats import FORMATS, row_of
+from trainer.errors import InputError
+from trainer.text.terminal import say
+from trainer.text.wording import many
+
+if TYPE_CHECKING:
+    from trainer.data.tables import Table
+
+NONE = "none"
+"""Value of --held-out for a job without an evaluation."""
+_LARGEST = 4_000_000_000
+"""Bytes of shards whose headers are all read; of more, the first one stands for the others."""
+_SHARE, _MOST = 20, 1000
+"""One pair in so many is held out, and at most so many."""
+_FEWEST = 40
+"""Pairs below which none is held out."""
+_NAMED_IN_A_LIST = 64
+_EVERYONES = {"captions", "data", "dataset", "images", "pictures", "shards", "metadata", "train", "table"}
+"""Names of files and folders that say nothing of what is in them."""
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Own data, as a job file names them."""
+
+    train: tuple[str, ...]
+    held_out: tuple[str, ...] = ()
+    """Captioned data to evaluate on."""
+    samples: int | None = None
+    """Number of training samples, if it is known."""
+    about: str = ""
+    """The number in words; empty if it is not known."""
+    name: str = ""
+    """Name for the run; empty if the data have none."""
+    tables: Mapping[Path, str] = field(default_factory=dict)
+    """Text of tables that the entries name and that are not written yet."""
+
+
+def own_data(pattern: str, held_out: str, job_path: Path, *, here: bool = True) -> OwnData:
+    """Returns what the job file at `job_path` says of the data of a pattern, which starts at its folder.
+
+    `held_out` is such a pattern, too, or NONE; empty: a part of the data is held out. `here` is false if only
+    a cluster's nodes see the data. Raises InputError for files that are not there.
+    """
+    name = run_name(pattern, job_path)
+    asked = () if held_out in ("", NONE) else (held_out,)
+    if not here or "://" in pattern or pattern == "-" or pattern.startswith("pipe:"):
+        return OwnData((pattern,), asked, name=name)
+    from trainer.data.shard_names import expand_shards  # it imports pydantic
+
+    folder = job_path.parent
+    files = expand_shards([_path(pattern, folder)])
+    if asked:
+        expand_shards([_path(each, folder) for each in asked])
+    if not find_spec("numpy"):  # of a login node, which counts no samples
+        return OwnData((pattern,), asked, name=name)
+    try:
+        return _looked_into(pattern, files, asked, job_path, name, cut=not held_out)
+    except InputError as problem:
+        say(f"warning: {problem}")
+        return OwnData((pattern,), asked, name=name)
+
+
+def _looked_into(
+    pattern: str, files: list[str], asked: tuple[str, ...], job_path: Path, name: str, *, cut: bool
+) -> OwnData:
+    if cut and len(files) == 1 and FORMATS["table"] is row_of(files[0]):
+        return _cut_table(Path(files[0]), job_path, name, pattern)
+    samples, exactly = _count(files)
+    if not samples:
+        raise InputError(f"--data {pattern}: there is no sample in these files")
+    held = _last(files, samples) if cut else []
+    folder = None if os.path.isabs(os.path.expanduser(pattern)) else job_path.parent
+    parts = [pattern_of(part, folder) for part in (files[: len(files) - len(held)], held)]
+    train: tuple[str, ...] = (pattern,)
+    if held and all(parts):
+        train, asked = parts
+        samples, exactly = samples * (len(files) - len(held)) // len(files), False
+    return OwnData(train, asked, samples, f"{'' if exactly else 'about '}{many(samples, 'sample')}", name)
+
+
+def run_name(pattern: str, job_path: Path) -> str:
+    """Returns a name for the run: that of the table or the folder, if it says something."""
+    path = Path(os.path.abspath(job_path.parent / pattern)) if "://" not in pattern else Path(pattern)
+    for part in (path.stem, *(parent.name for parent in list(path.parents)[:2])):
+        slug = re.sub(r"[^\w]+", "-", part.lower()).strip("-")
+        plain = slug.removesuffix("-train")
+        if plain and plain not in _EVERYONES and not re.search(r"[*?{]|^[\d_-]+$", part):
+            return plain[:60]
+    return ""
+
+
+def _path(pattern: str, folder: Path) -> str:
+    return os.path.normpath(os.path.join(folder, os.path.expanduser(pattern)))
+
+
+def _count(files: Sequence[str]) -> tuple[int, bool]:
+    """Returns the number of samples, and whether it is exact. Raises InputError for what is malformed."""
+    from trainer.config import Data
+    from trainer.data.sample_counts import check_data
+
+    data = Data(train=tuple(files))
+    if (counted := check_data(data, "--data")) is not None:
+        return counted, True
+    from trainer.data.indexed import index_in_memory
+    from trainer.data.shards import shard_selection
+
+    sizes = [os.path.getsize(file) for file in files]
+    some = files if sum(sizes) <= _LARGEST else files[:1]
+    found = sum(len(entry) for entry in index_in_memory(some, shard_selection(data)).entries)
+    read = sum(sizes[: len(some)])
+    return (found, True) if some is files else (found * sum(sizes) // max(1, read), False)
+
+
+def _last(files: list[str], samples: int) -> list[str]:
+    """Returns the files at the end that are held out; none if there is one file, or if they are few pairs."""
+    if len(files) < 2 or samples < _FEWEST:
+        return []
+    wanted = min(samples // _SHARE, _MOST)
+    return files[-max(1, wanted * len(files) // samples) :]
+
+
+def pattern_of(files: Sequence[str], folder: Path | None) -> tuple[str, ...]:
+    """Returns entries of a job file in `folder` that name these files and no other.
+
+    They are paths from there, or as the files are called without a folder. Returns () if they are too many.
+    """
+    names = [os.path.relpath(file, folder) for file in files] if folder is not None else list(files)
+    found = [re.fullmatch(r"(.*?)(\d+)(\D*)", name) for name in names]
+    numbers = [int(match[2]) for match in found if match]
+    alike = {(match[1], len(match[2]), match[3]) for match in found if match}
+    if len(numbers) == len(names) > 1 and len(alike) == 1 and _in_a_row(numbers):
+        first, last = (match for match in (found[0], found[-1]) if match)
+        return (f"{first[1]}{{{first[2]}..{last[2]}}}{first[3]}",)
+    return tuple(names) if len(names) <= _NAMED_IN_A_LIST else ()
+
+
+def _in_a_row(numbers: Sequence[int]) -> bool:
+    return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def _cut_table(path: Path, job_path: Path, name: str, pattern: str) -> OwnData:
+    """Returns a table in two parts, beside the job file; the rows of an image stay together."""
+    from trainer.data.tables import TableColumns, read_table
+
+    table = read_table(path, TableColumns(), keep_others=True)
+    rows: dict[str, list[int]] = {}
+    for row in range(len(table.rows)):
+        rows.setdefault(os.path.normpath(table.images[row]), []).append(row)
+    images = list(rows.values())
+    count = min(len(images) // _SHARE, _MOST) if len(images) >= _FEWEST else 0
+    if not count:
+        return OwnData((pattern,), (), len(table.rows), many(len(table.rows), "pair"), name)
+    chosen = {(2 * number + 1) * len(images) // (2 * count) for number in range(count)}
+    parts: dict[str, list[int]] = {"train": [], "held-out": []}
+    for place, of_image in enumerate(images):
+        parts["held-out" if place in chosen else "train"] += of_image
+    stem = path.stem.removesuffix("-train")
+    written = {
+        job_path.parent / f"{stem}-{part}.csv": _text(table, sorted(of_part), job_path.parent)
+        for part, of_part in parts.items()
+    }
+    train, held_out = (file.name for file in written)
+    samples = len(parts["train"])
+    return OwnData((train,), (held_out,), samples, many(samples, "pair"), name, written)
+
+
+def _text(table: "Table", rows: Sequence[int], folder: Path) -> str:
+    """Returns rows of a table as the text of a table in `folder`."""
+    file = io.StringIO()
+    others = list(table.others[0]) if table.others else []
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["image", "caption", *others])
+    for row in rows:
+        image = table.images[row]
+        if not os.path.isabs(image):
+            image = os.path.relpath(table.image_path(row), folder)
+        more = [table.others[row][name] for name in others]
+        writer.writerow([image, table.captions[0][row], *more])
+    return file.getvalue()
