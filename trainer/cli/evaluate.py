@@ -20,6 +20,7 @@ from trainer.cli.options import suggested, weights_model_option
 from trainer.errors import InputError
 from trainer.launch.submission import find_run
 from trainer.run.layout import JOB_FILE, RESULT_FILE
+from trainer.safe_io.plain import read_json
 from trainer.text.masking import MASK
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def command(
             code = start_ranks(rank, job, nproc=nproc, hosts=None)
         if code:
             return code
-        metrics = json.loads(result_path.read_text(encoding="utf-8"))
+        metrics = read_json(result_path)
     about = {"checkpoint": checkpoint, "model": job.model.name, "pretrained": job.model.pretrained}
     results = metrics.pop("suite", None)
     if not as_json and (results is None or len(metrics) > 1):  # world_size alone needs no table

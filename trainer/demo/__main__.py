@@ -4,7 +4,6 @@ It trains with `clipship run`'s own launcher. All files are in one folder, the j
 step is to change it and run it again. Imports no torch.
 """
 
-import json
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from trainer.errors import EXIT_DONE, InputError
 from trainer.launch.local import run
 from trainer.run.folder import move_aside, run_folder
 from trainer.run.layout import JOB_FILE, RESULT_FILE
+from trainer.safe_io.plain import read_json
 from trainer.text.paste import word
 from trainer.text.wording import many
 
@@ -113,7 +113,7 @@ def _show(job: Job, job_path: Path, nproc: int, seconds: float) -> int:
     folder = run_folder(job)
     print("demo: reading the model, to show what it learned", flush=True)
     subprocess.run([sys.executable, "-P", "-m", "trainer.demo.show", str(folder)], check=True)
-    result = json.loads((folder / RESULT_FILE).read_text())
+    result = read_json(folder / RESULT_FILE)
     accuracy = f"{result['zero_shot_top1']:.1%} of {result['zero_shot_samples']} held-out images"
     print(f"\ndemo: zero-shot top-1 {accuracy}, trained in {seconds:.0f} s")
     print(f"demo: the run folder is {folder}")
