@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from trainer.cli.json_output import json_option, print_json
-from trainer.cli.options import suggested, weights_model_option
+from trainer.cli.options import set_of, suggested, weights_model_option
 from trainer.errors import InputError
 from trainer.launch.submission import find_run
 from trainer.run.layout import JOB_FILE, RESULT_FILE
@@ -77,13 +77,7 @@ Without --data, --zero-shot and --suite, a checkpoint of Clipship is evaluated a
     metavar="N",
     help="Number of ranks on this machine.",
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a key of the evaluation's job, e.g. eval.batch_size=256.",
-)
+@set_of("of the evaluation's job, e.g. eval.batch_size=256.")
 @json_option("Print no table on stderr; stdout has one JSON object with and without it.")
 def command(
     checkpoint: str,

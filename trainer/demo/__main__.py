@@ -16,6 +16,7 @@ import click
 
 from trainer.config import Job
 from trainer.config.loader import load_job
+from trainer.config.typed import from_here
 from trainer.demo.data import CHINESE, ENGLISH, Words, pack_digits
 from trainer.demo.text_tower import make_text_tower
 from trainer.errors import EXIT_DONE, InputError
@@ -70,7 +71,7 @@ KINDS = {
 def main(kind: str, folder: Path | None, nproc: int, overrides: tuple[str, ...]) -> None:
     """Train a small CLIP on 1,797 handwritten digits and show what it learned."""
     try:
-        sys.exit(demo(folder or Path(KINDS[kind].folder), nproc, overrides, KINDS[kind]))
+        sys.exit(demo(folder or Path(KINDS[kind].folder), nproc, from_here(overrides), KINDS[kind]))
     except InputError as error:
         print(f"demo: {error}", file=sys.stderr)
         sys.exit(2)
