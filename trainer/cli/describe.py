@@ -160,7 +160,8 @@ def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[
     if not local:
         yield from _of_clusters(job)
     yield from secret_warnings(job)
-    yield from name_problems([*job.env, *os.environ], None if job.stack.torch == "base" else job.stack.torch)
+    torch = None if job.stack.torch == "base" else job.stack.torch
+    yield from name_problems(job.env, torch, os.environ)
 
 
 def _of_clusters(job: Job) -> Iterator[str]:
