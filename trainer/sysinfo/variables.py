@@ -30,9 +30,10 @@ def name_problems(
 ) -> Iterator[str]:
     """Yields one sentence for each name with a prefix of these libraries that none of them reads.
 
-    `machine` has the names of the environment, of which some tell what an image holds. The sentence has the right name. If torch's version is the one in the table, NCCL's version is the table's
-    too; otherwise it is unknown, and no NCCL variable counts as too new. `torch_version` None means that
-    torch's version is unknown as well.
+    `machine` has the names of the environment, of which some only tell what an image holds. The sentence has
+    the right name. If torch's version is the one in the table, NCCL's version is the table's too; otherwise
+    it is unknown, and no NCCL variable counts as too new. `torch_version` None means that torch's version is
+    unknown as well.
     """
     table = _table()
     same = (
