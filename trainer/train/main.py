@@ -185,7 +185,8 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if comm.world.rank == 0:
         run.result.unlink(missing_ok=True)  # the run was done; now it goes back to a checkpoint, or further
     check_replicas(comm, step.shards, step.optimizer)
-    _say("start", str(start))
+    generation = f"generation {comm.world.generation}: " if comm.world.generation > 1 else ""
+    _say("start", f"{generation}{start}")
     writer = CheckpointWriter(
         run.checkpoints,
         job.checkpoint,
