@@ -136,7 +136,7 @@ def test_an_address_of_a_hub_that_is_none_is_named(monkeypatch: pytest.MonkeyPat
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    with pytest.raises(InputError, match="HF_ENDPOINT = .* is no address"), cache_alone_without_hub():
+    with pytest.raises(InputError, match=r"HF_ENDPOINT = .* is no address"), cache_alone_without_hub():
         pass
 
 
