@@ -209,6 +209,9 @@ def test_large_logs_are_merged_part_by_part(
 
 
 OPENS_ELSEWHERE = {
+    "image/": "what goes into an image",
+    "model/": "models' configs, which users name, and the user's cache",
+    "sysinfo/": "/proc, /sys and the package's own files",
     "cli/completion.py": "the package's own files",
     "cli/explain.py": "the package's own files",
     "cli/presets.py": "the package's own files",
@@ -222,23 +225,12 @@ OPENS_ELSEWHERE = {
     "demo/__main__.py": "the package's own files",
     "evaluate/inputs.py": "class names and templates, which the user names",
     "evaluate/suite_table.py": "the package's own files",
-    "image/context.py": "what goes into an image",
-    "image/pins.py": "the package's own files",
-    "image/sbom.py": "installed packages",
-    "image/selftest.py": "a folder that this process makes",
-    "image/wheelhouse.py": "what goes into an image",
     "launch/kubernetes/cluster.py": "the pod's own secrets",
     "launch/kubernetes/pod/hosts.py": "the list of hosts that the operator mounts",
     "launch/kubernetes/pod/names.py": "the pod's own secrets",
     "launch/kubernetes/pod/rank.py": "/proc",
     "launch/kubernetes/pod/worker.py": "/proc",
     "launch/processes.py": "/proc",
-    "model/architecture.py": "a model's config, which the user names",
-    "model/catalog.py": "a model's config, which the user names",
-    "model/hub.py": "the user's cache",
-    "model/models_page.py": "installed packages",
-    "model/tags.py": "installed packages",
-    "model/text_source.py": "a text tower, which the user names",
     "preflight/host_probe.py": "/sys",
     "report/page.py": "the package's own files",
     "run/model_identity.py": "a model's config, which the user names",
@@ -251,14 +243,10 @@ OPENS_ELSEWHERE = {
     "supervise/rank_process.py": "the supervisor's own folder",
     "supervise/rank_report.py": "the supervisor's own folder, /proc",
     "supervise/rank_start.py": "the supervisor's own folder",
-    "sysinfo/addresses.py": "/sys",
-    "sysinfo/libraries.py": "/proc",
-    "sysinfo/memory.py": "/proc",
-    "sysinfo/topology.py": "/sys",
-    "sysinfo/variables.py": "the package's own files",
     "train/same_environment.py": "installed packages",
 }
-"""Modules that open files without `trainer.safe_io`, with what these are: never files of a run folder."""
+"""Modules and packages that open files without `trainer.safe_io`, with what these are: never files of a run
+folder."""
 
 
 def opens(tree: ast.AST) -> Iterator[int]:
@@ -281,9 +269,11 @@ def opens(tree: ast.AST) -> Iterator[int]:
 
 def test_no_module_opens_files_of_a_run_folder_in_another_way() -> None:
     root = Path(trainer.__path__[0])
-    found = {
+    found = [
         str(path.relative_to(root))
         for path in sorted(root.rglob("*.py"))
         if "templates" not in path.parts and any(opens(ast.parse(path.read_text())))
-    }
-    assert found == set(OPENS_ELSEWHERE)
+    ]
+    others = [name for name in found if not name.startswith(tuple(OPENS_ELSEWHERE))]
+    assert not others, "open files by trainer.safe_io.plain, or say above what these are"
+    assert len(found) > 40, "the look for calls finds them"
