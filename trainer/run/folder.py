@@ -25,6 +25,7 @@ from trainer.run.layout import (
 )
 from trainer.run.lock import who_holds
 from trainer.safe_io.plain import MOST_LINES_BYTES, is_plain
+from trainer.text.wording import many
 
 _REMEDIES = (
     "choose another name with --set name=..., continue with the settings that it was started with, or move "
@@ -144,8 +145,8 @@ def _check_plain(folder: Path) -> None:
             raise InputError(f"{path} is a link or no file, which no run leaves there: remove it first")
         if path.name in _USED and path.exists() and path.stat().st_size > MOST_LINES_BYTES:
             raise InputError(
-                f"{path} has {path.stat().st_size:,} bytes, and at most {MOST_LINES_BYTES:,} are read: move "
-                "it away first"
+                f"{path} has {many(path.stat().st_size, 'byte')}, and at most {MOST_LINES_BYTES:,} are read: "
+                "move it away first"
             )
 
 

@@ -52,7 +52,7 @@ def read_plain(path: Path, *, most: int = MOST_BYTES, errors: str = "strict", li
         size = os.fstat(file.fileno()).st_size
         content = file.read(most + 1) if size <= most else b""
     if max(size, len(content)) > most:
-        raise OSError(errno.EFBIG, f"it has {size:,} bytes; at most {most:,} are read", str(path))
+        raise OSError(errno.EFBIG, f"its size in bytes is {size:,}, above the limit of {most:,}", str(path))
     return content.decode(errors=errors)
 
 

@@ -1,4 +1,4 @@
-"""Where pods see the files of a job: on its volumes, or out of its ConfigMap. Imports no torch."""
+"""Tells where pods see the files of a job: on its volumes, or out of its ConfigMap. Imports no torch."""
 
 import posixpath
 from collections.abc import Iterator
