@@ -144,8 +144,8 @@ def test_check_says_what_will_run_and_writes_nothing(
         "evaluation  none ([eval] names no data)\n"
         f"run folder  {tmp_path}/runs/two words\n"
         f"checkpoints 519 MB each (weights 173 MB, optimizer 346 MB), 3 kept; ... fit in {tmp_path}\n"
-        "stop        about 2.1 s from a request to the saved checkpoint: 2 steps, and 519 MB at 0.25 GB/s "
-        "(assumed)\n"
+        "stop        at least 2.1 s from a request to the saved checkpoint: 2 steps, whose time is not known "
+        "yet, and 519 MB at 0.25 GB/s (assumed)\n"
     )
     assert files() == ["job.toml"]
 
@@ -406,6 +406,10 @@ def test_check_says_how_many_samples_an_epoch_leaves_out(job: str, capsys: Captu
     [
         ("optim.global_batch_size=8", "a global batch of 8"),
         ("optim.warmup_steps=65", "warmup_steps 65 is longer than the run of 64 steps"),
+        (
+            "optim={global_batch_size=32, steps=64, warmup_steps=65}",
+            "warmup_steps 65 is longer than the run of 64 steps",
+        ),
         ("model={name='ViT-S-32-alt', lock_image=true, lock_text=true}", "both towers are locked"),
     ],
 )

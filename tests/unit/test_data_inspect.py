@@ -3,13 +3,15 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
+from PIL import Image, ImageFont
 
 from trainer.cli.data import command
+from trainer.data import sheet_fonts
 from trainer.data.inspect import MARGIN, TILE
 from trainer.data.shard_files import write_shards
 
@@ -56,6 +58,52 @@ def test_the_sheet_shows_every_picture_and_names_the_broken_one(shard: str, tmp_
     assert (80, 0, 0) not in seen
     assert any(red > 200 and green < 60 for red, green, _ in seen)
     assert pixels.shape[1] >= TILE + 2 * MARGIN
+
+
+def chinese(tmp_path: Path) -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (60, 60), "red").save(file, "png")
+    write_shards([("0", {"png": file.getvalue(), "txt": "<b>一只狗".encode()})], tmp_path, 4)
+    return str(tmp_path / "*.tar")
+
+
+def test_characters_that_no_font_has_are_named_and_a_page_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sheet_fonts, "FOLDERS", (str(tmp_path),))
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    out, shards = tmp_path / "sheet.png", chinese(tmp_path)
+    result = CliRunner().invoke(command, ["show", shards, "--out", str(out)], catch_exceptions=False)
+    assert "warning: no font of this machine has 3 characters of the captions, such as 一" in result.stderr
+    assert "or give --out contact-sheet.html" in result.stderr
+    page = tmp_path / "sheet.html"
+    result = CliRunner().invoke(command, ["show", shards, "--out", str(page)], catch_exceptions=False)
+    assert (result.stdout, result.stderr) == (f"{page}\n", "")
+    text = page.read_text(encoding="utf-8")
+    assert "<figcaption>&lt;b&gt;一只狗</figcaption>" in text
+    assert text.count("data:image/png;base64,") == 1
+
+
+def test_a_font_of_this_machine_is_taken_where_pillows_own_lacks_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stand-ins for fonts: which characters a font has is asked of its drawings."""
+
+    class Face:
+        def __init__(self, letters: str) -> None:
+            self.letters = letters
+
+        def getmask(self, letter: str) -> bytes:
+            return letter.encode() if letter in self.letters else b"box"
+
+    faces = {"latin.ttf": Face("abc"), "odd.ttf": Face("ab一"), "cjk.ttf": Face("abc一只狗")}
+    monkeypatch.setattr(ImageFont, "load_default", lambda _size: Face("ab "))
+    monkeypatch.setattr(ImageFont, "truetype", lambda path, _size: faces[path])
+    monkeypatch.setattr(sheet_fonts, "_paths", lambda: iter(faces))
+    fonts = sheet_fonts.Fonts(11)
+    chosen: list[Any] = [fonts.of(text) for text in ("a b", "c", "一只狗", "a一", "狗 é")]
+    assert [face.letters for face in chosen] == ["ab ", "abc", "abc一只狗", "ab一", "abc一只狗"]
+    assert fonts.lacking == {"é"}
 
 
 def test_table_is_inspected_as_shards_are(tmp_path: Path) -> None:

@@ -25,6 +25,13 @@ def test_prose_is_wrapped_at_100_columns(page: Path) -> None:
     assert not wide
 
 
+def test_the_first_page_names_each_other() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert [
+        page.name for page in PAGES[1:] if f"]({page.name})" not in index and page.name != "index.md"
+    ] == []
+
+
 def test_the_drawing_has_the_layers_that_make_check_holds() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")

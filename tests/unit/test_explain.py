@@ -69,3 +69,16 @@ def test_it_needs_neither_pydantic_nor_torch() -> None:
         "from trainer.cli.main import main; sys.exit(main(['explain', 'optim.lr']))"
     )
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("model.image_size", "  - whole number, at least 1, at most 4,096; or a list of 2 of them"),
+        ("eval.class_names", "  - text or a list of them"),
+        ("model.image_mean", "  - list of 3; each: number"),
+        ("optim.max_batch_size_per_gpu", '  - whole number, at least 1; or one of "auto"'),
+    ],
+)
+def test_types_of_lists_are_said_once(key: str, line: str) -> None:
+    assert line in explain(key).output.splitlines()

@@ -22,11 +22,6 @@ STEP = (
         (STEP, 100, STEP.replace("data 0% comm 1%  ", "")),
         (STEP, 60, "step  4/20  loss 3.1  lr 1.00e-04  9 samples/s  ETA 0:20"),
         (STEP, 20, "step  4/20  loss 3.1  9 samples/s  ETA 0:20"),
-        (
-            "[generation 2] " + STEP,
-            75,
-            "[generation 2] step  4/20  loss 3.1  lr 1.00e-04  9 samples/s  ETA 0:20",
-        ),
     ],
 )
 def test_a_line_is_folded_between_words_and_a_step_loses_parts(

@@ -4,6 +4,7 @@ tests/cluster/kubernetes has a real cluster.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from trainer.config.loader import dump_job, load_job, own_keys
 from trainer.errors import InputError
 from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.kubernetes.patch import merged
+from trainer.launch.kubernetes.places import carried
 from trainer.launch.kubernetes.validate import hosts_bytes, warnings
 from trainer.launch.yaml_text import yaml as quoted
 from trainer.launch.yaml_text import yaml_block
@@ -717,3 +719,30 @@ def test_render_refuses_a_job_without_an_image(tmp_path: Path, capsys: pytest.Ca
 
 def test_hostile_text_is_what_it_claims() -> None:
     assert {"\t", "\u2028", "\U0001f600", '"', "'", "$", "#"} <= set(HOSTILE)
+
+
+def test_a_models_own_config_travels_with_the_job(tmp_path: Path) -> None:
+    """The pods have it at the path that the job names, so that the run's keys are the same everywhere."""
+    config = '{"embed_dim": 8}\n'
+    path = tmp_path / "mine.json"
+    path.write_text(config)
+    job = kubernetes_job(model={"name": str(path)})
+    assert documents(job)[0]["data"]["model.json"] == config
+    mount = {"name": "job", "mountPath": str(path), "subPath": "model.json", "readOnly": True}
+    assert all(mount in pod["containers"][0]["volumeMounts"] for pod in pods(job))
+    assert f'name = "{path}"' in documents(job)[0]["data"]["job.toml"]
+    assert not [text for text in warnings(job) if "mine.json" in text]
+    path.unlink()
+    assert "model.json" not in documents(job)[0]["data"]
+    assert [text for text in warnings(job) if "the image must contain it" in text]
+
+
+def test_configs_on_a_volume_and_files_that_are_none_stay_where_they_are(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("{}")
+    on_a_volume = kubernetes_job(
+        model={"name": str(tmp_path / "mine.json")},
+        kubernetes={"mounts": {str(tmp_path): "pvc:x", "/data": "pvc:d"}},
+    )
+    assert list(carried(on_a_volume)) == []
+    os.mkfifo(tmp_path / "fifo.json")
+    assert list(carried(kubernetes_job(model={"name": str(tmp_path / "fifo.json")}))) == []

@@ -20,7 +20,7 @@ from trainer.config import Job
 from trainer.errors import InputError
 from trainer.evaluate import rank
 from trainer.model.build import untrained
-from trainer.model.hub_reach import may_ask_hub
+from trainer.model.hub_reach import cache_alone_without_hub, may_ask_hub
 from trainer.model.loading import loading
 
 
@@ -128,6 +128,16 @@ def test_hub_is_asked_for_beforehand_only_where_a_part_comes_from_it() -> None:
     assert may_ask_hub(model, "laion2b_s34b_b79k")
     assert may_ask_hub(model.model_copy(update={"name": "hf-hub:a/b"}), None)
     assert may_ask_hub(model.model_copy(update={"name": "ViT-B-16-SigLIP"}), None)  # its tokenizer
+
+
+@pytest.mark.parametrize("endpoint", ["http://[::1/", "http://hub:port/"])
+def test_an_address_of_a_hub_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(InputError, match=r"HF_ENDPOINT = .* is no address"), cache_alone_without_hub():
+        pass
 
 
 OUT_OF_MEMORY = [

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -163,3 +164,12 @@ def test_words_for_shares_sizes_and_ranks() -> None:
     ]
     assert [tick(value) for value in (0, 0.5, 5000, 2.5e6, 5e-4)] == ["0", "0.5", "5k", "2.5M", "5e-4"]
     assert [ranks([3]), ranks([3, 0, 1, 7, 2])] == ["rank 3", "ranks 0-3, 7"]
+
+
+def test_a_single_value_is_a_dot_that_can_be_seen() -> None:
+    """Runs that are evaluated once, and the runs of short sweeps, have charts of nothing else."""
+    one = line_chart("top-1", [Series("a", [20], [0.5]), Series("b", [10, 20], [0.5, 0.6], 2)])
+    assert re.findall(r'class="([a-z ]*line[a-z ]*) c\d"', one.svg) == ["line dot", "line"]
+    css = files("trainer.report").joinpath("page.css").read_text()
+    widths = [float(width) for width in re.findall(r"\.line\.dot \{ stroke-width: (\d+)", css)]
+    assert min(widths) >= 6

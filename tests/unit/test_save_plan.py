@@ -33,8 +33,8 @@ def test_without_a_run_the_size_and_an_assumed_rate_count(tmp_path: Path) -> Non
     assert size is not None
     save = time_of(job)
     assert save.seconds == pytest.approx(size.total / ASSUMED_BYTES_S)
-    assert save.parts() == "2 steps, and 5.13 GB at 0.25 GB/s (assumed)"
-    assert "stop        about 20.5 s from a request to the saved checkpoint: 2 steps, and" in describe(
+    assert save.parts() == "2 steps, whose time is not known yet, and 5.13 GB at 0.25 GB/s (assumed)"
+    assert "stop        at least 20.5 s from a request to the saved checkpoint: 2 steps, whose" in describe(
         job, 1, 64, local=True
     )
 
@@ -55,7 +55,10 @@ def test_a_run_that_has_saved_gives_its_own_times(tmp_path: Path) -> None:
     lines = [{"step": step, "checkpoint": f"step-{step}", "write_s": step} for step in (3, 5, 90)]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     save = time_of(job)
-    assert (save.write_s, save.parts()) == (5, "2 steps, and 5.0 s for a checkpoint (measured)")
+    assert (save.write_s, save.parts()) == (
+        5,
+        "2 steps, whose time is not known yet, and 5.0 s for a checkpoint (measured)",
+    )
 
 
 def test_nothing_is_said_of_a_model_of_unknown_size() -> None:

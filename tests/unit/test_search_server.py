@@ -137,7 +137,21 @@ def test_only_pictures_of_the_index_are_served(server: Server, place: str) -> No
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "", "/x/", "//", "/page.js", "/TOKEN", "/picture/1", "/TOKENx/", "/%00/"]
+    "path",
+    [
+        "/",
+        "",
+        "/x/",
+        "//",
+        "/page.js",
+        "/TOKEN",
+        "/picture/1",
+        "/TOKENx/",
+        "/%00/",
+        "http://[::1/",
+        "//[/",
+        "[",
+    ],
 )
 def test_nobody_without_the_token_gets_an_answer(server: Server, path: str) -> None:
     asked = path.replace("TOKEN", server.token[:-1])

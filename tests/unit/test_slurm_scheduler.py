@@ -3,6 +3,7 @@
 A real Slurm does not give these answers at will, so that stand-ins give them.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -311,6 +312,68 @@ def test_logs_of_a_script_that_was_submitted_by_hand_are_where_slurm_has_them(
 
 
 GRID = ("--grid", "optim.lr=1e-4,3e-4", "--grid", "seed=0,1")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"id": "--me"},
+        {"id": "77,78"},
+        {"id": "77_[1-9]"},
+        {"id": "77\n"},
+        {"id": 77},
+        {"id": ["77"]},
+        {"at": 5},
+        {"to": ["slurm"]},
+        {"to": "nowhere"},
+        {"details": {"cluster": "all"}},
+        {"details": {"cluster": "--me"}},
+        {"details": {"cluster": "a,b"}},
+        {"details": {"output": 3}},
+        {"details": []},
+    ],
+)
+def test_a_record_that_slurm_did_not_give_reaches_no_command_of_it(
+    folder: Path, capsys: Capture, wrong: dict[str, object]
+) -> None:
+    run = submitted(folder)
+    path = run / "artefacts" / "submission.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    for command in ("scancel", "squeue", "sacct", "scontrol"):
+        answers(folder, command, f"touch {folder}/called")
+    for words in (["cancel", "mine"], ["status", "mine"], ["logs", "mine"], ["runs", "runs"]):
+        assert main(words) in (0, 2)
+    assert "submission.json cannot be read" in capsys.readouterr().err
+    assert not (folder / "called").exists()
+
+
+@pytest.mark.parametrize("content", ["5", "[]", "null", "[" * 100_000, '{"to": ' * 50_000, "\0", ""])
+def test_a_record_that_is_none_is_named(folder: Path, capsys: Capture, content: str) -> None:
+    (submitted(folder) / "artefacts" / "submission.json").write_text(content)
+    assert main(["status", "mine"]) == 2
+    assert "submission.json cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job_id", ["7", "7_12"])
+def test_ids_that_slurm_gives_are_taken(folder: Path, job_id: str) -> None:
+    found = read_record(submitted(folder, job_id, cluster="big-1"))
+    assert found is not None
+    assert found.id == job_id
+
+
+def test_the_output_of_another_user_is_not_shown(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = folder / "secret"
+    secret.write_text("a secret\n")
+    submitted(folder, output=str(secret))
+    assert main(["logs", "mine"]) == 0
+    assert capsys.readouterr().out == "[slurm] a secret\n"
+    monkeypatch.setattr(scheduler, "_owner", lambda path: 1 if path == secret else 2)
+    assert main(["logs", "mine"]) == 2
+    captured = capsys.readouterr()
+    assert "secret" not in captured.out
+    assert "is not shown: it belongs to another user than the run" in captured.err
 
 
 def sweep(*words: str) -> int:

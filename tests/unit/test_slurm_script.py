@@ -4,6 +4,7 @@ tests/cluster has a real Slurm.
 """
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.cli.main import main
+from trainer.cli.presets import preset_text
 from trainer.config import Job
 from trainer.config.fabrics import FABRICS
 from trainer.config.loader import job_from_table, load_job, own_keys
@@ -166,6 +168,26 @@ def test_scripts_pass_shellcheck(name: str, tmp_path: Path) -> None:
 def test_the_script_of_a_job_with_defaults_has_at_most_150_lines(nodes: int) -> None:
     script = batch_script(job(resources={"nodes": nodes}))
     assert len(script.splitlines()) <= 150
+
+
+def test_the_script_of_the_preset_is_as_long_as_its_page_says(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(preset_text("slurm"))
+    assert 200 < len(batch_script(load_job(tmp_path / "job.toml")).splitlines()) <= 230
+
+
+@pytest.mark.parametrize("env", [{}, {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}])
+def test_a_script_that_slurm_does_not_run_says_how_to_start_it(tmp_path: Path, env: dict[str, str]) -> None:
+    """The second are the variables of an interactive allocation."""
+    script = tmp_path / "s.sh"
+    script.write_text(batch_script(job(logging={"runs": str(tmp_path)})))
+    ended = subprocess.run(
+        ["bash", script], capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"], **env}
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"clipship: this is a batch script of Slurm: submit it with `sbatch {script}`, or the job file with "
+        "`clipship submit`\n"
+    )
 
 
 def test_the_same_job_gives_the_same_bytes() -> None:

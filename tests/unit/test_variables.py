@@ -55,6 +55,15 @@ def test_what_a_plugin_of_nccl_reads_is_left_alone(name: str) -> None:
     assert list(name_problems([name], "2.14.1")) == []
 
 
+def test_what_an_image_says_of_its_packages_is_no_setting() -> None:
+    """Images that derive from nvidia/cuda have these; in [env] the first is still a mistake."""
+    assert list(name_problems((), "2.14.1", ["NCCL_VERSION", "NV_LIBNCCL_PACKAGE"])) == []
+    (found,) = name_problems(["NCCL_VERSION"], "2.14.1", ["NCCL_VERSION"])
+    assert found.startswith("NCCL_VERSION has no effect")
+    (found,) = name_problems((), "2.14.1", ["NCCL_DEBGU"])
+    assert "did you mean NCCL_DEBUG?" in found
+
+
 def test_name_that_is_too_new_says_since_when() -> None:
     assert list(name_problems(["TORCH_FR_BUFFER_SIZE"], "2.6.0")) == [
         "TORCH_FR_BUFFER_SIZE has no effect: torch 2.6.0 does not read it; 2.9 is the first version that does"

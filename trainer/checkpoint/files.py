@@ -6,7 +6,6 @@ the next start.
 """
 
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -21,7 +20,7 @@ from trainer.run.checkpoints import EMA_WEIGHTS as EMA_WEIGHTS
 from trainer.run.checkpoints import MANIFEST as MANIFEST
 from trainer.run.checkpoints import WEIGHTS as WEIGHTS
 from trainer.safe_io.atomic import write_json, write_whole
-from trainer.safe_io.plain import read_plain
+from trainer.safe_io.plain import read_json, read_plain
 from trainer.text.wording import many
 
 BEST = "best.json"
@@ -73,14 +72,14 @@ class Folder:
         limit = time.monotonic() + timeout_s
         while missing := [name for name, seal in seals.items() if not seal.exists()]:
             for failure in self.partial.glob(f"*{_FAILED}"):
-                raise OSError(f"checkpoint of step {self.step}: {failure.read_text()}")
+                raise OSError(f"checkpoint of step {self.step}: {read_plain(failure)}")
             if time.monotonic() > limit:
                 raise TimeoutError(
                     f"checkpoint of step {self.step}: these files were not written within {timeout_s:g} s: "
                     f"{', '.join(missing)}"
                 )
             time.sleep(_POLL_S)
-        parts = {name: json.loads(seal.read_text()) for name, seal in seals.items()}
+        parts = {name: read_json(seal) for name, seal in seals.items()}
         for seal in seals.values():
             seal.unlink()
         write_json(self.partial / MANIFEST, {**about, "step": self.step, "files": parts})
@@ -92,7 +91,7 @@ class Folder:
 
     def record_metrics(self, metrics: Mapping[str, float | int]) -> None:
         """Adds metrics that were measured later to the manifest of a checkpoint that has its final name."""
-        manifest = json.loads(read_plain(self.final / MANIFEST))
+        manifest = read_json(self.final / MANIFEST)
         write_json(self.final / MANIFEST, {**manifest, "metrics": dict(metrics)})
 
     def mark_failed(self, rank: int, error: Exception) -> None:
@@ -110,7 +109,7 @@ def verify(folder: Path) -> dict[str, Any]:
     Raises BrokenCheckpoint, which names the first part that is not.
     """
     try:
-        manifest: dict[str, Any] = json.loads(read_plain(folder / MANIFEST))
+        manifest: dict[str, Any] = read_json(folder / MANIFEST)
     except (OSError, ValueError, RecursionError) as error:
         raise BrokenCheckpoint(f"{folder}: its {MANIFEST} cannot be read: {error}") from error
     require(folder, manifest, {"step": int, "files": dict})
@@ -198,7 +197,7 @@ def best_so_far(checkpoints: Path) -> dict[str, Any] | None:
 def _read_best(checkpoints: Path) -> dict[str, Any] | None:
     path = checkpoints / BEST
     try:
-        best = json.loads(read_plain(path)) if path.exists() else None
+        best = read_json(path) if path.exists() else None
     except (OSError, ValueError, RecursionError):
         return None
     whole = (

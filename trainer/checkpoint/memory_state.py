@@ -22,7 +22,7 @@ from torch import Tensor
 from trainer.checkpoint.memory_layout import Layout, block_sums, tensors_of
 from trainer.checkpoint.state import TrainState, put_optimizer
 from trainer.safe_io.atomic import write_json
-from trainer.safe_io.plain import open_plain, read_plain
+from trainer.safe_io.plain import open_plain, read_json
 from trainer.supervise.state_parts import (
     BUFFERS,
     Header,
@@ -156,7 +156,7 @@ def bytes_kept(folder: Path) -> int:
 
 def _verified(folder: Path, whole: WholeStep) -> Kept:
     """Returns the step. Raises ValueError if its bytes differ from what its headers say, OSError."""
-    layout = Layout.from_json(json.loads(read_plain(folder / layout_file(whole.layout))))
+    layout = Layout.from_json(read_json(folder / layout_file(whole.layout)))
     if layout.digest != whole.layout:
         raise ValueError("the layout is another one")
     memory = _mapped(folder, layout, whole.buffer)

@@ -1,7 +1,6 @@
 """Checks a weights file before a model is made of it: is it complete, and which loss was it trained with?"""
 
 import hashlib
-import json
 import pickle
 import re
 from pathlib import Path
@@ -14,6 +13,7 @@ from trainer.config import Job
 from trainer.config.losses import LOSSES
 from trainer.errors import InputError
 from trainer.run.checkpoints import MANIFEST
+from trainer.safe_io.plain import read_json
 
 _NUMPY = (".npz", ".npy")
 _BIAS = "logit_bias"
@@ -75,7 +75,7 @@ def _check_seal(path: Path) -> None:
     if not manifest.is_file():
         return
     try:
-        sealed = json.loads(manifest.read_text(encoding="utf-8"))["files"][path.name]["sha256"]
+        sealed = read_json(manifest)["files"][path.name]["sha256"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path}: the {MANIFEST} beside it has no checksum for it ({cause(error)}): "

@@ -8,7 +8,7 @@ import click
 import tomli_w
 
 from trainer.cli.new_length import AS_LONG_AS_THE_JOB_SAYS
-from trainer.cli.options import run_argument
+from trainer.cli.options import run_argument, set_of
 from trainer.cli.presets import schema_line, write_job_file
 from trainer.errors import InputError
 from trainer.run.layout import JOB_FILE
@@ -24,7 +24,7 @@ Examples:
 )
 @run_argument
 @click.argument("job_path", metavar="NEW", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key; may be repeated.")
+@set_of("of the new job, e.g. optim.lr=1e-4.")
 @click.option("--name", metavar="NAME", help="Name of the new run; without it, that of the file NEW.")
 @click.option("--force", is_flag=True, help="Replace NEW if it exists.")
 def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | None, force: bool) -> None:

@@ -8,7 +8,9 @@ import click
 
 from trainer.cli.data_options import DataOf, data_options
 from trainer.errors import InputError
-from trainer.text.terminal import shown
+from trainer.safe_io.atomic import write_whole
+from trainer.text.terminal import say, shown
+from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.data.sample import Source
@@ -69,7 +71,8 @@ def stats(files: tuple[str, ...], data: DataOf, samples: int) -> None:
     type=click.Path(path_type=Path),
     default=Path("contact-sheet.png"),
     show_default=True,
-    help="Picture to write.",
+    metavar="FILE",
+    help="Picture, or page, to write.",
 )
 @click.option(
     "--samples",
@@ -80,17 +83,27 @@ def stats(files: tuple[str, ...], data: DataOf, samples: int) -> None:
     help="Number of samples, which are spread evenly.",
 )
 def show(files: tuple[str, ...], data: DataOf, out: Path, samples: int) -> None:
-    """Write a contact sheet of DATA, shards or tables, as PNG: images with the beginning of their captions.
+    """Write a contact sheet of DATA, shards or tables: images with the beginning of their captions.
 
-    The name of the picture goes to stdout.
+    It is a PNG, or a page for a browser if FILE ends with .html. Its name goes to stdout.
     """
-    from trainer.data.inspect import contact_sheet
+    from trainer.data.inspect import LETTER, contact_page, contact_sheet
+    from trainer.data.sheet_fonts import Fonts
 
-    sheet = contact_sheet(_source(files, data), samples)
+    source, fonts = _source(files, data), Fonts(LETTER)
     try:
-        sheet.save(out, "png")
+        if out.suffix == ".html":
+            write_whole(out, contact_page(source, samples))
+        else:
+            contact_sheet(source, samples, fonts).save(out, "png")
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written: {error.strerror or error}") from None
+    if fonts.lacking:
+        say(
+            f"warning: no font of this machine has {many(len(fonts.lacking), 'character')} of the captions, "
+            f"such as {shown(min(fonts.lacking))}, which are boxes: install one (fonts-noto-cjk has Chinese, "
+            "Japanese and Korean), or give --out contact-sheet.html"
+        )
     click.echo(out)
 
 

@@ -11,6 +11,7 @@ from trainer.cli.device_plan import device_rows, has_a_gpu, no_gpu_here, on_gpus
 from trainer.cli.disk_plan import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.cli.environment_plan import environment_row, missing_here, not_in_the_image
 from trainer.cli.gpu_plan import gpu_rows, too_large
+from trainer.cli.place_warnings import odd_places
 from trainer.cli.save_plan import SaveTime, save_rows, save_time, too_little_notice
 from trainer.cli.secret_values import secret_warnings
 from trainer.cli.spare_plan import no_spares_here, spares_by_hand, with_spares
@@ -160,10 +161,12 @@ def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[
     if not local:
         yield from _of_clusters(job)
     yield from secret_warnings(job)
-    yield from name_problems([*job.env, *os.environ], None if job.stack.torch == "base" else job.stack.torch)
+    torch = None if job.stack.torch == "base" else job.stack.torch
+    yield from name_problems(job.env, torch, os.environ)
 
 
 def _of_clusters(job: Job) -> Iterator[str]:
+    yield from odd_places(job)
     if job.in_image:
         yield from not_in_the_image(job)
     if job.image.tag is not None:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from trainer.cli.json_output import json_option, print_json
-from trainer.cli.options import suggested, weights_model_option
+from trainer.cli.options import set_of, suggested, weights_model_option
 from trainer.errors import InputError
 from trainer.launch.submission import find_run
 from trainer.run.layout import JOB_FILE, RESULT_FILE
+from trainer.safe_io.plain import read_json
 from trainer.text.masking import MASK
 
 if TYPE_CHECKING:
@@ -76,13 +77,7 @@ Without --data, --zero-shot and --suite, a checkpoint of Clipship is evaluated a
     metavar="N",
     help="Number of ranks on this machine.",
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a key of the evaluation's job, e.g. eval.batch_size=256.",
-)
+@set_of("of the evaluation's job, e.g. eval.batch_size=256.")
 @json_option("Print no table on stderr; stdout has one JSON object with and without it.")
 def command(
     checkpoint: str,
@@ -124,7 +119,7 @@ def command(
             code = start_ranks(rank, job, nproc=nproc, hosts=None)
         if code:
             return code
-        metrics = json.loads(result_path.read_text(encoding="utf-8"))
+        metrics = read_json(result_path)
     about = {"checkpoint": checkpoint, "model": job.model.name, "pretrained": job.model.pretrained}
     results = metrics.pop("suite", None)
     if not as_json and (results is None or len(metrics) > 1):  # world_size alone needs no table

@@ -1,6 +1,5 @@
 """The command `clipship export`: writes a trained model for other programs. Imports no torch itself."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from trainer.cli.evaluate import table_of_trained, without_unset
 from trainer.cli.near import NearChoice
 from trainer.cli.options import suggested, weights_model_option
 from trainer.errors import EXIT_DONE, InputError
+from trainer.safe_io.plain import read_json
 from trainer.text.live import waiting
 from trainer.text.terminal import one_line, say
 
@@ -76,5 +76,5 @@ def _manifest(weights: str | None) -> Mapping[str, Any]:
     path = Path(weights or "").parent / MANIFEST
     if not weights or not path.is_file():
         return {}
-    manifest: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    manifest: Mapping[str, Any] = read_json(path)
     return manifest

@@ -24,15 +24,30 @@ def suggested(of: str) -> Callable[[click.Context, click.Parameter, str], Any]:
 
 run_argument: Decorator = click.argument("run", metavar="RUN", shell_complete=suggested("runs"))
 """Name of a run, which `trainer.launch.submission.find_run` reads."""
-set_option: Decorator = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    shell_complete=suggested("keys"),
-    help="Change a key of the job file, e.g. optim.lr=1e-3; an empty value restores the default. May be "
-    "repeated.",
-)
+
+
+def set_of(what: str) -> Decorator:
+    """Returns the option --set, whose help says what it changes; its relative paths become absolute."""
+    return click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=_from_here,
+        shell_complete=suggested("keys"),
+        help=f"Change a key {what} May be repeated. A relative path starts at the current folder.",
+    )
+
+
+def _from_here(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    if not texts:
+        return ()
+    from trainer.config.typed import from_here  # it imports pydantic
+
+    return from_here(texts)
+
+
+set_option = set_of("of the job file, e.g. optim.lr=1e-3; an empty value restores the default.")
 nproc_option: Decorator = click.option(
     "--nproc",
     type=click.IntRange(min=1),

@@ -301,10 +301,10 @@ def _draft_7(node: Any) -> Any:
 _INTRODUCTION = """
 One TOML file describes a run. Each section below is a table of that file, each entry one of its keys.
 Relative paths start at the job file's folder, and `~/` is the home folder. An unknown key is refused, and
-the nearest known one is named. `--set SECTION.KEY=VALUE` changes a key for one command. TOML has no null:
-where a description says None, the key is left out. A run that goes on in its run folder may change only the
-keys that say so here: another learning rate, batch, model or data makes another run, which needs another
-name.
+the nearest known one is named. `--set SECTION.KEY=VALUE` changes a key for one command; a relative path in it
+starts at the current folder. TOML has no null: where a description says None, the key is left out. A run that
+goes on in its run folder may change only the keys that say so here: another learning rate, batch, model or
+data makes another run, which needs another name.
 
 Editors complete and check a job file whose first line names the schema, as `clipship init` writes it:
 [job-schema.json](job-schema.json).

@@ -1,6 +1,5 @@
 """The command `clipship resume`: goes on with a run from its folder alone. Imports no torch."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from trainer.launch.submission import find_run, read_record
 from trainer.run.layout import ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
 from trainer.run.lock import who_holds
 from trainer.run.start_record import StartRecord, ranks_before, read_start
+from trainer.safe_io.plain import read_json
 from trainer.text.paste import word
 from trainer.text.terminal import say
 from trainer.text.wording import many
@@ -139,7 +139,7 @@ def _ranks_before(folder: Path) -> tuple[int | None, str | None]:
 def _environment(folder: Path) -> list[dict[str, str]]:
     """Returns what environment.json says of each rank; nothing if it is missing or broken."""
     try:
-        ranks = json.loads((folder / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+        ranks = read_json(folder / ENVIRONMENT_FILE)
         return [{**rank, "node": str(rank["node"])} for rank in ranks]
     except (OSError, ValueError, TypeError, KeyError):
         return []

@@ -138,7 +138,7 @@ def _state(run: Mapping[str, Any]) -> str:
         return "done"
     if run["state"] == "ended":
         code = (run.get("end") or {}).get("exit_code", -1)
-        return _ENDED.get(code, f"failed ({code})")
+        return _ENDED.get(code if isinstance(code, int) else -1, f"failed ({code})")
     return _WORDS.get(state := str(run["state"]), state)
 
 

@@ -54,9 +54,15 @@ class SaveTime:
         """Seconds in all; without the steps where these are not known."""
         return self.write_s + _STEPS * (self.step_s or 0.0)
 
+    def total(self) -> str:
+        """Returns the seconds in all, in words."""
+        return f"{'at least' if self.step_s is None else 'about'} {span(self.seconds)}"
+
     def parts(self) -> str:
         """Returns what the seconds are for."""
-        steps = "" if self.step_s is None else f" of {span(self.step_s)} ({self.step})"
+        steps = ", whose time is not known yet"
+        if self.step_s is not None:
+            steps = f" of {span(self.step_s)} ({self.step})"
         return f"{_STEPS} steps{steps}, and {self.write}"
 
 
@@ -98,14 +104,14 @@ def _estimated_step_s(job: Job, batch_plan: BatchPlan) -> float | None:
 def save_rows(save: SaveTime | None) -> Iterator[tuple[str, str]]:
     """Yields the row about a request to stop."""
     if save is not None:
-        yield "stop", f"about {span(save.seconds)} from a request to the saved checkpoint: {save.parts()}"
+        yield "stop", f"{save.total()} from a request to the saved checkpoint: {save.parts()}"
 
 
 def too_little_notice(job: Job, save: SaveTime | None) -> Iterator[str]:
     """Yields a sentence for each time between a warning and the end that is too short for a checkpoint."""
     if save is None:
         return
-    takes = f"after a request to stop the ranks save for about {span(save.seconds)} ({save.parts()})"
+    takes = f"after a request to stop the ranks save for {save.total()} ({save.parts()})"
     for key, notice in NOTICES.items():
         seconds = notice(job)
         if seconds is not None and seconds < save.seconds:

@@ -17,17 +17,18 @@ PATHS = {
 def kind(place: dict[str, Any]) -> str:
     """Returns type and range in words: "whole number, at least 1"."""
     if "anyOf" in place:
-        return " or ".join(kind(part) for part in place["anyOf"])
+        first, *others = place["anyOf"]
+        return kind(first) + "".join(_or(other, first) for other in others)
     if "enum" in place or "const" in place:
         return "one of " + ", ".join(f'`"{choice}"`' for choice in place.get("enum", [place.get("const")]))
     type_name = place.get("type")
     if type_name == "array":
         items = place.get("items", {})
-        return (
-            f"list of {len(items)}: {', '.join(map(kind, items))}"
-            if isinstance(items, list)
-            else f"list; each entry: {kind(items)}"
-        )
+        if not isinstance(items, list):
+            return f"list; each entry: {kind(items)}"
+        same = all(item == items[0] for item in items)
+        each = f"each: {kind(items[0])}" if same else "; ".join(map(kind, items))
+        return f"list of {len(items)}; {each}"
     if type_name == "object":
         values: Any = place.get("additionalProperties") or next(
             iter(place.get("patternProperties", {}).values()), {}
@@ -35,6 +36,17 @@ def kind(place: dict[str, Any]) -> str:
         return f"table; each value: {kind(values)}" if isinstance(values, dict) and values else "table"
     names = {"boolean": "`true` or `false`", "integer": "whole number", "number": "number", "string": "text"}
     return names.get(str(type_name), "any value") + _range(place)
+
+
+def _or(other: dict[str, Any], first: dict[str, Any]) -> str:
+    """Returns the words for another type that a key may have beside the first one."""
+    items = other.get("items")
+    mark = ";" if ", " in kind(first) else ""
+    if items == first:
+        return f"{mark} or a list of them"
+    if isinstance(items, list) and all(item == first for item in items):
+        return f"{mark} or a list of {len(items)} of them"
+    return f"{mark} or {kind(other)}"
 
 
 def default(value: object) -> str:

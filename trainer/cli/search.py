@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli.evaluate import table_of_trained, without_unset
-from trainer.cli.options import suggested, weights_model_option
+from trainer.cli.options import set_of, suggested, weights_model_option
 from trainer.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from trainer.run.checkpoints import WEIGHTS
 from trainer.text.terminal import one_line, say
@@ -65,14 +65,7 @@ Examples:
     help="Port of the page; without it, a free one.",
 )
 @weights_model_option
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    shell_complete=suggested("keys"),
-    help="Change a key of the search's job, e.g. eval.batch_size=256.",
-)
+@set_of("of the search's job, e.g. eval.batch_size=256.")
 def command(
     checkpoint: str,
     images: Path,

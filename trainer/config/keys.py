@@ -41,7 +41,8 @@ def _always(_text: str) -> bool:
 class JobPath:
     """Marks a key whose text is a path.
 
-    A relative path starts at the job file's folder, `~/` at the home folder.
+    A relative path starts at the job file's folder, one of `--set` at the current folder, `~/` at the home
+    folder.
     """
 
     kind: Literal["file", "folder", "patterns"] = "file"
@@ -85,13 +86,13 @@ def with_paths_from(section: Table, base: Path) -> Table:
     changes: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value, mark = getattr(section, name), path_of(field)
-        resolved = value
+        absolute = value
         if mark is not None:
-            resolved = _resolved(value, mark, base)
+            absolute = resolved(value, mark, base)
         elif isinstance(value, Section) and _has_paths(type(value)):
-            resolved = with_paths_from(value, base)
-        if resolved != value:
-            changes[name] = resolved  # what the file leaves out stays absent
+            absolute = with_paths_from(value, base)
+        if absolute != value:
+            changes[name] = absolute  # what the file leaves out stays absent
     return section.model_copy(update=changes)
 
 
@@ -117,9 +118,10 @@ def _texts(value: object, mark: JobPath) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, tuple) and mark.lists else ()
 
 
-def _resolved(value: object, mark: JobPath, base: Path) -> object:
+def resolved(value: object, mark: JobPath, base: Path) -> object:
+    """Returns a key's value with its relative paths joined to `base`, which is absolute."""
     if isinstance(value, tuple) and mark.lists:
-        return tuple(_resolved(text, mark, base) for text in value)
+        return tuple(resolved(text, mark, base) for text in value)
     if not isinstance(value, str) or not mark.when(value) or (mark.kind == "patterns" and is_remote(value)):
         return value
     plain = os.path.expanduser(value) if value.startswith("~/") else value

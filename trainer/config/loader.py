@@ -16,6 +16,7 @@ from trainer.config.keys import with_paths_from
 from trainer.config.overrides import Override, apply_overrides, parse_overrides
 from trainer.config.toml_lines import Key, Lines, line_of_a_long_key
 from trainer.errors import InputError
+from trainer.safe_io.plain import open_regular
 from trainer.text.masking import masked_values
 from trainer.text.paste import word
 from trainer.text.pattern import pattern
@@ -89,12 +90,14 @@ def resolve_paths(job: Job, base: Path) -> Job:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(
-                f"{path} has {many(path.stat().st_size, 'byte')} and is not a job file, which has at most "
-                f"{_MOST_BYTES:,}"
-            )
-        return path.read_bytes().decode("utf-8-sig")
+        with open(path, "rb", opener=open_regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _MOST_BYTES:
+                raise InputError(
+                    f"{path} has {many(size, 'byte')} and is not a job file, which has at most "
+                    f"{_MOST_BYTES:,}"
+                )
+            return file.read(_MOST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise InputError(
             f"{path}: no such job file; `clipship init --preset laptop {word(path)}` writes one"

@@ -5,7 +5,8 @@ A scheduler is one package (section of the job file, rendering, control) and one
 no scheduler.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class SchedulerRow:
     """Function from a job to its name there, which no other job may have. None: names may be equal."""
     details: tuple[str, ...] = ()
     """Names of the facts that the record of each submission must have."""
+    forms: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of what the record's `id`, and details by their names, must be: what is read becomes arguments
+    of the scheduler's commands, and others may have written it."""
     client: str | None = None
     """Python package that `control` needs beside Clipship's own."""
 
@@ -64,6 +68,7 @@ _SLURM = SchedulerRow(
     readers="the batch script",
     warnings="trainer.launch.slurm.validate:warnings",
     submit_together="trainer.launch.slurm.array:submit_together",
+    forms={"id": r"[0-9]+(_[0-9]+)?", "cluster": r"(?!all$)\w[\w.-]*"},
 )
 _KUBERNETES = SchedulerRow(
     name="kubernetes",

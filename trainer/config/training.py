@@ -344,8 +344,6 @@ class Optim(Section):
             raise ValueError("give either epochs or steps")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}")
-        if self.steps is not None and self.warmup_steps > self.steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} is longer than the run of {self.steps} steps")
         if self.label_smoothing and LOSSES[self.loss].contrast == "siglip":
             raise ValueError(
                 "label_smoothing changes the target of a softmax, and the siglip loss has none: remove it"

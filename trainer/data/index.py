@@ -25,7 +25,7 @@ from trainer.data.files import opened, persistent, persistent_each, stamp
 from trainer.data.tar import PLACE, Rows
 from trainer.errors import InputError, StorageError
 from trainer.safe_io.atomic import replacing
-from trainer.safe_io.plain import open_plain
+from trainer.safe_io.plain import MOST_LINES_BYTES, open_plain, open_regular, read_plain
 from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
@@ -119,7 +119,7 @@ class Index:
         file = rows_file(self.folder, path, self.selection)
 
         def mapped() -> mmap.mmap | None:
-            with file.open("rb") as rows:
+            with open(file, "rb", opener=open_regular) as rows:
                 return (
                     mmap.mmap(rows.fileno(), 0, access=mmap.ACCESS_READ)
                     if os.fstat(rows.fileno()).st_size
@@ -241,8 +241,9 @@ def _locked(file: Path) -> Iterator[None]:
 def read_catalogue(folder: Path, selection: Selects) -> dict[str, Entry]:
     """Returns the catalogue; empty if there is none or it is damaged, so that all shards are read again."""
     try:
-        digest, _, text = catalogue_file(folder, selection).read_bytes().partition(b"\n")
-    except OSError:
+        content = read_plain(catalogue_file(folder, selection), most=MOST_LINES_BYTES, links=True)
+        digest, _, text = content.encode().partition(b"\n")
+    except (OSError, ValueError):
         return {}
     if _digest(text) != digest.decode(errors="replace"):
         return {}

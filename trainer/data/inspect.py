@@ -1,21 +1,35 @@
 """Shows people what a source of samples holds: numbers, and a sheet of pictures. No torch."""
 
+import base64
+import html
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from trainer.data.pictures import decode
 from trainer.data.sample import BadSample, RawSample, Source
+from trainer.data.sheet_fonts import Fonts
+from trainer.text.terminal import shown
 
 TILE = 192
 TEXT = 44
 MARGIN = 8
 LINES = 3
-LETTERS = 31
+LETTER = 11
+_PAGE = """<!doctype html>
+<meta charset="utf-8">
+<title>Contact sheet</title>
+<style>
+body {{ display: flex; flex-wrap: wrap; gap: 12px; font: 13px sans-serif; }}
+figure {{ width: 192px; margin: 0; overflow-wrap: anywhere; }}
+</style>
+{tiles}
+"""
 
 
 def statistics(source: Source, samples: int) -> dict[str, Any]:
@@ -48,11 +62,12 @@ def statistics(source: Source, samples: int) -> dict[str, Any]:
     }
 
 
-def contact_sheet(source: Source, samples: int) -> Image.Image:
+def contact_sheet(source: Source, samples: int, fonts: Fonts | None = None) -> Image.Image:
     """Returns pictures in rows, each above the beginning of its first caption.
 
-    A sample that cannot be decoded shows the reason.
+    A sample that cannot be decoded shows the reason. `fonts` then knows the characters that are only boxes.
     """
+    fonts = fonts or Fonts(LETTER)
     numbers = list(_spread(source, samples))
     columns = max(1, round((len(numbers) * (TILE + TEXT) / TILE) ** 0.5))
     rows = -(-len(numbers) // columns)
@@ -62,23 +77,46 @@ def contact_sheet(source: Source, samples: int) -> Image.Image:
     for place, number in enumerate(numbers):
         row, column = divmod(place, columns)
         sheet.paste(
-            _tile(source, number), (MARGIN + column * (TILE + MARGIN), MARGIN + row * (TILE + TEXT + MARGIN))
+            _tile(_shown(source, number), fonts),
+            (MARGIN + column * (TILE + MARGIN), MARGIN + row * (TILE + TEXT + MARGIN)),
         )
     return sheet
 
 
-def _tile(source: Source, number: int) -> Image.Image:
-    tile = Image.new("RGB", (TILE, TILE + TEXT), "white")
+def contact_page(source: Source, samples: int) -> str:
+    """Returns what `contact_sheet` shows as an HTML page, which a browser draws in its own fonts."""
+    tiles = (_figure(*_shown(source, number)) for number in _spread(source, samples))
+    return _PAGE.format(tiles="\n".join(tiles))
+
+
+def _figure(picture: Image.Image | None, text: str) -> str:
+    png = BytesIO()
+    if picture is not None:
+        picture.save(png, "PNG")
+    data = base64.b64encode(png.getvalue()).decode()
+    image = f'<img alt="" src="data:image/png;base64,{data}">' if data else "<b>not usable</b>"
+    return f"<figure>{image}<figcaption>{html.escape(shown(text))}</figcaption></figure>"
+
+
+def _shown(source: Source, number: int) -> tuple[Image.Image | None, str]:
+    """Returns a sample's picture, None if it cannot be decoded, and the text to write below."""
     try:
         raw = source.read(number)
-        picture = _thumbnail(raw)
-        tile.paste(picture, ((TILE - picture.width) // 2, (TILE - picture.height) // 2))
-        text, colour = raw.captions[0] if raw.captions else raw.key, "black"
+        return _thumbnail(raw), raw.captions[0] if raw.captions else raw.key
     except BadSample as error:
-        text, colour = f"{error.key}: {error.cause}", "red"
-    lines = textwrap.wrap(text, LETTERS, max_lines=LINES, placeholder=" ...")
+        return None, f"{error.key}: {error.cause}"
+
+
+def _tile(sample: tuple[Image.Image | None, str], fonts: Fonts) -> Image.Image:
+    picture, text = sample
+    tile = Image.new("RGB", (TILE, TILE + TEXT), "white")
+    if picture is not None:
+        tile.paste(picture, ((TILE - picture.width) // 2, (TILE - picture.height) // 2))
+    font = fonts.of(text)
+    letters = int(TILE * len(text) / max(1.0, ImageDraw.Draw(tile).textlength(text.replace("\n", " "), font)))
+    lines = textwrap.wrap(text, max(4, letters), max_lines=LINES, placeholder=" ...")
     ImageDraw.Draw(tile).multiline_text(
-        (0, TILE + 2), "\n".join(lines), fill=colour, font=ImageFont.load_default(11)
+        (0, TILE + 2), "\n".join(lines), fill="red" if picture is None else "black", font=font
     )
     return tile
 

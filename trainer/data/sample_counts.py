@@ -3,7 +3,6 @@
 Imports no torch.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from trainer.config import Data, is_remote
 from trainer.config.formats import FORMATS, SHARDS, FormatRow, row_of
 from trainer.data.shard_names import expand_key, expand_shards
 from trainer.errors import InputError
+from trainer.safe_io.plain import read_json
 from trainer.sysinfo.extras import missing_extra
 from trainer.sysinfo.imports import load
 from trainer.text.wording import many
@@ -117,7 +117,7 @@ def samples_of_an_epoch(sizes: Sequence[int], data: Data) -> int:
 def _json(file: Path) -> dict[str, object]:
     """Returns the JSON object in a file, a mere hint beside the data; empty if it cannot be read."""
     try:
-        read = json.loads(file.read_text(encoding="utf-8"))
+        read = read_json(file, links=True)
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}

@@ -4,7 +4,6 @@ It trains with `clipship run`'s own launcher. All files are in one folder, the j
 step is to change it and run it again. Imports no torch.
 """
 
-import json
 import subprocess
 import sys
 import time
@@ -17,12 +16,14 @@ import click
 
 from trainer.config import Job
 from trainer.config.loader import load_job
+from trainer.config.typed import from_here
 from trainer.demo.data import CHINESE, ENGLISH, Words, pack_digits
 from trainer.demo.text_tower import make_text_tower
 from trainer.errors import EXIT_DONE, InputError
 from trainer.launch.local import run
 from trainer.run.folder import move_aside, run_folder
 from trainer.run.layout import JOB_FILE, RESULT_FILE
+from trainer.safe_io.plain import read_json
 from trainer.text.paste import word
 from trainer.text.wording import many
 
@@ -70,7 +71,7 @@ KINDS = {
 def main(kind: str, folder: Path | None, nproc: int, overrides: tuple[str, ...]) -> None:
     """Train a small CLIP on 1,797 handwritten digits and show what it learned."""
     try:
-        sys.exit(demo(folder or Path(KINDS[kind].folder), nproc, overrides, KINDS[kind]))
+        sys.exit(demo(folder or Path(KINDS[kind].folder), nproc, from_here(overrides), KINDS[kind]))
     except InputError as error:
         print(f"demo: {error}", file=sys.stderr)
         sys.exit(2)
@@ -113,7 +114,7 @@ def _show(job: Job, job_path: Path, nproc: int, seconds: float) -> int:
     folder = run_folder(job)
     print("demo: reading the model, to show what it learned", flush=True)
     subprocess.run([sys.executable, "-P", "-m", "trainer.demo.show", str(folder)], check=True)
-    result = json.loads((folder / RESULT_FILE).read_text())
+    result = read_json(folder / RESULT_FILE)
     accuracy = f"{result['zero_shot_top1']:.1%} of {result['zero_shot_samples']} held-out images"
     print(f"\ndemo: zero-shot top-1 {accuracy}, trained in {seconds:.0f} s")
     print(f"demo: the run folder is {folder}")

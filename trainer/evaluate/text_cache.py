@@ -23,6 +23,7 @@ from trainer.evaluate.zero_shot import class_features
 from trainer.model.build import Clip
 from trainer.run.model_identity import model_text, weights_identity
 from trainer.safe_io.atomic import replacing
+from trainer.safe_io.plain import open_plain
 
 log = logging.getLogger("clipship")
 
@@ -68,7 +69,7 @@ def _name(job: Job, comm: Comm, names: Sequence[str], templates: Sequence[str]) 
 
 def _read(file: Path, classes: int) -> Tensor | None:
     try:
-        with open(file, "rb") as content:
+        with open(file, "rb", opener=open_plain) as content:
             rows = np.load(content, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None

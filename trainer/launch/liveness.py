@@ -10,6 +10,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,9 +27,11 @@ from trainer.run.layout import (
     LOGS,
     METRICS_FILE,
     RANK_STATS_FILE,
+    rank_logs,
 )
 from trainer.run.lock import Holder, is_held
 from trainer.run.start_record import ranks_before
+from trainer.safe_io.plain import MOST_BYTES, last_text
 from trainer.text.paste import word
 from trainer.text.wording import duration, many
 
@@ -216,9 +219,10 @@ def kernel_log() -> str | None:
 
 def _processes(folder: Path) -> Iterator[tuple[int, int]]:
     """Yields rank and process of each rank's last start, from its log."""
-    for log in sorted((folder / LOGS).glob("rank-*.log"))[:_LOGS]:
-        if begins := _START.findall(log.read_text(errors="replace")):
-            yield int(begins[-1][0]), int(begins[-1][3])
+    for _, log in rank_logs(folder)[:_LOGS]:
+        with suppress(OSError):
+            if begins := _START.findall(last_text(log, MOST_BYTES)):
+                yield int(begins[-1][0]), int(begins[-1][3])
 
 
 def _last_line(folder: Path) -> Iterator[tuple[str, str]]:

@@ -3,11 +3,10 @@
 Imports no torch.
 """
 
-import json
+import heapq
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +15,16 @@ from trainer.launch.liveness import is_dead
 from trainer.launch.same_lines import each_once
 from trainer.report.folder import last_lines
 from trainer.run.layout import EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, START_FILE, rank_logs
+from trainer.safe_io.plain import read_json, read_part
 from trainer.text.terminal import say
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 _BEFORE_MESSAGE = re.compile(_STAMP.pattern + r"[A-Z]+ ")
 _POLL_S = 0.5
+_AT_ONCE = 256 * 1024
+"""Bytes of one log that are read at once; thousands of ranks may have one."""
+_LONGEST = 2**20
+"""Bytes after which a line without an end is shown as it is."""
 
 
 @dataclass
@@ -32,21 +36,35 @@ class _File:
     read: int = 0
     rest: bytes = b""
     stamp: str = ""
+    refused: bool = False
 
     def new_lines(self) -> Iterator[tuple[str, int, str]]:
-        """Yields time, rank and text of each new complete line.
+        """Yields time, rank and text of each new complete line, in order; holds a part of the file only.
 
         A line without a time has that of the line before it.
         """
-        with suppress(FileNotFoundError), open(self.path, "rb") as file:
-            file.seek(self.read)
-            new = file.read()
-            self.read += len(new)
+        while new := self._next_bytes():
             *whole, self.rest = (self.rest + new).split(b"\n")
+            if len(self.rest) > _LONGEST:
+                whole, self.rest = [*whole, self.rest], b""
             for line in whole:
                 text = line.decode(errors="replace")
                 self.stamp = text[:24] if _STAMP.match(text) else self.stamp
                 yield self.stamp, self.rank, text
+
+    def _next_bytes(self) -> bytes:
+        """Returns what comes next; nothing of a file that is gone, or cannot be read, which is said."""
+        try:
+            new = read_part(self.path, self.read, _AT_ONCE)
+        except FileNotFoundError:
+            return b""
+        except OSError as problem:
+            if not self.refused:
+                say(f"{self.path} is left out: {problem.strerror}")
+            self.refused = True
+            return b""
+        self.read += len(new)
+        return new
 
     def unfinished_line(self) -> Iterator[str]:
         """Yields an unfinished last line, as a process leaves it that is killed while it writes."""
@@ -74,13 +92,26 @@ def log_lines(
                 say(text)
         # asked before reading, so that lines written before the end are still shown
         ended = over() if over else _has_ended(folder)
-        new = [line for file in _opened(folder, rank, files) for line in file.new_lines()]
-        yield from each_once(sorted(new, key=lambda line: line[:2]))
-        if not follow or (ended and not new):
+        new = heapq.merge(
+            *(file.new_lines() for file in _opened(folder, rank, files)), key=lambda line: line[:2]
+        )
+        grew = False
+        for shown in each_once(new):
+            grew = True
+            yield shown
+        if not follow or (ended and not grew):
             for file in files.values():
                 yield from file.unfinished_line()
             return
         time.sleep(_POLL_S)
+
+
+def plain_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a file that no rank wrote, such as a batch script's output."""
+    file = _File(path, 0)
+    yield from (text for _, _, text in file.new_lines())
+    if file.rest:
+        yield file.rest.decode(errors="replace")
 
 
 def has_logs(folder: Path) -> bool:
@@ -131,7 +162,7 @@ def _has_ended(folder: Path) -> bool:
 def _exit_code(folder: Path) -> object:
     """Returns the exit code in the record of how the last start ended; None if there is none."""
     try:
-        return json.loads((folder / EXIT_FILE).read_text())["exit_code"]
+        return read_json(folder / EXIT_FILE)["exit_code"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -3,13 +3,13 @@
 What is kept is a hint for people who wait. Nothing fails without it.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from trainer.config import Job
 from trainer.safe_io.atomic import write_json
+from trainer.safe_io.plain import read_json
 from trainer.sysinfo.user_cache import user_state
 
 _KEPT = 50
@@ -51,7 +51,7 @@ def _file() -> Path | None:
 
 def _all_kinds() -> dict[str, object]:
     path = _file()
-    with suppress(OSError, ValueError, RecursionError):
-        kinds = json.loads(path.read_text(encoding="utf-8")) if path else {}
+    with suppress(OSError, ValueError):
+        kinds = read_json(path) if path else {}
         return kinds if isinstance(kinds, dict) else {}
     return {}

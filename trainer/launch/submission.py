@@ -5,20 +5,21 @@ Imports no torch, and no scheduler before it is needed.
 
 import importlib
 import importlib.util
-import json
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import ClusterError, InputError, NoAnswer
 from trainer.run.find import HERE, is_run, run_hint
 from trainer.run.layout import ARTEFACTS, LOGS, SUBMISSION_FILE
 from trainer.safe_io.atomic import write_json
+from trainer.safe_io.plain import read_json
 
 if TYPE_CHECKING:
     from trainer.config import Job
@@ -142,27 +143,35 @@ def read_record(folder: Path) -> Submission | None:
     """
     path = folder / ARTEFACTS / SUBMISSION_FILE
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-        submission = Submission(**content)
-        if submission.to in SCHEDULERS:
-            _check(submission.details, SCHEDULERS[submission.to].details)
+        submission = Submission(**read_json(path))
+        _check(submission)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as problem:
         raise InputError(
             f"{path} cannot be read ({problem}), so nobody knows where the run was submitted: submit it again"
         ) from None
-    if submission.to not in SCHEDULERS:
-        raise InputError(f"{path}: unknown scheduler {submission.to!r}; known are {', '.join(SCHEDULERS)}")
     return submission
 
 
-def _check(details: object, names: Sequence[str]) -> None:
-    """Raises ValueError for details that are no texts by name, or lack one of these names."""
+def _check(submission: Submission) -> None:
+    """Raises ValueError for a record that is not as its scheduler's row says; others may have written it."""
+    details = submission.details
+    if not all(isinstance(value, str) for value in (submission.to, submission.id, submission.at)):
+        raise ValueError("its to, id and at are not texts")
     if not isinstance(details, dict) or not all(isinstance(value, str) for value in details.values()):
         raise ValueError("its details are not texts by name")
-    if missing := [name for name in names if name not in details]:
+    if (row := SCHEDULERS.get(submission.to)) is None:
+        raise ValueError(f"unknown scheduler {submission.to!r}; known are {', '.join(SCHEDULERS)}")
+    if missing := [name for name in row.details if name not in details]:
         raise ValueError(f"its details have no {', '.join(missing)}")
+    wrong = [
+        f"{name} {value!r}"
+        for name, value in {"id": submission.id, **details}.items()
+        if not re.fullmatch(row.forms.get(name, ".*"), value, re.ASCII | re.DOTALL)
+    ]
+    if wrong:
+        raise ValueError(f"{row.name} gives no {', no '.join(wrong)}")
 
 
 def find_run(name: str) -> Path:

@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 from trainer.config import Model
 from trainer.config.training import HUB_TEXT
+from trainer.errors import InputError
 from trainer.model.catalog import HUB, read_config
+from trainer.text.terminal import one_line
 
 log = logging.getLogger("clipship")
 
@@ -51,8 +53,16 @@ def cache_alone_without_hub() -> Iterator[str]:
     if constants.HF_HUB_OFFLINE or any(map(os.environ.get, _PROXIES)):
         yield ""
         return
-    where = urlsplit(os.environ.get("HF_ENDPOINT") or _ENDPOINT)
-    why = _unreachable(where.hostname or "", where.port or (80 if where.scheme == "http" else 443))
+    endpoint = os.environ.get("HF_ENDPOINT") or _ENDPOINT
+    try:
+        where = urlsplit(endpoint)
+        host, port = where.hostname or "", where.port or (80 if where.scheme == "http" else 443)
+    except ValueError as problem:
+        raise InputError(
+            f"HF_ENDPOINT = {one_line(endpoint)} is no address ({problem}): give one such as {_ENDPOINT}, or "
+            "unset it"
+        ) from None
+    why = _unreachable(host, port)
     if why:
         log.info("%-12s %s: only what the cache has is used", "hub", why)
     constants.HF_HUB_OFFLINE = bool(why)

@@ -19,6 +19,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.loader import load_job
 from trainer.config.overrides import inherited
+from trainer.config.typed import from_here
 from trainer.model.build import build_model
 from trainer.model.fit import with_micro_batch
 from trainer.preflight.check import preflight
@@ -49,7 +50,7 @@ def command(job_path: Path, overrides: tuple[str, ...], folder: Path | None, as_
     """Run one rank of `clipship doctor`; its supervisor starts it."""
 
     def work(world: World, heartbeat: Heartbeat) -> None:
-        job = load_job(job_path, [*inherited(os.environ), *overrides])
+        job = load_job(job_path, [*inherited(os.environ), *from_here(overrides)])
         _run_preflight(job, world, heartbeat, folder or run_folder(job), as_json)
 
     exit_now(run_rank(sys.stderr, work))

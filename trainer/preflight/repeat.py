@@ -1,12 +1,12 @@
 """Preflight of a restart: nodes that have passed in this start a short while ago are not measured again."""
 
-import json
 import time
 from pathlib import Path
 
 from trainer.comm.protocol import Comm
 from trainer.preflight import network_probe
 from trainer.preflight.findings import error_of
+from trainer.safe_io.plain import read_json
 from trainer.text.wording import many
 
 FRESH_S = 3600.0
@@ -49,7 +49,7 @@ def check_again(comm: Comm) -> str:
 def _measured(figures: Path) -> set[str]:
     """Returns the nodes that the file names and that were measured lately; none if it cannot be read."""
     try:
-        rows = json.loads(figures.read_text())["measurements"]
+        rows = read_json(figures)["measurements"]
         return {row["node"] for row in rows if time.time() - float(row["clock_s"]) < FRESH_S}
     except (OSError, ValueError, KeyError, TypeError):
         return set()

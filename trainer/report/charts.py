@@ -163,9 +163,9 @@ def _line(color: int, points: Sequence[_Point], x: Scale, y: Scale) -> str:
         band += [(width(x, point.step), height(y, point.least)) for point in reversed(part)]
         if any(point.least != point.largest for point in part):
             svg.append(f'<path class="band c{color}" d="{_path(band)}Z"/>')
-        # A line of no length is a dot, since its ends are round.
-        shown = places if len(places) > 1 else places * 2
-        svg.append(f'<path class="line c{color}" d="{_path(shown)}"/>')
+        # A line of no length is a dot, since its ends are round: as large as its stroke is wide.
+        shown, kind = (places, "line") if len(places) > 1 else (places * 2, "line dot")
+        svg.append(f'<path class="{kind} c{color}" d="{_path(shown)}"/>')
     return "".join(svg)
 
 

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from trainer.report.folder import Numbers, RunFacts
 from trainer.run.layout import LOGS, rank_log
+from trainer.safe_io.plain import last_text
 from trainer.telemetry.goodput import account, by_generation
 
 _RECENT = 5
@@ -25,9 +26,7 @@ def total_steps(facts: RunFacts) -> int | None:
     if isinstance(steps, int):
         return steps
     try:
-        with open(facts.folder / LOGS / rank_log(0), "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _LOG_TAIL))
-            totals = _TOTAL.findall(file.read().decode(errors="replace"))
+        totals = _TOTAL.findall(last_text(facts.folder / LOGS / rank_log(0), _LOG_TAIL))
     except OSError:
         return None
     return int(totals[-1]) if totals else None

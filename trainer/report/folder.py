@@ -33,6 +33,7 @@ from trainer.run.layout import (
     RESULT_FILE,
     rank_log,
 )
+from trainer.safe_io.plain import MOST_BYTES, MOST_LINES_BYTES, last_text, read_plain
 from trainer.telemetry.goodput import GenerationTimes, generations
 from trainer.telemetry.records import Record
 from trainer.text.masking import masked, masked_values
@@ -151,7 +152,7 @@ def read_job(folder: Path) -> Mapping[str, Any]:
 
 def read_metrics(path: Path, remarks: list[str]) -> Metrics:
     """Sorts the lines of metrics.jsonl by kind; adds a remark about lines that are no events."""
-    lines = _text(path, remarks).splitlines()
+    lines = _text(path, remarks, MOST_LINES_BYTES).splitlines()
     events = [event for line in lines if (event := _event(line)) is not None]
     if len(events) < len(lines):
         remarks.append(f"metrics.jsonl: {len(lines) - len(events)} of {len(lines)} lines cannot be read")
@@ -177,9 +178,7 @@ def clean(text: str) -> str:
 def last_lines(path: Path) -> list[str]:
     """Returns at most the last _LOG_LINES lines, from at most the last _LOG_BYTES bytes."""
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
-            text = file.read().decode(errors="replace")
+        text = last_text(path, _LOG_BYTES)
     except OSError:
         return []
     return clean(text.replace("\r", "\n")).splitlines()[-_LOG_LINES:]
@@ -271,10 +270,10 @@ def _json(folder: Path, name: str, kind: type[T], remarks: list[str]) -> T:
     return content
 
 
-def _text(path: Path, remarks: list[str]) -> str:
+def _text(path: Path, remarks: list[str], most: int = MOST_BYTES) -> str:
     """Returns the file's text; empty if there is no file."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_plain(path, most=most, errors="replace")
     except FileNotFoundError:
         return ""
     except OSError as error:

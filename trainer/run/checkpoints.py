@@ -3,7 +3,6 @@
 Reads names and manifests only, never weights; imports no torch.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 from trainer.errors import InputError
 from trainer.run.find import run_hint
 from trainer.run.layout import CHECKPOINTS, JOB_FILE
+from trainer.safe_io.plain import is_plain, read_json, read_plain
 from trainer.text.masking import masked
 
 WEIGHTS = "model.pt"
@@ -101,9 +101,7 @@ def _resumed_from(wanted: str, checkpoints: Path | None) -> bool:
     for folder in reversed(complete_checkpoints(checkpoints) if checkpoints else []):
         # a broken checkpoint is passed over, as the start itself does
         with suppress(OSError, ValueError, KeyError, TypeError):
-            return bool(
-                json.loads((folder / MANIFEST).read_text())["job"]["checkpoint"]["resume"] == masked(wanted)
-            )
+            return bool(read_json(folder / MANIFEST)["job"]["checkpoint"]["resume"] == masked(wanted))
     return False
 
 
@@ -123,7 +121,7 @@ def newest_whole(folder: Path) -> tuple[int, Path] | None:
     for checkpoint in reversed(complete_checkpoints(folder)):
         number = checkpoint.name.removeprefix("step-")
         with suppress(OSError, ValueError):
-            if number.isdecimal() and isinstance(json.loads((checkpoint / MANIFEST).read_text()), dict):
+            if number.isdecimal() and isinstance(read_json(checkpoint / MANIFEST), dict):
                 return int(number), checkpoint
     return None
 
@@ -149,7 +147,7 @@ def _newest(folder: Path) -> Path:
 
 def _from_run(folder: Path, weights: str = WEIGHTS) -> TrainedModel:
     try:
-        job = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["job"]
+        job = read_json(folder / MANIFEST)["job"]
         if (folder / TEXT_CONFIG).is_file():
             job = {**job, "model": {**job["model"], "text": str(folder.absolute())}}
         return TrainedModel(_name(job["model"]["name"], folder), str((folder / weights).absolute()), job)
@@ -172,8 +170,6 @@ def _from_open_clip(weights: Path) -> TrainedModel:
     open_clip_train writes params.txt, with a line `model: NAME`, above its folder of checkpoints.
     """
     parameters = weights.absolute().parent.parent / _OPEN_CLIP_PARAMETERS
-    lines = (
-        parameters.read_text(encoding="utf-8", errors="replace").splitlines() if parameters.is_file() else []
-    )
+    lines = read_plain(parameters, errors="replace").splitlines() if is_plain(parameters) else []
     names = [line.partition(": ")[2].strip() for line in lines if line.startswith("model: ")]
     return TrainedModel(names[0] if names else None, str(weights.absolute()))

@@ -8,7 +8,6 @@ longer than WAIT_S seconds. Imports no torch.
 """
 
 import asyncio
-import json
 import os
 import threading
 import time
@@ -34,7 +33,7 @@ from trainer.run.layout import (
 )
 from trainer.run.lock import who_holds
 from trainer.safe_io.atomic import write_json
-from trainer.safe_io.plain import read_plain
+from trainer.safe_io.plain import read_json
 from trainer.text.masking import masked_values
 
 WAIT_S = 3.0
@@ -303,7 +302,7 @@ async def answered(work: Callable[[], Result]) -> Result:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(read_plain(path))
+        record = read_json(path)
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -5,7 +5,6 @@ folder. The first cause of the run's end goes into the fresh folder that `clipsh
 `CLIPSHIP_EXIT_DIR`. A rank without a supervisor writes there itself. Imports no torch.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from trainer.errors import EXIT_PREEMPTED
 from trainer.safe_io.atomic import write_json
+from trainer.safe_io.plain import read_json
 
 EXIT_DIR = "CLIPSHIP_EXIT_DIR"
 RANK_DIR = "CLIPSHIP_RANK_DIR"
@@ -119,7 +119,7 @@ def is_shown(folder: Path, cause: ExitRecord) -> bool:
 
 
 def _records(folder: Path) -> list[ExitRecord]:
-    return [ExitRecord(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank-*.json")]
+    return [ExitRecord(**read_json(path)) for path in folder.glob("rank-*.json")]
 
 
 def _write(record: ExitRecord, folder: str | None) -> bool:

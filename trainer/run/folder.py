@@ -11,13 +11,29 @@ from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.config.resume_rule import differences
 from trainer.errors import InputError
-from trainer.run.layout import JOB_FILE, LEFT_BEFORE, Run
+from trainer.run.layout import (
+    GOODPUT_FILE,
+    JOB_FILE,
+    LEFT_BEFORE,
+    LOCK,
+    METRICS_FILE,
+    RANK_STATS_FILE,
+    RESULT_FILE,
+    WANDB_ID_FILE,
+    Run,
+    rank_logs,
+)
 from trainer.run.lock import who_holds
+from trainer.safe_io.plain import MOST_LINES_BYTES, is_plain
+from trainer.text.wording import many
 
 _REMEDIES = (
     "choose another name with --set name=..., continue with the settings that it was started with, or move "
     "that folder away (`clipship run --fresh` does)"
 )
+
+_USED = (JOB_FILE, RESULT_FILE, METRICS_FILE, RANK_STATS_FILE, GOODPUT_FILE, WANDB_ID_FILE, LOCK)
+"""Files of the run folder that a start reads or adds to."""
 
 
 def run_folder(job: Job) -> Path:
@@ -40,7 +56,7 @@ def is_done(job: Job) -> bool:
     """
     try:
         return not job.checkpoint.longer and Run(run_folder(job)).finished_as_asked(job.checkpoint.resume, 0)
-    except (OSError, ValueError, KeyError, TypeError):
+    except InputError:
         return False
 
 
@@ -59,6 +75,7 @@ def check_run_folder(job: Job, *, fresh: bool = False) -> None:
         )
     else:
         _check_writable(folder)
+        _check_plain(folder)
         _check_same_job(job, folder)
 
 
@@ -118,6 +135,19 @@ def _check_writable(folder: Path) -> None:
             f"run folder: no permission to write in {existing}: choose another folder with "
             "--set logging.runs=..."
         )
+
+
+def _check_plain(folder: Path) -> None:
+    """Raises InputError for a file that a start reads or adds to, and that it could not."""
+    logs = (path for _, path in rank_logs(folder))
+    for path in (*(folder / name for name in _USED), *logs):
+        if os.path.lexists(path) and not is_plain(path):
+            raise InputError(f"{path} is a link or no file, which no run leaves there: remove it first")
+        if path.name in _USED and path.exists() and path.stat().st_size > MOST_LINES_BYTES:
+            raise InputError(
+                f"{path} has {many(path.stat().st_size, 'byte')}, and at most {MOST_LINES_BYTES:,} are read: "
+                "move it away first"
+            )
 
 
 def _check_same_job(job: Job, folder: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainer.run.layout import GENERATIONS, HANDED_OVER, generation_file
 from trainer.safe_io.atomic import make_once
-from trainer.safe_io.plain import read_plain
+from trainer.safe_io.plain import read_json
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,6 @@ def remove_handed_over(run_folder: Path) -> None:
 
 def _read(path: Path) -> GenerationClaim | None:
     try:
-        return GenerationClaim(**json.loads(read_plain(path)))
+        return GenerationClaim(**read_json(path))
     except (OSError, ValueError, TypeError):
         return None

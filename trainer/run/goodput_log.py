@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.run.layout import GOODPUT_FILE
 from trainer.safe_io.atomic import json_text
-from trainer.safe_io.plain import open_plain
+from trainer.safe_io.plain import MOST_LINES_BYTES, open_plain, read_plain
 
 BEGAN = "CLIPSHIP_BEGAN"
 """Variable with the time at which this start began, in seconds since the epoch.
@@ -48,8 +48,7 @@ def append(run_folder: Path, event: Mapping[str, Any]) -> None:
 def read(run_folder: Path) -> list[dict[str, Any]]:
     """Returns the lines in their order; empty without a file. Lines that are no events are left out."""
     try:
-        with open(run_folder / GOODPUT_FILE, encoding="utf-8", errors="replace", opener=open_plain) as file:
-            lines = file.read().splitlines()
+        lines = read_plain(run_folder / GOODPUT_FILE, most=MOST_LINES_BYTES, errors="replace").splitlines()
     except OSError:
         return []
     events = (_event(line) for line in lines)

@@ -12,6 +12,7 @@ from typing import Any
 from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.config.overrides import inherited
+from trainer.config.typed import from_here
 from trainer.config.world_sizes import world_sizes
 from trainer.errors import InputError
 from trainer.run.folder import run_folder
@@ -40,7 +41,7 @@ def job_of(arguments: Sequence[str]) -> Job:
     """Returns the job of a rank's arguments, JOB [--set KEY=VALUE ...]. Raises InputError."""
     overrides = [value for option, value in pairwise(arguments) if option == "--set"]
     overrides += [argument.partition("=")[2] for argument in arguments if argument.startswith("--set=")]
-    return load_job(Path(next(iter(arguments), "")), [*inherited(os.environ), *overrides])
+    return load_job(Path(next(iter(arguments), "")), [*inherited(os.environ), *from_here(overrides)])
 
 
 def job_if_readable(arguments: Sequence[str]) -> Job | None:

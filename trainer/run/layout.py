@@ -1,14 +1,16 @@
 """Names of the run folder's files and folders; each is spelled only here.
 
 Every run folder has the same layout: the job, what the run reported, and its results. Imports nothing of the
-package but safe_io.
+package but errors and safe_io.
 """
 
-import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trainer.safe_io.plain import read_plain
+from trainer.errors import InputError
+from trainer.safe_io.plain import read_json
 from trainer.text.pattern import pattern
 
 JOB_FILE = "job.toml"
@@ -141,8 +143,8 @@ class Run:
         return self.folder / CHECKPOINTS
 
     def finished(self) -> bool:
-        """Returns whether result.json says that the run is done."""
-        return self.result.exists() and json.loads(read_plain(self.result))["reason"] == "done"
+        """Returns whether result.json says that the run is done. Raises InputError if it cannot be read."""
+        return self._result().get("reason") == "done"
 
     def finished_as_asked(self, resume: str, steps: int) -> bool:
         """Returns whether the run is done, has at least that many steps, and `resume` does not restart it.
@@ -150,7 +152,25 @@ class Run:
         `resume` is the job's `checkpoint.resume`. A path restarts a finished run, unless the start that
         finished it was given the same path.
         """
-        if not self.finished():
+        result = self._result()
+        if result.get("reason") != "done":
             return False
-        result = json.loads(read_plain(self.result))
-        return result.get("steps", steps) >= steps and resume in ("auto", "never", result.get("resume"))
+        before = result.get("steps")
+        enough = not isinstance(before, int) or before >= steps
+        return enough and resume in ("auto", "never", result.get("resume"))
+
+    def _result(self) -> dict[str, Any]:
+        """Returns what result.json holds; empty if there is none."""
+        if not os.path.lexists(self.result):
+            return {}
+        try:
+            result = read_json(self.result)
+            if isinstance(result, dict):
+                return result
+            problem = "it is no JSON object"
+        except (OSError, ValueError) as error:
+            problem = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"{self.result} cannot be read ({problem}), so nobody knows whether this run is done: remove "
+            "that file to go on with the run, or move the folder aside (`clipship run --fresh` does)"
+        )

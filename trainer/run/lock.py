@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainer.errors import MachineError, Preempted
 from trainer.run.layout import LOCK
-from trainer.safe_io.plain import open_plain, read_plain
+from trainer.safe_io.plain import open_plain, read_json
 
 WAIT_S = 120.0
 """Seconds to wait for the lock. NFS keeps the locks of a lost node for its lease, 90 s."""
@@ -122,7 +122,7 @@ def is_held(folder: Path) -> tuple[bool | None, Holder]:
     """
     path = folder / LOCK
     try:
-        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        lock = open_plain(path, os.O_RDONLY)
     except OSError:
         return None, Holder()
     try:
@@ -158,6 +158,6 @@ def _replace(path: Path) -> int:
 
 def _holder(path: Path) -> Holder:
     try:
-        return Holder(**json.loads(read_plain(path)))
+        return Holder(**read_json(path))
     except (OSError, ValueError, TypeError):
         return Holder()

@@ -1,12 +1,12 @@
 """Tells a model and its weights from others, for what is kept of them between starts. Imports no torch."""
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from trainer.config import Job
 from trainer.run.checkpoints import MANIFEST
+from trainer.safe_io.plain import read_json
 
 
 def model_text(job: Job) -> str:
@@ -25,6 +25,6 @@ def weights_identity(job: Job) -> object:
     if not job.model.pretrained or not weights.is_file():
         return job.model.pretrained
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return json.loads((weights.parent / MANIFEST).read_text(encoding="utf-8"))["files"][weights.name]
+        return read_json(weights.parent / MANIFEST)["files"][weights.name]
     status = weights.stat()
     return [os.fsencode(weights.resolve()).hex(), status.st_size, status.st_mtime_ns]

@@ -4,14 +4,13 @@ A rank writes the run's job.toml and environment.json only once all ranks are co
 before leaves this record. Imports no torch.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.run.layout import START_FILE
 from trainer.safe_io.atomic import json_text, write_whole
-from trainer.safe_io.plain import read_plain
+from trainer.safe_io.plain import read_json
 
 CLIPSHIP_RUN = "clipship run"
 _LAUNCHERS = frozenset({CLIPSHIP_RUN, "Open MPI", "horovodrun"})
@@ -44,7 +43,7 @@ def write_start(folder: Path, start: StartRecord) -> None:
 def read_start(folder: Path) -> StartRecord | None:
     """Returns the record of the run's last start by `clipship run`; None if there is none that is whole."""
     try:
-        start = StartRecord(**json.loads(read_plain(folder / START_FILE)))
+        start = StartRecord(**read_json(folder / START_FILE))
     except (OSError, ValueError, TypeError):
         return None
     texts = (start.job, start.hosts, *(start.overrides if isinstance(start.overrides, list) else [None]))

@@ -3,7 +3,6 @@
 Imports no torch.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from trainer.errors import InputError
 from trainer.run.layout import SWEEP_FILE
 from trainer.safe_io.atomic import write_json
-from trainer.safe_io.plain import read_plain
+from trainer.safe_io.plain import read_json
 
 _ENDING = "-sweep"
 
@@ -40,7 +39,7 @@ def read_sweep(folder: Path) -> SweepRecord:
     """Returns the record of a sweep. Raises InputError if there is none or it cannot be read."""
     path = folder / SWEEP_FILE
     try:
-        content = json.loads(read_plain(path))
+        content = read_json(path)
         runs = {
             str(name): {str(key): str(value) for key, value in values.items()}
             for name, values in content["runs"].items()

@@ -1,30 +1,91 @@
-"""Opens files in folders where other users may have put links or FIFOs.
+"""Opens files in folders where other users may have put links, FIFOs, or files without end.
 
-A link is not followed, and a FIFO cannot block the process. Imports no torch.
+A link is not followed, a FIFO cannot block the process, and no file is read beyond a limit. Every file of a
+run folder is opened here. Imports no torch.
 """
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 64 * 2**20
+"""Limit of a file that is read whole: ten times what the largest job writes into one."""
+MOST_LINES_BYTES = 2**30
+"""Limit of a file to which every step of a run may add a line."""
 
 
 def open_plain(path: str | Path, flags: int, mode: int = 0o666) -> int:
     """Opens a regular file that is not a link; returns its descriptor, as an `opener` of `open` does.
 
-    Raises OSError if something else is there: EINVAL for a FIFO, a device or a folder, ELOOP for a link.
+    Raises OSError if something else is there: EINVAL for a FIFO or a device, EISDIR for a folder, ELOOP for a
+    link.
     """
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY, mode)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        return open_regular(path, flags | os.O_NOFOLLOW, mode)
+    except OSError as problem:
+        if problem.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "it is a link, which is not followed here", str(path)) from None
+
+
+def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
+    """Opens a regular file, or one that a link leads to, as `open_plain` does: for files that users name."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        number, what = (errno.EISDIR, "a folder") if stat.S_ISDIR(kind) else (errno.EINVAL, "no plain file")
+        raise OSError(number, f"it is {what}", str(path))
     return descriptor
 
 
-def read_plain(path: Path) -> str:
-    """Returns the text of a regular file in UTF-8. Raises OSError as `open_plain` does."""
-    with open(path, encoding="utf-8", opener=open_plain) as file:
-        return file.read()
+def read_plain(path: Path, *, most: int = MOST_BYTES, errors: str = "strict", links: bool = False) -> str:
+    """Returns the text of a regular file in UTF-8; with `links`, also of one that a link leads to.
+
+    `errors` is that of `bytes.decode`. Raises OSError as `open_plain` does, and with EFBIG for a file of more
+    than `most` bytes; ValueError for bytes that are no UTF-8.
+    """
+    with open(path, "rb", opener=open_regular if links else open_plain) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(most + 1) if size <= most else b""
+    if max(size, len(content)) > most:
+        raise OSError(errno.EFBIG, f"its size in bytes is {size:,}, above the limit of {most:,}", str(path))
+    return content.decode(errors=errors)
+
+
+def read_json(path: Path, *, links: bool = False) -> Any:
+    """Returns the content of a JSON file, read by `read_plain`. Raises OSError or ValueError."""
+    try:
+        return json.loads(read_plain(path, links=links))
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+
+
+def read_part(path: Path, begin: int, most: int) -> bytes:
+    """Returns at most `most` bytes of a regular file from byte `begin` on; below 0 it counts from the end.
+
+    Raises OSError as `open_plain` does.
+    """
+    with open(path, "rb", opener=open_plain) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(begin if begin >= 0 else max(0, size + begin))
+        return file.read(most)
+
+
+def last_text(path: Path, most: int) -> str:
+    """Returns the last `most` bytes of a regular file as text. Raises OSError as `open_plain` does."""
+    return read_part(path, -most, most).decode(errors="replace")
+
+
+def is_plain(path: Path) -> bool:
+    """Returns whether a regular file that is not a link is there."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def is_own_folder(path: Path) -> bool:

@@ -19,7 +19,7 @@ from importlib.resources import files
 from secrets import token_urlsafe
 from socketserver import TCPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from jinja2 import Template
 
@@ -88,8 +88,8 @@ class Server(ThreadingHTTPServer):
 
     def answer(self, path: str) -> Answer:
         """Returns the answer to a request for this path, which begins with a slash and has its query."""
-        asked = urlsplit(path)
-        token, _, place = asked.path.removeprefix("/").partition("/")
+        asked, _, query = path.partition("?")
+        token, _, place = asked.removeprefix("/").partition("/")
         if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
             return _text(HTTPStatus.NOT_FOUND, "Open the address that the terminal shows.")
         kind, _, number = place.partition("/")
@@ -97,7 +97,7 @@ class Server(ThreadingHTTPServer):
             media, content = _PAGES[place]
             return HTTPStatus.OK, media, content(self)
         if place == "search":
-            return self._search(parse_qs(asked.query))
+            return self._search(parse_qs(query))
         if kind in _SIDES and 0 <= (picture := _number(number)) < len(self.index):
             try:
                 return self._thumbnail(picture) if kind == "thumbnail" else self._encoded(picture, kind)

@@ -4,13 +4,13 @@ The coordinator leaves such a node out from the next restart on, if the others m
 Imports no torch.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from trainer.run.exit_record import RANK_DIR
 from trainer.safe_io.atomic import write_json
+from trainer.safe_io.plain import read_json
 
 _FILE = "condemned.json"
 
@@ -30,7 +30,7 @@ def condemn(node: str, why: str, env: Mapping[str, str]) -> None:
 def condemned(folder: Path) -> dict[str, str]:
     """Returns the nodes that the rank of this folder has condemned, each with the reason."""
     try:
-        nodes = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        nodes = read_json(folder / _FILE)
     except (OSError, ValueError):
         return {}
     return {str(node): str(why) for node, why in nodes.items()} if isinstance(nodes, dict) else {}

@@ -78,24 +78,33 @@ def set_up_logging(world: World, stream: TextIO) -> None:
 def rank_formatter(world: World, before: str = "") -> logging.Formatter:
     """Returns the formatter of a rank's log; `before` stands before each message, in logging's %-style.
 
-    From generation 2 on every record begins with the generation, so that lines of two are never mixed up.
+    From generation 2 on warnings and errors begin with the generation; the other lines follow one that names
+    it.
     """
-    return ShownFormatter(_with_generation(world, before))
+    return _RankFormatter(world, before)
 
 
-def _with_generation(world: World, before: str = "") -> str:
-    generation = f"[generation {world.generation}] " if world.generation > 1 else ""
-    return f"{before}{generation}%(message)s"
+class _RankFormatter(ShownFormatter):
+    """Formats records as `rank_formatter` says."""
+
+    def __init__(self, world: World, before: str = "") -> None:
+        super().__init__(f"{before}%(message)s")
+        self._generation = f"[generation {world.generation}] " if world.generation > 1 else ""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        if record.levelno >= logging.WARNING:
+            record.message = self._generation + record.message  # made anew for each handler
+        return super().formatMessage(record)
 
 
-class _FittedFormatter(ShownFormatter):
+class _FittedFormatter(_RankFormatter):
     """Formats lines of the console as `rank_formatter`, short enough for a terminal.
 
     They erase the line that `clipship run` rewrites there.
     """
 
     def __init__(self, stream: TextIO, world: World) -> None:
-        super().__init__(_with_generation(world))
+        super().__init__(world)
         self._stream = stream
 
     def format(self, record: logging.LogRecord) -> str:

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
         say(error)
         return EXIT_FAILED if isinstance(error, MachineError) else EXIT_BAD_INPUT
     if world.rank == 0 and EXIT_DIR not in os.environ:  # `clipship run` has checked them already
-        for problem in name_problems(os.environ, version("torch")):
+        for problem in name_problems((), version("torch"), os.environ):
             say(f"warning: {problem}")
     command = [sys.executable, "-P", "-m", "trainer.supervise.rank_start", module, *arguments]
     os.environ.setdefault(BEGAN, f"{time.time():.3f}")

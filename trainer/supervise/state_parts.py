@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.safe_io.plain import read_plain
+from trainer.safe_io.plain import read_json
 
 VERSION = 1
 BUFFERS = 2
@@ -134,7 +134,7 @@ def _headers(folder: Path) -> list[Header]:
         for name in sorted(os.listdir(folder)):
             if _HEADER.fullmatch(name):
                 with suppress(OSError, ValueError, TypeError):
-                    header = Header(**json.loads(read_plain(folder / name)))
+                    header = Header(**read_json(folder / name))
                     if header.version == VERSION and header.name == name:
                         found.append(header)
     return found

@@ -25,12 +25,15 @@ _BUILD_TIME = (
 )
 
 
-def name_problems(names: Iterable[str], torch_version: str | None) -> Iterator[str]:
+def name_problems(
+    names: Iterable[str], torch_version: str | None, machine: Iterable[str] = ()
+) -> Iterator[str]:
     """Yields one sentence for each name with a prefix of these libraries that none of them reads.
 
-    The sentence has the right name. If torch's version is the one in the table, NCCL's version is the table's
-    too; otherwise it is unknown, and no NCCL variable counts as too new. `torch_version` None means that
-    torch's version is unknown as well.
+    `machine` has the names of the environment, of which some only tell what an image holds. The sentence has
+    the right name. If torch's version is the one in the table, NCCL's version is the table's too; otherwise
+    it is unknown, and no NCCL variable counts as too new. `torch_version` None means that torch's version is
+    unknown as well.
     """
     table = _table()
     same = (
@@ -41,7 +44,8 @@ def name_problems(names: Iterable[str], torch_version: str | None) -> Iterator[s
         "torch": torch_version,
         "horovod": table["horovod"]["version"],
     }
-    for name in sorted(set(names)):
+    told = set(machine) - set(table["machine"]["names"])
+    for name in sorted({*names, *told}):
         library = next(
             (entry for entry in _LIBRARIES if name.startswith(tuple(table[entry]["prefixes"]))), None
         )

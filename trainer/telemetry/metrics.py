@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from trainer.safe_io.atomic import json_text, write_whole
-from trainer.safe_io.plain import open_plain, read_plain
+from trainer.safe_io.plain import MOST_LINES_BYTES, open_plain, read_plain
 from trainer.telemetry.pictures import Picture
 from trainer.telemetry.records import Lap, Record
 from trainer.telemetry.writers import MetricWriter
@@ -163,7 +163,7 @@ def drop_after(path: Path, steps_done: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in read_plain(path).splitlines():
+    for line in read_plain(path, most=MOST_LINES_BYTES).splitlines():
         with suppress(ValueError):
             if json.loads(line)["step"] <= steps_done:
                 kept.append(line + "\n")
@@ -184,7 +184,7 @@ def evaluation_of(path: Path, step: int) -> dict[str, float | int] | None:
 
 
 def _lines_of(path: Path, step: int) -> Iterator[dict[str, Any]]:
-    for text in read_plain(path).splitlines() if path.exists() else ():
+    for text in read_plain(path, most=MOST_LINES_BYTES).splitlines() if path.exists() else ():
         with suppress(ValueError):
             line = json.loads(text)
             if line["step"] == step:
@@ -193,9 +193,8 @@ def _lines_of(path: Path, step: int) -> Iterator[dict[str, Any]]:
 
 def last_loss(path: Path) -> float | None:
     """Returns the loss of the last record in metrics.jsonl; None if there is none."""
-    losses = [
-        record["loss"] for line in read_plain(path).splitlines() if "loss" in (record := json.loads(line))
-    ]
+    lines = read_plain(path, most=MOST_LINES_BYTES).splitlines()
+    losses = [record["loss"] for line in lines if "loss" in (record := json.loads(line))]
     return losses[-1] if losses else None
 
 

@@ -9,7 +9,7 @@ from trainer.text.pattern import pattern
 _TOPIC = pattern(r"\S+(?: \S+)* {2,}")
 """Matches what a line is about, up to the column of its text."""
 _WIDEST_TOPIC = 14
-_STEP = pattern(r"(\[generation \d+\] )?step +\d+/")
+_STEP = pattern(r"step +\d+/")
 _GAP = "  "
 _LEAST_WANTED = ("data ", "scale ", "grad ", "epoch ", "lr ")
 """Beginnings of the parts that a step's line loses first; metrics.jsonl has them all."""

@@ -1,11 +1,10 @@
 """Reads the pictures of the last evaluation from the run folder. No torch."""
 
 import base64
-import json
 from pathlib import Path
 
 from trainer.report.board import BOARD_FILE, read_rows
-from trainer.safe_io.plain import read_plain
+from trainer.safe_io.plain import read_json
 from trainer.telemetry.pictures import Picture
 
 _MOST = 8
@@ -14,7 +13,7 @@ _MOST = 8
 def eval_pictures(run_folder: Path) -> list[Picture]:
     """Returns the first pictures of the retrieval board; empty if there is none, or none that can be read."""
     try:
-        entries = json.loads(read_plain(run_folder / BOARD_FILE))
+        entries = read_json(run_folder / BOARD_FILE)
     except (OSError, ValueError):
         return []
     return [

@@ -39,6 +39,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule, batch_text, plan, schedule
 from trainer.config.loader import load_job
 from trainer.config.overrides import inherited
+from trainer.config.typed import from_here
 from trainer.data.bad_samples import name_left_out
 from trainer.data.distributed_index import open_together
 from trainer.data.order import epoch_samples
@@ -93,7 +94,7 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
 
 def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat: Heartbeat) -> None:
     _check_seen(job_path, world)
-    job = load_job(job_path, [*inherited(os.environ), *overrides])
+    job = load_job(job_path, [*inherited(os.environ), *from_here(overrides)])
     heartbeat.limits = job.timeouts.by_phase
     heartbeat.learner = limit_learner(job, world, os.environ)
     check_restarts(job, launcher_of(os.environ), starts_again=STARTS_AGAIN in os.environ)
@@ -185,7 +186,8 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if comm.world.rank == 0:
         run.result.unlink(missing_ok=True)  # the run was done; now it goes back to a checkpoint, or further
     check_replicas(comm, step.shards, step.optimizer)
-    _say("start", str(start))
+    generation = f"generation {comm.world.generation}: " if comm.world.generation > 1 else ""
+    _say("start", f"{generation}{start}")
     writer = CheckpointWriter(
         run.checkpoints,
         job.checkpoint,

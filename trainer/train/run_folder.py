@@ -8,8 +8,9 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from trainer.comm.shared_folder import check_shared, not_written, raise_together
 from trainer.config import Job
@@ -20,6 +21,7 @@ from trainer.run.folder import check_run_folder
 from trainer.run.layout import Run, rank_log
 from trainer.run.lock import hold
 from trainer.safe_io.atomic import write_json, write_whole
+from trainer.safe_io.plain import open_plain
 from trainer.supervise.console import rank_formatter
 from trainer.supervise.tree import Rendezvous
 from trainer.supervise.world import World
@@ -83,9 +85,20 @@ def _say_of_folder(text: str) -> None:
     log.info("%-12s %s", "run folder", text)
 
 
+class _PlainFile(logging.FileHandler):
+    """Log file that follows no link and waits for no FIFO."""
+
+    def _open(self) -> TextIOWrapper:
+        opened = open(self.baseFilename, self.mode, errors=self.errors, opener=open_plain)  # noqa: SIM115
+        return cast(TextIOWrapper, opened)
+
+
 def _log_to(path: Path, world: World) -> None:
     """Appends this rank's log to its file; a line marks the start."""
-    handler = logging.FileHandler(path, errors="backslashreplace")  # sample keys may be any bytes
+    try:
+        handler = _PlainFile(path, errors="backslashreplace")  # sample keys may be any bytes
+    except OSError as error:
+        raise InputError(not_written(path, error)) from None
     handler.setFormatter(rank_formatter(world, "%(asctime)s %(levelname)s "))
     root = logging.getLogger()
     root.addHandler(handler)

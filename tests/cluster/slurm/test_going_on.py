@@ -181,7 +181,7 @@ def test_training_goes_on_in_the_next_start_without_the_node_that_was_left_out(d
             assert demo.cluster.job(job)["JobState"] == "RUNNING", demo.output(name, job)
             time.sleep(0.5)
     demo.wait_for_step(name, _restarts(demo, name)[-1]["from_step"] + 7, job)
-    assert "from the memory of n1" in demo.output(name, job).rpartition("[generation 3] start")[2]
+    assert "from the memory of n1" in demo.output(name, job).rpartition("generation 3: ")[2]
     left_out = [[node["node"] for node in row["left_out"]] for row in _restarts(demo, name)]
     assert left_out == [[], ["n1"]]
     demo.cluster.run("scancel", "--batch", "--signal=USR2", job)

@@ -68,11 +68,12 @@ class Sweep:
 def find_sweep(job_path: Path, overrides: Sequence[str], grids: Sequence[str], to: str | None) -> Sweep:
     """Returns the runs of the grid with the folders that they have, or will have once submitted to `to`."""
     from trainer.config.loader import load_job
+    from trainer.config.typed import from_here
 
     rows, base = combinations(grids), load_job(job_path, overrides).name
     trials = []
     for name, values in zip(names(base, rows), rows, strict=True):
-        all_overrides = (*overrides, *values, f"name={name}")
+        all_overrides = (*overrides, *from_here(values), f"name={name}")
         job = load_job(job_path, all_overrides)
         trials.append(Trial(name, values, all_overrides, job, _folder(job, to)))
     return Sweep(base, trials)

@@ -5,6 +5,7 @@ this module. Imports no torch.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,9 +19,12 @@ from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
 from trainer.launch.kubernetes.kinds import KindRow
+from trainer.safe_io.plain import read_plain
 from trainer.text.terminal import say
 
 _ANSWER_S = 20.0
+_SHOWN = 200
+"""Characters that are shown of the client's own message about a kubeconfig."""
 
 Object = dict[str, Any]
 
@@ -141,10 +145,13 @@ def connect(namespace: str | None, context: str | None = None) -> Cluster:
     Inside a pod without a kubeconfig, connects to the pod's own cluster. `namespace` None means the context's
     own. Raises ClusterError if there is no such context.
     """
+    _check_kubeconfig()
     try:
         contexts, current = config.list_kube_config_contexts()
     except config.ConfigException as problem:
         return _inside(namespace, str(problem))
+    except Exception as problem:  # strange content can make the client raise anything
+        raise _not_a_kubeconfig(problem) from None
     chosen = (
         current if context is None else next((known for known in contexts if known["name"] == context), None)
     )
@@ -157,10 +164,35 @@ def connect(namespace: str | None, context: str | None = None) -> Cluster:
         settings = client.Configuration()
         settings.retries = False  # the client reads it when it is made
         api = config.new_client_from_config(context=chosen["name"], client_configuration=settings)
+        own = chosen["context"].get("namespace") or "default"
     except (config.ConfigException, OSError) as problem:
         raise ClusterError(f"context {chosen['name']} of the kubeconfig cannot be used: {problem}") from None
-    own = chosen["context"].get("namespace") or "default"
+    except Exception as problem:
+        raise _not_a_kubeconfig(problem) from None
     return Cluster(api, chosen["name"], namespace or own, api.configuration.host)
+
+
+def _check_kubeconfig() -> None:
+    """Raises ClusterError for a file that the client would wait for, or read without end."""
+    for name in filter(None, config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep)):
+        path = Path(name).expanduser()
+        try:
+            read_plain(path, links=True)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as problem:
+            why = getattr(problem, "strerror", None) or "it is not UTF-8 text"
+            raise ClusterError(
+                f"the kubeconfig {path} cannot be read: {why}; let KUBECONFIG name another file"
+            ) from None
+
+
+def _not_a_kubeconfig(problem: Exception) -> ClusterError:
+    text = " ".join(str(problem).split())[:_SHOWN]
+    return ClusterError(
+        f"the kubeconfig is malformed ({type(problem).__name__}: {text}): `kubectl config view` names the "
+        "place; or let KUBECONFIG name another file"
+    )
 
 
 def _inside(namespace: str | None, problem: str) -> Cluster:

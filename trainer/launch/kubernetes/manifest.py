@@ -1,6 +1,7 @@
 """Renders a job as the text of the object that runs it and of the objects beside it.
 
-Pure: uses no clock, no network and no cluster. Imports neither torch nor the client.
+Uses no clock, no network and no cluster, and of the files only model configs. Imports neither torch nor the
+client.
 """
 
 from trainer.config import Job

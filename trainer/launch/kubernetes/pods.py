@@ -18,6 +18,7 @@ from trainer.config.stack_table import ARCHITECTURES, ARM64
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
 from trainer.launch.kubernetes.node_network import isolated, on_host_network
+from trainer.launch.kubernetes.places import Carried, carried
 from trainer.launch.kubernetes.pod_values import (
     Yaml,
     cores,
@@ -54,6 +55,11 @@ def run_name(job: Job) -> str:
 def beside_name(name: str) -> str:
     """Returns the name of the ConfigMap and of the NetworkPolicy that belong to the object."""
     return f"{name}-job"
+
+
+def _of_job(path: str, name: str) -> Yaml:
+    """Returns the mount of one file of the job's ConfigMap."""
+    return {"name": "job", "mountPath": path, "subPath": name, "readOnly": True}
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,11 @@ class Pods:
         if image := table.pop("image", {}):
             table["image"] = {key: value for key, value in image.items() if key not in _BUILD}
         return tomli_w.dumps(table)
+
+    @cached_property
+    def carried(self) -> Sequence[Carried]:
+        """Files that travel with the job file."""
+        return list(carried(self.job))
 
     @property
     def image(self) -> str:
@@ -383,14 +394,12 @@ class Pods:
     @property
     def mounts(self) -> list[Yaml]:
         """Mounts of every pod."""
-        users = [
-            {"name": "job", "mountPath": f"/etc/{file}", "subPath": file, "readOnly": True}
-            for file in ("passwd", "group")
-        ]
+        users = [_of_job(f"/etc/{file}", file) for file in ("passwd", "group")]
+        configs = [_of_job(file.path, file.name) for file in self.carried]
         shared = [mounted(number, mount) for number, mount in enumerate(self.k8s.volumes)]
         scratch = [{"name": name, "mountPath": path} for name, path in self._scratch.items()]
         job = {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}
-        return [job, *(users if self.passwd else []), *scratch, *shared]
+        return [job, *(users if self.passwd else []), *scratch, *shared, *configs]
 
     @property
     def worker_mounts(self) -> list[Yaml]:

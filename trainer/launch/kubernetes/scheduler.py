@@ -14,8 +14,9 @@ from trainer.config import Job
 from trainer.errors import ClusterError, InputError
 from trainer.launch.kubernetes.kinds import KINDS, KindRow, kind_of
 from trainer.launch.kubernetes.manifest import manifest
+from trainer.launch.kubernetes.places import on_volume
 from trainer.launch.kubernetes.pods import run_name
-from trainer.launch.kubernetes.validate import on_volume, warnings
+from trainer.launch.kubernetes.validate import warnings
 from trainer.launch.submission import Outcome, Submission, make_artefacts_folder, record
 from trainer.run.folder import run_folder
 from trainer.run.layout import ARTEFACTS, JOB_FILE, LOGS

@@ -1,11 +1,9 @@
 """Finds settings that cannot work on Kubernetes, and settings that are allowed but rarely meant.
 
-Pure: asks no cluster.
+Asks no cluster.
 """
 
-import posixpath
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from trainer.comm.backends import check_lost_nodes, check_restarts, many_without_mpi, row_of
@@ -14,12 +12,12 @@ from trainer.config.batch_plan import plan
 from trainer.config.fabric_fit import fabric_problems
 from trainer.config.keys import rank_paths
 from trainer.config.kubernetes import object_name
-from trainer.config.kubernetes_values import Mount
 from trainer.config.loader import own_keys
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
 from trainer.launch.kubernetes.network_checks import missing_annotations, network_warnings
+from trainer.launch.kubernetes.places import carried, on_volume
 from trainer.text.wording import many
 
 _CONFIG_MAP_BYTES = 1024 * 1024
@@ -74,16 +72,6 @@ def summary(job: Job) -> str:
         f"MPIJob {name}; the operator's list of {job.resources.nodes:,} workers takes {hosts_bytes(job):,} "
         f"of {_CONFIG_MAP_BYTES:,} bytes"
     )
-
-
-def on_volume(path: str, job: Job) -> Mount | None:
-    """Returns the innermost volume of the job's pods that contains the path.
-
-    Returns None for the image's own files.
-    """
-    plain = PurePosixPath(posixpath.normpath(path))
-    places = [mount for mount in job.kubernetes.volumes if plain.is_relative_to(mount.path)]
-    return max(places, key=lambda mount: len(mount.path), default=None)
 
 
 def _image(job: Job) -> Iterator[str]:
@@ -244,8 +232,9 @@ def _batch(job: Job) -> Iterator[str]:
 def _outside(job: Job) -> Iterator[str]:
     """Yields files of the job that pods would look for in their image.
 
-    The run folder is left out, because it has its own check.
+    The run folder is left out, because it has its own check, and so is what travels with the job.
     """
+    elsewhere = {job.logging.runs, *(file.path for file in carried(job))}
     for path, _ in rank_paths(job):
-        if path != job.logging.runs and on_volume(path, job) is None:
+        if path not in elsewhere and on_volume(path, job) is None:
             yield path

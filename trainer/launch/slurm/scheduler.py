@@ -24,7 +24,7 @@ from trainer.launch import logfiles
 from trainer.launch.commands import answer_of
 from trainer.launch.slurm.script import batch_script
 from trainer.launch.submission import Outcome, Submission, read_record
-from trainer.run.layout import ARTEFACTS, EXIT_BEFORE_FILE, EXIT_FILE, JOB_FILE, LOGS
+from trainer.run.layout import ARTEFACTS, EXIT_BEFORE_FILE, EXIT_FILE, JOB_FILE, LOGS, SUBMISSION_FILE
 from trainer.safe_io.atomic import write_whole
 from trainer.text.paste import word
 
@@ -256,11 +256,15 @@ def _script_output(folder: Path, submission: Submission) -> Iterator[str] | None
     if not output.exists():  # the job was submitted by hand, from elsewhere
         shown = _call("scontrol", "show", "job", *_cluster_options(submission), submission.id).stdout
         output = Path(next(iter(re.findall(r"^ *StdOut=(.+)$", shown, re.MULTILINE)), output))
-    return (
-        (f"[slurm] {line}" for line in output.read_text(errors="replace").splitlines())
-        if output.exists()
-        else None
-    )
+    if not output.exists():
+        return None
+    if _owner(output) != _owner(folder / ARTEFACTS / SUBMISSION_FILE):
+        raise InputError(f"{output} is not shown: it belongs to another user than the run in {folder}")
+    return (f"[slurm] {line}" for line in logfiles.plain_lines(output))
+
+
+def _owner(path: Path) -> int:
+    return path.stat().st_uid
 
 
 def _refuse_second_job(folder: Path) -> None:

@@ -4,7 +4,6 @@ The record outlives a launcher pod: a new one knows whether the run has ended fo
 there were. Imports no torch.
 """
 
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,6 +12,7 @@ from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED
 from trainer.run.checkpoints import complete_checkpoints
 from trainer.run.layout import ARTEFACTS, CHECKPOINTS, LAUNCHER_FILE
 from trainer.safe_io.atomic import write_json
+from trainer.safe_io.plain import read_json
 
 RECORD = Path(ARTEFACTS, LAUNCHER_FILE)
 """Path of the record in the run folder."""
@@ -46,7 +46,7 @@ class Decision:
 def read_attempts(run_folder: Path, job: str) -> AttemptRecord:
     """Returns the record of an earlier launcher of this submission; an empty one if there is none."""
     try:
-        stored = AttemptRecord(**json.loads((run_folder / RECORD).read_text(encoding="utf-8")))
+        stored = AttemptRecord(**read_json(run_folder / RECORD))
     except (OSError, ValueError, TypeError):
         return AttemptRecord(job)
     return stored if stored.job == job else AttemptRecord(job)

@@ -49,6 +49,7 @@ from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
 from trainer.run.layout import METRICS_FILE, Run
+from trainer.safe_io.plain import last_text
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.stopping import REPEAT_S
 from trainer.supervise.tree import Rendezvous
@@ -328,13 +329,8 @@ def ssh_variables(port: int, known_hosts: Path) -> dict[str, str]:
 
 def _last_step(folder: Path) -> str:
     try:
-        with open(folder / METRICS_FILE, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
-            records = [
-                json.loads(line)
-                for line in file.read().splitlines()[-20:]
-                if line.endswith(b"}") and line.startswith(b"{")
-            ]
+        lines = last_text(folder / METRICS_FILE, 65536).splitlines()[-20:]
+        records = [json.loads(line) for line in lines if line.endswith("}") and line.startswith("{")]
         steps = [record["step"] for record in records if isinstance(record.get("step"), int)]
     except (OSError, ValueError):
         steps = []

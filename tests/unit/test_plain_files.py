@@ -1,0 +1,279 @@
+"""Files of a run folder that others may have replaced: no command hangs, fails or reads without end."""
+
+import ast
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import trainer
+from tests.support.report_folders import failed_run, long_run
+from trainer.cli import main as cli
+from trainer.config.loader import load_job
+from trainer.errors import InputError
+from trainer.launch.logfiles import log_lines
+from trainer.run import layout
+from trainer.run.checkpoints import MANIFEST
+from trainer.run.folder import check_run_folder
+from trainer.safe_io.plain import MOST_BYTES, last_text, read_json, read_plain
+
+Capture = pytest.CaptureFixture[str]
+LIMIT_S = 20
+"""Far more than any command takes here."""
+CHECKPOINT = f"{layout.CHECKPOINTS}/step-0000000100"
+FILES = (
+    layout.JOB_FILE,
+    layout.METRICS_FILE,
+    layout.RANK_STATS_FILE,
+    layout.GOODPUT_FILE,
+    layout.ENVIRONMENT_FILE,
+    layout.RESULT_FILE,
+    layout.EXIT_FILE,
+    layout.DIAGNOSIS_FILE,
+    layout.RESTARTS_FILE,
+    layout.LOCK,
+    layout.START_FILE,
+    "retrieval_board.json",
+    f"{layout.ARTEFACTS}/{layout.SUBMISSION_FILE}",
+    f"{layout.LOGS}/{layout.rank_log(0)}",
+    f"{layout.EVALUATIONS}/all.json",
+    f"{CHECKPOINT}/{MANIFEST}",
+)
+WRONG = {"exit_code": [], "reason": 5, "rank": {}, "to": 7, "job": 3, "files": 3, "restarts": [{"causes": 4}]}
+
+
+def sparse(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(20 * 2**30)
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a link to what has no end": lambda path: path.symlink_to("/dev/zero"),
+    "20 GB": lambda path: sparse(path) if path.suffix != ".log" else None,  # that is shown, part by part
+    "a number": lambda path: path.write_text("5"),
+    "depth": lambda path: path.write_text("[" * 100_000),
+    "other types": lambda path: path.write_text(json.dumps(WRONG)),
+}
+COMMANDS = (
+    ["status", "one"],
+    ["status", "one", "--json"],
+    ["report", "one"],
+    ["diff", "one", "two"],
+    ["logs", "one"],
+    ["runs", "runs"],
+    ["resume", "one"],
+    ["cancel", "one"],
+)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trainer.launch.local.run", lambda *_, **__: 0)
+    for made in (
+        failed_run(tmp_path / "runs" / "one", name="one"),
+        long_run(tmp_path / "runs" / "two", steps=40),
+    ):
+        (made / CHECKPOINT).mkdir(parents=True)
+        (made / CHECKPOINT / MANIFEST).write_text('{"step": 100}')
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """Ends a test that waits, from whatever call it waits in."""
+
+    def late(_signal: int, _frame: FrameType | None) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_strange_file_stops_no_command(runs: Path, soon: None, capsys: Capture, kind: str) -> None:
+    for name in FILES:
+        path = runs / "one" / name
+        content = path.read_bytes() if path.exists() else None
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        KINDS[kind](path)
+        for command in COMMANDS:
+            signal.alarm(LIMIT_S)
+            assert cli.main(command) in (0, 1, 2), (name, command)
+            assert "Traceback (most" not in capsys.readouterr().err, (name, command)
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+
+
+def test_what_is_no_plain_file_is_named_where_it_is_left_out(runs: Path, soon: None, capsys: Capture) -> None:
+    signal.alarm(LIMIT_S)
+    (runs / "one" / layout.EXIT_FILE).unlink()
+    os.mkfifo(runs / "one" / layout.EXIT_FILE)
+    log = runs / "one" / layout.LOGS / layout.rank_log(0)
+    log.unlink()
+    log.symlink_to("/etc/passwd")
+    assert cli.main(["status", "one", "--json"]) == 0
+    assert "exit.json cannot be read: it is no plain file" in json.loads(capsys.readouterr().out)["remarks"]
+    assert cli.main(["logs", "one"]) == 0
+    captured = capsys.readouterr()
+    assert "root:" not in captured.out
+    assert f"{log.relative_to(runs.parent)} is left out: it is a link" in captured.err
+
+
+@pytest.mark.parametrize("name", [layout.JOB_FILE, layout.RESULT_FILE, layout.METRICS_FILE, layout.LOCK])
+@pytest.mark.parametrize("kind", ["a FIFO", "a link to what has no end"])
+def test_a_start_names_what_is_no_plain_file(
+    runs: Path, soon: None, capsys: Capture, name: str, kind: str
+) -> None:
+    signal.alarm(LIMIT_S)
+    Path("job.toml").write_text((runs / "one" / layout.JOB_FILE).read_text())
+    (runs / "one" / name).unlink(missing_ok=True)
+    KINDS[kind](runs / "one" / name)
+    assert cli.main(["run", "job.toml", "--nproc", "1"]) == 2
+    assert f"one/{name} is a link or no file" in capsys.readouterr().err
+
+
+def test_a_file_that_is_too_large_to_be_read_is_named_at_the_start(runs: Path) -> None:
+    job = load_job(runs / "one" / layout.JOB_FILE, [f"logging.runs={runs}"])
+    sparse(runs / "one" / layout.METRICS_FILE)
+    with pytest.raises(InputError, match=r"metrics.jsonl has 21,474,836,480 bytes.*move it away first"):
+        check_run_folder(job)
+
+
+def test_a_result_that_cannot_be_read_is_named_by_the_ranks(tmp_path: Path) -> None:
+    run = layout.Run(tmp_path)
+    assert not run.finished()
+    for text, why in (("[1]", "it is no JSON object"), ("{", "Expecting"), ("[" * 100_000, "too deeply")):
+        run.result.write_text(text)
+        with pytest.raises(InputError, match=f"result.json cannot be read .*{why}.*remove"):
+            run.finished()
+    run.result.write_text('{"reason": "done", "steps": "many"}')
+    assert run.finished_as_asked("auto", 10)
+
+
+def test_a_job_file_may_be_a_link_and_no_fifo(tmp_path: Path, runs: Path, soon: None) -> None:
+    signal.alarm(LIMIT_S)
+    (tmp_path / "link.toml").symlink_to(runs / "one" / layout.JOB_FILE)
+    assert load_job(tmp_path / "link.toml").name == "one"
+    os.mkfifo(tmp_path / "fifo.toml")
+    with pytest.raises(InputError, match=r"fifo.toml: cannot be read: it is no plain file"):
+        load_job(tmp_path / "fifo.toml")
+
+
+def test_plain_files_are_read_up_to_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("0123456789")
+    assert read_plain(path, most=10) == "0123456789"
+    with pytest.raises(OSError, match="its size in bytes is 10, above the limit of 9"):
+        read_plain(path, most=9)
+    assert last_text(path, 4) == "6789"
+    assert last_text(path, 100) == "0123456789"
+    sparse(path)
+    with pytest.raises(OSError, match=f"above the limit of {MOST_BYTES:,}"):
+        read_json(path)
+    assert last_text(path, 4) == "\0" * 4
+
+
+def test_a_socket_is_no_plain_file(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(tmp_path / "socket"))
+    with pytest.raises(OSError, match="Errno"):
+        read_plain(tmp_path / "socket")
+
+
+def test_large_logs_are_merged_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None
+) -> None:
+    monkeypatch.setattr("trainer.launch.logfiles._AT_ONCE", 100)
+    monkeypatch.setattr("trainer.launch.logfiles._LONGEST", 500)
+    (tmp_path / layout.LOGS).mkdir()
+    for rank in (0, 1):
+        lines = [f"2026-01-02 03:04:{second:02},00{rank} INFO step\n  more" for second in range(60)]
+        (tmp_path / layout.LOGS / layout.rank_log(rank)).write_text("\n".join(lines) + "\n" + "x" * 2000)
+    shown = list(log_lines(tmp_path, None, follow=False))
+    steps = [line for line in shown if "step" in line]
+    assert [line[1] for line in steps] == ["0", "1"] * 60
+    assert steps == sorted(steps, key=lambda line: line[4:])
+    assert len([line for line in shown if "x" * 100 in line]) > 2  # a line without end is not kept whole
+
+
+OPENS_ELSEWHERE = {
+    "image/": "what goes into an image",
+    "model/": "models' configs, which users name, and the user's cache",
+    "sysinfo/": "/proc, /sys and the package's own files",
+    "cli/completion.py": "the package's own files",
+    "cli/explain.py": "the package's own files",
+    "cli/presets.py": "the package's own files",
+    "cli/from_open_clip/imagenet.py": "installed packages",
+    "checkpoint/files.py": "files of a checkpoint, in parts, after a look at what they are",
+    "checkpoint/weights.py": "weights, which the user names",
+    "checkpoint/writer.py": "the file that this rank has just written",
+    "config/stack_table.py": "the package's own files",
+    "data/files.py": "data, which the user names",
+    "data/pack.py": "shards that this command makes",
+    "demo/__main__.py": "the package's own files",
+    "evaluate/inputs.py": "class names and templates, which the user names",
+    "evaluate/suite_table.py": "the package's own files",
+    "launch/kubernetes/cluster.py": "the pod's own secrets",
+    "launch/kubernetes/pod/hosts.py": "the list of hosts that the operator mounts",
+    "launch/kubernetes/pod/names.py": "the pod's own secrets",
+    "launch/kubernetes/pod/rank.py": "/proc",
+    "launch/kubernetes/pod/worker.py": "/proc",
+    "launch/processes.py": "/proc",
+    "preflight/host_probe.py": "/sys",
+    "report/page.py": "the package's own files",
+    "run/model_identity.py": "a model's config, which the user names",
+    "safe_io/plain.py": "the reader itself",
+    "search/cache.py": "the user's cache",
+    "search/server.py": "the package's own files",
+    "supervise/heartbeat.py": "the supervisor's own folder",
+    "supervise/nccl_debug.py": "the supervisor's own folder",
+    "supervise/own_rank.py": "the supervisor's own folder",
+    "supervise/rank_process.py": "the supervisor's own folder",
+    "supervise/rank_report.py": "the supervisor's own folder, /proc",
+    "supervise/rank_start.py": "the supervisor's own folder",
+    "train/same_environment.py": "installed packages",
+}
+"""Modules and packages that open files without `trainer.safe_io`, with what these are: never files of a run
+folder."""
+
+
+def opens(tree: ast.AST) -> Iterator[int]:
+    """Yields the lines that open a file to read it, or to add to it, without a safe opener."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        safe = any(
+            "open" in ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "opener"
+        )
+        arguments = ast.unparse(node)
+        reads = name.endswith((".read_text", ".read_bytes", "logging.FileHandler"))
+        as_path = name.endswith(".open") and not name.startswith(("Image", "tarfile", "os", "Heartbeat"))
+        plainly = name == "open" and not arguments.startswith("open(descriptor")
+        by_number = name == "os.open" and "O_EXCL" not in arguments and "O_TRUNC" not in arguments
+        if not safe and (reads or as_path or plainly or by_number):
+            yield node.lineno
+
+
+def test_no_module_opens_files_of_a_run_folder_in_another_way() -> None:
+    root = Path(trainer.__path__[0])
+    found = [
+        str(path.relative_to(root))
+        for path in sorted(root.rglob("*.py"))
+        if "templates" not in path.parts and any(opens(ast.parse(path.read_text())))
+    ]
+    others = [name for name in found if not name.startswith(tuple(OPENS_ELSEWHERE))]
+    assert not others, "open files by trainer.safe_io.plain, or say above what these are"
+    assert len(found) > 40, "the look for calls finds them"
