@@ -37,8 +37,6 @@ from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule, batch_text, plan, schedule
-from trainer.config.loader import load_job
-from trainer.config.overrides import inherited
 from trainer.data.bad_samples import name_left_out
 from trainer.data.distributed_index import open_together
 from trainer.data.order import epoch_samples
@@ -46,7 +44,6 @@ from trainer.data.processes import start_process_server
 from trainer.data.sample import InUnits, Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.streams import loader_processes
-from trainer.errors import InputError
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import Clip, build_model, give_initial_weights
 from trainer.model.compile import compile_blocks, keep_kernels
@@ -57,6 +54,7 @@ from trainer.model.teacher import build_teacher, whole_captions
 from trainer.preflight.check import PreflightReport, preflight
 from trainer.preflight.repeat import check_again, has_passed
 from trainer.run.folder import done_text, run_folder
+from trainer.run.job_limits import rank_job
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
 from trainer.supervise import lease
@@ -92,8 +90,7 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
 
 
 def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat: Heartbeat) -> None:
-    _check_seen(job_path, world)
-    job = load_job(job_path, [*inherited(os.environ), *overrides])
+    job = rank_job(job_path, overrides, world.node if world.local_size < world.size else "")
     heartbeat.limits = job.timeouts.by_phase
     heartbeat.learner = limit_learner(job, world, os.environ)
     check_restarts(job, launcher_of(os.environ), starts_again=STARTS_AGAIN in os.environ)
@@ -111,15 +108,6 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat
     heartbeat.begin_phase("shutdown")
     comm.barrier(job.timeouts.backstop_s)
     comm.close()
-
-
-def _check_seen(job_path: Path, world: World) -> None:
-    """Raises InputError if this node does not see the job file, as others may."""
-    if world.local_size < world.size and not job_path.exists():
-        raise InputError(
-            f"node {world.node} does not see {job_path}: the job file, which a batch job has in its run "
-            "folder (logging.runs), must be on a file system that all nodes share"
-        )
 
 
 def prepare(job: Job, comm: Comm) -> TrainSetup | None:
