@@ -28,7 +28,7 @@ from trainer.comm.backends import (
     starts_again,
 )
 from trainer.config import STANDARD_INPUT, Job
-from trainer.errors import EXIT_PREEMPTED, InputError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
 from trainer.launch.commands import answer_of
 from trainer.launch.hosts import (
     KEEP_ALIVE,
@@ -51,7 +51,8 @@ from trainer.run.generations import newest_claim
 from trainer.run.goodput_log import BEGAN
 from trainer.run.goodput_log import began as began_at
 from trainer.run.known_folders import remember
-from trainer.run.start_job import new_start_job, remove_start_jobs, write_start_job
+from trainer.run.layout import RESULT_FILE, Run
+from trainer.run.start_job import appears, new_start_job, remove_start_jobs, write_start_job
 from trainer.run.start_record import StartRecord, write_start
 from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import send_stop_request
@@ -95,8 +96,8 @@ def run(
 
     Returns the exit code of the rank that failed first, else 0. Raises InputError if the launcher is missing
     or cannot do what the job asks. The rank's command names the start's own job in the run folder: over ssh
-    every host sees that folder, and has this environment at the same path. The run's time counts from `began`,
-    the time of the command in seconds since the epoch; None means now.
+    every host sees that folder, and has this environment at the same path. `began` is the time of the
+    command, in seconds since the epoch, from which the run's time counts; None means now.
     """
     folder = run_folder(job)
     path = new_start_job(folder)
@@ -240,6 +241,9 @@ def start_ranks(
             request_stop(signal.SIGTERM)  # ranks of other hosts outlive a launcher that was killed
         # mpirun's own messages may have come since
         shown_before = end is not None and launcher != "mpirun" and is_shown(start.folder, end)
+        if folder is not None and code == EXIT_DONE and not _is_done(folder, end):
+            say(f"the ranks left without an error, but {folder} has no result of this start: it failed")
+            return EXIT_FAILED
         return _report_end(code, end, folder, shown_before=shown_before)
 
 
@@ -436,6 +440,12 @@ _COMMANDS: dict[Launcher, Callable[[Start], list[str]]] = {
     "clipship": _clipship,
     "mpirun": _mpirun,
 }
+
+
+def _is_done(folder: Path, end: ExitRecord | None) -> bool:
+    """Returns whether a rank has recorded that the run is done, whatever the exit codes of processes say."""
+    is_end = end is not None and end.exit_code == EXIT_DONE
+    return is_end and appears(folder / RESULT_FILE) and Run(folder).finished()
 
 
 def _report_end(code: int, cause: ExitRecord | None, folder: Path | None, *, shown_before: bool) -> int:

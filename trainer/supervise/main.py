@@ -20,6 +20,7 @@ from trainer.supervise.state_folder import state_folder, with_state_folder
 from trainer.supervise.supervisor import supervise
 from trainer.supervise.world import detect
 from trainer.sysinfo.shortage import raise_open_files_limit
+from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.sysinfo.variables import name_problems
 from trainer.text.terminal import say
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
         job_limits = read_limits(arguments)
         return job_limits if restarts else replace(job_limits, max_restarts=0)
 
+    reset_inherited_signals()
     try:
         raise_open_files_limit()
         world = detect(os.environ, os.uname().nodename)
