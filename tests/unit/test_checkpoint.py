@@ -14,6 +14,7 @@ import torch
 from tests.support.harm import cut_short, flip_a_bit
 from tests.support.jobs import RESNET, VIT, tiny_job
 from trainer.checkpoint import files, state
+from trainer.checkpoint.identity import RunIdentity, digest_of, digests
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
@@ -44,11 +45,11 @@ def _save(folder: Path, train: TrainStep, step: int, job: Job | None = None, **s
 
 
 def _resumed(
-    folder: Path, comm: Comm, job: Job | None = None, samples: int = SAMPLES
+    folder: Path, comm: Comm, job: Job | None = None, samples: int = SAMPLES, **identity: Any
 ) -> tuple[int, TrainStep]:
     job = job or tiny_job()
     train = _train(comm, job, steps=0)
-    return restore(job, comm, folder, train, samples).steps_done, train
+    return restore(job, comm, folder, train, RunIdentity(job, samples, **identity)).steps_done, train
 
 
 def test_open_clip_loads_the_weights_and_gives_the_same_features(tmp_path: Path, alone: Comm) -> None:
@@ -242,6 +243,20 @@ def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -
         _resumed(tmp_path, alone, samples=63)
     with pytest.raises(InputError, match=r"model.name is .*tiny-vit.json there and .*tiny-resnet.json here"):
         _resumed(tmp_path, alone, tiny_job(config=RESNET))
+
+
+def test_a_config_or_data_with_other_contents_is_refused_and_named(tmp_path: Path, alone: Comm) -> None:
+    """Weights of the same shapes are no sign of the same model: two heads or four."""
+    before = RunIdentity(tiny_job(), SAMPLES, digests({"model.json": b"2 heads"}), digest_of(["a"]))
+    writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
+    writer.save(1, _train(alone), before.facts())
+    writer.finish()
+    same: dict[str, Any] = {"model_files": before.model_files, "data_files": before.data_files}
+    assert _resumed(tmp_path, alone, **same)[0] == 1
+    with pytest.raises(InputError, match=r"the config of the model .*tiny-vit.json has other contents"):
+        _resumed(tmp_path, alone, **{**same, "model_files": digests({"model.json": b"4 heads"})})
+    with pytest.raises(InputError, match=r"the files of data\.train have other contents"):
+        _resumed(tmp_path, alone, **{**same, "data_files": digest_of(["b"])})
 
 
 def test_keys_that_may_change_on_resume_are_accepted(tmp_path: Path, alone: Comm) -> None:

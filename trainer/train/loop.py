@@ -12,8 +12,6 @@ from typing import Any
 from trainer.comm.consensus import StepConsensus
 from trainer.comm.replicas import check_replicas
 from trainer.config.learning_rate import learning_rate
-from trainer.config.loader import recorded
-from trainer.data.order import epoch_samples
 from trainer.errors import Preempted
 from trainer.model.optimizer import set_learning_rate
 from trainer.sysinfo.versions import versions
@@ -276,11 +274,10 @@ class Loop:
             "epoch": step // setup.schedule.epoch_steps,
             "batch_in_epoch": step % setup.schedule.epoch_steps,
             "samples": step * setup.plan.global_batch_size,
-            "data_samples": epoch_samples(setup.source.shard_sizes(), setup.weights),
             "world_size": self._comm.world.size,
             "metrics": dict(metrics),
             "versions": versions(),
-            "job": recorded(self._job),
+            **setup.identity.facts(),
         }
 
     def _report_written(self) -> None:

@@ -17,6 +17,7 @@ import click
 import torch
 
 from trainer.checkpoint.files import saved_ago_s
+from trainer.checkpoint.identity import RunIdentity, digest_of, digests
 from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.checkpoint.memory_restore import node_memory
 from trainer.checkpoint.resume import best_value, expects_state, restore
@@ -39,6 +40,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule, batch_text, plan, schedule
 from trainer.data.bad_samples import name_left_out
 from trainer.data.distributed_index import open_together
+from trainer.data.identity import data_rows
 from trainer.data.order import epoch_samples
 from trainer.data.processes import start_process_server
 from trainer.data.sample import InUnits, Source
@@ -166,7 +168,8 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if asks_for_memory(job) and not keeps_in_memory(job):
         _say("in memory", disk_only(job))
     memory = node_memory(job, comm, os.environ)
-    start = restore(job, comm, run.checkpoints, step, samples, memory)
+    identity = _identity(job, comm, clip, source, samples)
+    start = restore(job, comm, run.checkpoints, step, identity, memory)
     if has_state and start.is_beginning:  # what was there is damaged
         give_initial_weights(job, clip.model)
     if comm.world.rank == 0:
@@ -182,7 +185,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         clip.files,
     )
     requests = Requests(run.folder, comm.world.rank, comm.heartbeat)
-    keeper = keeper_of(memory, start, step, comm, job.recovery.keep_every_steps)
+    keeper = keeper_of(memory, start, step, comm, job.recovery.keep_every_steps, identity.facts())
     return TrainSetup(
         job=job,
         comm=comm,
@@ -196,10 +199,18 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         evaluate=partial(_evaluate, evaluation, clip, step, requests, keeper),
         writer=writer,
         requests=requests,
+        identity=identity,
         start=start,
         started=started,
         keeper=keeper,
     )
+
+
+def _identity(job: Job, comm: Comm, clip: Clip, source: Source, samples: int) -> RunIdentity:
+    """Collective: returns what the run is, as rank 0 finds it."""
+    rows = data_rows(job.data, source) if comm.world.rank == 0 else []
+    data_files = comm.broadcast_object(digest_of(rows) if rows else "")
+    return RunIdentity(job, samples, digests(clip.files), data_files)
 
 
 def _evaluate(
