@@ -1,4 +1,4 @@
-"""What a process ignores or blocks stays so across exec: ours begin with what they need."""
+"""Signals that a process ignores or blocks stay so across exec: ours begin with what they need."""
 
 import signal
 import subprocess

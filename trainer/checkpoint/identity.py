@@ -1,4 +1,4 @@
-"""What a run is: its job, its model's config and tokenizer, and its data.
+"""The identity of a run: its job, its model's config and tokenizer, and its data.
 
 A checkpoint on disk and a step in memory both carry it, and a start or a restart compares it with its own
 before it loads either. Imports no torch.

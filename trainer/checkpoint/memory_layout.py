@@ -83,7 +83,7 @@ class Layout:
     entries: tuple[Entry, ...]
     size: int
     run: Mapping[str, Any] = field(default_factory=dict)
-    """What the run is whose state it is, as `trainer.checkpoint.identity` says it."""
+    """Facts of the run whose state it is, as `trainer.checkpoint.identity` has them."""
 
     @classmethod
     def of(cls, tensors: Sequence[NamedTensor], run: Mapping[str, Any] | None = None) -> "Layout":
