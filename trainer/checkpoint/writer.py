@@ -88,8 +88,13 @@ class CheckpointWriter:
         folder = Folder(self._checkpoints, step)
         self._size = snapshot.nbytes
         write = partial(self._write, folder, snapshot, shared, about, best)
-        self._thread = threading.Thread(target=self._guarded, args=(folder, write), name="checkpoint")
-        self._thread.start()
+        thread = threading.Thread(target=self._guarded, args=(folder, write), name="checkpoint")
+        try:
+            thread.start()
+        except RuntimeError:  # there may be no more threads, and this may be the last checkpoint
+            self._guarded(folder, write)
+        else:
+            self._thread = thread
 
     def record(self, step: int, metrics: Mapping[str, float | int], best: tuple[str, float] | None) -> None:
         """Adds a step's metrics to its manifest, and marks it as best if `best` is given.

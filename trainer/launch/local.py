@@ -39,7 +39,7 @@ from trainer.launch.hosts import (
 )
 from trainer.launch.interrupt import line_for_signal
 from trainer.launch.live_line import LiveLine
-from trainer.launch.processes import supervise
+from trainer.launch.processes import is_second, supervise
 from trainer.launch.rank_env import rank_environment
 from trainer.launch.start_again import asked_after, run_generations, wait_for_hosts
 from trainer.launch.start_times import StartTimes
@@ -192,9 +192,8 @@ def start_ranks(
         requests: list[int] = []
 
         def request_stop(number: int) -> bool:
-            # at a keyboard a second Ctrl-C is always meant
-            again = number == signal.SIGINT and number in requests and os.isatty(0)
             requests.append(number)
+            again = is_second(requests, 0.0)
             if send_stop_request(rendezvous, number, again=again):
                 return True
             moved = newest_claim(folder, rendezvous.start) if folder and keeps_going else None

@@ -24,6 +24,7 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE)
 _NO_FILES_TEXTS = ("Too many open files", "items of ancdata")
 """Texts of the errors that torch raises if there are too many open files when it hands a batch to another
 process."""
+_NO_THREADS_TEXT = "can't start new thread"
 
 
 def raise_open_files_limit() -> None:
@@ -100,13 +101,20 @@ def loader_bytes(ranks: int, workers: int, batch_bytes: int) -> int:
 
 
 def shortage(error: BaseException) -> str:
-    """Returns one sentence if the error means that open files or disk space ran out, else ""."""
+    """Returns one sentence if the error means that files, processes or disk space ran out, else ""."""
     number = error.errno if isinstance(error, OSError) else None
     if number in _DISK_FULL:
         return str(error)
     if number in _NO_FILES or any(text in str(error) for text in _NO_FILES_TEXTS):
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"too many open files ({error}): this process may open {soft}; raise `ulimit -n`"
+    if number == errno.EAGAIN or _NO_THREADS_TEXT in str(error):
+        soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        own = "" if soft == resource.RLIM_INFINITY else f"; this user may have {soft}"
+        return (
+            f"no more processes or threads may be started ({error}){own}: raise `ulimit -u`, or the "
+            "container's limit of pids"
+        )
     return ""
 
 
