@@ -328,3 +328,23 @@ def test_no_run_is_done_without_a_result_whatever_its_processes_returned(
     monkeypatch.setattr(local, "supervise", supervise)
     monkeypatch.setattr("trainer.run.start_job.APPEARS_S", 0.0)
     assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None, folder=tmp_path) == code
+
+
+@pytest.mark.parametrize(
+    ("signals", "expected"), [((2,), 75), ((2, 2), 130), ((15, 15), 75)], ids=["once", "twice", "a scheduler"]
+)
+def test_the_second_ctrl_c_counts_also_where_the_first_has_ended_the_run(
+    signals: tuple[int, ...], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def supervise(*given: Any, **_: object) -> int:
+        rendezvous = Rendezvous.from_env(given[1])
+        assert rendezvous is not None
+        for times, number in enumerate(signals, start=1):
+            given[7](number, times)
+        end = ExitRecord(0, "n", 75, "asked to stop", 1.0, start=rendezvous.start)
+        (tmp_path / "exit.json").write_text(json.dumps(asdict(end)))
+        return 128 + signals[0]
+
+    monkeypatch.setattr(local, "supervise", supervise)
+    monkeypatch.setattr("os.isatty", lambda _: True)
+    assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None, folder=tmp_path) == expected

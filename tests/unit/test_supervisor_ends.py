@@ -79,8 +79,11 @@ def test_file_work_waits_for_a_busy_thread_if_there_can_be_no_other(monkeypatch:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    def wait() -> None:
+        busy.wait(30)
+
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    workers.do(lambda: None if busy.wait(30) else None)
+    workers.do(wait)
     for _ in range(2):
         workers.do(done.release)
     busy.set()

@@ -28,7 +28,7 @@ from trainer.comm.backends import (
     starts_again,
 )
 from trainer.config import STANDARD_INPUT, Job
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError
 from trainer.launch.commands import answer_of
 from trainer.launch.hosts import (
     KEEP_ALIVE,
@@ -202,7 +202,10 @@ def start_ranks(
             successor = replace(rendezvous, host=moved.host, port=moved.port)
             return send_stop_request(successor, number, again=again)
 
+        interrupts: list[int] = []
+
         def signal_line(number: int, times: int) -> str:
+            interrupts.append(number)
             state, begun = published_state(start.folder)
             return line_for_signal(
                 number, times, state, begun=begun, here=hosts is None, saves=folder is not None
@@ -243,7 +246,10 @@ def start_ranks(
         if folder is not None and code == EXIT_DONE and not _is_done(folder, end):
             say(f"the ranks left without an error, but {folder} has no result of this start: it failed")
             return EXIT_FAILED
-        return _report_end(code, end, folder, shown_before=shown_before)
+        reported = _report_end(code, end, folder, shown_before=shown_before)
+        # The end that the first Ctrl-C began may have come before the second one could change it.
+        at_once = reported == EXIT_PREEMPTED and is_second(interrupts or [0], 0.0)
+        return EXIT_INTERRUPTED if at_once else reported
 
 
 @contextmanager

@@ -27,6 +27,8 @@ def on_error(end: Callable[[BaseException], None]) -> None:
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
+        if isinstance(error, asyncio.CancelledError):
+            return  # the loop is closing
         if isinstance(error, BaseException) and ("handle" in context or _OURS in context):
             end(error)
         else:

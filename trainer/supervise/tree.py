@@ -492,13 +492,13 @@ class Tree:
 
     async def _newcomer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(reader, writer)
-        try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                welcome = await self._welcome(link)
-        except TimeoutError:
-            welcome = False
-        if welcome:
-            with suppress(asyncio.CancelledError):  # this supervisor leaves; asyncio would print the error
+        with suppress(asyncio.CancelledError):  # this supervisor leaves; asyncio would print the error
+            try:
+                async with asyncio.timeout(HANDSHAKE_S):
+                    welcome = await self._welcome(link)
+            except TimeoutError:
+                welcome = False
+            if welcome:
                 await self._receive_from_child(link)
         link.close()
 
