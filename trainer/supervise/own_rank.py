@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trainer.config.phases import NOTHING_DONE
+from trainer.config.phases import NOTHING_DONE, SAVING
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.run.file_work import within
@@ -198,6 +198,7 @@ class OwnRank:
                 "kind": "failed",
                 "record": asdict(record),
                 "step": state.step,
+                "saving": state.phase in SAVING,
                 "waiting": waits and state.waiting,
                 "killed": killed,
             },
