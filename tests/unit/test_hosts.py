@@ -14,6 +14,7 @@ from tests.support.jobs import tiny_job
 from trainer.comm.backends import launcher_for
 from trainer.errors import EXIT_PREEMPTED, InputError
 from trainer.launch import local
+from trainer.launch.aftermath import sweep_memory
 from trainer.launch.hosts import Host, parse_hosts, rendezvous_address
 from trainer.launch.local import ranks_without_spares, start_ranks
 from trainer.run.exit_record import ExitRecord, first_cause, record_exit
@@ -348,3 +349,21 @@ def test_the_second_ctrl_c_counts_also_where_the_first_has_ended_the_run(
     monkeypatch.setattr(local, "supervise", supervise)
     monkeypatch.setattr("os.isatty", lambda _: True)
     assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None, folder=tmp_path) == expected
+
+
+def test_a_run_whose_supervisors_were_all_killed_has_its_end_recorded_and_leaves_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = tmp_path / "memory"
+    for name in ("clipship-rank-x", "clipship-state-x"):
+        (memory / name).mkdir(parents=True, mode=0o700)
+    (memory / "clipship-rank-x" / "supervisor").touch()
+    (memory / "clipship-state-x" / "supervisors").touch()
+    monkeypatch.setattr(local, "supervise", lambda *_, **__: 137)
+    monkeypatch.setattr(local, "sweep_memory", lambda: sweep_memory(memory))
+    assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None, folder=tmp_path) == 137
+    assert (
+        "its supervisors were killed by SIGKILL" in json.loads((tmp_path / "exit.json").read_text())["reason"]
+    )
+    assert "its supervisors were killed by SIGKILL" in capsys.readouterr().err
+    assert list(memory.iterdir()) == []

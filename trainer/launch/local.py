@@ -29,6 +29,7 @@ from trainer.comm.backends import (
 )
 from trainer.config import STANDARD_INPUT, Job
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError
+from trainer.launch.aftermath import record_killed, sweep_memory
 from trainer.launch.commands import answer_of
 from trainer.launch.hosts import (
     KEEP_ALIVE,
@@ -241,6 +242,10 @@ def start_ranks(
         end = next(filter(None, reversed(ends) if keeps_going else ends), None)
         if end is None and hosts is not None:
             request_stop(signal.SIGTERM)  # ranks of other hosts outlive a launcher that was killed
+        if hosts is None:
+            sweep_memory()
+        if end is None and folder is not None and not interrupts:
+            end = record_killed(folder, rendezvous.start, code)
         # mpirun's own messages may have come since
         shown_before = end is not None and launcher != "mpirun" and is_shown(start.folder, end)
         if folder is not None and code == EXIT_DONE and not _is_done(folder, end):
