@@ -1,5 +1,6 @@
 """A checkpoint is whole or not there, knows when a bit has changed, and open_clip loads it."""
 
+import errno
 import json
 import logging
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
-from trainer.errors import InputError
+from trainer.errors import InputError, MachineError
 from trainer.model.build import build_model, untrained
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -207,6 +208,45 @@ def test_a_failed_write_keeps_the_previous_checkpoint_and_says_so(
         with pytest.raises(OSError, match="No space"):
             writer.finish()
     assert _resumed(tmp_path, alone)[0] == 1
+
+
+def test_a_run_folder_that_is_renamed_under_a_run_is_named_and_not_made_again(
+    tmp_path: Path, alone: Comm
+) -> None:
+    (tmp_path / "run").mkdir()
+    train, about = _train(alone), {"job": tiny_job().model_dump(mode="json"), "data_samples": SAMPLES}
+    writer = CheckpointWriter(tmp_path / "run" / "checkpoints", Checkpoint(), 0, 1, 30.0)
+    writer.save(1, train, about)
+    writer.finish()
+    (tmp_path / "run").rename(tmp_path / "other")
+    for step in (2, 3):
+        writer.save(step, train, about)
+        with pytest.raises(MachineError, match=r"/run was renamed or removed while the run wrote it: give"):
+            writer.finish()
+    (tmp_path / "other").rename(tmp_path / "run")
+    writer.save(4, train, about)
+    writer.finish()
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000004"]
+
+
+@pytest.mark.parametrize("what", ["a file in its place", "too large"])
+def test_a_checkpoint_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, alone: Comm, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    if what == "too large":
+        monkeypatch.setattr(torch, "save", too_large)
+    else:
+        (tmp_path / "checkpoints").touch()
+    writer = CheckpointWriter(tmp_path / "checkpoints", Checkpoint(), 0, 1, 30.0)
+    writer.save(1, _train(alone), {})
+    with pytest.raises(
+        MachineError, match=r"^the checkpoint of step 1 cannot be written below .*: (Not|File)"
+    ):
+        writer.finish()
 
 
 def test_keep_keeps_the_last_and_the_best(tmp_path: Path, alone: Comm) -> None:

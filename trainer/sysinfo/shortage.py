@@ -119,12 +119,16 @@ def shortage(error: BaseException) -> str:
 
 
 def with_missing_room(error: Exception, what: str, size: int, folder: Path) -> Exception:
-    """Returns the error of a full disk with its figures added; other errors are returned unchanged.
+    """Returns the error of a file system in one sentence; other errors are returned unchanged.
 
-    `size` is the number of bytes that were to be written below `folder`.
+    `size` is the number of bytes that were to be written below `folder`. That of a full disk gets its
+    figures.
     """
-    if not (isinstance(error, OSError) and error.errno in _DISK_FULL):
+    if not isinstance(error, OSError) or error.errno in (None, *_NO_FILES):
         return error
+    if error.errno not in _DISK_FULL:
+        hint = ": raise `ulimit -f`, the largest size of a file" if error.errno == errno.EFBIG else ""
+        return MachineError(f"{what} cannot be written below {folder}: {error.strerror}{hint}")
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
