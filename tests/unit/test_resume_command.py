@@ -12,7 +12,9 @@ import pytest
 from trainer.cli.main import main
 from trainer.config import Job
 from trainer.config.loader import load_job
+from trainer.errors import InputError
 from trainer.launch.hosts import Host, hosts_text
+from trainer.run.job_limits import job_of, rank_job
 from trainer.run.start_job import new_start_job, remove_start_jobs
 from trainer.run.start_record import StartRecord, read_start, write_start
 
@@ -174,6 +176,29 @@ def test_the_job_of_a_start_goes_with_it_and_leaves_those_of_later_starts(tmp_pa
     (tmp_path / "job.toml").touch()
     remove_start_jobs(tmp_path, paths[1])
     assert [path.exists() for path in paths] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("node", "says"), [("", "is gone: the run folder was renamed"), ("n1", "node n1 does not")]
+)
+def test_a_rank_that_finds_no_job_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str, says: str
+) -> None:
+    monkeypatch.setattr("trainer.run.start_job.APPEARS_S", 0.0)
+    with pytest.raises(InputError, match=says):
+        rank_job(new_start_job(tmp_path), (), node)
+
+
+def test_a_rank_and_those_that_it_forks_read_their_job_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(runs=tmp_path, resume="auto"))
+    read = rank_job(path, ("optim.lr=0.002",))
+    assert job_of([str(path), "--set", "optim.lr=0.002"]) is read
+    assert rank_job(path) is not read
+    path.write_text(JOB.format(runs=tmp_path, resume="never"))
+    assert rank_job(path).checkpoint.resume == "never"
 
 
 def test_renamed_folder_is_refused(

@@ -14,7 +14,7 @@ from trainer.config.loader import load_job
 from trainer.config.world_sizes import world_sizes
 from trainer.errors import InputError
 from trainer.run.folder import run_folder
-from trainer.run.start_job import check_seen, wait_for_start_job
+from trainer.run.start_job import check_seen
 
 
 def limits_of_job(arguments: Sequence[str]) -> dict[str, Any]:
@@ -48,9 +48,7 @@ def rank_job(path: Path, overrides: Sequence[str] = (), node: str = "") -> Job:
 
     `node` is that of the rank in a world of several: others may see the file. Raises InputError.
     """
-    wait_for_start_job(path)
-    if node:
-        check_seen(path, node)
+    check_seen(path, node)
     try:
         status = path.stat()
     except (OSError, ValueError):

@@ -43,19 +43,25 @@ def remove_start_jobs(folder: Path, last: Path) -> None:
                 path.unlink()
 
 
-def check_seen(path: Path, node: str) -> None:
-    """Raises InputError if this node does not see a job file, as others may."""
-    if not path.exists():
+def check_seen(path: Path, node: str = "") -> None:
+    """Raises InputError if a rank does not see its job file.
+
+    A start's job gets the time that a file system needs to show it. `node` is that of the rank in a world of
+    several, where others may see the file.
+    """
+    of_start = path.match(f"{ARTEFACTS}/{_PATTERN}")
+    if appears(path) if of_start else path.exists():
+        return
+    if node:
         raise InputError(
             f"node {node} does not see {path}: the job file, which a start has in its run folder "
             "(logging.runs), must be on a file system that all nodes share"
         )
-
-
-def wait_for_start_job(path: Path) -> None:
-    """Waits until the file is there if it is a start's job, which another node has just written."""
-    if path.match(f"{ARTEFACTS}/{_PATTERN}"):
-        appears(path)
+    if of_start:
+        raise InputError(
+            f"{path} is gone: the run folder was renamed or removed under its run; give it its name again, "
+            "and `clipship resume` goes on"
+        )
 
 
 def appears(path: Path) -> bool:
