@@ -53,7 +53,7 @@ class _Handler(RendezvousHandler):  # type: ignore[misc]
 
     def _names_a_key(self) -> bool:
         """Returns whether the path is /SCOPE/KEY, as of Horovod's ranks; refuses any other."""
-        is_key = self.path.count("/") == 2
+        is_key = bool(self.path.count("/") == 2)
         if not is_key:
             self.send_status_code(400)
         return is_key
