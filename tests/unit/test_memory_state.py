@@ -259,7 +259,7 @@ def test_start_from_the_disk_gives_up_what_is_in_memory(tmp_path: Path, alone: C
     ("now", "says"),
     [
         (RunIdentity(tiny_job(), 8), "data.train had 64 samples then and has 8 now"),
-        (RunIdentity(tiny_job(), SAMPLES, data_files="other"), "the files of data.train have other contents"),
+        (RunIdentity(tiny_job(), SAMPLES, data_files="other"), "the files of data.train have other sizes"),
         (
             RunIdentity(tiny_job(), SAMPLES, {"model.json": "4"}),
             "the config of the model .*tiny-vit.json has",

@@ -26,7 +26,7 @@ class RunIdentity:
     model_files: Mapping[str, str] = field(default_factory=dict)
     """Digest of each small file by which the model is built, by name; empty if it has none."""
     data_files: str = ""
-    """Digest of the data's files; empty if it is not known."""
+    """Digest of the sizes of the data's files and of their samples; empty if it is not known."""
 
     def facts(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the run."""
@@ -58,7 +58,7 @@ class RunIdentity:
         if before["data_samples"] != self.samples:
             yield f"data.train had {many(before['data_samples'], 'sample')} then and has {self.samples} now"
         elif self.data_files and before.get("data_files", "") not in ("", self.data_files):
-            yield "the files of data.train have other contents than then"
+            yield "the files of data.train have other sizes or other numbers of samples than then"
 
 
 def digests(files: Mapping[str, bytes]) -> dict[str, str]:

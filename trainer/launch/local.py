@@ -248,7 +248,8 @@ def start_ranks(
             end = record_killed(folder, rendezvous.start, code)
         # mpirun's own messages may have come since
         shown_before = end is not None and launcher != "mpirun" and is_shown(start.folder, end)
-        if folder is not None and code == EXIT_DONE and not _is_done(folder, end):
+        says_done = code == EXIT_DONE and (end is None or end.exit_code == EXIT_DONE)
+        if folder is not None and says_done and not _is_done(folder, end):
             say(f"the ranks left without an error, but {folder} has no result of this start: it failed")
             return EXIT_FAILED
         reported = _report_end(code, end, folder, shown_before=shown_before)
