@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shlex
 import signal
 import statistics
@@ -46,10 +47,12 @@ class Watched:
         self.ended: float | None = None
         self.lines: list[tuple[float, str]] = []
         self._changed = threading.Condition()
+        self._mark = f"CLIPSHIP_BENCHMARK={secrets.token_hex(8)}"
+        name, _, value = self._mark.partition("=")
         self._process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**variables},
+            env={**variables, name: value},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -59,10 +62,11 @@ class Watched:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._changed:
-                self.lines.append((time.monotonic(), line.decode(errors="replace").rstrip()))
-                self._changed.notify()
+        with self._process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self.lines.append((time.monotonic(), line.decode(errors="replace").rstrip()))
+                    self._changed.notify()
         self._process.wait()
         with self._changed:
             self.ended = time.monotonic()
@@ -80,9 +84,11 @@ class Watched:
                 raise SystemExit(f"{self._process.args!r} did not go as expected:\n{shown}")
 
     def kill(self) -> None:
-        """Ends what may be left of it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Ends what may be left of it, in other sessions too: torchrun gives each rank its own."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self._mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(process.name), signal.SIGKILL)
 
     def press_ctrl_c(self) -> float:
         """Sends SIGINT to all its processes, as a terminal does; returns the time of it."""

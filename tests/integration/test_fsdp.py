@@ -8,6 +8,7 @@ import torch
 from tests.support.fsdp_rank import SAMPLES, STEPS, job_of, stepper
 from tests.support.jobs import tiny_job
 from tests.support.start import start
+from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.resume import restore
 from trainer.comm.torch_backend import TorchBackend
 from trainer.supervise.heartbeat import Heartbeat
@@ -28,7 +29,7 @@ def test_two_ranks_train_as_one_process_and_one_process_resumes_them(tmp_path: P
     alone = TorchBackend(tiny_job(), world, torch.device("cpu"), Heartbeat.open({}))
     job = job_of({"backend": "torch"}, 2)
     train = stepper(job, alone)
-    assert restore(job, alone, tmp_path / "fsdp", train, SAMPLES).steps_done == STEPS
+    assert restore(job, alone, tmp_path / "fsdp", train, RunIdentity(job, SAMPLES)).steps_done == STEPS
     assert {int(state["step"]) for state in train.optimizer.state.values()} == {STEPS}
     alone.close()
 

@@ -21,6 +21,7 @@ from torch.nn import functional
 from tests.support.jobs import tiny_job
 from tests.support.thread_ranks import run_ranks
 from trainer.checkpoint import files, state
+from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.connect import connect
@@ -259,12 +260,12 @@ def checkpoints_go_from_one_backend_to_another(folder: Path, train: TrainStep, c
     other: Any = AsTorch(comm)
     as_torch = stepper(job, other)
     assert not as_torch.shards.split
-    assert restore(job, other, folder / "fsdp", as_torch, SAMPLES).steps_done == STEPS
+    assert restore(job, other, folder / "fsdp", as_torch, RunIdentity(job, SAMPLES)).steps_done == STEPS
     assert_close(whole(as_torch), held, 0.0)
     run_step(as_torch, other, STEPS)
     save(folder / "torch", as_torch, other, STEPS + 1, job)
     back = stepper(job, comm)
-    assert restore(job, comm, folder / "torch", back, SAMPLES).steps_done == STEPS + 1
+    assert restore(job, comm, folder / "torch", back, RunIdentity(job, SAMPLES)).steps_done == STEPS + 1
     assert_close(whole(back), whole(as_torch), 0.0)
     run_step(train, comm, STEPS)
     run_step(train, comm, STEPS + 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.jobs import tiny_job
+from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.resume import Start, best_value
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
@@ -46,6 +47,7 @@ def setup_of(
         evaluate=evaluate,
         writer=CheckpointWriter(run.checkpoints, job.checkpoint, 0, 1, 30.0),
         requests=Requests(folder, 0, comm.heartbeat),
+        identity=RunIdentity(job, len(source)),
         start=Start(steps_done, None),
         started=time.monotonic(),
     )

@@ -1,5 +1,6 @@
 """A checkpoint is whole or not there, knows when a bit has changed, and open_clip loads it."""
 
+import errno
 import json
 import logging
 from collections.abc import Callable
@@ -14,12 +15,13 @@ import torch
 from tests.support.harm import cut_short, flip_a_bit
 from tests.support.jobs import RESNET, VIT, tiny_job
 from trainer.checkpoint import files, state
+from trainer.checkpoint.identity import RunIdentity, digest_of, digests
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
-from trainer.errors import InputError
+from trainer.errors import InputError, MachineError
 from trainer.model.build import build_model, untrained
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -44,11 +46,11 @@ def _save(folder: Path, train: TrainStep, step: int, job: Job | None = None, **s
 
 
 def _resumed(
-    folder: Path, comm: Comm, job: Job | None = None, samples: int = SAMPLES
+    folder: Path, comm: Comm, job: Job | None = None, samples: int = SAMPLES, **identity: Any
 ) -> tuple[int, TrainStep]:
     job = job or tiny_job()
     train = _train(comm, job, steps=0)
-    return restore(job, comm, folder, train, samples).steps_done, train
+    return restore(job, comm, folder, train, RunIdentity(job, samples, **identity)).steps_done, train
 
 
 def test_open_clip_loads_the_weights_and_gives_the_same_features(tmp_path: Path, alone: Comm) -> None:
@@ -208,6 +210,45 @@ def test_a_failed_write_keeps_the_previous_checkpoint_and_says_so(
     assert _resumed(tmp_path, alone)[0] == 1
 
 
+def test_a_run_folder_that_is_renamed_under_a_run_is_named_and_not_made_again(
+    tmp_path: Path, alone: Comm
+) -> None:
+    (tmp_path / "run").mkdir()
+    train, about = _train(alone), {"job": tiny_job().model_dump(mode="json"), "data_samples": SAMPLES}
+    writer = CheckpointWriter(tmp_path / "run" / "checkpoints", Checkpoint(), 0, 1, 30.0)
+    writer.save(1, train, about)
+    writer.finish()
+    (tmp_path / "run").rename(tmp_path / "other")
+    for step in (2, 3):
+        writer.save(step, train, about)
+        with pytest.raises(MachineError, match=r"/run was renamed or removed while the run wrote it: give"):
+            writer.finish()
+    (tmp_path / "other").rename(tmp_path / "run")
+    writer.save(4, train, about)
+    writer.finish()
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000004"]
+
+
+@pytest.mark.parametrize("what", ["a file in its place", "too large"])
+def test_a_checkpoint_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, alone: Comm, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    if what == "too large":
+        monkeypatch.setattr(torch, "save", too_large)
+    else:
+        (tmp_path / "checkpoints").touch()
+    writer = CheckpointWriter(tmp_path / "checkpoints", Checkpoint(), 0, 1, 30.0)
+    writer.save(1, _train(alone), {})
+    with pytest.raises(
+        MachineError, match=r"^the checkpoint of step 1 cannot be written below .*: (Not|File)"
+    ):
+        writer.finish()
+
+
 def test_keep_keeps_the_last_and_the_best(tmp_path: Path, alone: Comm) -> None:
     train = _train(alone)
     files.record_best(tmp_path, 2, "zero_shot_top1", 0.9)
@@ -242,6 +283,20 @@ def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -
         _resumed(tmp_path, alone, samples=63)
     with pytest.raises(InputError, match=r"model.name is .*tiny-vit.json there and .*tiny-resnet.json here"):
         _resumed(tmp_path, alone, tiny_job(config=RESNET))
+
+
+def test_a_config_or_data_with_other_contents_is_refused_and_named(tmp_path: Path, alone: Comm) -> None:
+    """Weights of the same shapes are no sign of the same model: two heads or four."""
+    before = RunIdentity(tiny_job(), SAMPLES, digests({"model.json": b"2 heads"}), digest_of(["a"]))
+    writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
+    writer.save(1, _train(alone), before.facts())
+    writer.finish()
+    same: dict[str, Any] = {"model_files": before.model_files, "data_files": before.data_files}
+    assert _resumed(tmp_path, alone, **same)[0] == 1
+    with pytest.raises(InputError, match=r"the config of the model .*tiny-vit.json has other contents"):
+        _resumed(tmp_path, alone, **{**same, "model_files": digests({"model.json": b"4 heads"})})
+    with pytest.raises(InputError, match=r"the files of data.train have other sizes"):
+        _resumed(tmp_path, alone, **{**same, "data_files": digest_of(["b"])})
 
 
 def test_keys_that_may_change_on_resume_are_accepted(tmp_path: Path, alone: Comm) -> None:

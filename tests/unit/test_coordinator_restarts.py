@@ -243,6 +243,24 @@ def test_rank_that_fails_after_a_request_to_stop_ends_the_run_as_before() -> Non
     play(Story(), work)
 
 
+@pytest.mark.parametrize(("saving", "code"), [(False, 75), (True, 1)])
+def test_fault_in_the_work_of_a_rank_that_was_asked_to_stop_meanwhile_loses_nothing(
+    saving: bool, code: int
+) -> None:
+    """A loader process that dies is noticed after seconds, and the request comes before."""
+
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        record = asdict(ExitRecord(1, "n1", 1, "a loader process died", 1.0))
+        failed = {"kind": "failed", "record": record, "step": 7, "waiting": False, "saving": saving}
+        its.receive(failed)
+        end = await story.ended()
+        assert (end.exit_code, end.rank) == (code, 1)
+        assert end.reason.startswith("asked to stop; then a loader process died") is (code == 75)
+
+    play(Story(), work)
+
+
 @pytest.mark.parametrize(("saved", "keeps_going"), [(False, True), (True, True), (True, False)])
 def test_loss_after_a_request_to_stop_ends_the_run_as_one_that_can_go_on(
     saved: bool, keeps_going: bool

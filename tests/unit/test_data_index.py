@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,8 +25,10 @@ from tests.support.jobs import tiny_job
 from tests.support.range_server import Ranges, serving
 from trainer.cli.index import command
 from trainer.comm.protocol import Comm
+from trainer.config import Data
 from trainer.data import distributed_index, files, index
 from trainer.data.files import Files
+from trainer.data.identity import data_rows
 from trainer.data.index import (
     catalogue_file,
     index_folder,
@@ -37,7 +40,7 @@ from trainer.data.index import (
     write_catalogue,
 )
 from trainer.data.shards import ShardSource, open_indexed, open_shards
-from trainer.data.source import IMAGE_ENDINGS
+from trainer.data.source import IMAGE_ENDINGS, open_source
 from trainer.data.tar import Selection
 from trainer.errors import InputError, StorageError
 
@@ -360,3 +363,26 @@ def test_many_shards_that_are_not_there_are_waited_for_together(
     ):
         stale(missing, SELECTION, tmp_path)
     assert waits == [1.0, 2.0]
+
+
+def test_data_are_known_by_sizes_and_samples_not_by_names_and_times(
+    shards: list[str], tmp_path: Path
+) -> None:
+    """A copy on a node's own disk is the same data."""
+    data = Data(train=tuple(shards))
+    before = data_rows(data, made(shards, tmp_path / "index"))
+    copies = [str(shutil.copy(path, tmp_path / f"copy-{Path(path).name}")) for path in shards]
+    assert data_rows(data, made(copies, tmp_path / "of copies")) == before
+    write_shard(Path(copies[0]), ["only"])
+    assert data_rows(data, made(copies, tmp_path / "of copies")) != before
+
+
+def test_data_without_an_index_are_known_by_their_files_too(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("image,caption\na.png,one\n")
+    data = Data(train=(str(table),), caption_column=("caption",))
+    before = data_rows(data, open_source(data))
+    table.write_text("image,caption\na.png,another one\n")
+    assert data_rows(data, open_source(data)) != before
+    made_up = Data(format="synthetic")
+    assert data_rows(made_up, open_source(made_up)) == []

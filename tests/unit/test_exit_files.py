@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.run.exit_files import ExitFiles, exit_record_of, within
+from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
+from trainer.run.file_work import within
 from trainer.run.layout import EXIT_FILE, GOODPUT_FILE
 
 

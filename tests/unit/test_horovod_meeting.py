@@ -55,13 +55,19 @@ def test_rank_0_serves_the_addresses_of_all_on_its_own_address_alone(master_port
         ask(master_port, "GET", "/global/1")
 
 
-def test_the_server_takes_nothing_large_and_shows_no_file(master_port: int) -> None:
+def test_the_server_takes_nothing_large_and_shows_no_file(
+    master_port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     close = meet(ROOT, 5.0)
     assert ask(master_port, "HEAD", "/pyproject.toml")[0] == 405
     assert ask(master_port, "PUT", "/global/1", b"1" * (2**16 + 1))[0] == 413
     with socket.create_connection(("127.0.0.1", master_port), timeout=20) as stranger:
         stranger.sendall(b"PUT /global/1 HTTP/1.1\r\nContent-Length: -1\r\n\r\n")
         assert b" 413 " in stranger.recv(100)
+    for method in ("GET", "PUT"):
+        for path in ("/a/b/c", "/a", "x", "/"):
+            assert ask(master_port, method, path, b"1" if method == "PUT" else None)[0] == 400
+    assert capfd.readouterr().err == ""
     with pytest.raises(InputError, match=f"MASTER_PORT = {master_port}, .* is taken on this machine"):
         meet(ROOT, 5.0)
     close()

@@ -1,7 +1,8 @@
 """`--hosts`, the choice of a launcher, and what is refused before anything starts."""
 
+import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.support.jobs import tiny_job
 from trainer.comm.backends import launcher_for
-from trainer.errors import InputError
+from trainer.errors import EXIT_PREEMPTED, InputError
 from trainer.launch import local
+from trainer.launch.aftermath import sweep_memory
 from trainer.launch.hosts import Host, parse_hosts, rendezvous_address
 from trainer.launch.local import ranks_without_spares, start_ranks
 from trainer.run.exit_record import ExitRecord, first_cause, record_exit
@@ -249,13 +251,13 @@ def test_supervisors_are_told_what_their_launcher_does_without_one_of_them(
 
     def supervise(command: list[str], env: dict[str, str], *_: object, **__: object) -> int:
         seen.append((command, env))
-        return 0
+        return EXIT_PREEMPTED
 
     monkeypatch.setattr(local, "supervise", supervise)
     recovery = {"max_restarts": max_restarts, "spare_nodes": 1 if max_restarts else 0}
     job = tiny_job(comm={"launcher": launcher}, recovery=recovery)
     where = {"nproc": None if hosts else 4, "hosts": parse_hosts(hosts) if hosts else None}
-    assert start_ranks(["true"], job, folder=tmp_path, **where) == 0  # type: ignore[arg-type]
+    assert start_ranks(["true"], job, folder=tmp_path, **where) == EXIT_PREEMPTED  # type: ignore[arg-type]
     command, env = seen[0]
     assert [env.get(name) for name in TOLD] == told
     assert ("--keep-going" in command) is bool(max_restarts)
@@ -269,12 +271,14 @@ def test_the_runs_time_counts_from_the_command_or_from_what_a_program_around_it_
 
     def supervise(command: list[str], env: dict[str, str], *_: object, **__: object) -> int:
         seen.append(env["CLIPSHIP_BEGAN"])
-        return 0
+        return EXIT_PREEMPTED
 
     monkeypatch.setattr(local, "supervise", supervise)
     if around is not None:
         monkeypatch.setenv("CLIPSHIP_BEGAN", around)
-    assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None, folder=tmp_path, began=12.5) == 0
+    assert (
+        start_ranks(["true"], tiny_job(), nproc=1, hosts=None, folder=tmp_path, began=12.5) == EXIT_PREEMPTED
+    )
     assert seen == [expected]
 
 
@@ -296,10 +300,70 @@ def test_a_request_to_stop_reaches_the_coordinator_that_took_anothers_place(
         claim(tmp_path, GenerationClaim("another start", 3, 1, "n", "n9", 1))
         claim(tmp_path, GenerationClaim(rendezvous.start, 2, 1, "n", "n1", 4711))
         assert request_stop(15) is True
-        return 0
+        return EXIT_PREEMPTED
 
     monkeypatch.setattr(local, "send_stop_request", send)
     monkeypatch.setattr(local, "supervise", supervise)
     job = tiny_job(recovery={"max_restarts": 3})
-    assert start_ranks(["true"], job, nproc=2, hosts=None, folder=tmp_path) == 0
+    assert start_ranks(["true"], job, nproc=2, hosts=None, folder=tmp_path) == EXIT_PREEMPTED
     assert asked[1:] == [asked[0], ("n1", 4711)]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "result", "code"),
+    [(True, '{"reason": "done"}', 0), (True, "", 1), (False, '{"reason": "done"}', 1)],
+    ids=["done", "nothing was trained", "an older start's result"],
+)
+def test_no_run_is_done_without_a_result_whatever_its_processes_returned(
+    recorded: bool, result: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def supervise(command: list[str], env: dict[str, str], *_: object, **__: object) -> int:
+        rendezvous = Rendezvous.from_env(env)
+        assert rendezvous is not None
+        if result:
+            (tmp_path / "result.json").write_text(result)
+        end = ExitRecord(0, "n", 0, "done", 1.0, start=rendezvous.start if recorded else "another")
+        (tmp_path / "exit.json").write_text(json.dumps(asdict(end)))
+        return 0
+
+    monkeypatch.setattr(local, "supervise", supervise)
+    monkeypatch.setattr("trainer.run.start_job.APPEARS_S", 0.0)
+    assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None, folder=tmp_path) == code
+
+
+@pytest.mark.parametrize(
+    ("signals", "expected"), [((2,), 75), ((2, 2), 130), ((15, 15), 75)], ids=["once", "twice", "a scheduler"]
+)
+def test_the_second_ctrl_c_counts_also_where_the_first_has_ended_the_run(
+    signals: tuple[int, ...], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def supervise(*given: Any, **_: object) -> int:
+        rendezvous = Rendezvous.from_env(given[1])
+        assert rendezvous is not None
+        for times, number in enumerate(signals, start=1):
+            given[7](number, times)
+        end = ExitRecord(0, "n", 75, "asked to stop", 1.0, start=rendezvous.start)
+        (tmp_path / "exit.json").write_text(json.dumps(asdict(end)))
+        return 128 + signals[0]
+
+    monkeypatch.setattr(local, "supervise", supervise)
+    monkeypatch.setattr("os.isatty", lambda _: True)
+    assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None, folder=tmp_path) == expected
+
+
+def test_a_run_whose_supervisors_were_all_killed_has_its_end_recorded_and_leaves_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = tmp_path / "memory"
+    for name in ("clipship-rank-x", "clipship-state-x"):
+        (memory / name).mkdir(parents=True, mode=0o700)
+    (memory / "clipship-rank-x" / "supervisor").touch()
+    (memory / "clipship-state-x" / "supervisors").touch()
+    monkeypatch.setattr(local, "supervise", lambda *_, **__: 137)
+    monkeypatch.setattr(local, "sweep_memory", lambda: sweep_memory(memory))
+    assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None, folder=tmp_path) == 137
+    assert (
+        "its supervisors were killed by SIGKILL" in json.loads((tmp_path / "exit.json").read_text())["reason"]
+    )
+    assert "its supervisors were killed by SIGKILL" in capsys.readouterr().err
+    assert list(memory.iterdir()) == []

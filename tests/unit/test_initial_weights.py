@@ -120,7 +120,7 @@ def test_state_is_expected_of_a_checkpoint_or_of_the_ranks_before(
     assert expects_state(its, alone, tmp_path / CHECKPOINTS) is expected
 
 
-def test_run_whose_only_checkpoint_is_damaged_begins_with_the_initial_weights(
+def test_run_whose_only_checkpoint_is_damaged_does_not_begin_again_by_itself(
     tmp_path: Path, alone: Comm
 ) -> None:
     its = tiny_job(logging={"runs": str(tmp_path)}, health={"preflight": False})
@@ -128,11 +128,8 @@ def test_run_whose_only_checkpoint_is_damaged_begins_with_the_initial_weights(
     checkpoint.mkdir(parents=True)
     (checkpoint / MANIFEST).write_text("{}")
     (checkpoint.parents[1] / "job.toml").write_text(dump_job(its))
-    setup = prepare(its, alone)
-    assert setup is not None
-    assert setup.start.is_beginning
-    expected, got = untrained(its).model.state_dict(), setup.clip.model.state_dict()
-    assert [name for name in got if not torch.equal(got[name], expected[name])] == []
+    with pytest.raises(InputError, match=r"the newest of 1 checkpoint is .*step-00000003.*--fresh"):
+        prepare(its, alone)
 
 
 def test_two_models_that_are_built_at_once_leave_the_log_as_it_was(caplog: pytest.LogCaptureFixture) -> None:

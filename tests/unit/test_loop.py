@@ -16,9 +16,10 @@ from trainer.checkpoint.memory_restore import FromMemory
 from trainer.checkpoint.memory_state import kept_steps
 from trainer.checkpoint.resume import Start
 from trainer.comm.protocol import Comm
+from trainer.config.phases import Phase
 from trainer.errors import EXIT_DONE, InputError, Preempted
 from trainer.evaluate.rounds import EvaluationFailed
-from trainer.telemetry.metrics import evaluation_of
+from trainer.telemetry.metrics import Telemetry, evaluation_of
 from trainer.train.checkpoint_policy import Metrics
 from trainer.train.main import train
 from trainer.train.setup import TrainSetup
@@ -311,3 +312,25 @@ def test_loop_keeps_each_step_and_says_so_in_the_result(tmp_path: Path, alone: C
     assert [kept.step for kept in found] == [STEPS, STEPS - 1]
     assert found[0].about["record"]["step"] == STEPS
     assert result.summary["in_memory"] == {"every_steps": 1, "bytes_per_node": 2 * found[0].layout.size}
+
+
+def test_a_run_has_something_to_save_as_soon_as_its_first_step_is_done(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The console says so before the second step begins."""
+    events: list[str] = []
+    begin, write = alone.heartbeat.begin_phase, Telemetry.write
+
+    def begin_phase(phase: Phase, step: int = 0) -> None:
+        events.append(f"{phase} {step}")
+        begin(phase, step)
+
+    def written(self: Telemetry, record: Any, *more: Any) -> Any:
+        events.append(f"written {record.step}")
+        return write(self, record, *more)
+
+    monkeypatch.setattr(alone.heartbeat, "begin_phase", begin_phase)
+    monkeypatch.setattr(Telemetry, "write", written)
+    run(setup_of(tmp_path, alone, dict, logging={"every_steps": 1}))
+    assert events.index("first step 1") < events.index("step 1") < events.index("written 1")
+    assert events.index("written 1") < events.index("data 2")

@@ -13,12 +13,14 @@ import torch
 
 from tests.support.jobs import RESNET, tiny_job
 from tests.unit.test_checkpoint import _optimizer_by_name, _train
+from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.checkpoint.memory_layout import BLOCK, Layout, NamedTensor, NotKept, as_bytes, named_tensors
 from trainer.checkpoint.memory_restore import Choice, NodeMemory, choose, node_memory
 from trainer.checkpoint.memory_state import PartWriter, forget, kept_steps
 from trainer.checkpoint.resume import Start, restore
 from trainer.comm.protocol import Comm
+from trainer.errors import InputError
 from trainer.run.folder import run_folder
 from trainer.supervise.handover import give
 from trainer.supervise.state_folder import STATE_DIR
@@ -77,7 +79,9 @@ def test_weights_optimizer_and_statistics_come_back_to_the_last_bit(
     for step in range(3):
         step_of(train, step, SIZE)
         keep(kept, step + 1, {"step": step + 1, "loss": 0.5})
-    start = restore(job, alone, tmp_path / "checkpoints", twin, SAMPLES, memory(tmp_path / "memory"))
+    start = restore(
+        job, alone, tmp_path / "checkpoints", twin, RunIdentity(job, SAMPLES), memory(tmp_path / "memory")
+    )
     assert (start.steps_done, start.saved_step, str(start)) == (3, 0, "step 3, from the memory of here")
     assert start.memory is not None
     assert start.memory.record == {"step": 3, "loss": 0.5}
@@ -92,7 +96,10 @@ def test_the_gradient_scaler_comes_back(tmp_path: Path, alone: Comm) -> None:
     train, twin = _train(alone, job), _train(alone, job, steps=0)
     train.scaler.update(4096.0)
     keep(keepers(tmp_path, train), 1)
-    assert restore(job, alone, tmp_path / "none", twin, SAMPLES, memory(tmp_path)).steps_done == 1
+    assert (
+        restore(job, alone, tmp_path / "none", twin, RunIdentity(job, SAMPLES), memory(tmp_path)).steps_done
+        == 1
+    )
     assert twin.scaler.get_scale() == 4096.0
 
 
@@ -187,7 +194,9 @@ def test_next_generation_overwrites_the_older_step_first(tmp_path: Path, alone: 
     keep(keepers(tmp_path, train, parts=2), 1)
     keep(keepers(tmp_path, train, parts=2, first_buffer=1), 2)
     twin = _train(alone, steps=0)
-    start = restore(tiny_job(), alone, tmp_path / "none", twin, SAMPLES, memory(tmp_path))
+    start = restore(
+        tiny_job(), alone, tmp_path / "none", twin, RunIdentity(tiny_job(), SAMPLES), memory(tmp_path)
+    )
     assert start.memory is not None
     assert (start.steps_done, start.memory.first_buffer) == (2, 0)
     assert [kept.step for kept in kept_steps(tmp_path, START)] == [2], "step 1 is given up"
@@ -240,9 +249,38 @@ def test_start_from_the_disk_gives_up_what_is_in_memory(tmp_path: Path, alone: C
     assert kept.kept
     (tmp_path / "checkpoints" / "step-00000009").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000009" / "manifest.json").write_text("{}")  # newer, and broken
-    start = restore(tiny_job(), alone, tmp_path / "checkpoints", _train(alone, steps=0), SAMPLES, kept)
-    assert start.steps_done == 0
+    run = RunIdentity(tiny_job(), SAMPLES)
+    with pytest.raises(InputError, match="has done steps, and none of them can be read"):
+        restore(tiny_job(), alone, tmp_path / "checkpoints", _train(alone, steps=0), run, kept)
     assert newest_step(tmp_path / "memory", START) == 0
+
+
+@pytest.mark.parametrize(
+    ("now", "says"),
+    [
+        (RunIdentity(tiny_job(), 8), "data.train had 64 samples then and has 8 now"),
+        (RunIdentity(tiny_job(), SAMPLES, data_files="other"), "the files of data.train have other sizes"),
+        (
+            RunIdentity(tiny_job(), SAMPLES, {"model.json": "4"}),
+            "the config of the model .*tiny-vit.json has",
+        ),
+        (
+            RunIdentity(tiny_job(), SAMPLES, {"vocab.txt": "4"}),
+            "the file vocab.txt of the model .* has other",
+        ),
+        (RunIdentity(tiny_job(optim={"lr": 5e-4}), SAMPLES), "optim.lr is 0.001 there and 0.0005 here"),
+    ],
+)
+def test_step_of_another_run_ends_the_run_and_says_what_changed(
+    tmp_path: Path, alone: Comm, now: RunIdentity, says: str
+) -> None:
+    """Neither its weights are taken, of the same shapes or not, nor does the run begin again from 0."""
+    before = RunIdentity(tiny_job(), SAMPLES, {"model.json": "2", "vocab.txt": "2"}, "one")
+    keep(keepers(tmp_path, _train(alone), run=before.facts()), 3)
+    with pytest.raises(InputError, match=f"step 3, which a node has in memory, is another run's: {says}"):
+        restore(now.job, alone, tmp_path / "none", _train(alone, steps=0), now, memory(tmp_path))
+    found = restore(before.job, alone, tmp_path / "none", _train(alone, steps=0), before, memory(tmp_path))
+    assert found.steps_done == 3
 
 
 def test_step_of_a_node_without_a_rank_comes_by_way_of_the_run_folder(tmp_path: Path, alone: Comm) -> None:
@@ -255,7 +293,9 @@ def test_step_of_a_node_without_a_rank_comes_by_way_of_the_run_folder(tmp_path: 
     train, again = _train(alone), _train(alone, steps=0)
     keep([MemoryKeeper(tmp_path / "memory", start, train, 0, 1)], 5)
     give(folder, 3, tmp_path / "memory", start, lambda: True)
-    found = restore(job, alone, folder / "checkpoints", again, SAMPLES, node_memory(job, alone, env))
+    found = restore(
+        job, alone, folder / "checkpoints", again, RunIdentity(job, SAMPLES), node_memory(job, alone, env)
+    )
     assert str(found) == "step 5, from the memory of n7"
     assert same(train, again)
     assert not (folder / "handed-over").exists()
@@ -274,10 +314,9 @@ def test_step_that_was_damaged_on_its_way_is_not_taken(
     (data,) = (folder / "handed-over" / "00003").glob("*.data")
     with data.open("r+b") as file:
         file.write(b"damaged")
-    found = restore(
-        job, alone, folder / "checkpoints", _train(alone, steps=0), SAMPLES, node_memory(job, alone, env)
-    )
-    assert found.is_beginning
+    kept, run = node_memory(job, alone, env), RunIdentity(job, SAMPLES)
+    with pytest.raises(InputError, match="has done steps, and none of them can be read"):
+        restore(job, alone, folder / "checkpoints", _train(alone, steps=0), run, kept)
     assert "no step came from the memory of n7" in caplog.text
     assert not (folder / "handed-over").exists()
 
@@ -289,7 +328,14 @@ def test_later_checkpoints_are_moved_aside_and_leftovers_removed(tmp_path: Path,
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").touch()
     train = _train(alone, steps=0)
-    start = restore(tiny_job(), alone, tmp_path / "checkpoints", train, SAMPLES, memory(tmp_path / "memory"))
+    start = restore(
+        tiny_job(),
+        alone,
+        tmp_path / "checkpoints",
+        train,
+        RunIdentity(tiny_job(), SAMPLES),
+        memory(tmp_path / "memory"),
+    )
     assert (start.steps_done, start.saved_step) == (5, 4)
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert left == ["aside-step-00000007", "step-00000004"]

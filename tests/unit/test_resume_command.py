@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import tarfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from trainer.config import Job
 from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import dump_job, load_job
 from trainer.config.resume_rule import differences
+from trainer.errors import InputError
 from trainer.launch.hosts import Host, hosts_text
+from trainer.run.job_limits import job_of, rank_job
+from trainer.run.start_job import new_start_job, remove_start_jobs
 from trainer.run.start_record import StartRecord, read_start, write_start
 
 JOB = """
@@ -38,10 +43,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The runs that would have been started."""
     starts: list[dict[str, Any]] = []
 
-    def run(
-        job_path: Path, job: Job, overrides: Sequence[str], *, nproc: int | None, hosts: object, **_: object
-    ) -> int:
-        starts.append({"path": job_path, "job": job, "overrides": overrides, "nproc": nproc, "hosts": hosts})
+    def run(job: Job, *, nproc: int | None, hosts: object, **_: object) -> int:
+        starts.append({"job": job, "nproc": nproc, "hosts": hosts})
         return 0
 
     monkeypatch.setattr("trainer.launch.local.run", run)
@@ -62,7 +65,7 @@ def test_run_goes_on_with_its_own_job_and_as_many_ranks(
     its = folder(tmp_path)
     assert main(["resume", str(its)]) == 0
     (start,) = started
-    assert (start["path"], start["overrides"], start["nproc"]) == (its / "job.toml", (), 2)
+    assert (start["job"], start["nproc"]) == (load_job(its / "job.toml"), 2)
 
 
 def test_other_number_of_ranks_may_be_given(tmp_path: Path, started: list[dict[str, Any]]) -> None:
@@ -111,10 +114,11 @@ def test_what_cannot_go_on_is_refused_with_the_way_out(
 
 def stopped_early(tmp_path: Path, ranks: int = 2, hosts: str = "") -> Path:
     """A run folder as a start leaves it that was stopped before its ranks were connected."""
-    given = tmp_path / "given.toml"
-    given.write_text(JOB.format(runs=tmp_path / "runs", resume="auto"))
     its = tmp_path / "runs" / "one"
-    write_start(its, StartRecord(str(given), ("optim.lr=0.002",), ranks, hosts))
+    job = JOB.format(runs=tmp_path / "runs", resume="auto").replace("steps = 5", "steps = 5\nlr = 0.002")
+    (its / "artefacts").mkdir(parents=True)
+    (its / "artefacts" / "start-1.toml").write_text(job)
+    write_start(its, StartRecord("start-1.toml", ranks, hosts))
     (its / "exit.json").write_text(json.dumps({"exit_code": 75, "reason": "asked to stop", "rank": 0}))
     return its
 
@@ -127,7 +131,7 @@ def test_run_that_was_stopped_before_its_first_step_goes_on_with_what_it_was_giv
     assert f"`clipship resume {its}`; no checkpoint was saved" in capsys.readouterr().out
     assert main(["resume", str(its)]) == 0
     (start,) = started
-    assert (start["path"], start["nproc"], start["hosts"]) == (tmp_path / "given.toml", 2, None)
+    assert (start["nproc"], start["hosts"]) == (2, None)
     assert start["job"].optim.lr == 0.002
 
 
@@ -138,14 +142,67 @@ def test_run_on_hosts_goes_on_with_the_same_hosts(tmp_path: Path, started: list[
     assert hosts_text(started[0]["hosts"]) == "a:1,[fd00::2]:1"
 
 
-def test_start_records_what_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.launch.local.supervise", lambda *_, **__: 75)
+def test_a_start_reads_its_own_job_whatever_becomes_of_the_file_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[dict[str, Any]]
+) -> None:
+    monkeypatch.undo()  # the start itself is tried
+    path, its = tmp_path / "job.toml", tmp_path / "runs" / "one"
+    read: list[Path] = []
+
+    def supervise(command: Sequence[str], env: Mapping[str, str], *_: object, **__: object) -> int:
+        path.unlink()
+        read.append(Path(command[-1]))
+        assert read[0].parent == its / "artefacts"
+        assert read[0].stat().st_mode & 0o777 == 0o600
+        job = load_job(read[0])
+        assert (job.optim.lr, job.env, job.logging.runs) == (0.002, {"A": "secret"}, str(tmp_path / "runs"))
+        assert not any("secret" in word for word in command)
+        return 75
+
+    monkeypatch.setattr("trainer.launch.local.supervise", supervise)
+    path.write_text(JOB.format(runs="runs", resume="auto"))
+    words = ["--set", "optim.lr=0.002", "--set", "env.A=secret"]
+    assert main(["run", str(path), "--nproc", "2", *words]) == 75
+    assert read_start(its) == StartRecord(read[0].name, 2)
+    assert read[0].exists(), "no rank came to write the run's own file: resume needs this one"
+    (its / ".start.json").write_text('{"job": 1}')
+    assert read_start(its) is None
+
+
+def test_the_job_of_a_start_goes_with_it_and_leaves_those_of_later_starts(tmp_path: Path) -> None:
+    (tmp_path / "artefacts").mkdir()
+    paths = [new_start_job(tmp_path) for _ in range(3)]
+    for age, path in zip((20, 10, 0), paths, strict=True):
+        path.touch()
+        os.utime(path, (time.time() - age, time.time() - age))
+    remove_start_jobs(tmp_path, paths[1])
+    assert [path.exists() for path in paths] == [False, True, True]
+    (tmp_path / "job.toml").touch()
+    remove_start_jobs(tmp_path, paths[1])
+    assert [path.exists() for path in paths] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("node", "says"), [("", "is gone: the run folder was renamed"), ("n1", "node n1 does not")]
+)
+def test_a_rank_that_finds_no_job_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str, says: str
+) -> None:
+    monkeypatch.setattr("trainer.run.start_job.APPEARS_S", 0.0)
+    with pytest.raises(InputError, match=says):
+        rank_job(new_start_job(tmp_path), (), node)
+
+
+def test_a_rank_and_those_that_it_forks_read_their_job_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "job.toml"
-    path.write_text(JOB.format(runs=tmp_path / "runs", resume="auto"))
-    assert main(["run", str(path), "--nproc", "2", "--set", "optim.lr=0.002"]) == 75
-    assert read_start(tmp_path / "runs" / "one") == StartRecord(str(path), ["optim.lr=0.002"], 2)
-    (tmp_path / "runs" / "one" / ".start.json").write_text('{"job": 1}')
-    assert read_start(tmp_path / "runs" / "one") is None
+    path.write_text(JOB.format(runs=tmp_path, resume="auto"))
+    read = rank_job(path, ("optim.lr=0.002",))
+    assert job_of([str(path), "--set", "optim.lr=0.002"]) is read
+    assert rank_job(path) is not read
+    path.write_text(JOB.format(runs=tmp_path, resume="never"))
+    assert rank_job(path).checkpoint.resume == "never"
 
 
 def test_renamed_folder_is_refused(
@@ -176,7 +233,6 @@ def test_name_of_a_run_is_an_option(tmp_path: Path, started: list[dict[str, Any]
     path.write_text(JOB.format(runs="runs", resume="auto"))
     assert main(["run", str(path), "--nproc", "1", "--name", "try-2"]) == 0
     assert started[0]["job"].name == "try-2"
-    assert started[0]["overrides"] == ("name=try-2",)
 
 
 def test_longer_goes_on_with_a_run_that_is_done(

@@ -31,10 +31,15 @@ def test_a_disk_that_is_full_is_told_with_what_is_missing(tmp_path: Path) -> Non
     assert said.endswith(" more")
 
 
-def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
+def test_other_errors_of_a_file_system_become_a_sentence_and_the_rest_stay_as_they_are(
+    tmp_path: Path,
+) -> None:
     error = OSError(errno.EIO, "Input/output error")
-    assert shortage.with_missing_room(error, "the checkpoint", 1, tmp_path) is error
+    said = f"the checkpoint cannot be written below {tmp_path}: Input/output error"
+    assert str(shortage.with_missing_room(error, "the checkpoint", 1, tmp_path)) == said
     assert shortage.shortage(error) == ""
+    for other in (OSError(errno.EMFILE, "Too many open files"), TimeoutError("not written"), ValueError("x")):
+        assert shortage.with_missing_room(other, "the checkpoint", 1, tmp_path) is other
     assert shortage.shortage(RuntimeError("shape mismatch")) == ""
 
 

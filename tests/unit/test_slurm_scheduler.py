@@ -136,9 +136,7 @@ def test_submit_makes_no_folder_where_file_systems_are_mounted(folder: Path, cap
     answers(folder, "sbatch", "echo 7")
     runs = "/not-mounted-on-this-machine/runs"
     assert main(["submit", "job.toml", "--to", "slurm", "--set", f"logging.runs={runs}"]) == 2
-    assert (
-        "this machine has no /not-mounted-on-this-machine. Submit from a machine" in capsys.readouterr().err
-    )
+    assert "this machine has no /not-mounted-on-this-machine. Start from a machine" in capsys.readouterr().err
     assert not Path(runs).parent.exists()
 
 

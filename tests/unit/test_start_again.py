@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import stub_world
 from tests.support.jobs import tiny_job
-from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN
 from trainer.launch import local
 from trainer.launch.start_again import asked_after, run_generations
 from trainer.run.exit_files import ExitFiles, StartRequest, exit_record_of, requested_start
@@ -444,12 +444,12 @@ def test_clipship_run_starts_mpirun_again_with_the_same_token(
             asyncio.run(files.request_start(StartRequest(replace(record, generation=generation + 1))))
             return EXIT_START_AGAIN
         (exits / "rank-00001.json").unlink()
-        return 0
+        return EXIT_PREEMPTED
 
     monkeypatch.setattr(local, "supervise", supervise)
     monkeypatch.setattr(local, "_open_mpi", lambda: "mpirun")
     job = tiny_job(comm={"backend": "horovod", "launcher": "mpirun"}, recovery={"max_restarts": 3})
-    assert local.start_ranks(["true"], job, nproc=2, hosts=None, folder=tmp_path) == 0
+    assert local.start_ranks(["true"], job, nproc=2, hosts=None, folder=tmp_path) == EXIT_PREEMPTED
     assert [one[1:] for one in seen] == [("1", "always"), ("2", "always"), ("3", "always")]
     assert len({one[0] for one in seen}) == 1
 

@@ -53,18 +53,20 @@ class MemoryKeeper:
         *,
         first_buffer: int = 0,
         every: int | None = None,
+        run: Mapping[str, Any] | None = None,
         failed: Callable[[str], None] = lambda reason: None,
         chosen: Callable[[Cadence], None] = lambda cadence: None,
     ) -> None:
         """`part` of `parts` is this rank among those of its node; `first_buffer` may be overwritten first.
 
-        Without a folder this rank keeps nothing. `every` is the cadence of an earlier generation. `failed`
+        Without a folder this rank keeps nothing. `every` is the cadence of an earlier generation. `run` says
+        what the run is, for those who go on from its steps. `failed`
         hears once why no step can be kept any more, and the training goes on; `chosen` hears the cadence.
         """
         self.cadence = Cadence(every)
         self._folder, self._start, self._train, self._chosen = folder, start, train, chosen
         self._part, self._parts, self._buffer = part, parts, first_buffer
-        self._failed = failed
+        self._failed, self._run = failed, run
         self._gone = folder is None
         self._tensors: list[NamedTensor] = []
         self._states = -1
@@ -146,7 +148,7 @@ class MemoryKeeper:
             self._copy.close()
         self._tensors = named_tensors(self._train)
         self._states = len(self._train.optimizer.state)
-        layout = Layout.of(self._tensors)
+        layout = Layout.of(self._tensors, self._run)
         assert self._folder is not None
         self._writer = PartWriter(self._folder, self._start, layout, self._part, self._parts)
         device = self._tensors[0].tensor.device

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.state import State, TrainState
+from trainer.safe_io.atomic import json_text
 
 BLOCK = 1 << 16
 """Bytes of a block."""
@@ -81,9 +82,11 @@ class Layout:
 
     entries: tuple[Entry, ...]
     size: int
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """Facts of the run whose state it is, as `trainer.checkpoint.identity` has them."""
 
     @classmethod
-    def of(cls, tensors: Sequence[NamedTensor]) -> "Layout":
+    def of(cls, tensors: Sequence[NamedTensor], run: Mapping[str, Any] | None = None) -> "Layout":
         """Lays out the tensors in their order. Raises NotKept for one whose elements leave gaps in memory."""
         entries, offset = [], 0
         for kind, name, key, tensor in tensors:
@@ -92,7 +95,7 @@ class Layout:
             entry = Entry(kind, name, key, dtype, tuple(tensor.shape), tuple(tensor.stride()), offset)
             entries.append(entry)
             offset += -(-entry.bytes // _ALIGNED) * _ALIGNED
-        return cls(tuple(entries), -(-offset // BLOCK) * BLOCK)
+        return cls(tuple(entries), -(-offset // BLOCK) * BLOCK, json.loads(json_text(run or {})))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Layout":
@@ -101,11 +104,15 @@ class Layout:
             Entry(**{**entry, "shape": tuple(entry["shape"]), "stride": tuple(entry["stride"])})
             for entry in value["entries"]
         )
-        return cls(tuple(entries), value["size"])
+        return cls(tuple(entries), value["size"], value["run"])
 
     def to_json(self) -> dict[str, Any]:
         """Returns the layout as its file has it."""
-        return {"size": self.size, "entries": [dict(vars(entry)) for entry in self.entries]}
+        return {
+            "size": self.size,
+            "run": dict(self.run),
+            "entries": [dict(vars(each)) for each in self.entries],
+        }
 
     @cached_property
     def digest(self) -> str:

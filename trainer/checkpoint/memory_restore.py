@@ -16,16 +16,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.memory_state import Kept, forget, kept_steps
 from trainer.checkpoint.state import TrainState
 from trainer.comm.backends import keeps_in_memory
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import broadcast_replicas
 from trainer.config import Job
+from trainer.errors import InputError
 from trainer.run.folder import run_folder
 from trainer.supervise.handover import take
 from trainer.supervise.state_folder import STATE_DIR
 from trainer.supervise.state_parts import BUFFERS
+from trainer.supervise.state_parts import newest_step as newest_kept
 from trainer.supervise.tree import Rendezvous
 from trainer.supervise.variables import GENERATION, HANDED_OVER_BY
 
@@ -65,6 +68,8 @@ class NodeMemory:
 
     Only the leader has looked.
     """
+    had_any: bool = False
+    """True if a step was promised, whatever became of it."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,12 @@ def node_memory(job: Job, comm: Comm, env: Mapping[str, str]) -> NodeMemory | No
     start = rendezvous.start if rendezvous is not None else ""
     folder = Path(given) if given else None
     kept = kept_steps(folder, start) if folder is not None and peers[0] == comm.world.rank else []
-    if env.get(HANDED_OVER_BY) and comm.world.rank == 0:
+    handed_over = bool(env.get(HANDED_OVER_BY))
+    if handed_over and comm.world.rank == 0:
         kept = _handed_over(job, comm, env, start) or kept
-    return NodeMemory(folder, start, peers.index(comm.world.rank), len(peers), peers[0], tuple(kept))
+    had_any = handed_over or (folder is not None and newest_kept(folder, start) > 0)
+    part = peers.index(comm.world.rank)
+    return NodeMemory(folder, start, part, len(peers), peers[0], tuple(kept), had_any)
 
 
 def _handed_over(job: Job, comm: Comm, env: Mapping[str, str], start: str) -> list[Kept]:
@@ -128,11 +136,14 @@ def choose(offers: Sequence[Offer], on_disk: int) -> Choice:
     return Choice(distrusted=distrusted)
 
 
-def restore_from_memory(comm: Comm, memory: NodeMemory, train: TrainState, on_disk: int) -> FromMemory | None:
+def restore_from_memory(
+    comm: Comm, memory: NodeMemory, train: TrainState, on_disk: int, run: RunIdentity
+) -> FromMemory | None:
     """Collective: restores weights, optimizer and scaler from a node's memory; None if the disk has to serve.
 
     `on_disk` is the step of the newest checkpoint there, the same on every rank. All other steps in memory
-    are given up, so that none of them is taken for a step of this generation.
+    are given up, so that none of them is taken for a step of this generation. Raises InputError on every rank
+    if the step is another run's than `run`.
     """
     found = [(kept.step, kept.digest, kept.buffer) for kept in memory.kept]
     everyone = comm.all_gather_object(found)
@@ -147,6 +158,16 @@ def restore_from_memory(comm: Comm, memory: NodeMemory, train: TrainState, on_di
         forget(memory.folder, memory.start, choice.step)
     if not choice.step:
         return None
+    kept = next((kept for kept in memory.kept if kept.step == choice.step), None)
+    changes = (
+        run.changes(kept.layout.run) if kept and kept.layout.run and comm.world.rank == choice.root else []
+    )
+    if changes := comm.broadcast_object(changes, choice.root):
+        raise InputError(
+            f"step {choice.step}, which a node has in memory, is another run's: {'; '.join(changes)}\n"
+            "what this start reads has changed under it: put that back, and `clipship resume` goes on from "
+            "the newest checkpoint"
+        )
     about = comm.broadcast_object(_load(memory, choice, train, comm), choice.root)
     if isinstance(about, str):
         log.warning("resume       the copy of step %d in memory cannot be used: %s", choice.step, about)

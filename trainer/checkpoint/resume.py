@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer.checkpoint import files, foreign, state
 from trainer.checkpoint.files import BrokenCheckpoint
+from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, restore_from_memory
 from trainer.checkpoint.scatter import scatter
 from trainer.checkpoint.state import TrainState, WholeState
@@ -21,7 +22,7 @@ from trainer.comm.protocol import Comm
 from trainer.comm.replicas import broadcast_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import schedule
-from trainer.config.resume_rule import differences, may_change_keys
+from trainer.config.resume_rule import may_change_keys
 from trainer.errors import InputError
 from trainer.run.checkpoints import newest_step
 from trainer.run.generations import remove_handed_over
@@ -81,21 +82,24 @@ def restore(
     comm: Comm,
     checkpoints: Path,
     train: TrainState,
-    samples: int,
+    run: RunIdentity,
     memory: NodeMemory | None = None,
 ) -> Start:
     """Collective: restores weights, optimizer and scaler on every rank.
 
     The newest step in `memory` counts, if any node has one; else the job's `checkpoint.resume` says from
-    where. Raises InputError on every rank.
+    where. `run` is what the state must belong to. Raises InputError on every rank.
     """
-    if memory is not None and (start := _from_memory(comm, checkpoints, train, memory)) is not None:
+    if memory is not None and (start := _from_memory(comm, checkpoints, train, memory, run)) is not None:
         return start
+    had_any = memory is not None and any(comm.all_gather_object(memory.had_any or bool(memory.kept)))
     answer: tuple[int, str | None, Mapping[str, Any]] | str | None = None
     whole: WholeState | None = None
     if comm.world.rank == 0:
         try:
-            start, whole = _restore_here(job, _wanted(job, comm), checkpoints, train, samples)
+            start, whole = _restore_here(job, _wanted(job, comm), checkpoints, train, run)
+            if start.is_beginning:
+                _refuse_to_forget(checkpoints, had_any)
             scaler = whole.scaler if whole is not None else {}
             answer = start.steps_done, str(start.source) if start.source else None, scaler
             for aside in files.set_aside(checkpoints, start.steps_done):
@@ -118,10 +122,12 @@ def restore(
     return Start(steps_done, Path(source) if source else None)
 
 
-def _from_memory(comm: Comm, checkpoints: Path, train: TrainState, memory: NodeMemory) -> Start | None:
+def _from_memory(
+    comm: Comm, checkpoints: Path, train: TrainState, memory: NodeMemory, run: RunIdentity
+) -> Start | None:
     """Collective: restores the newest step that a node has in memory; None if the disk has to serve."""
     on_disk = comm.broadcast_object(newest_step(checkpoints) if comm.world.rank == 0 else 0)
-    found = restore_from_memory(comm, memory, train, on_disk)
+    found = restore_from_memory(comm, memory, train, on_disk, run)
     if comm.world.rank == 0:
         remove_handed_over(checkpoints.parent)
     if found is None:
@@ -146,17 +152,17 @@ def best_value(job: Job, comm: Comm, checkpoints: Path) -> float:
 
 
 def _restore_here(
-    job: Job, wanted: str, checkpoints: Path, train: TrainState, samples: int
+    job: Job, wanted: str, checkpoints: Path, train: TrainState, run: RunIdentity
 ) -> tuple[Start, WholeState | None]:
     """Returns where to begin and what was read; model and optimizer have it, too, unless they are split."""
-    start, whole = _read_here(job, wanted, checkpoints, train, samples)
+    start, whole = _read_here(job, wanted, checkpoints, train, run)
     if whole is not None and not train.shards.split:
         state.put_optimizer(whole.optimizer, train.shards.parameters, train.optimizer)
     return start, whole
 
 
 def _read_here(
-    job: Job, wanted: str, checkpoints: Path, train: TrainState, samples: int
+    job: Job, wanted: str, checkpoints: Path, train: TrainState, run: RunIdentity
 ) -> tuple[Start, WholeState | None]:
     files.remove_leftovers(checkpoints)
     if wanted == "never":
@@ -164,12 +170,12 @@ def _read_here(
         return Start(0, None), None
     folder, manifest = _written_since(wanted, checkpoints)
     if folder is None and wanted != "auto" and Path(wanted).is_file():
-        return _from_open_clip(Path(wanted), job, train, samples)
+        return _from_open_clip(Path(wanted), job, train, run.samples)
     if folder is None:
         folder, manifest = _chosen(wanted, checkpoints)
     if folder is None:
         return Start(0, None), None
-    _refuse_another_run(folder, manifest, job, samples)
+    _refuse_another_run(folder, manifest, run)
     whole = state.load(folder, manifest["files"].keys())
     try:
         state.put_weights(whole.weights, train)
@@ -226,20 +232,27 @@ def _refuse_to_mix(checkpoints: Path) -> None:
         )
 
 
-def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], job: Job, samples: int) -> None:
-    changes = list(differences(manifest["job"], job.model_dump()))
-    if manifest["data_samples"] != samples:
-        changes.append(
-            f"data.train had {many(manifest['data_samples'], 'sample')} then and has {samples} now"
+def _refuse_to_forget(checkpoints: Path, had_any: bool) -> None:
+    """Raises InputError if the run has steps that cannot be read: it does not begin again by itself."""
+    broken = list(files.newest_first(checkpoints))
+    if broken or had_any:
+        what = f"the newest of {many(len(broken), 'checkpoint')} is {broken[0]}" if broken else ""
+        where = what or "a node had one in memory, and there is no checkpoint"
+        raise InputError(
+            f"the run has done steps, and none of them can be read ({where}), so it does not begin again by "
+            "itself: `clipship run --fresh` does, which moves the run folder aside"
         )
-    if changes:
+
+
+def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], run: RunIdentity) -> None:
+    if changes := run.changes(manifest):
         raise InputError(
             f"{folder} is a checkpoint of another run: {'; '.join(changes)}\n"
             f"only the number of ranks and these keys may change: {', '.join(sorted(may_change_keys()))}; "
             "to start from its weights alone, "
             f"set model.pretrained = {folder / files.WEIGHTS} in a run of another name"
         )
-    steps = schedule(job, samples).steps
+    steps = schedule(run.job, run.samples).steps
     if manifest["step"] > steps:
         raise InputError(
             f"{folder} is at step {manifest['step']}, and the job ends at step {steps}: --longer and "

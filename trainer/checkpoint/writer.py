@@ -19,6 +19,7 @@ import torch
 from trainer.checkpoint import files, state
 from trainer.checkpoint.files import Folder
 from trainer.config import Checkpoint
+from trainer.errors import MachineError
 from trainer.sysinfo.shortage import with_missing_room
 
 log = logging.getLogger("clipship")
@@ -54,6 +55,7 @@ class CheckpointWriter:
     ) -> None:
         """`model_files` are small files, by name, that every checkpoint gets beside the weights."""
         self._checkpoints, self._settings, self._timeout_s = checkpoints, settings, timeout_s
+        self._run = _identity(checkpoints.parent)
         self._model_files = model_files or {}
         self._rank, self._parts = rank, world_size if settings.every_rank_writes else 1
         self._thread: threading.Thread | None = None
@@ -88,8 +90,13 @@ class CheckpointWriter:
         folder = Folder(self._checkpoints, step)
         self._size = snapshot.nbytes
         write = partial(self._write, folder, snapshot, shared, about, best)
-        self._thread = threading.Thread(target=self._guarded, args=(folder, write), name="checkpoint")
-        self._thread.start()
+        thread = threading.Thread(target=self._guarded, args=(folder, write), name="checkpoint")
+        try:
+            thread.start()
+        except RuntimeError:  # there may be no more threads, and this may be the last checkpoint
+            self._guarded(folder, write)
+        else:
+            self._thread = thread
 
     def record(self, step: int, metrics: Mapping[str, float | int], best: tuple[str, float] | None) -> None:
         """Adds a step's metrics to its manifest, and marks it as best if `best` is given.
@@ -162,6 +169,11 @@ class CheckpointWriter:
         best: tuple[str, float] | None,
     ) -> None:
         start = time.monotonic()
+        if self._run is not None and _identity(self._checkpoints.parent) != self._run:
+            raise MachineError(
+                f"the run folder {self._checkpoints.parent} was renamed or removed while the run wrote it: "
+                "give it its name again, or stop the run"
+            )
         for name, content in snapshot.get().items():
             folder.write(name, partial(_write_state, content))
         if self._rank:
@@ -193,6 +205,15 @@ class CheckpointWriter:
         if best is not None:
             files.record_best(self._checkpoints, folder.step, *best)
         files.prune(self._checkpoints, self._settings.keep)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Returns what tells a folder from another one of its name; None if there is none."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _write_bytes(content: bytes, path: Path) -> None:

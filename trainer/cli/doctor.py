@@ -10,6 +10,9 @@ from pathlib import Path
 import click
 
 from trainer.cli.options import given_hosts, hosts_option, job_argument, nproc_option, set_option
+from trainer.errors import InputError
+from trainer.run.folder import not_written
+from trainer.run.layout import JOB_FILE
 
 
 @click.command(
@@ -37,12 +40,29 @@ def command(
     from trainer.config.loader import load_job
     from trainer.launch import local
     from trainer.run.folder import run_folder
+    from trainer.run.start_job import write_start_job
 
     named_hosts = given_hosts(nproc, hosts)
     job = load_job(job_path, overrides)
-    # the supervisors' files go into a temporary folder: they belong to no run
-    with tempfile.TemporaryDirectory(prefix="clipship-doctor-") as aside:
-        arguments = ["--run-folder", str(run_folder(job).absolute()), *["--json"] * as_json]
-        rank = (sys.executable, "-P", "-m", "trainer.preflight", str(job_path.absolute()), *arguments)
-        changed = (*overrides, f"logging.runs={aside}")
-        return local.start_ranks(rank, job, nproc=nproc, hosts=named_hosts, overrides=changed)
+    folder = run_folder(job).absolute()
+    # the job and the supervisors' files go into a temporary folder: they belong to no run
+    with _folder_beside(folder, seen_by_all=named_hosts is not None) as aside:
+        arguments = ["--run-folder", str(folder), *["--json"] * as_json]
+        path = Path(aside, JOB_FILE)
+        write_start_job(
+            path, job.model_copy(update={"logging": job.logging.model_copy(update={"runs": aside})})
+        )
+        rank = (sys.executable, "-P", "-m", "trainer.preflight", str(path), *arguments)
+        return local.start_ranks(rank, job, nproc=nproc, hosts=named_hosts)
+
+
+def _folder_beside(folder: Path, *, seen_by_all: bool) -> "tempfile.TemporaryDirectory[str]":
+    """Makes a temporary folder; where all hosts must see it, in the nearest folder above the run's.
+
+    Raises InputError if this user may not.
+    """
+    parent = next(parent for parent in folder.parents if parent.is_dir()) if seen_by_all else None
+    try:
+        return tempfile.TemporaryDirectory(prefix="clipship-doctor-", dir=parent)
+    except OSError as problem:
+        raise InputError(not_written(folder, problem)) from None

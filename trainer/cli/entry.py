@@ -41,7 +41,9 @@ def main() -> int:
     atexit.register(gc.freeze)  # so that the collection at the interpreter's end finds nothing to scan
     try:
         from trainer.cli.main import main as run
+        from trainer.sysinfo.signals import reset_inherited_signals
 
+        reset_inherited_signals()
         return run()
     except KeyboardInterrupt:
         return _INTERRUPTED

@@ -321,8 +321,8 @@ Examples:
   clipship run job.toml --nproc 2 --longer steps=20000
   clipship run job.toml --nproc 2 --shorter steps=6000
 
-Hosts must accept ssh without a password, and must have the job file, the data and this \
-Python environment at the same paths."""
+Hosts must accept ssh without a password, and must have the run folder, the data and this \
+Python environment at the same paths, as this machine has."""
 )
 @job_argument
 @set_option
@@ -374,7 +374,7 @@ def run(
     spares = no_spares_here(job) if named_hosts is None else ()
     for warning in (*spares, *warnings(job, samples, local=True)):
         say(f"warning: {warning}")
-    return local.run(job_path, job, overrides, nproc=nproc, hosts=named_hosts, began=began)
+    return local.run(job, nproc=nproc, hosts=named_hosts, began=began)
 
 
 @cli.command(

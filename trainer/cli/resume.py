@@ -9,9 +9,9 @@ from trainer.cli.new_length import NewLength, length_options, one_length, with_l
 from trainer.cli.options import hosts_option, nproc_option, run_argument
 from trainer.errors import InputError
 from trainer.launch.submission import find_run, read_record
-from trainer.run.layout import ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
+from trainer.run.layout import ARTEFACTS, ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
 from trainer.run.lock import who_holds
-from trainer.run.start_record import StartRecord, ranks_before, read_start
+from trainer.run.start_record import ranks_before, read_start
 from trainer.safe_io.plain import read_json
 from trainer.text.paste import word
 from trainer.text.terminal import say
@@ -48,11 +48,9 @@ def command(
     """
     folder = find_run(run)
     submission = read_record(folder)
-    start = read_start(folder)
     length = one_length(longer, shorter)
-    job_path, overrides = folder / JOB_FILE, _overrides(folder, start, may_be_done=length is not None)
-    if start is not None and not job_path.is_file():
-        job_path = Path(start.job)
+    job_path = _job_path(folder, may_be_done=length is not None)
+    overrides = _overrides(folder, job_path)
     if submission is not None and nproc is None and hosts is None:
         from trainer.cli import submit
 
@@ -61,7 +59,7 @@ def command(
             say(told)
         return context.invoke(
             submit.command,
-            job_path=folder / JOB_FILE,
+            job_path=job_path,
             to=submission.to,
             overrides=overrides,
             no_check=False,
@@ -83,15 +81,11 @@ def command(
     )
 
 
-def _overrides(folder: Path, start: StartRecord | None, *, may_be_done: bool) -> tuple[str, ...]:
-    """Returns what the run's job needs beside its file to go on in this folder.
+def _job_path(folder: Path, *, may_be_done: bool) -> Path:
+    """Returns the run's job file: its own, or that of the last start if no rank came to write one.
 
-    `start` is the last start by `clipship run`, whose job file is taken if no rank wrote the folder's. Raises
-    InputError if there is nothing to go on with.
+    Raises InputError if there is nothing to go on with.
     """
-    from trainer.config.loader import load_job
-    from trainer.run.folder import run_folder
-
     if (folder / RESULT_FILE).exists() and not may_be_done:
         raise InputError(
             f"the run in {folder} is done: `clipship status {word(folder)}` shows its result, and "
@@ -99,14 +93,23 @@ def _overrides(folder: Path, start: StartRecord | None, *, may_be_done: bool) ->
         )
     if holder := who_holds(folder):
         raise InputError(f"the run in {folder} is running: {holder} is writing to it")
-    if not (folder / JOB_FILE).is_file():
-        if start is None:
-            raise InputError(
-                f"{folder} has no {JOB_FILE}, which a run's first rank writes there: start it with its own "
-                "job file, by `clipship run` or `clipship submit`"
-            )
-        return tuple(start.overrides)
-    job = load_job(folder / JOB_FILE)
+    start = read_start(folder)
+    of_start = folder / ARTEFACTS / start.job if start is not None else None
+    path = next((path for path in (folder / JOB_FILE, of_start) if path and path.is_file()), None)
+    if path is None:
+        raise InputError(
+            f"{folder} has no {JOB_FILE}, which a run's first rank writes there: start it with its own "
+            "job file, by `clipship run` or `clipship submit`"
+        )
+    return path
+
+
+def _overrides(folder: Path, job_path: Path) -> tuple[str, ...]:
+    """Returns what the run's job needs beside its file to go on in this folder. Raises InputError."""
+    from trainer.config.loader import load_job
+    from trainer.run.folder import run_folder
+
+    job = load_job(job_path)
     overrides = []
     if job.checkpoint.resume == "never":  # that was meant for the start which made the folder
         overrides.append("checkpoint.resume=auto")

@@ -32,8 +32,14 @@ class _Handler(RendezvousHandler):  # type: ignore[misc]
     A rank that has met all says so while others still look for it.
     """
 
-    def do_PUT(self) -> None:  # noqa: N802  (these names are those of http.server)
+    def do_GET(self) -> None:  # noqa: N802  (these names are those of http.server)
+        if self._names_a_key():
+            super().do_GET()
+
+    def do_PUT(self) -> None:  # noqa: N802
         length = self.headers.get("Content-Length", "")
+        if not self._names_a_key():
+            return
         if re.fullmatch(r"[0-9]{1,5}", length) and int(length) <= _LARGEST:
             super().do_PUT()
         else:
@@ -45,6 +51,13 @@ class _Handler(RendezvousHandler):  # type: ignore[misc]
     def do_DELETE(self) -> None:  # noqa: N802
         self.send_status_code(200)
 
+    def _names_a_key(self) -> bool:
+        """Returns whether the path is /SCOPE/KEY, as of Horovod's ranks; refuses any other."""
+        is_key = bool(self.path.count("/") == 2)
+        if not is_key:
+            self.send_status_code(400)
+        return is_key
+
 
 class _Server(RendezvousHTTPServer):  # type: ignore[misc]
     """Horovod's server of addresses, which all ranks ask at once."""
@@ -54,6 +67,12 @@ class _Server(RendezvousHTTPServer):  # type: ignore[misc]
 
     def __init__(self, address: str, port: int) -> None:
         super().__init__((address, port), _Handler, False)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Drops a caller that leaves, or says what cannot be answered: it may be anybody on the network.
+
+        A traceback of it in the log would look like the run's own.
+        """
 
     def close(self) -> None:
         """Ends the server's thread, and frees the port."""

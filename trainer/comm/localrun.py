@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from trainer.comm.ssh_start import start_here, start_on
 from trainer.comm.started_ranks import StartedRank, collect_signals, run_ranks
 from trainer.supervise.variables import CROSS, HOST, STARTED_HERE
+from trainer.sysinfo.signals import reset_inherited_signals
 
 _TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 """Prefixes of torchrun's variables: around this process they describe another world."""
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
+    reset_inherited_signals()
     received = collect_signals()
     for name in [name for name in os.environ if name.startswith(_TORCHRUN_PREFIXES)]:
         del os.environ[name]

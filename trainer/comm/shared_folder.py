@@ -1,24 +1,15 @@
 """Checks that every rank sees a folder that rank 0 writes."""
 
 import secrets
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.errors import InputError, MachineError, Preempted, decode_error, encode_error
+from trainer.run.folder import not_written
+from trainer.run.start_job import appears
 
 if TYPE_CHECKING:  # protocol imports torch, which readers of run folders do not need
     from trainer.comm.protocol import Comm
-
-
-SHARED_S = 5.0
-
-
-def not_written(folder: Path, error: OSError) -> str:
-    """Returns the message for a run folder that cannot be written."""
-    return (
-        f"the run folder {folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
-    )
 
 
 def raise_together(problem: InputError | MachineError | Preempted | None, comm: "Comm") -> None:
@@ -52,7 +43,7 @@ def check_shared(folder: Path, comm: "Comm") -> None:
     raise_together(problem, comm)
     node = comm.broadcast_object(comm.world.node)
     missing_on = sorted(
-        {node for node, sees in comm.all_gather_object((comm.world.node, _appears(marker))) if not sees}
+        {node for node, sees in comm.all_gather_object((comm.world.node, appears(marker))) if not sees}
     )
     if comm.world.rank == 0:
         marker.unlink()
@@ -61,16 +52,3 @@ def check_shared(folder: Path, comm: "Comm") -> None:
             f"the run folder {folder} of {node} does not exist on {', '.join(missing_on)}: "
             "put it on a file system that all nodes share, with --set logging.runs=FOLDER"
         )
-
-
-def _appears(path: Path) -> bool:
-    """Returns whether the file appears in time.
-
-    Network file systems may show a new file some seconds late.
-    """
-    limit = time.monotonic() + SHARED_S
-    while not path.exists():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.2)
-    return True

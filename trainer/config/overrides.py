@@ -4,9 +4,8 @@ Pure; imports neither the model nor torch.
 """
 
 import datetime
-import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,6 @@ from trainer.errors import InputError
 from trainer.text.pattern import pattern
 
 _EXAMPLES = """optim.lr=1e-3, data.train=shards/*.tar or 'kubernetes.mounts."/data"=pvc:data'"""
-INHERITED = "CLIPSHIP_SET"
-"""Variable in which `clipship run` passes overrides to its ranks, because any user of the machine can read a
-command line."""
 _KEY = pattern(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -36,27 +32,6 @@ class Override:
         If the key takes text, the typed characters are meant instead.
         """
         return isinstance(self.value, int | float)
-
-
-def as_variable(texts: Sequence[str]) -> dict[str, str]:
-    """Returns the variable from which `inherited` reads the overrides; an empty table if there are none."""
-    return {INHERITED: json.dumps(list(texts))} if texts else {}
-
-
-def inherited(env: Mapping[str, str]) -> list[str]:
-    """Returns the overrides that the launcher put into this environment.
-
-    Raises InputError if the variable holds anything else.
-    """
-    try:
-        texts = json.loads(env.get(INHERITED, "[]"))
-    except (ValueError, RecursionError):
-        texts = None
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InputError(
-            f"{INHERITED} is not a JSON list of texts: `clipship run` sets it for its ranks; unset it here"
-        )
-    return texts
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:

@@ -23,5 +23,7 @@ Stage = Literal["loading torch", "connecting", "data index", "building model", "
 
 NOTHING_DONE: tuple[Phase, ...] = ("init", "first step")
 """Phases in which a start has done nothing yet that could be saved."""
+SAVING: tuple[Phase, ...] = ("checkpoint", "shutdown")
+"""Phases in which a rank that was asked to stop saves and leaves."""
 SILENT: tuple[Phase, ...] = ("init", "first step", "evaluation", "checkpoint")
 """Phases in which a living run may write nothing to its folder."""

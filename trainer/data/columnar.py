@@ -210,7 +210,7 @@ class ColumnarSource:
     def __init__(
         self, index: FileIndex, selection: RowSelection, columns: Columns, most_bytes: int, cache_bytes: int
     ) -> None:
-        self._index, self._selection, self._columns = index, selection, columns
+        self.index, self._selection, self._columns = index, selection, columns
         self._most_bytes = most_bytes
         self.units = [len(entry.groups) for entry in index.entries]
         """Number of row groups of each file."""
@@ -221,13 +221,13 @@ class ColumnarSource:
 
     @cached_property
     def left_out(self) -> LeftOut:
-        return left_out_of(self._index)
+        return left_out_of(self.index)
 
     def __len__(self) -> int:
         return self._numbering.samples
 
     def shard_sizes(self) -> list[int]:
-        return [rows for entry in self._index.entries for rows in entry.groups]
+        return [rows for entry in self.index.entries for rows in entry.groups]
 
     def read(self, index: int) -> RawSample:
         path, key, cells = self._cells(index)
@@ -257,13 +257,13 @@ class ColumnarSource:
         if self._selection.filters:
             firsts, rows = self._kept_rows(number)
             row = int(rows[int(firsts[group]) + row])
-        return self._index.paths[number], group, row
+        return self.index.paths[number], group, row
 
     def _kept_rows(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         """Returns the place of each group's first row among the kept ones, and the kept rows of a file."""
         if number not in self._rows:
-            counts = np.asarray(self._index.entries[number].groups, dtype=np.int64)
-            rows = np.frombuffer(self._index.payload(number), dtype=np.uint32)
+            counts = np.asarray(self.index.entries[number].groups, dtype=np.int64)
+            rows = np.frombuffer(self.index.payload(number), dtype=np.uint32)
             self._rows[number] = np.cumsum(counts) - counts, rows
             if len(self._rows) > MAPPED_FILES:
                 self._rows.popitem(last=False)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
 from statistics import median
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trainer.data.index import THREADS, Scanned, Selects, raise_all, rows_of, scan
 from trainer.data.sample import BadSample, LeftOut
@@ -51,6 +51,14 @@ class FileIndex(Protocol):
 
     def payload(self, number: int) -> memoryview:
         """Returns what is stored of one file, as its `Scanned` has it."""
+
+
+@runtime_checkable
+class Indexed(Protocol):
+    """Protocol of a source that reads its samples through an index."""
+
+    @property
+    def index(self) -> FileIndex: ...
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class ShardSource:
         most_bytes: int = MOST_BYTES,
         captions: CaptionReader = LINES,
     ) -> None:
-        self._index, self._selection = index, selection
+        self.index, self._selection = index, selection
         self._meaning = meaning
         self._captions = captions
         self._most_bytes = most_bytes
@@ -64,17 +64,17 @@ class ShardSource:
 
     @cached_property
     def left_out(self) -> LeftOut:
-        return left_out_of(self._index)
+        return left_out_of(self.index)
 
     def __len__(self) -> int:
         return self._numbering.samples
 
     def shard_sizes(self) -> list[int]:
-        return [len(entry) for entry in self._index.entries]
+        return [len(entry) for entry in self.index.entries]
 
     def read(self, index: int) -> RawSample:
         number, row = self._numbering.locate(index)
-        path, rows = self._index.paths[number], self._of_shard(number)
+        path, rows = self.index.paths[number], self._of_shard(number)
         image_at, image_size, text_at, text_size, _ = rows.places[row].item()
         key = rows.key(row)
         check_bytes(path, key, "image", image_size, self._most_bytes)
@@ -106,7 +106,7 @@ class ShardSource:
 
     def _of_shard(self, number: int) -> Rows:
         if number not in self._rows:
-            self._rows[number] = self._index.rows(number)
+            self._rows[number] = self.index.rows(number)
             if len(self._rows) > MAPPED_ROWS:
                 self._rows.popitem(last=False)
         self._rows.move_to_end(number)

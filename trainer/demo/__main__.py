@@ -88,7 +88,7 @@ def demo(folder: Path, nproc: int, overrides: tuple[str, ...], kind: Kind) -> in
         print(f"demo: the previous, finished run is now {move_aside(run_folder(job))}")
     print(f"demo: training on {many(nproc, 'rank')}; the job file is {job_path}", flush=True)
     started = time.monotonic()
-    code = run(job_path, job, overrides, nproc=nproc, hosts=None)
+    code = run(job, nproc=nproc, hosts=None)
     return code or _show(job, job_path, nproc, time.monotonic() - started)
 
 

@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import click
 
-from trainer.config.loader import dump_job, job_from_table
+from trainer.config.loader import job_from_table
 from trainer.config.stack_table import has_code
 from trainer.launch.local import run
 from trainer.launch.processes import stdout_is_stderr
-from trainer.run.layout import JOB_FILE, RESULT_FILE
+from trainer.run.layout import RESULT_FILE
 
 _HOROVOD_FEATURES = ("PyTorch", "MPI", "Gloo", "NCCL")
 _RANK_MINUTES = 5
@@ -196,10 +196,8 @@ def _step(
             },
         }
         job = job_from_table(table, "the self-test's job")
-        path = folder / JOB_FILE
-        path.write_text(dump_job(job))
         with stdout_is_stderr():
-            code = run(path, job, (), nproc=2, hosts=None)
+            code = run(job, nproc=2, hosts=None)
         if code != 0:
             raise SelfTestFailed(
                 f"two ranks under {launcher} ended with exit code {code}; see their logs above"

@@ -7,6 +7,7 @@ whole line says that the start takes its time, and log files get no more than th
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO, get_args
 
@@ -107,17 +108,18 @@ class LiveLine:
         return self._live.moves
 
     def __enter__(self) -> "LiveLine":
-        if self.moves:
-            self._live.__enter__()
-        else:
-            self._thread.start()
+        with suppress(RuntimeError):  # there may be no more threads: the run goes on without the line
+            if self.moves:
+                self._live.__enter__()
+            else:
+                self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         if self.moves:
             self._live.__exit__()
-        else:
+        elif self._thread.is_alive():
             self._thread.join()
 
     def line(self, now: float) -> str:

@@ -28,8 +28,8 @@ from trainer.comm.backends import (
     starts_again,
 )
 from trainer.config import STANDARD_INPUT, Job
-from trainer.config.overrides import as_variable
-from trainer.errors import EXIT_PREEMPTED, InputError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError
+from trainer.launch.aftermath import record_killed, sweep_memory
 from trainer.launch.commands import answer_of
 from trainer.launch.hosts import (
     KEEP_ALIVE,
@@ -40,17 +40,20 @@ from trainer.launch.hosts import (
 )
 from trainer.launch.interrupt import line_for_signal
 from trainer.launch.live_line import LiveLine
-from trainer.launch.processes import supervise
+from trainer.launch.processes import is_second, supervise
 from trainer.launch.rank_env import rank_environment
 from trainer.launch.start_again import asked_after, run_generations, wait_for_hosts
 from trainer.launch.start_times import StartTimes
+from trainer.launch.submission import make_artefacts_folder
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause, is_shown
-from trainer.run.folder import run_folder
+from trainer.run.folder import not_written, run_folder
 from trainer.run.generations import newest_claim
 from trainer.run.goodput_log import BEGAN
 from trainer.run.goodput_log import began as began_at
 from trainer.run.known_folders import remember
+from trainer.run.layout import RESULT_FILE, Run
+from trainer.run.start_job import appears, new_start_job, remove_start_jobs, write_start_job
 from trainer.run.start_record import StartRecord, write_start
 from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import send_stop_request
@@ -84,9 +87,7 @@ class Start:
 
 
 def run(
-    job_path: Path,
     job: Job,
-    overrides: Sequence[str],
     *,
     nproc: int | None,
     hosts: Sequence[Host] | None,
@@ -95,39 +96,40 @@ def run(
     """Train the job on `nproc` ranks here or on `hosts`.
 
     Returns the exit code of the rank that failed first, else 0. Raises InputError if the launcher is missing
-    or cannot do what the job asks. The rank's command names the job file's absolute path: over ssh every host
-    needs the file and this environment at the same path. `began` is the time of the command, in seconds since
-    the epoch, from which the run's time counts; None means now.
+    or cannot do what the job asks. The rank's command names the start's own job in the run folder: over ssh
+    every host sees that folder, and has this environment at the same path. `began` is the time of the
+    command, in seconds since the epoch, from which the run's time counts; None means now.
     """
-    # -P: a folder `trainer` in the working folder is not this package
-    path = os.path.abspath(job_path)
-    command = (sys.executable, "-P", "-m", "trainer.rank", path)
     folder = run_folder(job)
+    path = new_start_job(folder)
+    # -P: a folder `trainer` in the working folder is not this package
+    command = (sys.executable, "-P", "-m", "trainer.rank", str(path))
     remember(folder.parent)
-    asked = StartRecord(
-        path,
-        tuple(overrides),
-        ranks_of(job, nproc, None) if hosts is None else 0,
-        hosts_text(hosts or ()),
-    )
-    return start_ranks(
-        command,
-        job,
-        nproc=nproc,
-        hosts=hosts,
-        folder=folder,
-        overrides=overrides,
-        began=began,
-        before=lambda: _keep(folder, asked),
-    )
+    ranks = ranks_of(job, nproc, None) if hosts is None else 0
+    asked = StartRecord(path.name, ranks, hosts_text(hosts or ()))
+    try:
+        return start_ranks(
+            command,
+            job,
+            nproc=nproc,
+            hosts=hosts,
+            folder=folder,
+            began=began,
+            before=lambda: _keep(folder, path, job, asked),
+        )
+    finally:
+        with suppress(OSError):
+            remove_start_jobs(folder, path)
 
 
-def _keep(folder: Path, asked: StartRecord) -> None:
-    """Record the start for `clipship resume`. A folder that cannot be written is reported by the ranks."""
-    if asked.hosts and not folder.parent.is_dir():
-        return  # this machine does not see the run folder
-    with suppress(OSError):
+def _keep(folder: Path, path: Path, job: Job, asked: StartRecord) -> None:
+    """Writes what the start and `clipship resume` read. Raises InputError if the folder cannot be written."""
+    make_artefacts_folder(folder, "set logging.runs to a folder that all hosts see")
+    try:
+        write_start_job(path, job)
         write_start(folder, asked)
+    except OSError as problem:
+        raise InputError(not_written(folder, problem)) from None
 
 
 def start_ranks(
@@ -137,16 +139,14 @@ def start_ranks(
     nproc: int | None,
     hosts: Sequence[Host] | None,
     folder: Path | None = None,
-    overrides: Sequence[str] = (),
     began: float | None = None,
     before: Callable[[], object] = lambda: None,
 ) -> int:
     """Start `command` once for each rank, wait for all, and explain on stderr why the first one failed.
 
-    See `run` for result and errors. Ranks read `overrides` of the job from their environment. `folder` is the
-    run's, in which supervisors leave their records: if no rank runs on this machine, it is the only place
-    that both sides see. The run's time counts from `began`, in seconds since the epoch; None means now.
-    `before` is called once nothing speaks against the start.
+    See `run` for result and errors. `folder` is the run's, in which supervisors leave their records: if no
+    rank runs on this machine, it is the only place that both sides see. The run's time counts from `began`,
+    in seconds since the epoch; None means now. `before` is called once nothing speaks against the start.
     """
     require("torch")  # said once here, not by each rank
     raise_open_files_limit()
@@ -168,7 +168,6 @@ def start_ranks(
         variables = (
             _variables(job, launcher, all_hosts, hosts is None)
             | rendezvous.variables()
-            | as_variable(overrides)
             | {BEGAN: f"{began_at(os.environ, began or time.time()):.3f}"}
         )
         if keeps_going:
@@ -194,9 +193,8 @@ def start_ranks(
         requests: list[int] = []
 
         def request_stop(number: int) -> bool:
-            # at a keyboard a second Ctrl-C is always meant
-            again = number == signal.SIGINT and number in requests and os.isatty(0)
             requests.append(number)
+            again = is_second(requests, 0.0)
             if send_stop_request(rendezvous, number, again=again):
                 return True
             moved = newest_claim(folder, rendezvous.start) if folder and keeps_going else None
@@ -205,7 +203,10 @@ def start_ranks(
             successor = replace(rendezvous, host=moved.host, port=moved.port)
             return send_stop_request(successor, number, again=again)
 
+        interrupts: list[int] = []
+
         def signal_line(number: int, times: int) -> str:
+            interrupts.append(number)
             state, begun = published_state(start.folder)
             return line_for_signal(
                 number, times, state, begun=begun, here=hosts is None, saves=folder is not None
@@ -241,9 +242,20 @@ def start_ranks(
         end = next(filter(None, reversed(ends) if keeps_going else ends), None)
         if end is None and hosts is not None:
             request_stop(signal.SIGTERM)  # ranks of other hosts outlive a launcher that was killed
+        if hosts is None:
+            sweep_memory()
+        if end is None and folder is not None and not interrupts:
+            end = record_killed(folder, rendezvous.start, code)
         # mpirun's own messages may have come since
         shown_before = end is not None and launcher != "mpirun" and is_shown(start.folder, end)
-        return _report_end(code, end, folder, shown_before=shown_before)
+        says_done = code == EXIT_DONE and (end is None or end.exit_code == EXIT_DONE)
+        if folder is not None and says_done and not _is_done(folder, end):
+            say(f"the ranks left without an error, but {folder} has no result of this start: it failed")
+            return EXIT_FAILED
+        reported = _report_end(code, end, folder, shown_before=shown_before)
+        # The end that the first Ctrl-C began may have come before the second one could change it.
+        at_once = reported == EXIT_PREEMPTED and is_second(interrupts or [0], 0.0)
+        return EXIT_INTERRUPTED if at_once else reported
 
 
 @contextmanager
@@ -439,6 +451,12 @@ _COMMANDS: dict[Launcher, Callable[[Start], list[str]]] = {
     "clipship": _clipship,
     "mpirun": _mpirun,
 }
+
+
+def _is_done(folder: Path, end: ExitRecord | None) -> bool:
+    """Returns whether a rank has recorded that the run is done, whatever the exit codes of processes say."""
+    is_end = end is not None and end.exit_code == EXIT_DONE
+    return is_end and appears(folder / RESULT_FILE) and Run(folder).finished()
 
 
 def _report_end(code: int, cause: ExitRecord | None, folder: Path | None, *, shown_before: bool) -> int:

@@ -15,11 +15,14 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from trainer.supervise.stopping import REPEAT_S
 from trainer.sysinfo.parent import signal_with_parent
 
 GRACE_S = 10.0
 """Seconds between the first failure, or a signal that no rank receives, and SIGKILL for all remaining
 processes."""
+SECOND_S = 3.0
+"""Seconds that the supervisors have for their end after the second Ctrl-C."""
 _KILL_S = 5.0
 """Seconds to wait until killed processes are gone; one that waits for a remote disk takes a while."""
 _POLL_S = 0.1
@@ -118,6 +121,15 @@ def stdout_is_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
+def is_second(received: Sequence[int], since_first_s: float) -> bool:
+    """Returns whether the last signal is a Ctrl-C after another one, and is meant.
+
+    At a keyboard it always is; elsewhere launchers and schedulers send one request several times.
+    """
+    again = received[-1] == signal.SIGINT and signal.SIGINT in received[:-1]
+    return again and (os.isatty(0) or since_first_s > REPEAT_S)
+
+
 class _Wait:
     """Waits for the launcher's end, or for the end of its grace period."""
 
@@ -134,6 +146,8 @@ class _Wait:
         self._process, self._received, self._records = process, received, records
         self._request_stop, self._fallback_signal, self._ended = request_stop, fallback_signal, ended
         self._passed_on = 0
+        self._first_at = 0.0
+        """Time of the first signal."""
         self._inspected = 0.0
         self._deadline: float | None = None
 
@@ -161,15 +175,19 @@ class _Wait:
     def _pass_on(self, number: int) -> None:
         """Pass the signal on.
 
-        The supervisors distinguish a repeated signal from a second one. If they cannot be reached, the second
-        Ctrl-C ends the wait at once.
+        The supervisors distinguish a repeated signal from a second one. The second Ctrl-C ends the wait in
+        any case: at once if they cannot be reached, else after the SECOND_S that they get for their own end.
         """
-        if self._request_stop(number):
-            return
-        self._process.send_signal(signal.SIGTERM if self._passed_on else self._fallback_signal)
-        self._end_soon()
-        if self._received.count(signal.SIGINT) > 1:
-            self._deadline = 0.0
+        now = time.monotonic()
+        self._first_at = self._first_at or now
+        so_far = self._received[: self._passed_on + 1]
+        if not self._request_stop(number):
+            self._process.send_signal(signal.SIGTERM if self._passed_on else self._fallback_signal)
+            self._end_soon()
+            if so_far.count(signal.SIGINT) > 1:
+                self._deadline = 0.0
+        elif is_second(so_far, now - self._first_at):
+            self._deadline = now + SECOND_S
 
     def _end_soon(self) -> None:
         if self._deadline is None:

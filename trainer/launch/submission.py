@@ -101,7 +101,7 @@ def make_artefacts_folder(run_folder: Path, advice: str) -> None:
     top = next((part for part in folder.absolute().parents if part.parent == Path("/")), None)
     if top is not None and not top.exists():
         raise InputError(
-            f"{run_folder} cannot be made: this machine has no {top}. Submit from a machine that sees it, "
+            f"{run_folder} cannot be made: this machine has no {top}. Start from a machine that sees it, "
             f"make {top} yourself, or {advice}"
         )
     try:

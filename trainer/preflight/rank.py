@@ -17,14 +17,12 @@ from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.shared_folder import check_future_folder
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.config.loader import load_job
-from trainer.config.overrides import inherited
-from trainer.config.typed import from_here
 from trainer.model.build import build_model
 from trainer.model.fit import with_micro_batch
 from trainer.preflight.check import preflight
 from trainer.preflight.table import lines
 from trainer.run.folder import run_folder
+from trainer.run.job_limits import rank_job
 from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
@@ -50,7 +48,7 @@ def command(job_path: Path, overrides: tuple[str, ...], folder: Path | None, as_
     """Run one rank of `clipship doctor`; its supervisor starts it."""
 
     def work(world: World, heartbeat: Heartbeat) -> None:
-        job = load_job(job_path, [*inherited(os.environ), *from_here(overrides)])
+        job = rank_job(job_path, overrides, world.node if world.local_size < world.size else "")
         _run_preflight(job, world, heartbeat, folder or run_folder(job), as_json)
 
     exit_now(run_rank(sys.stderr, work))

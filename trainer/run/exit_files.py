@@ -7,19 +7,19 @@ folder, nothing is written or removed. A shared file system may hang together wi
 longer than WAIT_S seconds. Imports no torch.
 """
 
-import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from trainer.run import goodput_log
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
+from trainer.run.file_work import answered, within
 from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims, remove_handed_over
 from trainer.run.layout import (
     CHECKPOINTS,
@@ -38,7 +38,6 @@ from trainer.text.masking import masked_values
 
 WAIT_S = 3.0
 _FILES = (EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE, START_AGAIN_FILE, IF_KILLED_FILE)
-Result = TypeVar("Result")
 
 
 class ExitFiles:
@@ -124,7 +123,7 @@ class ExitFiles:
         Raises TimeoutError if the folder does not answer in time.
         """
         folder = self._folder
-        return None if folder is None else await answered(lambda: newest_claim(folder, self._start))
+        return None if folder is None else await answered(WAIT_S, lambda: newest_claim(folder, self._start))
 
     async def restarts(self) -> list[dict[str, Any]]:
         """Returns the restarts of this start so far, as restarts.json has them.
@@ -132,7 +131,7 @@ class ExitFiles:
         Raises TimeoutError if the folder does not answer in time.
         """
         folder = self._folder
-        return [] if folder is None else await answered(lambda: restarts_of(folder, self._start))
+        return [] if folder is None else await answered(WAIT_S, lambda: restarts_of(folder, self._start))
 
     async def newest_checkpoint(self) -> int | None:
         """Returns the step of the newest whole checkpoint, 0 if there is none.
@@ -260,44 +259,6 @@ def restarts_of(run_folder: Path, start: str) -> list[dict[str, Any]]:
     record = _read(run_folder / RESTARTS_FILE)
     restarts = record.get("restarts") if record.get("start") == start else None
     return restarts if isinstance(restarts, list) else []
-
-
-async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
-    """Returns the result of file work that runs in a thread of its own.
-
-    Returns None if the work fails or takes longer than `seconds`; its thread is then abandoned and keeps no
-    process alive.
-    """
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[Result | None] = loop.create_future()
-
-    def deliver(value: Result | None) -> None:
-        if not result.done():
-            result.set_result(value)
-
-    def attempt() -> None:
-        value = None
-        with suppress(OSError):
-            value = work()
-        with suppress(RuntimeError):  # the loop is closed: nobody waits for the result
-            loop.call_soon_threadsafe(deliver, value)
-
-    threading.Thread(target=attempt, daemon=True).start()
-    with suppress(TimeoutError):
-        # Before Python 3.12, asyncio.wait_for hides a cancellation that comes together with the result; a
-        # task that polls then never ends, nor does its process.
-        async with asyncio.timeout(seconds):
-            return await result
-    return None
-
-
-async def answered(work: Callable[[], Result]) -> Result:
-    """Returns the result of file work; raises TimeoutError if that fails or takes longer than WAIT_S."""
-    results: list[Result] = []
-    await within(WAIT_S, lambda: results.append(work()))
-    if not results:
-        raise TimeoutError("the run folder does not answer")
-    return results[0]
 
 
 def _read(path: Path) -> dict[str, Any]:

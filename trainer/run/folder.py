@@ -41,6 +41,13 @@ def run_folder(job: Job) -> Path:
     return Path(job.logging.runs) / job.name
 
 
+def not_written(folder: Path, error: OSError) -> str:
+    """Returns the message for a run folder that cannot be written."""
+    return (
+        f"the run folder {folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
+    )
+
+
 def done_text(run: Run) -> str:
     """Returns what is said of a run that is done if it is started again without being asked for more."""
     return (

@@ -1,21 +1,21 @@
-"""Time limits and run folder of a job, for a supervisor.
+"""The job of a rank's arguments, and its time limits and run folder for a supervisor.
 
 A supervisor reads no job file itself, because the job model imports pydantic.
 """
 
-import os
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Job
 from trainer.config.loader import load_job
-from trainer.config.overrides import inherited
 from trainer.config.typed import from_here
 from trainer.config.world_sizes import world_sizes
 from trainer.errors import InputError
 from trainer.run.folder import run_folder
+from trainer.run.start_job import check_seen
 
 
 def limits_of_job(arguments: Sequence[str]) -> dict[str, Any]:
@@ -41,7 +41,25 @@ def job_of(arguments: Sequence[str]) -> Job:
     """Returns the job of a rank's arguments, JOB [--set KEY=VALUE ...]. Raises InputError."""
     overrides = [value for option, value in pairwise(arguments) if option == "--set"]
     overrides += [argument.partition("=")[2] for argument in arguments if argument.startswith("--set=")]
-    return load_job(Path(next(iter(arguments), "")), [*inherited(os.environ), *from_here(overrides)])
+    return rank_job(Path(next(iter(arguments), "")), overrides)
+
+
+def rank_job(path: Path, overrides: Sequence[str] = (), node: str = "") -> Job:
+    """Returns a rank's job, which its process and those that it forks read once.
+
+    `node` is that of the rank in a world of several: others may see the file. Raises InputError.
+    """
+    check_seen(path, node)
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return load_job(path, from_here(overrides))  # it says why
+    return _read_once(path, from_here(overrides), (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=1)
+def _read_once(path: Path, overrides: tuple[str, ...], stamp: tuple[int, ...]) -> Job:
+    return load_job(path, overrides)
 
 
 def job_if_readable(arguments: Sequence[str]) -> Job | None:

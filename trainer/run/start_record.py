@@ -22,9 +22,7 @@ class StartRecord:
     """Arguments of `clipship run`: the job file, its changes, and the ranks here or on hosts."""
 
     job: str
-    """Absolute path of the job file."""
-    overrides: Sequence[str]
-    """Changes of `--set`, `--name`, `--longer` and `--shorter`, as `key=value`."""
+    """Name of the start's job in the run folder's artefacts."""
     ranks: int
     """Number of ranks on this machine; 0 if `hosts` has them."""
     hosts: str = ""
@@ -32,10 +30,7 @@ class StartRecord:
 
 
 def write_start(folder: Path, start: StartRecord) -> None:
-    """Write the record into the run folder, which is made if it is missing. Raises OSError.
-
-    Only its owner may read it: changes of the job may be secrets.
-    """
+    """Write the record into the run folder, which is made if it is missing. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / START_FILE, json_text(asdict(start), indent=2) + "\n", private=True)
 
@@ -46,8 +41,8 @@ def read_start(folder: Path) -> StartRecord | None:
         start = StartRecord(**read_json(folder / START_FILE))
     except (OSError, ValueError, TypeError):
         return None
-    texts = (start.job, start.hosts, *(start.overrides if isinstance(start.overrides, list) else [None]))
-    return start if all(isinstance(text, str) for text in texts) and isinstance(start.ranks, int) else None
+    texts = isinstance(start.job, str) and isinstance(start.hosts, str)
+    return start if texts and isinstance(start.ranks, int) else None
 
 
 def ranks_before(folder: Path, environment: Sequence[Mapping[str, str]]) -> tuple[int, str]:

@@ -25,6 +25,7 @@ from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World, detect
 from trainer.sysinfo import memory
 from trainer.sysinfo.shortage import raise_open_files_limit, shortage
+from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.fitting import fit_to
 from trainer.text.log_format import ShownFormatter
 from trainer.text.terminal import erased, say, shown
@@ -37,6 +38,7 @@ def run_rank(stream: TextIO, work: Callable[[World, Heartbeat], None]) -> int:
 
     Any other end leaves the process here, with its reason recorded.
     """
+    reset_inherited_signals(asks=RANK_DIR not in os.environ)
     heartbeat = Heartbeat.open(os.environ)
     heartbeat.reach("running")
     try:

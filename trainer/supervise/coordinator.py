@@ -252,7 +252,9 @@ class Coordinator:
             record = self._about_node(record)
         failed = Weight.FAILED_WAITING if message["waiting"] else Weight.FAILED
         weight = Weight.KILLED if message.get("killed") else failed
-        self._record_cause(weight, Failure(record, message.get("step", 0)))
+        self._record_cause(
+            weight, Failure(record, message.get("step", 0), saving=message.get("saving", True))
+        )
 
     def _about_node(self, record: ExitRecord) -> ExitRecord:
         """Returns the record of a rank that found a node unfit as one of that node's first rank."""

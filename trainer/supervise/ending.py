@@ -3,6 +3,8 @@
 import asyncio
 import sys
 import time
+import traceback
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
@@ -26,6 +28,7 @@ class Ending:
         """Exit code; None while the run goes on."""
         self.changed = asyncio.Event()
         """Is set when the code has come, so that nobody waits longer."""
+        self._failing = False
 
     def end(self, code: int) -> None:
         """Ends this supervisor with the exit code."""
@@ -41,6 +44,30 @@ class Ending:
         # If the cause was recorded, the process that started the launcher shows the details, last.
         if not record_cause(replace(record, shown=True), self._context.env) and record.details:
             print(shown(record.details), file=sys.stderr, flush=True)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends this supervisor for an error of its own; the others notice that it is gone.
+
+        It needs no thread and no process: such an error may come from their shortage.
+        """
+        if self.code is not None or self._failing:
+            return
+        self._failing = True
+        reason = f"its supervisor failed: {type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        node, number = self._context.world.node, self._own.latest
+        record = ExitRecord(
+            self._own.number, node, EXIT_FAILED, reason, time.time(), trace, generation=number
+        )
+        with suppress(OSError):  # a console that is gone must not keep it from ending
+            self.show(record)
+        self._context.spawn(self._end_failed(record))
+
+    async def _end_failed(self, record: ExitRecord) -> None:
+        try:
+            await self._context.exit_files.write(EXIT_FILE, asdict(record))
+        finally:
+            self.end(record.exit_code)
 
     def leave_cut_off(self, other: str) -> None:
         """Ends this supervisor and all below it, since others go on without them."""

@@ -19,7 +19,8 @@ from trainer.supervise.nursery import Nursery
 from trainer.supervise.state_folder import state_folder, with_state_folder
 from trainer.supervise.supervisor import supervise
 from trainer.supervise.world import detect
-from trainer.sysinfo.shortage import raise_open_files_limit
+from trainer.sysinfo.shortage import raise_open_files_limit, shortage
+from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.sysinfo.variables import name_problems
 from trainer.text.terminal import say
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
         job_limits = read_limits(arguments)
         return job_limits if restarts else replace(job_limits, max_restarts=0)
 
+    reset_inherited_signals()
     try:
         raise_open_files_limit()
         world = detect(os.environ, os.uname().nodename)
@@ -48,7 +50,13 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
     os.environ.setdefault(BEGAN, f"{time.time():.3f}")
     with state_folder(os.environ, world.node) as kept:
         env = with_state_folder(os.environ, kept)
-        code = supervise(world, command, env, limits, nursery=Nursery(command, use=restarts))
+        try:
+            code = supervise(world, command, env, limits, nursery=Nursery(command, use=restarts))
+        except (OSError, RuntimeError) as error:
+            if not (sentence := shortage(error)):
+                raise
+            say(f"rank {world.rank} on {world.node} cannot be started: {sentence}")
+            return EXIT_FAILED
         if kept is not None:
             kept.failed = code not in (EXIT_DONE, EXIT_PREEMPTED, EXIT_BAD_INPUT)
         return code

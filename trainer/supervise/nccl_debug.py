@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from trainer.run.exit_files import within
+from trainer.run.file_work import within
 
 RAS_ADDRESS = ("localhost", 28028)
 """Default of NCCL_RAS_ADDR, NCCL >= 2.24.3."""

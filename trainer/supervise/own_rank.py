@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trainer.config.phases import NOTHING_DONE
+from trainer.config.phases import NOTHING_DONE, SAVING
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
-from trainer.run.exit_files import within
 from trainer.run.exit_record import ExitRecord, first_cause
+from trainer.run.file_work import within
 from trainer.run.layout import FLIGHT_RECORDS
 from trainer.supervise import heartbeat
 from trainer.supervise.actions import Message
@@ -198,6 +198,7 @@ class OwnRank:
                 "kind": "failed",
                 "record": asdict(record),
                 "step": state.step,
+                "saving": state.phase in SAVING,
                 "waiting": waits and state.waiting,
                 "killed": killed,
             },
@@ -228,7 +229,10 @@ class OwnRank:
 
     async def choose_meeting(self) -> dict[str, str]:
         """Returns the variables by which the ranks of the next generation meet here. Raises OSError."""
-        return await asyncio.to_thread(fresh_variables, self._context.env, self._context.address[0])
+        try:
+            return await asyncio.to_thread(fresh_variables, self._context.env, self._context.address[0])
+        except RuntimeError as error:  # there may be no more threads
+            raise OSError(str(error)) from None
 
     async def answer_meeting(self, generation: int) -> None:
         """Chooses where the ranks of a generation meet whose rank 0 will be here."""

@@ -15,12 +15,14 @@ from pathlib import Path
 from trainer.run.exit_record import RANK_DIR
 from trainer.supervise.prefork import leave_nursery
 from trainer.supervise.rank_report import STACK_FILE, STACK_SIGNAL
+from trainer.sysinfo.signals import reset_inherited_signals
 
 _PRELOAD = "trainer.train.preload"
 
 
 def main() -> None:
     """Prepare the dump of this process's stack, then run the module that the arguments name."""
+    reset_inherited_signals(asks=False)
     _prepare_dump()
     sys.argv = sys.argv[1:]
     if leave_nursery(_preload):

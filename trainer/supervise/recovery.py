@@ -130,13 +130,16 @@ class Recovery:
         await run.end_failed(own, why_no_restart)
 
     def _has_stopped_a_run(self, failure: Failure) -> bool:
-        """Returns whether a supervisor or a node was lost after a request to stop, as when nodes are taken.
+        """Returns whether the run would have gone on after this failure, had it not been asked to stop.
 
-        Ranks that fail by themselves may do that again when they save the next time, so those count.
+        Nodes that are taken lose supervisors, ranks and loader processes in any order. A rank that fails when
+        it saves may do that again the next time, so that counts.
         """
         run = self._run
         saved = EXIT_PREEMPTED in run.round.done.values() and run.limits.max_restarts > 0
-        return run.stop_at is not None and failure.kind == "lost" and (saved or self._would_help(failure))
+        lost = failure.kind == "lost"
+        helps = (lost and saved) or ((lost or not failure.saving) and self._would_help(failure))
+        return run.stop_at is not None and helps
 
     async def _may_write(self, its: Round, *, patient: bool = True) -> bool:
         """Returns whether no other part of the run goes on; where members are lost, the claim shows that."""

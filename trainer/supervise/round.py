@@ -44,6 +44,8 @@ class Failure:
     kind: Kind = "fault"
     silent: tuple[int, ...] = ()
     """Members that do not answer."""
+    saving: bool = True
+    """False if it was a rank's in its work: then it says nothing about what comes when the rank saves."""
     at: float = field(default_factory=time.monotonic)
 
 

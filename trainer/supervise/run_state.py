@@ -13,6 +13,7 @@ from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.actions import Actions
+from trainer.supervise.background import spawn
 from trainer.supervise.diagnosis import text
 from trainer.supervise.limits import Limits
 from trainer.supervise.membership import Membership, WorldPlan
@@ -145,7 +146,4 @@ class RunState:
 
     def spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None) -> None:
         """Runs the work; `tasks` is a round's, which cancels it when the next round begins."""
-        tasks = self.tasks if tasks is None else tasks
-        task = asyncio.get_running_loop().create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        spawn(work, self.tasks if tasks is None else tasks)

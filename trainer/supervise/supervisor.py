@@ -14,8 +14,10 @@ from functools import partial
 
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
+from trainer.run.file_work import prepare_file_work
 from trainer.supervise import heartbeat
 from trainer.supervise.actions import Message
+from trainer.supervise.background import on_error
 from trainer.supervise.coordinator_seat import CoordinatorSeat
 from trainer.supervise.diagnosis import Missing
 from trainer.supervise.ending import Ending
@@ -71,13 +73,14 @@ def supervise(
     supervisor: Supervisor | None = None
     try:
         job_limits = limits()
+        prepare_file_work()  # after the last fork of this process
         nursery.keep_if(job_limits.max_restarts > 0)
         if generation is not None:
             heartbeat.limit_init(generation.memory, job_limits.init_s)
         elif job_limits.max_restarts > 0:
             nursery.fill(env)  # a spare takes a lost one's place at once
         supervisor = Supervisor(world, generation, start_rank, job_limits, env)
-        return asyncio.run(supervisor.run(early))
+        return _run(supervisor, early)
     finally:
         for number in SIGNALS:  # one that comes now would only change the exit code
             signal.signal(number, signal.SIG_IGN)
@@ -85,6 +88,21 @@ def supervise(
         if last is not None:
             last.close()
         nursery.close()
+
+
+def _run(supervisor: "Supervisor", early: Sequence[int]) -> int:
+    """Runs the supervisor to its end; returns its exit code."""
+    codes: list[int] = []
+
+    async def life() -> None:
+        codes.append(await supervisor.run(early))
+
+    try:
+        asyncio.run(life())
+    except RuntimeError:
+        if not codes:  # else asyncio needed a thread to end its own threads, and there may be no more
+            raise
+    return codes[0]
 
 
 class Supervisor:
@@ -157,6 +175,7 @@ class Supervisor:
         """
         context, changed = self._context, self._ending.changed
         loop = asyncio.get_running_loop()
+        on_error(self._ending.fail)
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGCHLD, changed.set)

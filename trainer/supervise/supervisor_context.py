@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer.run.exit_files import ExitFiles
 from trainer.supervise.actions import Message
+from trainer.supervise.background import spawn
 from trainer.supervise.limits import Limits
 from trainer.supervise.tree import Tree
 from trainer.supervise.tree_plan import Address
@@ -37,6 +38,4 @@ class SupervisorContext:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs the work in the background."""
-        task = asyncio.get_running_loop().create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        spawn(work, self.tasks)

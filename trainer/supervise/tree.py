@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trainer.supervise.background import spawn
 from trainer.supervise.tree_plan import Address, TreePlan
 from trainer.sysinfo.addresses import is_loopback, listening_address
 
@@ -418,9 +419,7 @@ class Tree:
         )
 
     def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(work, self._tasks)
 
     async def _listen(self, host: str | None, port: int) -> int:
         """Listens at one address of this machine, or at all of them if it is None; returns the port."""
@@ -493,13 +492,13 @@ class Tree:
 
     async def _newcomer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(reader, writer)
-        try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                welcome = await self._welcome(link)
-        except TimeoutError:
-            welcome = False
-        if welcome:
-            with suppress(asyncio.CancelledError):  # this supervisor leaves; asyncio would print the error
+        with suppress(asyncio.CancelledError):  # this supervisor leaves; asyncio would print the error
+            try:
+                async with asyncio.timeout(HANDSHAKE_S):
+                    welcome = await self._welcome(link)
+            except TimeoutError:
+                welcome = False
+            if welcome:
                 await self._receive_from_child(link)
         link.close()
 

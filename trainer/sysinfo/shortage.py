@@ -24,6 +24,7 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE)
 _NO_FILES_TEXTS = ("Too many open files", "items of ancdata")
 """Texts of the errors that torch raises if there are too many open files when it hands a batch to another
 process."""
+_NO_THREADS_TEXT = "can't start new thread"
 
 
 def raise_open_files_limit() -> None:
@@ -100,23 +101,34 @@ def loader_bytes(ranks: int, workers: int, batch_bytes: int) -> int:
 
 
 def shortage(error: BaseException) -> str:
-    """Returns one sentence if the error means that open files or disk space ran out, else ""."""
+    """Returns one sentence if the error means that files, processes or disk space ran out, else ""."""
     number = error.errno if isinstance(error, OSError) else None
     if number in _DISK_FULL:
         return str(error)
     if number in _NO_FILES or any(text in str(error) for text in _NO_FILES_TEXTS):
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"too many open files ({error}): this process may open {soft}; raise `ulimit -n`"
+    if number == errno.EAGAIN or _NO_THREADS_TEXT in str(error):
+        soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        own = "" if soft == resource.RLIM_INFINITY else f"; this user may have {soft}"
+        return (
+            f"no more processes or threads may be started ({error}){own}: raise `ulimit -u`, or the "
+            "container's limit of pids"
+        )
     return ""
 
 
 def with_missing_room(error: Exception, what: str, size: int, folder: Path) -> Exception:
-    """Returns the error of a full disk with its figures added; other errors are returned unchanged.
+    """Returns the error of a file system in one sentence; other errors are returned unchanged.
 
-    `size` is the number of bytes that were to be written below `folder`.
+    `size` is the number of bytes that were to be written below `folder`. That of a full disk gets its
+    figures.
     """
-    if not (isinstance(error, OSError) and error.errno in _DISK_FULL):
+    if not isinstance(error, OSError) or error.errno in (None, *_NO_FILES):
         return error
+    if error.errno not in _DISK_FULL:
+        hint = ": raise `ulimit -f`, the largest size of a file" if error.errno == errno.EFBIG else ""
+        return MachineError(f"{what} cannot be written below {folder}: {error.strerror}{hint}")
     try:
         free = shutil.disk_usage(folder).free
     except OSError:

@@ -38,7 +38,7 @@ class LiveText:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self.moves:
+        if self._thread.is_alive():
             self._thread.join()
 
     def _rewrite(self) -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -22,11 +23,16 @@ log = logging.getLogger("clipship")
 
 
 def keeper_of(
-    memory: NodeMemory | None, start: Start, train: TrainState, comm: Comm, every: int | None = None
+    memory: NodeMemory | None,
+    start: Start,
+    train: TrainState,
+    comm: Comm,
+    every: int | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> MemoryKeeper | None:
     """Returns the keeper of this rank's part of each step; None if the job keeps nothing in memory.
 
-    `every` is the job's `recovery.keep_every_steps`.
+    `every` is the job's `recovery.keep_every_steps`; `run` says what the run is, the same on every rank.
     """
     if memory is None:
         return None
@@ -41,6 +47,7 @@ def keeper_of(
         memory.parts,
         first_buffer=from_memory.first_buffer if from_memory else 0,
         every=every or (from_memory.every if from_memory else None),
+        run=run,
         failed=lambda reason: _warn(comm, reason),
         chosen=_say_chosen,
     )

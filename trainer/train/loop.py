@@ -13,8 +13,6 @@ from typing import Any
 from trainer.comm.consensus import StepConsensus
 from trainer.comm.replicas import check_replicas
 from trainer.config.learning_rate import learning_rate
-from trainer.config.loader import recorded
-from trainer.data.order import epoch_samples
 from trainer.errors import Preempted
 from trainer.evaluate.rounds import EvaluationFailed
 from trainer.model.optimizer import set_learning_rate
@@ -160,6 +158,8 @@ class Loop:
                 self._comm.heartbeat.begin_phase("step", step)
             set_learning_rate(train_step.optimizer, rate)
             result = train_step(batches, step - 1)
+            if is_first:  # from now on there is something to save
+                self._comm.heartbeat.begin_phase("step", step)
             self._reads.settle()  # the step before this one
         clock.step_done()
         values, keys = result.on_host(), [key for batch in batches for key in batch.keys]
@@ -298,11 +298,10 @@ class Loop:
             "epoch": step // setup.schedule.epoch_steps,
             "batch_in_epoch": step % setup.schedule.epoch_steps,
             "samples": step * setup.plan.global_batch_size,
-            "data_samples": epoch_samples(setup.source.shard_sizes(), setup.weights),
             "world_size": self._comm.world.size,
             "metrics": dict(metrics),
             "versions": versions(),
-            "job": recorded(self._job),
+            **setup.identity.facts(),
         }
 
     def _report_written(self) -> None:

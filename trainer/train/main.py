@@ -17,6 +17,7 @@ import click
 import torch
 
 from trainer.checkpoint.files import saved_ago_s
+from trainer.checkpoint.identity import RunIdentity, digest_of, digests
 from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.checkpoint.memory_restore import node_memory
 from trainer.checkpoint.resume import best_value, expects_state, restore
@@ -37,17 +38,14 @@ from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule, batch_text, plan, schedule
-from trainer.config.loader import load_job
-from trainer.config.overrides import inherited
-from trainer.config.typed import from_here
 from trainer.data.bad_samples import name_left_out
 from trainer.data.distributed_index import open_together
+from trainer.data.identity import data_rows
 from trainer.data.order import epoch_samples
 from trainer.data.processes import start_process_server
 from trainer.data.sample import InUnits, Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.streams import loader_processes
-from trainer.errors import InputError
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import Clip, build_model, give_initial_weights
 from trainer.model.compile import compile_blocks, keep_kernels
@@ -58,6 +56,7 @@ from trainer.model.teacher import build_teacher, whole_captions
 from trainer.preflight.check import PreflightReport, preflight
 from trainer.preflight.repeat import check_again, has_passed
 from trainer.run.folder import done_text, run_folder
+from trainer.run.job_limits import rank_job
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
 from trainer.supervise import lease
@@ -93,8 +92,7 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
 
 
 def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat: Heartbeat) -> None:
-    _check_seen(job_path, world)
-    job = load_job(job_path, [*inherited(os.environ), *from_here(overrides)])
+    job = rank_job(job_path, overrides, world.node if world.local_size < world.size else "")
     heartbeat.limits = job.timeouts.by_phase
     heartbeat.learner = limit_learner(job, world, os.environ)
     check_restarts(job, launcher_of(os.environ), starts_again=STARTS_AGAIN in os.environ)
@@ -112,15 +110,6 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat
     heartbeat.begin_phase("shutdown")
     comm.barrier(job.timeouts.backstop_s)
     comm.close()
-
-
-def _check_seen(job_path: Path, world: World) -> None:
-    """Raises InputError if this node does not see the job file, as others may."""
-    if world.local_size < world.size and not job_path.exists():
-        raise InputError(
-            f"node {world.node} does not see {job_path}: the job file, which a batch job has in its run "
-            "folder (logging.runs), must be on a file system that all nodes share"
-        )
 
 
 def prepare(job: Job, comm: Comm) -> TrainSetup | None:
@@ -180,7 +169,8 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if asks_for_memory(job) and not keeps_in_memory(job):
         _say("in memory", disk_only(job))
     memory = node_memory(job, comm, os.environ)
-    start = restore(job, comm, run.checkpoints, step, samples, memory)
+    identity = _identity(job, comm, clip, source, samples)
+    start = restore(job, comm, run.checkpoints, step, identity, memory)
     if has_state and start.is_beginning:  # what was there is damaged
         give_initial_weights(job, clip.model)
     if comm.world.rank == 0:
@@ -197,7 +187,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         clip.files,
     )
     requests = Requests(run.folder, comm.world.rank, comm.heartbeat)
-    keeper = keeper_of(memory, start, step, comm, job.recovery.keep_every_steps)
+    keeper = keeper_of(memory, start, step, comm, job.recovery.keep_every_steps, identity.facts())
     return TrainSetup(
         job=job,
         comm=comm,
@@ -211,10 +201,18 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         evaluate=partial(_evaluate, evaluation, clip, step, requests, keeper),
         writer=writer,
         requests=requests,
+        identity=identity,
         start=start,
         started=started,
         keeper=keeper,
     )
+
+
+def _identity(job: Job, comm: Comm, clip: Clip, source: Source, samples: int) -> RunIdentity:
+    """Collective: returns what the run is, as rank 0 finds it."""
+    rows = data_rows(job.data, source) if comm.world.rank == 0 else []
+    data_files = comm.broadcast_object(digest_of(rows) if rows else "")
+    return RunIdentity(job, samples, digests(clip.files), data_files)
 
 
 def _evaluate(

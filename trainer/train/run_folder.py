@@ -12,12 +12,12 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from trainer.comm.shared_folder import check_shared, not_written, raise_together
+from trainer.comm.shared_folder import check_shared, raise_together
 from trainer.config import Job
 from trainer.config.loader import dump_job
 from trainer.errors import InputError, MachineError, Preempted
 from trainer.run.exit_files import remove_other_exit_files
-from trainer.run.folder import check_run_folder
+from trainer.run.folder import check_run_folder, not_written
 from trainer.run.layout import Run, rank_log
 from trainer.run.lock import hold
 from trainer.safe_io.atomic import write_json, write_whole

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.checkpoint.resume import Start
 from trainer.checkpoint.writer import CheckpointWriter
@@ -38,6 +39,7 @@ class TrainSetup:
     """
     writer: CheckpointWriter
     requests: Requests
+    identity: RunIdentity
     start: Start
     """Step that this start begins after, and the checkpoint or the memory that it comes from."""
     started: float

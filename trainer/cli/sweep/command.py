@@ -91,7 +91,7 @@ def command(
         return EXIT_DONE
     check(waiting, nproc, named_hosts)
     sweep.record()
-    code = run_all(job_path, waiting, nproc, named_hosts)
+    code = run_all(waiting, nproc, named_hosts)
     show(sweep.trials, wide=wide)
     _name_report(sweep)
     return code

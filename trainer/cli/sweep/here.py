@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli.sweep.checks import refuse
@@ -25,16 +24,14 @@ def check(trials: Sequence[Trial], nproc: int | None, hosts: "Sequence[Host] | N
     refuse(trials, lambda trial: check_job(trial.job, ranks_of(trial.job, nproc, hosts)))
 
 
-def run_all(
-    job_path: Path, trials: Sequence[Trial], nproc: int | None, hosts: "Sequence[Host] | None"
-) -> int:
+def run_all(trials: Sequence[Trial], nproc: int | None, hosts: "Sequence[Host] | None") -> int:
     """Runs one after the other; returns 0, 1 if any has failed, or the code of one that was asked to stop."""
     from trainer.launch import local
 
     failed = []
     for number, trial in enumerate(trials, 1):
         say(f"run {number} of {len(trials)}: {trial.name} ({' '.join(trial.values)})")
-        code = local.run(job_path, trial.job, trial.overrides, nproc=nproc, hosts=hosts, began=time.time())
+        code = local.run(trial.job, nproc=nproc, hosts=hosts, began=time.time())
         if code in _ASKED_TO_STOP:
             say(f"the sweep ends at run {number} of {len(trials)}; the same command goes on with it")
             return code

@@ -29,8 +29,6 @@ class Trial:
 
     name: str
     values: tuple[str, ...]
-    overrides: tuple[str, ...]
-    """Values, --set and the name, as `load_job` takes them."""
     job: "Job"
     folder: Path
     """Run folder; the folder with the record of its submission if this machine does not see that one."""
@@ -73,9 +71,8 @@ def find_sweep(job_path: Path, overrides: Sequence[str], grids: Sequence[str], t
     rows, base = combinations(grids), load_job(job_path, overrides).name
     trials = []
     for name, values in zip(names(base, rows), rows, strict=True):
-        all_overrides = (*overrides, *from_here(values), f"name={name}")
-        job = load_job(job_path, all_overrides)
-        trials.append(Trial(name, values, all_overrides, job, _folder(job, to)))
+        job = load_job(job_path, (*overrides, *from_here(values), f"name={name}"))
+        trials.append(Trial(name, values, job, _folder(job, to)))
     return Sweep(base, trials)
 
 

@@ -54,6 +54,7 @@ from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.stopping import REPEAT_S
 from trainer.supervise.tree import Rendezvous
 from trainer.supervise.variables import GENERATION, STARTS_AGAIN
+from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 
 HOSTFILE = Path("/etc/mpi/hostfile")
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("job", type=Path)
     parser.add_argument("--ssh-port", type=int, required=True)
     options = parser.parse_args(arguments)
+    reset_inherited_signals()
     try:
         launcher = Launcher(options.job, load_job(options.job), options.ssh_port, os.environ)
         return launcher.run()

@@ -43,6 +43,7 @@ from trainer.run.goodput_log import BEGAN
 from trainer.supervise.tree import Rendezvous
 from trainer.supervise.variables import RESPAWNED, STARTED_HERE
 from trainer.sysinfo.addresses import is_here, listening_address
+from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 
 INDEX = "JOB_COMPLETION_INDEX"
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="trainer.launch.kubernetes.pod.node")
     parser.add_argument("job", type=Path)
     options = parser.parse_args(arguments)
+    reset_inherited_signals()
     try:
         return Node(options.job, load_job(options.job), os.environ).run()
     except InputError as problem:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.errors import EXIT_FAILED
+from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 
 _ASKED = (signal.SIGTERM, signal.SIGINT)
@@ -29,6 +30,7 @@ def main(command: Sequence[str]) -> int:
 
     If the command ends without a request, that is a failure, and Kubernetes restarts the container.
     """
+    reset_inherited_signals()
     _adopt()
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # before the child starts, so that no signal is missed
     child = os.posix_spawnp(command[0], list(command), os.environ, setsigmask=[])

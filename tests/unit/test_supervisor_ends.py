@@ -1,0 +1,145 @@
+"""A supervisor ends whatever fails in it: a task, a thread that cannot be had, a coordinator that hangs."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainer.launch import processes
+from trainer.run.file_work import _Workers
+from trainer.supervise.background import on_error, spawn
+
+SUPERVISOR = """
+import os, sys, threading
+from trainer.supervise import coordinator, supervisor
+from trainer.supervise.limits import Limits
+from trainer.supervise.world import World
+
+def limits():
+    return Limits(run_folder=sys.argv[2])
+
+{harm}
+command = [sys.executable, "-c", sys.argv[1]]
+sys.exit(supervisor.supervise(World(0, 1, 0, 1, "here", "by hand"), command, os.environ, limits))
+"""
+IN_A_TASK = """
+async def broken(self):
+    raise RuntimeError("broken on purpose")
+coordinator.Coordinator._decide_on_first_cause = broken
+"""
+IN_A_CALLBACK = """
+def broken(self, number):
+    raise RuntimeError("broken on purpose")
+supervisor.Supervisor._on_signal = broken
+"""
+NO_THREADS = """
+started = []
+def no_more(thread):
+    if started:
+        raise RuntimeError("can't start new thread")
+    started.append(thread)
+    start(thread)
+start, threading.Thread.start = threading.Thread.start, no_more
+"""
+
+
+def ended(harm: str, rank: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", SUPERVISOR.format(harm=harm), rank, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50)
+
+
+@pytest.mark.parametrize(
+    ("harm", "rank"),
+    [
+        (IN_A_TASK, "raise SystemExit(3)"),
+        (IN_A_CALLBACK, "import os, time; os.kill(os.getppid(), 15); time.sleep(60)"),
+    ],
+    ids=["in a task", "in a callback"],
+)
+def test_an_error_of_its_own_ends_a_supervisor_and_is_recorded(harm: str, rank: str, tmp_path: Path) -> None:
+    done = ended(harm, rank, tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "its supervisor failed: RuntimeError: broken on purpose" in done.stderr
+    assert "broken on purpose" in (tmp_path / "exit.json").read_text()
+
+
+def test_an_end_needs_no_thread_that_was_not_there_before(tmp_path: Path) -> None:
+    done = ended(NO_THREADS, "raise SystemExit(3)", tmp_path)
+    assert (done.returncode, "exited with code 3" in (tmp_path / "exit.json").read_text()) == (3, True)
+
+
+def test_file_work_waits_for_a_busy_thread_if_there_can_be_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, done, busy = _Workers(), threading.Semaphore(0), threading.Event()
+    workers.prepare()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def wait() -> None:
+        busy.wait(30)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    workers.do(wait)
+    for _ in range(2):
+        workers.do(done.release)
+    busy.set()
+    assert all(done.acquire(timeout=30) for _ in range(2))
+
+
+def test_a_caller_that_cannot_be_accepted_ends_no_supervisor(capsys: pytest.CaptureFixture[str]) -> None:
+    heard: list[BaseException] = []
+
+    async def work() -> None:
+        on_error(heard.append)
+        loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        loop.call_exception_handler({"message": "accept failed", "exception": OSError(24, "files")})
+        spawn(asyncio.sleep(60), tasks)
+        next(iter(tasks)).cancel()
+        loop.call_soon(int, "x")
+        await asyncio.sleep(0.01)
+
+    asyncio.run(work())
+    assert [type(error) for error in heard] == [ValueError]
+
+
+@pytest.mark.parametrize(
+    ("received", "since_first_s", "at_keyboard", "meant"),
+    [
+        ([2], 0.0, True, False),
+        ([2, 2], 0.1, True, True),
+        ([2, 2], 0.1, False, False),
+        ([2, 2], 6.0, False, True),
+        ([15, 2], 6.0, True, False),
+        ([2, 15], 6.0, True, False),
+    ],
+)
+def test_a_second_ctrl_c_is_meant_at_a_keyboard_or_after_a_while(
+    received: list[int],
+    since_first_s: float,
+    at_keyboard: bool,
+    meant: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda _: at_keyboard)
+    assert processes.is_second(received, since_first_s) is meant
+
+
+TWICE = """
+import os, sys
+from pathlib import Path
+from trainer.launch import processes
+
+os.isatty, processes.SECOND_S = lambda _: True, 0.1
+send = f"kill -INT {os.getpid()}; sleep 0.3; kill -INT {os.getpid()}; sleep 60"
+env = {**os.environ, "MARK": sys.argv[1]}
+print(processes.supervise(["sh", "-c", send], env, Path(sys.argv[1]), lambda _: True))
+"""
+
+
+def test_the_second_ctrl_c_ends_a_run_whose_supervisors_take_requests_and_do_nothing(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", TWICE, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout == "130\n", done.stderr

@@ -1,0 +1,75 @@
+"""The identity of a run: its job, its model's config and tokenizer, and its data.
+
+A checkpoint on disk and a step in memory both carry it, and a start or a restart compares it with its own
+before it loads either. Imports no torch.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.config import Job
+from trainer.config.loader import recorded
+from trainer.config.resume_rule import differences
+from trainer.run.checkpoints import MODEL_CONFIG
+from trainer.text.wording import many
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Identity of a run, as one start of it finds it."""
+
+    job: Job
+    samples: int
+    """Samples of an epoch."""
+    model_files: Mapping[str, str] = field(default_factory=dict)
+    """Digest of each small file by which the model is built, by name; empty if it has none."""
+    data_files: str = ""
+    """Digest of the sizes of the data's files and of their samples; empty if it is not known."""
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what a checkpoint says of the run."""
+        return {
+            "data_samples": self.samples,
+            "data_files": self.data_files,
+            "model_files": dict(self.model_files),
+            "job": recorded(self.job),
+        }
+
+    def changes(self, before: Mapping[str, Any]) -> list[str]:
+        """Returns what has changed since `facts` were written, so that this is another run.
+
+        What an older Clipship did not write is not compared.
+        """
+        return [
+            *differences(before["job"], self.job.model_dump()),
+            *self._of_model(before),
+            *self._of_data(before),
+        ]
+
+    def _of_model(self, before: Mapping[str, Any]) -> Iterator[str]:
+        for name, digest in before.get("model_files", {}).items():
+            if self.model_files.get(name, digest) != digest:
+                what = "config" if name == MODEL_CONFIG else f"file {name}"
+                yield f"the {what} of the model {self.job.model.name} has other contents than then"
+
+    def _of_data(self, before: Mapping[str, Any]) -> Iterator[str]:
+        if before["data_samples"] != self.samples:
+            yield f"data.train had {many(before['data_samples'], 'sample')} then and has {self.samples} now"
+        elif self.data_files and before.get("data_files", "") not in ("", self.data_files):
+            yield "the files of data.train have other sizes or other numbers of samples than then"
+
+
+def digests(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Returns a digest of each file's contents, by name."""
+    return {name: _digest(content) for name, content in files.items()}
+
+
+def digest_of(rows: Sequence[object]) -> str:
+    """Returns a digest of rows of values whose text is the same in every process."""
+    return _digest(repr(list(rows)).encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,23 @@
+"""Tells a run's training data from others by its files: their sizes, and their numbers of samples."""
+
+from trainer.config import Data
+from trainer.config.formats import FORMATS
+from trainer.data.files import stamp
+from trainer.data.index import Entry
+from trainer.data.indexed import Indexed
+from trainer.data.sample import Source
+from trainer.data.shard_names import expand_shards
+
+
+def data_rows(data: Data, source: Source) -> list[object]:
+    """Returns values that differ if the data's files do; none for data without files, and for streams.
+
+    Names and times of change are left out: a copy, on a node's own disk for example, is the same data. So is
+    what only an index says, which another release may write in another way. Raises OSError.
+    """
+    if isinstance(source, Indexed):
+        entries = source.index.entries
+        return [(entry.size if isinstance(entry, Entry) else 0, len(entry)) for entry in entries]
+    if data.streams or not FORMATS[data.kind].unit:
+        return []
+    return [[stamp(path).size for path in expand_shards(data.train)], source.shard_sizes()]

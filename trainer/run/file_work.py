@@ -1,0 +1,108 @@
+"""File work beside an event loop, in threads that are there before they are needed.
+
+A shared file system may hang together with the run, so that no thread comes back; then another one is
+started. If there can be none, as under a limit of processes, the work waits for one that is busy, or is not
+done: whoever asked for it goes on in any case. Imports no torch.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+class _Workers:
+    """Threads that do file work; an idle one takes the next piece."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._free = 0
+        """Threads that wait, less the pieces of work that wait."""
+
+    def prepare(self) -> None:
+        """Starts a thread if none is free. Raises RuntimeError if there can be none."""
+        with self._lock:
+            if self._free < 1:
+                self._start()
+                self._free += 1
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Lets a thread do the work, a new one if all are busy and there may be one more."""
+        with self._lock:
+            if self._free < 1:
+                with suppress(RuntimeError):
+                    self._start()
+                    self._free += 1
+            self._free -= 1
+        self._work.put(work)
+
+    def _start(self) -> None:
+        threading.Thread(target=self._run, name="file work", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+            with self._lock:
+                self._free += 1
+
+
+_workers = _Workers()
+
+
+def prepare_file_work() -> None:
+    """Starts a thread for file work, so that the end of a run needs no new one.
+
+    Raises RuntimeError if there can be none.
+    """
+    _workers.prepare()
+
+
+async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
+    """Returns the result of file work that runs in a thread.
+
+    Returns None if the files cannot be read or written, or if the work cannot begin or takes longer than
+    `seconds`; its thread is then abandoned and keeps no process alive. Raises what else the work raises.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Result | None] = loop.create_future()
+
+    def deliver(value: Result | None, error: Exception | None) -> None:
+        if result.done():
+            return
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)
+
+    def attempt() -> None:
+        value, problem = None, None
+        try:
+            value = work()
+        except OSError:
+            pass
+        except Exception as error:
+            problem = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits for the result
+            loop.call_soon_threadsafe(deliver, value, problem)
+
+    _workers.do(attempt)
+    with suppress(TimeoutError):
+        # Before Python 3.12, asyncio.wait_for hides a cancellation that comes together with the result; a
+        # task that polls then never ends, nor does its process.
+        async with asyncio.timeout(seconds):
+            return await result
+    return None
+
+
+async def answered(seconds: float, work: Callable[[], Result]) -> Result:
+    """Returns the result of file work; raises TimeoutError if that fails or takes longer than `seconds`."""
+    results: list[Result] = []
+    await within(seconds, lambda: results.append(work()))
+    if not results:
+        raise TimeoutError("the run folder does not answer")
+    return results[0]

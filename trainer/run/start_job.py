@@ -1,0 +1,74 @@
+"""The job of one start: resolved once by who starts the ranks, and the only one that the start reads.
+
+An edit of the user's file, its removal or another working folder changes nothing for a start: ranks,
+supervisors, restarts and `clipship resume` read this file. Each start has its own, so that one that is
+refused because another still runs takes nothing from it. Imports no torch.
+"""
+
+import secrets
+import time
+from pathlib import Path
+
+from trainer.config import Job
+from trainer.config.loader import dump_job
+from trainer.errors import InputError
+from trainer.run.layout import ARTEFACTS, JOB_FILE
+from trainer.run.lock import who_holds
+from trainer.safe_io.atomic import write_whole
+
+APPEARS_S = 5.0
+"""Longest that a network file system may take to show another node a new file."""
+_PATTERN = "start-*.toml"
+
+
+def new_start_job(folder: Path) -> Path:
+    """Returns the path, in the run folder's artefacts, of the job of a start that begins now."""
+    return folder / ARTEFACTS / _PATTERN.replace("*", secrets.token_hex(4))
+
+
+def write_start_job(path: Path, job: Job) -> None:
+    """Writes the resolved job for its owner alone: it holds the values of [env]. Raises OSError."""
+    write_whole(path, dump_job(job), private=True)
+
+
+def remove_start_jobs(folder: Path, last: Path) -> None:
+    """Removes the jobs of starts up to `last`, which are over.
+
+    `last` stays if no rank has written the run's own job file. Raises OSError.
+    """
+    written = last.stat().st_mtime
+    if who_holds(folder) is None:
+        for path in (folder / ARTEFACTS).glob(_PATTERN):
+            if path.stat().st_mtime <= written and (path != last or (folder / JOB_FILE).is_file()):
+                path.unlink()
+
+
+def check_seen(path: Path, node: str = "") -> None:
+    """Raises InputError if a rank does not see its job file.
+
+    A start's job gets the time that a file system needs to show it. `node` is that of the rank in a world of
+    several, where others may see the file.
+    """
+    of_start = path.match(f"{ARTEFACTS}/{_PATTERN}")
+    if appears(path) if of_start else path.exists():
+        return
+    if node:
+        raise InputError(
+            f"node {node} does not see {path}: the job file, which a start has in its run folder "
+            "(logging.runs), must be on a file system that all nodes share"
+        )
+    if of_start:
+        raise InputError(
+            f"{path} is gone: the run folder was renamed or removed under its run; give it its name again, "
+            "and `clipship resume` goes on"
+        )
+
+
+def appears(path: Path) -> bool:
+    """Returns whether the file appears in time."""
+    limit = time.monotonic() + APPEARS_S
+    while not path.exists():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.2)
+    return True

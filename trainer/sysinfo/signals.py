@@ -1,0 +1,21 @@
+"""Signals as a process of ours wants them where it begins, whatever the one that started it did with them.
+
+What a process ignores or blocks stays so across exec. With SIGCHLD ignored, the kernel forgets the exit codes
+of children, and Python then takes each of them for 0.
+"""
+
+import signal
+
+_OURS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""SIGINT and SIGHUP stay ignored where a shell's `&` and nohup want that."""
+
+
+def reset_inherited_signals(*, asks: bool = True) -> None:
+    """Unblocks all signals, and lets the children's ends and requests to stop have their effect again.
+
+    Without `asks`, requests to stop stay ignored: a rank gets them through its supervisor.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in _OURS if asks else _OURS[:1]:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
