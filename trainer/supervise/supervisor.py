@@ -186,7 +186,7 @@ class Supervisor:
         if context.tree is not None:
             context.spawn(self._join(context.tree))
         for caught in early:
-            self._on_signal(caught)
+            loop.call_soon(self._on_signal, caught)
         while self._ending.code is None:
             self._own.inspect(tells_progress=self._seat.coordinator is None and context.keeps_going)
             before = time.monotonic()
