@@ -23,7 +23,8 @@ from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, StorageError
 from trainer.model.captioning import initialise_decoder
-from trainer.model.catalog import HUB, weights_file
+from trainer.model.catalog import HUB, check_model, weights_file
+from trainer.model.config_keys import check_keys
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
 from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
@@ -234,7 +235,7 @@ def preload_tokenizer(job: Job) -> None:
     if ":" in job.model.name or job.model.text:
         return
     name = registered(job.model.name)
-    config = open_clip.get_model_config(name)
+    config = model_config(name, job.model.cache_dir)
     if config is not None and not config["text_cfg"].get("hf_tokenizer_name"):
         _tokenizer(name, job.model.cache_dir, job.model.context_length, json.dumps(config))
 
@@ -288,19 +289,24 @@ class _Errors(logging.Filter):
 def model_config(name: str, cache_dir: str | None) -> dict[str, Any] | None:
     """Returns a registered model's config in open_clip's format; None if open_clip knows none.
 
-    That of a model on a hub comes from the cache, or is downloaded into it.
+    That of a model on a hub comes from the cache, or is downloaded into it. Raises InputError for a config
+    that open_clip must not be given.
     """
+    config: dict[str, Any] | None
     if name.startswith(HUB):
-        found: dict[str, Any] = open_clip.factory._get_hf_config(name.removeprefix(HUB), cache_dir=cache_dir)
-        nested: dict[str, Any] = found.get("model_cfg", found)
-        return nested
-    config: dict[str, Any] | None = open_clip.get_model_config(name)
+        found = open_clip.factory._get_hf_config(name.removeprefix(HUB), cache_dir=cache_dir)
+        config = found.get("model_cfg", found)
+    else:
+        config = open_clip.get_model_config(name)
+    if config is not None:
+        check_keys(config, name)
     return config
 
 
 def registered(name: str) -> str:
-    """Returns open_clip's name of a model, which may be a config file beside the job."""
+    """Returns open_clip's name of a model, which may be a config file beside the job. Raises InputError."""
     if name.endswith(".json"):
+        check_model(name)
         open_clip.add_model_config(name)
         return Path(name).stem
     return name

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.config import Model
 from trainer.errors import InputError
+from trainer.model.config_keys import check_keys
 from trainer.model.tags import clean_tag, has_tags, known_tags
 from trainer.run.checkpoints import MANIFEST, WEIGHTS
 
@@ -169,19 +170,17 @@ def _check_known(name: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    if not (folder / "open_clip_config.json").is_file():
+    path = folder / "open_clip_config.json"
+    if not path.is_file():
         raise InputError(f"model.name: {folder} contains no open_clip_config.json")
+    config = _json(path)
+    if not isinstance(config, dict) or "model_cfg" not in config:
+        raise InputError(f"model.name: {path} lacks model_cfg, the model's config")
+    check_keys(config["model_cfg"], str(path))
 
 
 def _check_config(path: Path) -> None:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"model.name: no such config file: {path}") from None
-    except OSError as problem:
-        raise InputError(f"model.name: {path} cannot be read: {problem.strerror}") from None
-    except (ValueError, RecursionError) as problem:
-        raise InputError(f"model.name: {path} is not JSON: {problem}") from None
+    config = _json(path)
     missing = (
         [key for key in _CONFIG_KEYS if key not in config] if isinstance(config, dict) else list(_CONFIG_KEYS)
     )
@@ -190,3 +189,16 @@ def _check_config(path: Path) -> None:
             f"model.name: {path} lacks {', '.join(missing)}; "
             f"a model config of open_clip has {', '.join(_CONFIG_KEYS)}"
         )
+    check_keys(config, str(path))
+
+
+def _json(path: Path) -> Any:
+    """Returns the content of a config file; raises InputError if it has none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"model.name: no such config file: {path}") from None
+    except OSError as problem:
+        raise InputError(f"model.name: {path} cannot be read: {problem.strerror}") from None
+    except (ValueError, RecursionError) as problem:
+        raise InputError(f"model.name: {path} is not JSON: {problem}") from None

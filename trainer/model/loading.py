@@ -1,11 +1,13 @@
 """Turns exceptions that are raised while a model is made into errors that say whose fault it is.
 
 They come from open_clip, torch and the hub. Weights or a config that cannot be used are the user's fault
-(InputError, exit code 2). A hub that does not answer is nobody's (StorageError, exit code 1: a later start
-may reach it). A lack of memory passes through. No message repeats torch's advice to load files that run code.
+(InputError, exit code 2), and so is a tensor that this machine's memory could never hold. A hub that does not
+answer is nobody's (StorageError, exit code 1: a later start may reach it). Another lack of memory passes
+through. No message repeats torch's advice to load files that run code.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,7 +18,7 @@ from trainer.checkpoint.weights import cause, holds_bias
 from trainer.config import Job
 from trainer.errors import InputError, StorageError
 from trainer.model.hub_reach import cache_alone_without_hub, may_ask_hub
-from trainer.sysinfo.memory import is_out_of_memory
+from trainer.sysinfo.memory import host_bytes, is_out_of_memory
 
 _NOT_REACHED = (
     "ConnectionError",
@@ -35,6 +37,8 @@ _ENVIRONMENT = (OSError, RuntimeError)
 """Exceptions that open_clip raises for missing files or packages; other exceptions about one of its own
 models are bugs.
 """
+_ASKED = re.compile(r"tried to allocate (\d+) bytes|(Storage size calculation overflowed)")
+"""Part of torch's message about memory that it did not get, with the bytes of one tensor."""
 _HUB = "hf-hub:"
 _SHAPES = "Error(s) in loading state_dict"
 
@@ -52,7 +56,10 @@ def loading(job: Job, pretrained: str | None) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        if is_out_of_memory(error) or (explained := _explained(error, job, pretrained, away)) is None:
+        explained = _too_large(error, job)
+        if explained is None and not is_out_of_memory(error):
+            explained = _explained(error, job, pretrained, away)
+        if explained is None:
             raise
         raise explained from None
 
@@ -104,6 +111,19 @@ def _explained(error: Exception, job: Job, pretrained: str | None, away: str) ->
         return InputError(f"model.name: open_clip cannot build the model {name}: {cause(error)}")
     return InputError(
         f"{pretrained} cannot be loaded as {name}: {_lines(error)}\nis model.name (--model) right?"
+    )
+
+
+def _too_large(error: Exception, job: Job) -> InputError | None:
+    """Returns the error to raise if one tensor of the model is larger than the memory of this machine."""
+    match = _ASKED.search(str(error))
+    if match is None or (match[1] and int(match[1]) <= host_bytes()):
+        return None
+    size = f"has a tensor of {int(match[1]) / 2**30:,.0f} GiB" if match[1] else "has a tensor without end"
+    parts = f"{job.model.name} with the text tower {job.model.text}" if job.model.text else job.model.name
+    return InputError(
+        f"model.name: {parts} {size}, and this machine has {host_bytes() / 2**30:,.0f} GiB of memory: are "
+        "the sizes in its config right?"
     )
 
 
