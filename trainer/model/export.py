@@ -3,39 +3,78 @@
 `FORMATS` has the forms. Each is a folder that needs nothing else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from trainer.checkpoint.weights import cause
 from trainer.config import Job
+from trainer.errors import InputError
 from trainer.model.build import untrained
-from trainer.model.exported import Export
-from trainer.model.transformers_form import WEIGHTS, write_transformers
+from trainer.model.exported import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS, Export
+from trainer.model.read_back import (
+    by_onnxruntime,
+    by_open_clip,
+    by_open_clip_from_weights,
+    by_transformers,
+)
+from trainer.model.same_features import Reading, refuse_differences
+from trainer.model.transformers_form import write_transformers
 from trainer.run.checkpoints import MODEL_CONFIG
 from trainer.sysinfo.extras import require
-
-OPEN_CLIP_CONFIG = "open_clip_config.json"
-OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
+from trainer.sysinfo.memory import is_out_of_memory
 
 
-def export(job: Job, folder: Path, to: str) -> Export:
-    """Writes the model of a job, whose `pretrained` are its weights, into an empty folder.
+@dataclass(frozen=True)
+class Form:
+    """A form that a model can be exported in."""
 
-    Raises InputError if the form cannot hold this model.
+    write: Callable[[Export], None]
+    read_back: Callable[[Export], Reading]
+    """Loads what was written with the program that it is for."""
+    program: str
+    needs: tuple[str, ...] = ()
+    """Modules that writing it needs."""
+    compared_with: str = "open_clip"
+    """Module that reading it back needs; without it the form is not compared."""
+
+
+def export(job: Job, folder: Path, to: str) -> tuple[str, ...]:
+    """Writes the model of a job, whose `pretrained` are its weights, into an empty folder, and reads it back.
+
+    Returns sentences that its user should know. Raises InputError if the form cannot hold this model, or if
+    the program that it is for computes other features.
     """
+    form = FORMATS[to]
+    for module in form.needs:
+        require(module)
     made = Export(job, untrained(job), folder)
     made.clip.model.eval()
-    FORMATS[to](made)
-    return made
+    form.write(made)
+    if find_spec(form.compared_with) is None:
+        return (f"{form.compared_with} is not installed, so the features of {to} are not compared with ours",)
+    return refuse_differences(made.clip, _read_back(form, made, to), to, form.program)
+
+
+def _read_back(form: Form, made: Export, to: str) -> Reading:
+    try:
+        return form.read_back(made)
+    except Exception as error:  # the other program may raise anything
+        if is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"--to {to}: {form.program} cannot load what was written ({cause(error)}): choose another form"
+        ) from None
 
 
 def _open_clip(made: Export) -> None:
     """`open_clip.create_model_and_transforms("local-dir:FOLDER")`."""
-    save_file(made.weights, made.folder / OPEN_CLIP_WEIGHTS)
+    made.write_weights(OPEN_CLIP_WEIGHTS, made.weights)
     preprocess = dict(made.clip.model.visual.preprocess_cfg)  # type: ignore[union-attr, arg-type]
     made.write(OPEN_CLIP_CONFIG, {"model_cfg": made.config, "preprocess_cfg": preprocess})
     _text_files(made)
@@ -43,7 +82,7 @@ def _open_clip(made: Export) -> None:
 
 def _safetensors(made: Export) -> None:
     """Weights by open_clip's names, and the model's config beside them."""
-    save_file(made.weights, made.folder / WEIGHTS)
+    made.write_weights(WEIGHTS, made.weights)
     made.write(MODEL_CONFIG, made.config)
     _text_files(made)
 
@@ -56,8 +95,6 @@ def _text_files(made: Export) -> None:
 
 def _onnx(made: Export) -> None:
     """Two graphs, images to features and tokens to features, of unit length and for any number of samples."""
-    for module in ("onnx", "onnxscript"):
-        require(module)
     height, width = made.clip.crop.size
     towers = {
         "images": (_Tower(made.clip.model, "encode_image"), torch.zeros(2, 3, height, width)),
@@ -90,10 +127,18 @@ class _Tower(nn.Module):
         return features
 
 
-FORMATS: Mapping[str, Callable[[Export], None]] = {
-    "open_clip": _open_clip,
-    "hf": write_transformers,
-    "safetensors": _safetensors,
-    "onnx": _onnx,
+FORMATS: dict[str, Form] = {
+    "open_clip": Form(_open_clip, by_open_clip, "open_clip"),
+    "hf": Form(
+        write_transformers,
+        by_transformers,
+        "transformers",
+        needs=("transformers",),
+        compared_with="transformers",
+    ),
+    "safetensors": Form(_safetensors, by_open_clip_from_weights, "open_clip"),
+    "onnx": Form(
+        _onnx, by_onnxruntime, "onnxruntime", needs=("onnx", "onnxscript"), compared_with="onnxruntime"
+    ),
 }
-"""Function that writes a form, by the form's name."""
+"""Forms by their names."""

@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
 from torch import Tensor
 
 from trainer.config import Job
 from trainer.model.build import Clip
 from trainer.model.text_tower import TextTower
 from trainer.run.checkpoints import MODEL_CONFIG
+from trainer.safe_io.atomic import replacing
+
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
+WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -58,5 +64,15 @@ class Export:
 
     def write(self, name: str, content: Any) -> None:
         """Writes an object as JSON."""
-        text = json.dumps(content, indent=2, ensure_ascii=False, default=list) + "\n"
-        (self.folder / name).write_text(text, encoding="utf-8")
+        write_json_to(self.folder / name, content)
+
+    def write_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        """Writes tensors as safetensors, which others may read: its own writer lets only the owner."""
+        with replacing(self.folder / name) as file:
+            file.write(save(dict(weights), metadata={"format": "pt"}))
+
+
+def write_json_to(path: Path, content: Any) -> None:
+    """Writes an object as JSON."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, default=list) + "\n"
+    path.write_text(text, encoding="utf-8")

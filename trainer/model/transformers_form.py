@@ -5,29 +5,28 @@ from typing import Any
 
 import open_clip
 from open_clip.transformer import VisionTransformer
-from safetensors.torch import save_file
 
 from trainer.errors import InputError
-from trainer.model.exported import Export
+from trainer.model.exported import WEIGHTS, Export
 from trainer.model.key_names import Format, from_open_clip
 from trainer.model.text_tower import TextTower
+from trainer.model.transformers_tokenizer import write_openai_tokenizer, write_tokenizer
 from trainer.run.checkpoints import MODEL_CONFIG
-
-WEIGHTS = "model.safetensors"
 
 
 def write_transformers(made: Export) -> None:
     """`CLIPModel.from_pretrained`, or `ChineseCLIPModel.from_pretrained` for a BERT with pooling cls."""
     kind, config = _transformers_config(made)
-    save_file(from_open_clip(made.weights, kind), made.folder / WEIGHTS, metadata={"format": "pt"})
+    made.write_weights(WEIGHTS, from_open_clip(made.weights, kind))
     made.write("config.json", config)
     made.write("preprocessor_config.json", _preprocessor(made, kind))
     if kind == "transformers CLIPModel":
-        _clip_tokenizer(made)
-    else:
-        for name, content in made.clip.files.items():
-            if name not in (MODEL_CONFIG, "config.json"):
-                (made.folder / name).write_bytes(content)
+        write_openai_tokenizer(made)
+        return
+    for name, content in made.clip.files.items():
+        if name not in (MODEL_CONFIG, "config.json"):
+            (made.folder / name).write_bytes(content)
+    write_tokenizer(made)
 
 
 def _transformers_config(made: Export) -> tuple[Format, dict[str, Any]]:
@@ -114,19 +113,3 @@ def _preprocessor(made: Export, kind: Format) -> dict[str, Any]:
         "image_std": list(made.clip.std),
         "resample": 3 if preprocess["interpolation"] == "bicubic" else 2,
     }
-
-
-def _clip_tokenizer(made: Export) -> None:
-    """Writes open_clip's vocabulary as CLIPTokenizer reads it."""
-    simple = open_clip.tokenizer.SimpleTokenizer()
-    made.write("vocab.json", {_special(word): number for word, number in simple.encoder.items()})
-    merges = "\n".join(" ".join(pair) for pair in simple.bpe_ranks)
-    (made.folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
-    about = {"tokenizer_class": "CLIPTokenizer", "pad_token": "<|endoftext|>"}
-    ends = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
-    length = made.clip.model.context_length
-    made.write("tokenizer_config.json", {**about, **ends, "model_max_length": length})
-
-
-def _special(word: str) -> str:
-    return {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}.get(word, word)
