@@ -50,7 +50,10 @@ reaches one, `clipship fetch job.toml` downloads what the job names into `model.
 timm's weights for an image tower (`init = "timm"`) into `HF_HOME`; `HF_ENDPOINT` names a mirror.
 
 `clipship import` converts released weights of Chinese-CLIP, and of transformers' CLIPModel and
-ChineseCLIPModel, to a file for `model.pretrained`, and prints the keys that fit them. With
+ChineseCLIPModel, to a file for `model.pretrained`, and prints the keys that fit them. Keep the
+`config.json`, `preprocessor_config.json` and tokenizer of transformers beside the weights: they say
+what no weight does (GELU or QuickGELU, heads, mean and deviation, resizing, vocabulary), and what
+cannot be known is said. With
 `eval.templates = "set:chinese"`, zero-shot classification asks in Chinese. `make demo DEMO=chinese`
 trains a small one from nothing.
 

@@ -10,12 +10,13 @@ from trainer.errors import InputError
 from trainer.model.exported import WEIGHTS, Export
 from trainer.model.key_names import Format, from_open_clip
 from trainer.model.text_tower import TextTower
-from trainer.model.transformers_tokenizer import write_openai_tokenizer, write_tokenizer
 from trainer.run.checkpoints import MODEL_CONFIG
 
 
 def write_transformers(made: Export) -> None:
     """`CLIPModel.from_pretrained`, or `ChineseCLIPModel.from_pretrained` for a BERT with pooling cls."""
+    from trainer.model.transformers_tokenizer import write_openai_tokenizer, write_tokenizer  # an extra
+
     kind, config = _transformers_config(made)
     made.write_weights(WEIGHTS, from_open_clip(made.weights, kind))
     made.write("config.json", config)
