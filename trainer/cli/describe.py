@@ -29,6 +29,7 @@ from trainer.config.stack_table import table
 from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
 from trainer.model.fit import with_gpu_limit
+from trainer.model.image_edges import lost_pixels
 from trainer.run.folder import run_folder, used_again
 from trainer.sysinfo.imports import load
 from trainer.sysinfo.variables import name_problems
@@ -157,6 +158,7 @@ def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[
         )
     if job.model.unlocked == (0, 0) and not job.model.pretrained:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
+    yield from lost_pixels(job.model)
     if not local:
         yield from _of_clusters(job)
     yield from secret_warnings(job)

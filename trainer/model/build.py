@@ -26,6 +26,7 @@ from trainer.model.captioning import initialise_decoder
 from trainer.model.catalog import HUB, check_model, weights_file
 from trainer.model.config_keys import check_keys
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
+from trainer.model.image_edges import lost_pixels
 from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
 from trainer.model.loading import check_weights, loading
@@ -34,9 +35,11 @@ from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 from trainer.model.text_source import TextSource, text_source
 from trainer.model.text_tower import check_caption_length, text_notes, use_our_text_towers
+from trainer.model.weight_names import take_off_prefixes
 from trainer.run.checkpoints import MODEL_CONFIG
 
 use_our_text_towers()
+take_off_prefixes()
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
             preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared
         ),
         files=_files(config, text),
-        notes=(*notes, *text_notes(model)),
+        notes=(*notes, *lost_pixels(job.model), *text_notes(model)),
     )
 
 

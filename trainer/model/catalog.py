@@ -4,15 +4,16 @@ import difflib
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.weights_kind import check_kind
 from trainer.config import Model
 from trainer.errors import InputError
 from trainer.model.config_keys import check_keys
 from trainer.model.tags import clean_tag, has_tags, known_tags
-from trainer.run.checkpoints import MANIFEST, WEIGHTS
+from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG, WEIGHTS
 
 _CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
 HUB = "hf-hub:"
@@ -86,6 +87,7 @@ def check_pretrained(pretrained: str | None) -> None:
         )
     if not os.access(file, os.R_OK):
         raise InputError(f"model.pretrained: there is no weights file that can be read at {file}")
+    _check_kind("pretrained", file)
 
 
 def check_init(model: Model) -> None:
@@ -96,10 +98,39 @@ def check_init(model: Model) -> None:
         file = weights_file(model.init)
         if not os.path.isfile(file) or not os.access(file, os.R_OK):
             raise InputError(f"model.init: there is no weights file that can be read at {file}")
+        _check_kind("init", file)
+        _check_widths(model, Path(file))
     elif "timm_model_name" not in read_config(model.name).get("vision_cfg", {"timm_model_name": ""}):
         raise InputError(
             f'model.init = "timm": the image tower of {model.name} is not one of timm\'s: give a weights file'
         )
+
+
+def _check_kind(key: str, file: str) -> None:
+    try:
+        check_kind(Path(file))
+    except InputError as problem:
+        raise InputError(f"model.{key}: {problem}") from None
+
+
+def _check_widths(model: Model, file: Path) -> None:
+    """Raises InputError if `init` names a checkpoint of a model with both towers of another width."""
+    there, own = read_config(str(file.with_name(MODEL_CONFIG))), read_config(model.name)
+    parts = ("vision_cfg", "text_cfg") if model.text is None else ("vision_cfg",)
+    old, new = _widths(there, parts), _widths(own, parts)
+    if old and new and all(one != other for one, other in zip(old, new, strict=True)):
+        raise InputError(
+            f"model.init: {file} is of a model whose towers are {' and '.join(map(str, old))} wide, and "
+            f"those of {model.name} are {' and '.join(map(str, new))}: nothing of it would fit; choose "
+            "weights of the same widths"
+        )
+
+
+def _widths(config: Mapping[str, Any], parts: Sequence[str]) -> list[Any] | None:
+    """Returns the widths of the towers; None if the config does not say them all."""
+    towers = [config.get(part) for part in parts]
+    found = [tower.get("width") for tower in towers if isinstance(tower, dict)]
+    return found if len(found) == len(parts) and None not in found else None
 
 
 def check_tag(name: str, tag: str | None) -> None:

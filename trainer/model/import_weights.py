@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from trainer.checkpoint.weights import cause
+from trainer.checkpoint.weights_kind import check_kind
 from trainer.errors import InputError
 from trainer.model.key_names import FORMATS, Format, Weights, format_of, to_open_clip
 from trainer.model.released import CONFIG, UNKNOWN, Released, names_of, released
@@ -63,6 +64,7 @@ def import_weights(source: Path, target: Path) -> Imported:
 
 def _read(path: Path) -> Mapping[str, Tensor]:
     """Returns the tensors by name; runs no code from the file."""
+    check_kind(path)
     try:
         content: Any = (
             load_file(path)
