@@ -18,7 +18,7 @@ from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.cli.suite import suite_rows
 from trainer.cli.unused_keys import unused_keys
 from trainer.comm.backends import connection, launchers_of
-from trainer.config import Data, Job, Optim
+from trainer.config import Data, Job, Model, Optim
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
 from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import words
@@ -30,6 +30,7 @@ from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
 from trainer.model.fit import with_gpu_limit
 from trainer.model.image_edges import lost_pixels
+from trainer.model.text_size import text_parameters
 from trainer.run.folder import run_folder, used_again
 from trainer.sysinfo.imports import load
 from trainer.sysinfo.open_clip_release import PACKAGE, unsupported
@@ -205,7 +206,8 @@ def _applies(bad: KnownBad, job: Job) -> bool:
 
 
 def _model(job: Job) -> str:
-    start = f", from {job.model.pretrained}" if job.model.pretrained else ""
+    begins = [("from", job.model.pretrained), ("beginning with what fits of", job.model.init)]
+    start = "".join(f", {how} {weights}" for how, weights in begins if weights)
     until = job.model.unlock_after_step
     towers = "".join(
         f", {tower} tower locked"
@@ -215,7 +217,16 @@ def _model(job: Job) -> str:
         if groups is not None
     )
     compiled = ", compiled" if job.model.compile else ""
-    return f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{compiled}"
+    own = f"{job.model.name}{_text_tower(job.model)}"
+    return f"{own}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{compiled}"
+
+
+def _text_tower(model: Model) -> str:
+    """Returns the text tower of Hugging Face that a job puts in place of the model's own, with its size."""
+    if model.text is None:
+        return ""
+    count = text_parameters(model)
+    return f" with the text tower {model.text}" + (f" ({count / 1e6:,.1f} M parameters)" if count else "")
 
 
 def _data(data: Data, samples: int | None) -> str:

@@ -16,6 +16,7 @@ from open_clip.pretrained import download_pretrained_from_hf
 
 from trainer.checkpoint.weights import cause, holds_bias
 from trainer.config import Job
+from trainer.config.training import HUB_TEXT
 from trainer.errors import InputError, StorageError
 from trainer.model.hub_reach import cache_alone_without_hub, may_ask_hub
 from trainer.sysinfo.memory import host_bytes, is_out_of_memory
@@ -91,12 +92,12 @@ def _explained(error: Exception, job: Job, pretrained: str | None, away: str) ->
     source = _not_reached(error)
     if source is not None and job.offline:
         return InputError(
-            f"{pretrained or job.model.text or name} is not in the cache ({cause(source)}), and ranks may "
+            f"{_of_hubs(job, pretrained)} is not in the cache ({cause(source)}), and ranks may "
             "not ask the hub (model.offline): `clipship fetch JOB` downloads it beforehand"
         )
     if source is not None:
         return StorageError(
-            f"{pretrained or name} cannot be fetched, because the hub does not answer "
+            f"{_of_hubs(job, pretrained)} cannot be fetched, because the hub does not answer "
             f"({away or cause(source)}): start again when it does, or set model.offline = true to use "
             "only what the cache (model.cache_dir) holds"
         )
@@ -105,13 +106,32 @@ def _explained(error: Exception, job: Job, pretrained: str | None, away: str) ->
             f"model.name: {name} needs a package that is not installed ({cause(error)}): "
             "install it, or choose another model"
         )
-    if pretrained is None and not (name.endswith(".json") or ":" in name or isinstance(error, _ENVIRONMENT)):
+    theirs = name.endswith(".json") or ":" in name or job.model.text is not None
+    if pretrained is None and not (theirs or isinstance(error, _ENVIRONMENT)):
         return None
+    if pretrained is None and job.model.text is not None:
+        return InputError(
+            f"open_clip cannot build the model {name} with the text tower {job.model.text} (model.text): "
+            f"{cause(error)}"
+        )
     if pretrained is None:
         return InputError(f"model.name: open_clip cannot build the model {name}: {cause(error)}")
     return InputError(
         f"{pretrained} cannot be loaded as {name}: {_lines(error)}\nis model.name (--model) right?"
     )
+
+
+def _of_hubs(job: Job, pretrained: str | None) -> str:
+    """Returns what a job takes from hubs, of which any may be missing."""
+    model, weights = job.model, pretrained and not os.path.isfile(pretrained)
+    own = model.name.startswith(_HUB) or (weights is None and model.text is None)
+    parts = [
+        pretrained if weights else "",
+        model.name if own else "",
+        f"the text tower {model.text} (model.text)" if (model.text or "").startswith(HUB_TEXT) else "",
+        f"timm's weights of {model.name} (model.init)" if model.init == "timm" else "",
+    ]
+    return " or ".join(part for part in parts if part) or model.name
 
 
 def _too_large(error: Exception, job: Job) -> InputError | None:
