@@ -13,7 +13,7 @@ from trainer.config import Model
 from trainer.errors import InputError
 from trainer.model.config_keys import check_keys
 from trainer.model.tags import clean_tag, has_tags, known_tags
-from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG, WEIGHTS
+from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG, WEIGHTS, checkpoint_folder
 
 _CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
 HUB = "hf-hub:"
@@ -70,8 +70,11 @@ def check_teacher(model: Model) -> None:
 
 
 def weights_file(pretrained: str) -> str:
-    """Returns the weights file of a checkpoint of ours, which is a folder; anything else unchanged."""
-    folder = Path(pretrained)
+    """Returns the weights file of a checkpoint or a run of ours, which is a folder; anything else unchanged.
+
+    A run folder stands for its newest checkpoint, RUN/best for the best one.
+    """
+    folder = checkpoint_folder(pretrained)
     return str(folder / WEIGHTS) if os.path.isfile(folder / MANIFEST) else pretrained
 
 
