@@ -234,7 +234,7 @@ def test_odd_captions_become_the_same_tokens_in_transformers(tmp_path: Path, tow
 def test_a_form_that_holds_another_model_is_refused(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written differs from the model in one weight, as a defect of the writer would have it."""
+    """The written form differs from the model in one weight, as a defect of the writer would have it."""
     source, _ = checkpoint(tmp_path / "step", tiny_job())
     row = FORMATS[form]
 

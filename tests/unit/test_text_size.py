@@ -1,4 +1,4 @@
-"""What is said of a text tower of Hugging Face before a run: its name, its size, and where it is missing."""
+"""Text towers of Hugging Face before a run: their name, their size, and the word where one is missing."""
 
 import os
 import subprocess

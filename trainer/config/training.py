@@ -56,7 +56,7 @@ class Model(Section):
     interpolated; the log lists what is missing.
     "timm": timm's own weights for an image tower of timm (ImageNet, mostly)."""
     init_max_missing: Share = 0.05
-    """Largest share of the parameters that `init` may lack; they begin with random values."""
+    """Largest share of the parameters that `init` may lack; they begin as they would without it."""
     teacher: Annotated[Text | None, JobPath(when=is_config_file)] = None
     """Model from whose judgement of pairs the trained one learns, too (distillation): a model that open_clip
     knows, or the path of a config file. It must take the same images and captions, stays as it is, and is in

@@ -1,7 +1,7 @@
 """Starts a model from weights that do not fit it exactly: another resolution, context length or tower.
 
 Tables of positions are interpolated, as open_clip does for its own and timm for its own. Parameters that the
-file lacks keep their random values, if they are few enough.
+file lacks begin as they would without it, if they are few enough.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,7 +52,7 @@ def init_from(model: nn.Module, path: Path, most_missing: float) -> list[str]:
             "model.init_max_missing."
         )
     model.load_state_dict(loaded, strict=False)
-    notes = [f"init: {lacks}; they begin with random values"] if missing else []
+    notes = [f"init: {lacks}; they begin as without model.init"] if missing else []
     if unexpected:
         notes.append(f"init: {path} has parameters that this model lacks: {_listed(unexpected)}")
     return [*(notes or [f"init: all weights of {path} fit"]), *_interpolated(before, loaded)]

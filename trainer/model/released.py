@@ -38,7 +38,7 @@ _LEGACY_END = 2
 
 @dataclass
 class Released:
-    """What is known of released weights."""
+    """Facts about released weights."""
 
     config: dict[str, Any]
     """The model's config in open_clip's format; without a part where it is not known."""
@@ -47,7 +47,7 @@ class Released:
     notes: list[str] = field(default_factory=list)
     """Sentences about what cannot be known."""
     complete: bool = True
-    """Whether nothing of the config is unknown."""
+    """True if nothing of the config is unknown."""
 
 
 def released(weights: Weights, kind: Format, folder: Path) -> Released:
