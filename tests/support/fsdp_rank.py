@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from tests.support.jobs import tiny_job
 from tests.support.thread_ranks import run_ranks
-from trainer.checkpoint import files, state
+from trainer.checkpoint import state
 from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.writer import CheckpointWriter
@@ -32,6 +32,7 @@ from trainer.comm.torch_backend import TorchBackend, all_gather_single
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import build_model
+from trainer.run.best import folder_name
 from trainer.supervise.world import detect
 from trainer.train.step import MicroBatch, StepResult, TrainStep
 
@@ -272,7 +273,7 @@ def checkpoints_go_from_one_backend_to_another(folder: Path, train: TrainStep, c
     run_step(back, comm, STEPS + 1)
     assert_close(whole(back), whole(train))
     if comm.world.rank == 0:
-        contents = state.load(folder / "fsdp" / files.folder_name(STEPS), [])
+        contents = state.load(folder / "fsdp" / folder_name(STEPS), [])
         assert all(tensor.is_contiguous() for tensor in contents.weights.values())
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.jobs import tiny_job
 from trainer.cli import device_plan
 from trainer.cli import main as cli
+from trainer.cli.describe import Facts, all_warnings
 from trainer.cli.presets import preset_names, preset_text, schema_line
+from trainer.preflight.findings import find_problems
+from trainer.preflight.measurements import Measurements, Needs
 
 Capture = pytest.CaptureFixture[str]
 
@@ -296,6 +300,39 @@ def test_check_warns_of_what_is_known_bad_in_a_stack(capsys: Capture) -> None:
         assert ("NCCL 2.29.7 may hang" in capsys.readouterr().out) == warns
     assert cli.main(["check", "job.toml", "--no-data", *image]) == 0
     assert "2.14.1:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("compiled", ["true", "false"])
+def test_check_warns_of_a_torch_that_compiles_wrongly(
+    compiled: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("job.toml").write_text(CLUSTER)
+    image = ["--set", "slurm.container=pyxis", "--set", "image.tag=ours/clip:1"]
+    keys = ["--set", f"model.compile={compiled}"]
+    assert cli.main(["check", "job.toml", "--no-data", *image, "--set", "stack.torch=2.13.0", *keys]) == 0
+    text = "torch 2.13.0: compiled, the image tower of SigLIP B/16 gets wrong gradients"
+    assert (text in capsys.readouterr().out) == (compiled == "true")
+    monkeypatch.setattr("trainer.cli.describe.installed", lambda _: "2.13.0+cu130")
+    job = tiny_job(model={"compile": compiled == "true"})
+    facts = Facts.of(job, 1, 64, local=True, files=False)
+    assert any(text in warning for warning in all_warnings(facts)) == (compiled == "true")
+
+
+@pytest.mark.parametrize(
+    ("release", "warns"), [("3.3.0", False), ("4.0.1", True), ("3.2", True), ("", False)]
+)
+def test_check_and_doctor_warn_of_an_open_clip_that_was_not_tried(
+    release: str, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "trainer.cli.describe.installed", lambda package: release if "clip" in package else "2.14.1"
+    )
+    facts = Facts.of(tiny_job(), 1, 64, local=True, files=False)
+    text = f"open_clip_torch {release} is none of the releases"
+    assert any(text in warning for warning in all_warnings(facts)) == warns
+    own = Measurements(0, 0, "node1", None, 10**6, None, 0.0, open_clip=release)
+    found = find_problems([own], Needs(0, 0, 0, 0))
+    assert any(text in finding.text for finding in found) == warns
 
 
 @pytest.mark.parametrize("form", ["slurm", "kubernetes"])

@@ -18,7 +18,7 @@ from trainer.checkpoint.weights import with_loss_of_weights
 from trainer.cli import main as cli
 from trainer.cli.evaluate import evaluation_job
 from trainer.comm.protocol import Comm
-from trainer.config import Data, Eval, Job
+from trainer.config import Data, Eval, Job, Model
 from trainer.config.batch_plan import plan
 from trainer.data.retrieval_blocks import retrieval_blocks
 from trainer.data.source import open_images, open_labelled
@@ -26,8 +26,9 @@ from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, class_names
 from trainer.evaluate.rank import evaluate
 from trainer.model.build import build_model, untrained
-from trainer.model.catalog import check_pretrained
+from trainer.model.catalog import check_init, check_pretrained, weights_file
 from trainer.run import checkpoints
+from trainer.run.best import BEST
 from trainer.run.checkpoints import TrainedModel, find_trained
 
 Capture = pytest.CaptureFixture[str]
@@ -80,6 +81,23 @@ def test_weights_are_found_from_every_path_that_belongs_to_a_run(ours: Path, giv
     assert trained.pretrained == str(ours / f"checkpoints/step-{step:08d}/model.pt")
     assert trained.model == VIT
     assert trained.job is not None
+
+
+def test_a_run_stands_for_its_newest_checkpoint_and_best_for_its_best(ours: Path) -> None:
+    with pytest.raises(InputError):
+        find_trained(str(ours / "best"))
+    with pytest.raises(InputError):
+        check_init(Model(init=str(ours / "best")))
+    best = {"step": 9, "metric": "zero_shot_top1", "value": 0.5}
+    (ours / "checkpoints" / BEST).write_text(json.dumps(best))
+    for given, step in (("", 10), ("best", 9), ("checkpoints/step-00000009", 9)):
+        weights = str(ours / f"checkpoints/step-{step:08d}/model.pt")
+        assert find_trained(str(ours / given)).pretrained == weights
+        assert weights_file(str(ours / given)) == weights
+        for key in ("init", "pretrained"):
+            assert untrained(tiny_job(model={key: str(ours / given)}))
+        check_init(Model(name=VIT, init=str(ours / given)))
+        check_pretrained(str(ours / given))
 
 
 def test_weights_of_others_take_their_model_from_open_clip_trains_parameters(tmp_path: Path) -> None:

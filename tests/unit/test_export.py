@@ -3,9 +3,12 @@
 import ast
 import hashlib
 import json
+import os
+import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,14 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from tests.support.jobs import tiny_job
+from tests.support.jobs import VIT, tiny_job
 from tests.support.text_towers import make_tower
 from trainer.cli.export import command
 from trainer.config import Job
 from trainer.config.loader import recorded
 from trainer.errors import InputError
 from trainer.model.build import untrained
+from trainer.model.export import FORMATS
 from trainer.model.model_card import model_card
 
 TEXTS = ["a digit zero", "数字一"]
@@ -222,3 +226,111 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     done = export(source, tmp_path / "out", "open_clip")
     assert "is not empty" in str(done.exception)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+def _config(tmp_path: Path, **parts: dict[str, Any]) -> str:
+    """A config file of the tiny model with other keys in its parts; returns its path."""
+    tiny = json.loads(Path(VIT).read_text())
+    for part, keys in parts.items():
+        tiny[part] = {**tiny[part], **keys}
+    (tmp_path / "other.json").write_text(json.dumps(tiny))
+    return str(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize("vision", [{"no_ln_pre": True}, {"ls_init_value": 0.5}, {"pool_type": "avg"}])
+def test_a_model_of_which_transformers_makes_another_is_refused(
+    tmp_path: Path, vision: dict[str, Any]
+) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job(config=_config(tmp_path, vision_cfg=vision)))
+    done = export(source, tmp_path / "out", "hf")
+    assert isinstance(done.exception, InputError), done.exception
+    assert re.search(
+        r"--to hf: transformers (would make another model of this one|has no such model|cannot load)",
+        str(done.exception),
+    )
+    assert "--to open_clip takes every model" in str(done.exception) or "choose another" in str(
+        done.exception
+    )
+    assert list((tmp_path / "out").iterdir()) == []
+    done = export(source, tmp_path / "out", "open_clip")
+    assert done.exception is None, done.exception
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"image_resize_mode": "longest"}, "its pixels of pictures of 65 x 39"),
+        ({"image_size": (32, 48)}, "no image_size of 32 x 48"),
+    ],
+)
+def test_another_handling_of_pictures_is_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job(model=keys))
+    done = export(source, tmp_path / "out", "hf")
+    assert said in str(done.exception)
+
+
+@pytest.mark.parametrize("tower", ["own", "bert"])
+def test_odd_captions_become_the_same_tokens_in_transformers(tmp_path: Path, tower: str) -> None:
+    from transformers import AutoTokenizer
+
+    model = {"text": str(make_tower(tmp_path / "bert")), "text_pooling": "cls"} if tower == "bert" else {}
+    source, clip = checkpoint(tmp_path / "step", tiny_job(model=model))
+    export(source, tmp_path / "out", "hf")
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
+    end = 49407 if tower == "own" else 3
+    odd = ("“A dog’s” day…", "ﬁne ＡＢＣ！", "“图片”，一")  # noqa: RUF001
+    for caption in (*odd, "cafe\u0301 &amp; bar", "a\n b"):
+        ours = clip.tokenizer([caption])[0].tolist()
+        theirs = tokenizer([caption], padding="max_length", max_length=16, truncation=True).input_ids[0]
+        assert ours[: ours.index(end)] == theirs[: theirs.index(end)], caption
+
+
+@pytest.mark.parametrize("form", ["open_clip", "safetensors", "onnx", "hf"])
+def test_a_form_that_holds_another_model_is_refused(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The written form differs from the model in one weight, as a defect of the writer would have it."""
+    source, _ = checkpoint(tmp_path / "step", tiny_job())
+    row = FORMATS[form]
+
+    def spoilt(made: Any) -> None:
+        row.write(made)
+        with torch.no_grad():
+            made.clip.model.visual.conv1.weight.mul_(3)
+
+    monkeypatch.setitem(FORMATS, form, replace(row, write=spoilt))
+    done = export(source, tmp_path / "out", form)
+    assert isinstance(done.exception, InputError)
+    assert "its features of the same pixels differ by" in str(done.exception)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_crop_that_is_one_pixel_aside_is_said(tmp_path: Path) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job())
+    assert "one pixel beside" in export(source, tmp_path / "cropped", "hf").stderr
+    source, _ = checkpoint(tmp_path / "squashed", tiny_job(model={"image_resize_mode": "squash"}))
+    done = export(source, tmp_path / "whole", "hf")
+    assert done.exception is None
+    assert "one pixel" not in done.stderr
+
+
+def test_others_may_read_what_is_written(tmp_path: Path) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job())
+    before = os.umask(0o022)
+    try:
+        for form in ("open_clip", "hf", "safetensors"):
+            export(source, tmp_path / form, form)
+            assert {path.stat().st_mode & 0o777 for path in (tmp_path / form).iterdir()} == {0o644}
+    finally:
+        os.umask(before)
+
+
+def test_without_the_other_program_it_is_said_that_nothing_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job())
+    row = replace(FORMATS["safetensors"], compared_with="no_such_module")
+    monkeypatch.setitem(FORMATS, "safetensors", row)
+    done = export(source, tmp_path / "out", "safetensors")
+    assert done.exception is None
+    assert "no_such_module is not installed, so the features" in done.stderr

@@ -1,9 +1,9 @@
 """Released weights of Chinese-CLIP and transformers: converted, they give the same features."""
 
+import json
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import pytest
 import torch
 from click.testing import CliRunner
@@ -14,8 +14,10 @@ from tests.support.text_towers import make_tower
 from trainer.cli.import_weights import command
 from trainer.errors import InputError
 from trainer.model.build import untrained
+from trainer.model.catalog import read_config
 from trainer.model.import_weights import import_weights
 from trainer.model.key_names import Format, from_open_clip, to_open_clip
+from trainer.model.released import names_of
 
 VISION: dict[str, Any] = {
     "hidden_size": 32,
@@ -70,8 +72,9 @@ def test_chinese_clip_gives_the_features_that_transformers_gives(
     source = tmp_path / "released.pt"
     state = original(theirs) if form == "original" else theirs.state_dict()
     torch.save({"epoch": 1, "state_dict": state} if form == "original" else state, source)
-    kind, keys = import_weights(source, tmp_path / "out.safetensors")
-    assert "Chinese" in kind
+    imported = import_weights(source, tmp_path / "out.safetensors")
+    keys = imported.keys
+    assert "Chinese" in imported.kind
     assert (keys["text_pooling"], keys["context_length"]) == ("cls", 52)
     tower = make_tower(tmp_path / "bert", weights=False)
     clip = untrained(
@@ -97,7 +100,8 @@ def test_chinese_clip_gives_the_features_that_transformers_gives(
         torch.testing.assert_close(clip.model.encode_image(images), image, **close)  # type: ignore[operator]
 
 
-def test_a_clip_of_transformers_gives_its_features(tmp_path: Path, config: str) -> None:
+def clip_model(act: str = "quick_gelu", **changes: Any) -> Any:
+    """A small random CLIPModel."""
     library = transformers()
     text: dict[str, Any] = {
         "vocab_size": 100,
@@ -105,23 +109,72 @@ def test_a_clip_of_transformers_gives_its_features(tmp_path: Path, config: str) 
         "intermediate_size": 128,
         "num_hidden_layers": 2,
     }
-    text |= {"num_attention_heads": 2, "max_position_embeddings": 16, "hidden_act": "quick_gelu"}
+    text |= {"num_attention_heads": 2, "max_position_embeddings": 16, "hidden_act": act}
     text |= {"eos_token_id": 99, "bos_token_id": 98, "pad_token_id": 0}
     torch.manual_seed(3)
-    theirs = library.CLIPModel(
-        library.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=32)
-    ).eval()
-    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
-    import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
-    open_clip.add_model_config(config)
-    ours = open_clip.create_model("small", pretrained=str(tmp_path / "out.safetensors")).eval()
+    config = library.CLIPConfig(
+        text_config={**text, **changes}, vision_config={**VISION, "hidden_act": act}, projection_dim=32
+    )
+    return library.CLIPModel(config).eval()
+
+
+@pytest.mark.parametrize("act", ["quick_gelu", "gelu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("changes", [{}, {"eos_token_id": 50, "layer_norm_eps": 1e-2}])
+def test_a_clip_of_transformers_gives_its_features(tmp_path: Path, act: str, changes: dict[str, Any]) -> None:
+    theirs = clip_model(act, **changes)
+    theirs.save_pretrained(tmp_path)
+    imported = import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
+    assert imported.keys["name"] == str(tmp_path / "out.json")
+    ours: Any = untrained(
+        tiny_job(model={key: imported.keys[key] for key in ("name", "pretrained")})
+    ).model.eval()
     tokens = torch.zeros(2, 16, dtype=torch.int64)
-    tokens[:, :4] = torch.tensor([98, 5, 7, 99])
+    tokens[:, :4] = torch.tensor([98, 5, 7, theirs.config.text_config.eos_token_id])
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         pooled = theirs.text_model(tokens).pooler_output
         torch.testing.assert_close(
             ours.encode_text(tokens), theirs.text_projection(pooled), atol=1e-5, rtol=0
         )
+        image = theirs.visual_projection(theirs.vision_model(images).pooler_output)
+        torch.testing.assert_close(ours.encode_image(images), image, atol=1e-5, rtol=0)
+
+
+def test_without_a_config_the_activation_is_not_guessed(tmp_path: Path) -> None:
+    save_file(clip_model("gelu").state_dict(), tmp_path / "model.safetensors")
+    imported = import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
+    assert imported.keys["name"] == "?"
+    said = "\n".join(imported.notes)
+    for part in ("GELU or QuickGELU", "preprocessor_config.json", "tokenizer is taken to be OpenAI's"):
+        assert part in said
+
+
+def test_towers_with_an_activation_of_their_own_are_refused(tmp_path: Path) -> None:
+    clip_model("relu").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="hidden_act is relu: a model of open_clip has one of quick_gelu"):
+        import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
+
+
+def test_the_files_beside_the_weights_say_how_pictures_and_captions_are_handled(tmp_path: Path) -> None:
+    clip_model("gelu").save_pretrained(tmp_path)
+    about = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 2, "size": {"shortest_edge": 36}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0}))
+    imported = import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
+    assert imported.keys["image_mean"] == [0.5] * 3
+    assert imported.keys["image_std"] == [0.25] * 3
+    assert (imported.keys["image_interpolation"], imported.keys["image_resize_mode"]) == (
+        "bilinear",
+        "shortest",
+    )
+    assert any("resizes to {'shortest_edge': 36}" in note for note in imported.notes)
+    config = json.loads((tmp_path / "out.json").read_text())
+    assert config["text_cfg"]["hf_tokenizer_name"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B-32-quickgelu", "ViT-L-14-336-quickgelu", "ViT-B-16"])
+def test_a_model_of_open_clip_is_found_by_its_config(name: str) -> None:
+    assert names_of(read_config(name))[0] == name
 
 
 def test_to_and_back_gives_the_same_weights() -> None:

@@ -78,7 +78,7 @@ def test_broken_weights_are_refused_without_advice_to_run_their_code(tmp_path: P
 def test_a_config_that_makes_no_model_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "odd.json"
     path.write_text(json.dumps({**json.loads(Path(VIT).read_text()), **change}))
-    with pytest.raises(InputError, match=r"model\.name: open_clip cannot build the model .*odd\.json: "):
+    with pytest.raises(InputError, match=r"model\.name: .*odd\.json: "):
         untrained(tiny_job(config=str(path)))
 
 

@@ -19,6 +19,7 @@ from trainer.comm.protocol import Comm
 from trainer.config.phases import Phase
 from trainer.errors import EXIT_DONE, InputError, Preempted
 from trainer.evaluate.rounds import EvaluationFailed
+from trainer.run.best import folder_name
 from trainer.telemetry.metrics import Telemetry, evaluation_of
 from trainer.train.checkpoint_policy import Metrics
 from trainer.train.main import train
@@ -70,7 +71,7 @@ def gives_up() -> Metrics:
 
 def manifest(setup: TrainSetup, step: int) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(
-        (setup.run.checkpoints / files.folder_name(step) / files.MANIFEST).read_text()
+        (setup.run.checkpoints / folder_name(step) / files.MANIFEST).read_text()
     )
     return content
 
@@ -137,7 +138,7 @@ def test_a_start_at_the_last_step_evaluates_only_and_the_best_is_noted(tmp_path:
         "value": 0.5,
     }
     assert (manifest(again, STEPS)["metrics"], evaluations(again)) == ({"zero_shot_top1": 0.5}, [STEPS])
-    files.verify(again.run.checkpoints / files.folder_name(STEPS))
+    files.verify(again.run.checkpoints / folder_name(STEPS))
 
 
 @pytest.mark.parametrize("every_steps", [2, 3])

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from trainer.run.best import BEST, folder_name, read_best
 from trainer.run.checkpoints import EMA_WEIGHTS as EMA_WEIGHTS
 from trainer.run.checkpoints import MANIFEST as MANIFEST
 from trainer.run.checkpoints import WEIGHTS as WEIGHTS
@@ -23,7 +24,6 @@ from trainer.safe_io.atomic import write_json, write_whole
 from trainer.safe_io.plain import read_json, read_plain
 from trainer.text.wording import many
 
-BEST = "best.json"
 _POLL_S = 0.05
 _FAILED = ".failed"
 _ASIDE = "aside-"
@@ -31,11 +31,6 @@ _ASIDE = "aside-"
 
 class BrokenCheckpoint(Exception):
     """Raised for a folder that differs from its manifest; the text names the part."""
-
-
-def folder_name(step: int) -> str:
-    """Returns the name of a step's checkpoint folder; names sort as steps do."""
-    return f"step-{step:08d}"
 
 
 @dataclass(frozen=True)
@@ -169,7 +164,7 @@ def set_aside(checkpoints: Path, step: int) -> list[Path]:
     marked as best.
     """
     later = [folder for folder in newest_first(checkpoints) if folder.name > folder_name(step)]
-    best = _read_best(checkpoints)
+    best = read_best(checkpoints)
     if best is not None and best["step"] > step:
         (checkpoints / BEST).unlink()
     return [folder.rename(_free_name(folder.with_name(f"{_ASIDE}{folder.name}"))) for folder in later]
@@ -190,23 +185,8 @@ def prune(checkpoints: Path, keep: int) -> None:
 
 def best_so_far(checkpoints: Path) -> dict[str, Any] | None:
     """Returns the step, metric and value of the best checkpoint; None if none is recorded or it is gone."""
-    best = _read_best(checkpoints)
+    best = read_best(checkpoints)
     return best if best is not None and Folder(checkpoints, best["step"]).final.is_dir() else None
-
-
-def _read_best(checkpoints: Path) -> dict[str, Any] | None:
-    path = checkpoints / BEST
-    try:
-        best = read_json(path) if path.exists() else None
-    except (OSError, ValueError, RecursionError):
-        return None
-    whole = (
-        isinstance(best, dict)
-        and isinstance(best.get("step"), int)
-        and isinstance(best.get("metric"), str)
-        and isinstance(best.get("value"), int | float)
-    )
-    return best if whole else None
 
 
 def record_best(checkpoints: Path, step: int, metric: str, value: float) -> None:

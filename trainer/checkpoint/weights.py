@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from trainer.checkpoint.weights_kind import check_kind
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.losses import LOSSES
@@ -63,7 +64,7 @@ def holds_bias(path: Path) -> bool:
 
     Raises InputError if it holds no weights.
     """
-    return any(name.removeprefix("module.") == _BIAS for name in _names(path))
+    return any(name.rpartition(".")[2] == _BIAS for name in _names(path))
 
 
 def _check_seal(path: Path) -> None:
@@ -93,6 +94,7 @@ def _names(path: Path) -> list[str]:
 
     It reads no values if the format allows that.
     """
+    check_kind(path)
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:

@@ -19,20 +19,24 @@ from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.cli.suite import suite_rows
 from trainer.cli.unused_keys import unused_keys
 from trainer.comm.backends import connection, launchers_of
-from trainer.config import Data, Job, Optim
+from trainer.config import Data, Job, Model, Optim
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
 from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import words
 from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
-from trainer.config.stack_table import table
+from trainer.config.stack_table import KnownBad, table
 from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
 from trainer.model.fit import with_gpu_limit
+from trainer.model.image_edges import lost_pixels
+from trainer.model.text_size import text_parameters
 from trainer.run.folder import run_folder, used_again
 from trainer.sysinfo.imports import load
+from trainer.sysinfo.open_clip_release import PACKAGE, unsupported
 from trainer.sysinfo.variables import name_problems
+from trainer.sysinfo.versions import installed
 from trainer.text.wording import many
 
 _SMALL_CONTRAST = 16
@@ -115,6 +119,10 @@ def all_warnings(facts: Facts) -> Iterator[str]:
     job, local = facts.job, facts.local
     yield from no_gpu_here(job, local=local)
     yield from missing_here(job, local=local)
+    if local:
+        yield from _known_bad_here(job)
+    in_image = job.in_image and not local
+    yield from filter(None, [unsupported(job.stack.open_clip if in_image else installed(PACKAGE))])
     yield from too_little_disk(job, facts.disk)
     yield from too_little_memory(job, local=local)
     yield from no_spares_here(job) if local else spares_by_hand(job)
@@ -158,6 +166,7 @@ def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[
         )
     if job.model.unlocked == (0, 0) and not job.model.pretrained:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
+    yield from lost_pixels(job.model)
     if not local:
         yield from _of_clusters(job)
     yield from secret_warnings(job)
@@ -181,12 +190,27 @@ def _known_bad(job: Job) -> Iterator[str]:
         return
     variables = [f"{name}={value}" for name, value in {**job.image.env, **job.env}.items()]
     for bad in table().stack(job.stack.torch, job.stack.nccl).known_bad:
-        if job.resources.nodes >= bad.from_nodes and bad.unless not in variables:
+        if job.resources.nodes >= bad.from_nodes and bad.unless not in variables and _applies(bad, job):
             yield f"torch {job.stack.torch}: {bad.text}"
 
 
+def _known_bad_here(job: Job) -> Iterator[str]:
+    """Yields what is known of the torch that is installed here, with the keys of this job."""
+    release = installed("torch").partition("+")[0]
+    for row in table().rows:
+        for bad in row.known_bad if row.torch == release else ():
+            if bad.only_with and _applies(bad, job):
+                yield f"torch {release}: {bad.text}"
+
+
+def _applies(bad: KnownBad, job: Job) -> bool:
+    section, _, key = bad.only_with.partition(".")
+    return not key or bool(getattr(getattr(job, section), key))
+
+
 def _model(job: Job) -> str:
-    start = f", from {job.model.pretrained}" if job.model.pretrained else ""
+    begins = [("from", job.model.pretrained), ("beginning with what fits of", job.model.init)]
+    start = "".join(f", {how} {weights}" for how, weights in begins if weights)
     until = job.model.unlock_after_step
     towers = "".join(
         f", {tower} tower locked"
@@ -196,7 +220,16 @@ def _model(job: Job) -> str:
         if groups is not None
     )
     compiled = ", compiled" if job.model.compile else ""
-    return f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{compiled}"
+    own = f"{job.model.name}{_text_tower(job.model)}"
+    return f"{own}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{compiled}"
+
+
+def _text_tower(model: Model) -> str:
+    """Returns the text tower of Hugging Face that a job puts in place of the model's own, with its size."""
+    if model.text is None:
+        return ""
+    count = text_parameters(model)
+    return f" with the text tower {model.text}" + (f" ({count / 1e6:,.1f} M parameters)" if count else "")
 
 
 def _data(data: Data, samples: int | None) -> str:

@@ -5,7 +5,6 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from trainer.comm.backends import BACKENDS
@@ -13,6 +12,7 @@ from trainer.config import Job
 from trainer.config.stack_table import table
 from trainer.data.storage import storage_needed
 from trainer.model.packages import needed, not_named
+from trainer.sysinfo.versions import installed
 
 _PACKAGES = {"open_clip": "open_clip_torch"}
 """Packages that bring modules of another name."""
@@ -26,7 +26,7 @@ def environment_row(job: Job, *, local: bool) -> tuple[str, str]:
         if section.uses_image and job.image.tag is not None:
             return "image", f"{job.image.tag} ({_stack(job)})"
     names = dict.fromkeys(("torch", "open_clip", BACKENDS[job.comm.backend].library))
-    versions = {name: _version(_PACKAGES.get(name, name)) for name in names}
+    versions = {name: installed(_PACKAGES.get(name, name)) for name in names}
     parts = [f"{name} {found}" for name, found in versions.items() if found]
     return "environment", f"{', '.join([f'Python {platform.python_version()}', *parts])} in {sys.prefix}"
 
@@ -74,10 +74,3 @@ def _stack(job: Job) -> str:
         return f"the torch of {job.image.base}"
     row = table().stack(job.stack.torch, job.stack.nccl)
     return f"torch {row.torch}, CUDA {row.cuda}, NCCL {row.nccl}, on {job.image.base}"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

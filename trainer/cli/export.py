@@ -33,8 +33,10 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
 
     CHECKPOINT is what `clipship eval` takes. open_clip: a folder for `local-dir:`; hf: CLIPModel or
     ChineseCLIPModel of transformers, for the models that it has; safetensors: weights under open_clip's
-    names; onnx: a graph for each tower (needs the extra onnx). The card has data, steps, metrics and
-    what the job sets, without secrets and folders, and classifies a picture.
+    names; onnx: a graph for each tower (needs the extra onnx). What is written is loaded with the other
+    program and compared: features of random pictures and of captions, pixels, tokens. Where they differ,
+    nothing is kept (exit code 2). The card has data, steps, metrics and what the job sets, without secrets
+    and folders, and classifies a picture.
     """
     from trainer.cli.check import check_evaluated
     from trainer.config.loader import job_from_table
@@ -54,7 +56,11 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
             from trainer.model.export import export
             from trainer.model.model_card import model_card
 
-            export(with_loss_alone(job), folder, form)
+            try:
+                notes = export(with_loss_alone(job), folder, form)
+            except InputError:
+                _remove_written(folder)
+                raise
         manifest = _manifest(weights)
         name = manifest.get("job", {}).get("name") or Path(job.model.name).stem
         (folder / "README.md").write_text(model_card(name, form, license_name, manifest), encoding="utf-8")
@@ -65,8 +71,17 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
             "open_clip finds the text tower by the path of the folder, in open_clip_config.json: correct it "
             "there if you move the folder"
         )
+    for note in notes:
+        say(note)
     say(f"wrote {form} to {one_line(str(folder))}; its README.md says how to load it")
     return EXIT_DONE
+
+
+def _remove_written(folder: Path) -> None:
+    """Removes what was written into the folder, which was empty: nobody is to take it for the model."""
+    for path in folder.iterdir():
+        if path.is_file() or path.is_symlink():
+            path.unlink()
 
 
 def _manifest(weights: str | None) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from trainer.model.architecture import Architecture, planned_architecture
 from trainer.model.catalog import known_models
 from trainer.model.fit import advice, fits, largest_micro_batch, memory_of
 from trainer.model.step_speed import step_speed
+from trainer.model.text_size import text_parameters, text_tower
 from trainer.report.wording import span
 from trainer.text.wording import many
 
@@ -31,7 +32,9 @@ def gpu_rows(job: Job, batch_plan: BatchPlan, steps: int | None) -> Iterator[tup
         if job.model.teacher is not None:
             yield "memory", f"not known: that of the teacher, {job.model.teacher}, is not estimated ({_PAGE})"
         elif known_models():  # without open_clip, on a login node, no model has a size
-            yield "memory", f"not known: the config of {job.model.name} does not say its size ({_PAGE})"
+            tower = text_tower(job.model)
+            silent = f"not known: the config of {job.model.name} does not say its size ({_PAGE})"
+            yield "memory", _beside_activations(job, tower) if tower else silent
         return
     gpu = GPUS.get(job.resources.gpu or "")
     memory = memory_of(shape, job, batch_plan, gpu.memory if gpu else None)
@@ -46,6 +49,18 @@ def gpu_rows(job: Job, batch_plan: BatchPlan, steps: int | None) -> Iterator[tup
     if most:
         yield "", f"up to {many(most, 'sample')} fit in one forward pass (optim.max_batch_size_per_gpu)"
     yield "estimate", _estimate(shape, job, batch_plan, gpu, steps)
+
+
+def _beside_activations(job: Job, tower: str) -> str:
+    """Returns what is known of the memory of a model with a text tower of Hugging Face."""
+    count = text_parameters(job.model)
+    if count is None:
+        return f"not known: the size of the text tower {tower} is not at hand ({_PAGE})"
+    values = 2 + job.optim.state_values  # the parameters and their gradients
+    return (
+        f"not known: what the activations of the text tower {tower} take is not estimated; its "
+        f"{count / 1e6:,.1f} M parameters, trained, take about {values * 4 * count / GIB:.1f} GiB ({_PAGE})"
+    )
 
 
 def _estimate(shape: Architecture, job: Job, batch_plan: BatchPlan, gpu: Gpu, steps: int | None) -> str:

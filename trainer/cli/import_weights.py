@@ -24,21 +24,25 @@ def command(source: Path, target: Path, force: bool) -> int:
     """Convert the weights in FILE to OUT (.safetensors), which model.pretrained takes.
 
     FILE is a checkpoint of Chinese-CLIP, or the weights of a ChineseCLIPModel or CLIPModel of transformers.
-    stdout has the keys of [model] that fit the weights; a question mark stands for what their shapes do not
-    tell.
+    stdout has the keys of [model] that fit the weights: by their shapes, and by config.json,
+    preprocessor_config.json and the tokenizer's files beside FILE. A question mark stands for what nothing
+    tells, and stderr says so. A model that open_clip has under no name gets a config file beside OUT (.json).
     """
     from tomli_w import dumps
 
     if target.suffix != _ENDING:
         raise InputError(f"{target}: the file to write must end with {_ENDING}")
-    if target.exists() and not force:
-        raise InputError(f"{target} exists already: give another name, or --force to replace it")
+    for path in (target, target.with_suffix(".json")):
+        if path.exists() and not force:
+            raise InputError(f"{path} exists already: give another name, or --force to replace it")
     if not source.is_file():
         raise InputError(f"{source}: there is no such file")
     with waiting(f"converting {one_line(str(source))}"):
         from trainer.model.import_weights import import_weights
 
-        kind, keys = import_weights(source, target)
-    say(f"{one_line(str(source))} is {kind}; wrote {one_line(str(target))}")
-    click.echo(dumps({"model": keys}), nl=False)
+        imported = import_weights(source, target)
+    say(f"{one_line(str(source))} is {imported.kind}; wrote {one_line(str(target))}")
+    for note in imported.notes:
+        say(f"not known: {note}")
+    click.echo(dumps({"model": dict(imported.keys)}), nl=False)
     return EXIT_DONE

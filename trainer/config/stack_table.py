@@ -46,6 +46,8 @@ class KnownBad:
     """Variable that avoids it, as NAME=VALUE."""
     nccl: str = ""
     """NCCL that has it; "" if it does not depend on NCCL."""
+    only_with: str = ""
+    """Key of a job that has to be true for it, as section.key; "" if it does not depend on one."""
 
 
 @dataclass(frozen=True)

@@ -48,13 +48,15 @@ class Model(Section):
     name: Annotated[Text, JobPath(when=is_config_file)] = "ViT-B-32"
     """A model that open_clip knows, or the path of a config file (.json) in its format."""
     pretrained: Annotated[Text | None, JobPath(when=is_weights)] = None
-    """A tag that open_clip knows, a weights file, or a checkpoint of Clipship to start from."""
+    """A tag that open_clip knows, a weights file, or a checkpoint or run folder of Clipship to start from;
+    RUN/best is the run's best checkpoint."""
     init: Annotated[Text | None, JobPath(when=is_init_path)] = None
-    """Weights to begin with that need not fit exactly: a weights file or a checkpoint of Clipship, of another
-    resolution, context length or text tower. Positions are interpolated; the log lists what is missing.
+    """Weights to begin with that need not fit exactly: a weights file, a checkpoint of Clipship, a run folder
+    (its newest checkpoint) or RUN/best, of another resolution, context length or text tower. Positions are
+    interpolated; the log lists what is missing.
     "timm": timm's own weights for an image tower of timm (ImageNet, mostly)."""
     init_max_missing: Share = 0.05
-    """Largest share of the parameters that `init` may lack; they begin with random values."""
+    """Largest share of the parameters that `init` may lack; they begin as they would without it."""
     teacher: Annotated[Text | None, JobPath(when=is_config_file)] = None
     """Model from whose judgement of pairs the trained one learns, too (distillation): a model that open_clip
     knows, or the path of a config file. It must take the same images and captions, stays as it is, and is in

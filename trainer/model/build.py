@@ -23,8 +23,10 @@ from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, StorageError
 from trainer.model.captioning import initialise_decoder
-from trainer.model.catalog import HUB, weights_file
+from trainer.model.catalog import HUB, check_model, weights_file
+from trainer.model.config_keys import check_keys
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
+from trainer.model.image_edges import lost_pixels
 from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
 from trainer.model.loading import check_weights, loading
@@ -33,9 +35,11 @@ from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 from trainer.model.text_source import TextSource, text_source
 from trainer.model.text_tower import check_caption_length, text_notes, use_our_text_towers
+from trainer.model.weight_names import take_off_prefixes
 from trainer.run.checkpoints import MODEL_CONFIG
 
 use_our_text_towers()
+take_off_prefixes()
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
             preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared
         ),
         files=_files(config, text),
-        notes=(*notes, *text_notes(model)),
+        notes=(*notes, *lost_pixels(job.model), *text_notes(model)),
     )
 
 
@@ -234,7 +238,7 @@ def preload_tokenizer(job: Job) -> None:
     if ":" in job.model.name or job.model.text:
         return
     name = registered(job.model.name)
-    config = open_clip.get_model_config(name)
+    config = model_config(name, job.model.cache_dir)
     if config is not None and not config["text_cfg"].get("hf_tokenizer_name"):
         _tokenizer(name, job.model.cache_dir, job.model.context_length, json.dumps(config))
 
@@ -288,19 +292,24 @@ class _Errors(logging.Filter):
 def model_config(name: str, cache_dir: str | None) -> dict[str, Any] | None:
     """Returns a registered model's config in open_clip's format; None if open_clip knows none.
 
-    That of a model on a hub comes from the cache, or is downloaded into it.
+    That of a model on a hub comes from the cache, or is downloaded into it. Raises InputError for a config
+    that open_clip must not be given.
     """
+    config: dict[str, Any] | None
     if name.startswith(HUB):
-        found: dict[str, Any] = open_clip.factory._get_hf_config(name.removeprefix(HUB), cache_dir=cache_dir)
-        nested: dict[str, Any] = found.get("model_cfg", found)
-        return nested
-    config: dict[str, Any] | None = open_clip.get_model_config(name)
+        found = open_clip.factory._get_hf_config(name.removeprefix(HUB), cache_dir=cache_dir)
+        config = found.get("model_cfg", found)
+    else:
+        config = open_clip.get_model_config(name)
+    if config is not None:
+        check_keys(config, name)
     return config
 
 
 def registered(name: str) -> str:
-    """Returns open_clip's name of a model, which may be a config file beside the job."""
+    """Returns open_clip's name of a model, which may be a config file beside the job. Raises InputError."""
     if name.endswith(".json"):
+        check_model(name)
         open_clip.add_model_config(name)
         return Path(name).stem
     return name

@@ -4,14 +4,16 @@ import difflib
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.weights_kind import check_kind
 from trainer.config import Model
 from trainer.errors import InputError
+from trainer.model.config_keys import check_keys
 from trainer.model.tags import clean_tag, has_tags, known_tags
-from trainer.run.checkpoints import MANIFEST, WEIGHTS
+from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG, WEIGHTS, checkpoint_folder
 
 _CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
 HUB = "hf-hub:"
@@ -68,8 +70,11 @@ def check_teacher(model: Model) -> None:
 
 
 def weights_file(pretrained: str) -> str:
-    """Returns the weights file of a checkpoint of ours, which is a folder; anything else unchanged."""
-    folder = Path(pretrained)
+    """Returns the weights file of a checkpoint or a run of ours, which is a folder; anything else unchanged.
+
+    A run folder stands for its newest checkpoint, RUN/best for the best one.
+    """
+    folder = checkpoint_folder(pretrained)
     return str(folder / WEIGHTS) if os.path.isfile(folder / MANIFEST) else pretrained
 
 
@@ -85,6 +90,7 @@ def check_pretrained(pretrained: str | None) -> None:
         )
     if not os.access(file, os.R_OK):
         raise InputError(f"model.pretrained: there is no weights file that can be read at {file}")
+    _check_kind("pretrained", file)
 
 
 def check_init(model: Model) -> None:
@@ -95,10 +101,39 @@ def check_init(model: Model) -> None:
         file = weights_file(model.init)
         if not os.path.isfile(file) or not os.access(file, os.R_OK):
             raise InputError(f"model.init: there is no weights file that can be read at {file}")
+        _check_kind("init", file)
+        _check_widths(model, Path(file))
     elif "timm_model_name" not in read_config(model.name).get("vision_cfg", {"timm_model_name": ""}):
         raise InputError(
             f'model.init = "timm": the image tower of {model.name} is not one of timm\'s: give a weights file'
         )
+
+
+def _check_kind(key: str, file: str) -> None:
+    try:
+        check_kind(Path(file))
+    except InputError as problem:
+        raise InputError(f"model.{key}: {problem}") from None
+
+
+def _check_widths(model: Model, file: Path) -> None:
+    """Raises InputError if `init` names a checkpoint of a model with both towers of another width."""
+    there, own = read_config(str(file.with_name(MODEL_CONFIG))), read_config(model.name)
+    parts = ("vision_cfg", "text_cfg") if model.text is None else ("vision_cfg",)
+    old, new = _widths(there, parts), _widths(own, parts)
+    if old and new and all(one != other for one, other in zip(old, new, strict=True)):
+        raise InputError(
+            f"model.init: {file} is of a model whose towers are {' and '.join(map(str, old))} wide, and "
+            f"those of {model.name} are {' and '.join(map(str, new))}: nothing of it would fit; choose "
+            "weights of the same widths"
+        )
+
+
+def _widths(config: Mapping[str, Any], parts: Sequence[str]) -> list[Any] | None:
+    """Returns the widths of the towers; None if the config does not say them all."""
+    towers = [config.get(part) for part in parts]
+    found = [tower.get("width") for tower in towers if isinstance(tower, dict)]
+    return found if len(found) == len(parts) and None not in found else None
 
 
 def check_tag(name: str, tag: str | None) -> None:
@@ -169,19 +204,17 @@ def _check_known(name: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    if not (folder / "open_clip_config.json").is_file():
+    path = folder / "open_clip_config.json"
+    if not path.is_file():
         raise InputError(f"model.name: {folder} contains no open_clip_config.json")
+    config = _json(path)
+    if not isinstance(config, dict) or "model_cfg" not in config:
+        raise InputError(f"model.name: {path} lacks model_cfg, the model's config")
+    check_keys(config["model_cfg"], str(path))
 
 
 def _check_config(path: Path) -> None:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"model.name: no such config file: {path}") from None
-    except OSError as problem:
-        raise InputError(f"model.name: {path} cannot be read: {problem.strerror}") from None
-    except (ValueError, RecursionError) as problem:
-        raise InputError(f"model.name: {path} is not JSON: {problem}") from None
+    config = _json(path)
     missing = (
         [key for key in _CONFIG_KEYS if key not in config] if isinstance(config, dict) else list(_CONFIG_KEYS)
     )
@@ -190,3 +223,16 @@ def _check_config(path: Path) -> None:
             f"model.name: {path} lacks {', '.join(missing)}; "
             f"a model config of open_clip has {', '.join(_CONFIG_KEYS)}"
         )
+    check_keys(config, str(path))
+
+
+def _json(path: Path) -> Any:
+    """Returns the content of a config file; raises InputError if it has none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"model.name: no such config file: {path}") from None
+    except OSError as problem:
+        raise InputError(f"model.name: {path} cannot be read: {problem.strerror}") from None
+    except (ValueError, RecursionError) as problem:
+        raise InputError(f"model.name: {path} is not JSON: {problem}") from None

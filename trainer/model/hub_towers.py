@@ -1,4 +1,4 @@
-"""Sizes of the text towers on the Hugging Face hub that configs of open_clip name, by that name.
+"""Sizes of the text towers on the Hugging Face hub that configs of open_clip and Chinese-CLIP name, by name.
 
 They are the values of each model's config.json there that make its shape. Imports no torch.
 """
@@ -47,6 +47,17 @@ _MT5 = {
     "pad_token_id": 0,
     "is_encoder_decoder": True,
 }
+_CHINESE = {
+    "model_type": "bert",
+    "vocab_size": 21128,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+}
 HUB_TOWERS: Mapping[str, Mapping[str, Any]] = {
     "roberta-base": _ROBERTA,
     "xlm-roberta-base": _XLM_ROBERTA,
@@ -57,6 +68,15 @@ HUB_TOWERS: Mapping[str, Mapping[str, Any]] = {
         "num_attention_heads": 16,
         "intermediate_size": 4096,
     },
+    "hfl/chinese-roberta-wwm-ext": _CHINESE,
+    "hfl/chinese-roberta-wwm-ext-large": {
+        **_CHINESE,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+    "hfl/rbt3": {**_CHINESE, "num_hidden_layers": 3},
     "facebook/nllb-200-distilled-600M": _NLLB,
     "facebook/nllb-200-distilled-1.3B": {
         **_NLLB,

@@ -1,6 +1,8 @@
 """Converts released weights of other formats to a file that `model.pretrained` takes."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from trainer.checkpoint.weights import cause
+from trainer.checkpoint.weights_kind import check_kind
 from trainer.errors import InputError
 from trainer.model.key_names import FORMATS, Format, Weights, format_of, to_open_clip
-from trainer.safe_io.atomic import replacing
+from trainer.model.released import CONFIG, UNKNOWN, Released, names_of, released
+from trainer.safe_io.atomic import replacing, write_json
 
 _CHINESE_TEXT = {
     (768, 12): "hf:hfl/chinese-roberta-wwm-ext",
@@ -19,16 +23,24 @@ _CHINESE_TEXT = {
     (768, 3): "hf:hfl/rbt3",
 }
 """Text tower of Chinese-CLIP by its width and the number of its blocks."""
-_VISION = {(768, 16): "ViT-B-16", (768, 32): "ViT-B-32", (1024, 14): "ViT-L-14", (1280, 14): "ViT-H-14"}
-"""Image tower by its width and the edge of its patches."""
-_POSITIONS_336 = 577
 
 
-def import_weights(source: Path, target: Path) -> tuple[Format, dict[str, Any]]:
+@dataclass(frozen=True)
+class Imported:
+    """Weights that were converted."""
+
+    kind: Format
+    keys: Mapping[str, Any]
+    """Keys of [model] that fit them; a question mark stands for what is not known."""
+    notes: tuple[str, ...]
+    """Sentences about what cannot be known."""
+
+
+def import_weights(source: Path, target: Path) -> Imported:
     """Writes the weights in `source` to `target` (.safetensors) under open_clip's names.
 
-    Returns their format and the keys of [model] that fit them. Raises InputError for a file that holds no
-    weights of a known format.
+    A model that open_clip has under no name gets a config file beside `target`. Raises InputError for a file
+    that holds no weights of a known format.
     """
     weights = _read(source)
     kind = format_of(weights)
@@ -42,15 +54,17 @@ def import_weights(source: Path, target: Path) -> tuple[Format, dict[str, Any]]:
     except (InputError, KeyError) as problem:
         raise InputError(f"{source} looks like {kind}, but cannot be converted: {problem}") from None
     try:
+        keys, notes = _keys(converted, kind, source.parent, target)
         with replacing(target) as file:
             file.write(save({name: tensor.contiguous() for name, tensor in converted.items()}))
     except OSError as problem:
         raise InputError(f"{target} cannot be written: {problem.strerror}") from None
-    return kind, {**_keys(converted, kind), "pretrained": str(target)}
+    return Imported(kind, {**keys, "pretrained": str(target)}, tuple(notes))
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:
     """Returns the tensors by name; runs no code from the file."""
+    check_kind(path)
     try:
         content: Any = (
             load_file(path)
@@ -63,29 +77,37 @@ def _read(path: Path) -> Mapping[str, Tensor]:
     return {str(name): value for name, value in tensors.items() if isinstance(value, Tensor)}
 
 
-def _keys(weights: Weights, kind: Format) -> dict[str, Any]:
-    """Returns the keys of [model] of which the shapes tell."""
-    name = _image_name(weights)
-    keys: dict[str, Any] = {"name": f"{name}-quickgelu" if name else "?"}
-    if kind == "transformers CLIPModel":
-        return keys
+def _keys(weights: Weights, kind: Format, folder: Path, target: Path) -> tuple[dict[str, Any], list[str]]:
+    """Returns the keys of [model], and sentences about what cannot be known."""
+    text = {} if kind == "transformers CLIPModel" else _chinese_text(weights)
+    if "visual.layer1.0.conv1.weight" in weights:  # Chinese-CLIP's, whose code has these values
+        return {"name": "RN50-quickgelu", "image_resize_mode": "squash", **text}, []
+    found = released(weights, kind, folder)
+    if found.complete:
+        return {"name": _name(found, target), **text, **found.keys}, found.notes
+    either = [name for quick in (True, False) for name in names_of({**found.config, "quick_gelu": quick})[:1]]
+    note = (
+        f"whether the model computes GELU or QuickGELU stands in no weight, but in hidden_act of {CONFIG}, "
+        "which does not lie beside them: put it there, or find it out and write the name"
+    )
+    found.notes.append(note + (f" ({' or '.join(either)})" if either else ""))
+    return {"name": UNKNOWN, **text, **found.keys}, found.notes
+
+
+def _name(found: Released, target: Path) -> str:
+    """Returns open_clip's name of the model, or the path of a config that is written beside the weights."""
+    if names := names_of(found.config):
+        return names[0]
+    if "text_cfg" not in found.config:
+        found.notes.append(f"open_clip has no image tower of these sizes: {json.dumps(found.config)}")
+        return UNKNOWN
+    path = target.with_suffix(".json")
+    write_json(path, found.config)
+    return str(path)
+
+
+def _chinese_text(weights: Weights) -> dict[str, Any]:
     width = weights["text.transformer.embeddings.word_embeddings.weight"].shape[1]
     blocks = {name.split(".")[4] for name in weights if name.startswith("text.transformer.encoder.layer.")}
-    text = _CHINESE_TEXT.get((width, len(blocks)), "?")
-    return {
-        **keys,
-        "text": text,
-        "text_pooling": "cls",
-        "context_length": 52,
-        "image_resize_mode": "squash",
-    }
-
-
-def _image_name(weights: Weights) -> str:
-    if "visual.layer1.0.conv1.weight" in weights:
-        return "RN50"
-    stem, places = weights.get("visual.conv1.weight"), weights.get("visual.positional_embedding")
-    if stem is None or places is None:
-        return ""
-    name = _VISION.get((stem.shape[0], stem.shape[2]), "")
-    return f"{name}-336" if name == "ViT-L-14" and len(places) == _POSITIONS_336 else name
+    text = _CHINESE_TEXT.get((width, len(blocks)), UNKNOWN)
+    return {"text": text, "text_pooling": "cls", "context_length": 52}

@@ -1,10 +1,10 @@
 """Starts a model from weights that do not fit it exactly: another resolution, context length or tower.
 
 Tables of positions are interpolated, as open_clip does for its own and timm for its own. Parameters that the
-file lacks keep their random values, if they are few enough.
+file lacks begin as they would without it, if they are few enough.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import open_clip.factory as open_clip_factory
 from open_clip.convert import convert_state_dict
 from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 from timm.layers.pos_embed import resample_abs_pos_embed
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
+from trainer.checkpoint.weights import cause
 from trainer.errors import InputError
+from trainer.text.wording import many
 
 TIMM = "timm"
 """Value of `model.init` that takes the weights of timm's image tower alone."""
@@ -27,7 +29,15 @@ def init_from(model: nn.Module, path: Path, most_missing: float) -> list[str]:
 
     Raises InputError if more than a share `most_missing` of the model's parameters is not in the file.
     """
-    fitted = _fitted(model, open_clip_factory.load_state_dict(str(path), weights_only=True))
+    weights = open_clip_factory.load_state_dict(str(path), weights_only=True)
+    before = {name: tensor.shape for name, tensor in weights.items()}
+    try:
+        fitted = _fitted(model, weights)
+    except (AssertionError, RuntimeError, ValueError) as problem:
+        raise InputError(
+            f"model.init: {path} does not fit the model ({cause(problem)}): only resolution, caption length "
+            "and a few parameters may differ; give weights of a model with the same widths"
+        ) from None
     own = model.state_dict()
     loaded = {name: fitted[name] for name in own if name in fitted and fitted[name].shape == own[name].shape}
     missing = [name for name in own if name not in loaded]
@@ -42,10 +52,21 @@ def init_from(model: nn.Module, path: Path, most_missing: float) -> list[str]:
             "model.init_max_missing."
         )
     model.load_state_dict(loaded, strict=False)
-    notes = [f"init: {lacks}; they begin with random values"] if missing else []
+    notes = [f"init: {lacks}; they begin as without model.init"] if missing else []
     if unexpected:
         notes.append(f"init: {path} has parameters that this model lacks: {_listed(unexpected)}")
-    return notes or [f"init: all weights of {path} fit"]
+    return [*(notes or [f"init: all weights of {path} fit"]), *_interpolated(before, loaded)]
+
+
+def _interpolated(before: Mapping[str, Size], loaded: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yields a sentence for each table of positions that has another length than in the file."""
+    for name, tensor in loaded.items():
+        there = before.get(name) or before.get(name.removeprefix("text."))
+        if name.endswith(("positional_embedding", "pos_embed")) and there and there != tensor.shape:
+            yield (
+                f"init: {name} is interpolated from {many(there[-2], 'position')} to "
+                f"{tensor.shape[-2]:,}: no model was trained with those, so let it train before it is judged"
+            )
 
 
 def _fitted(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:

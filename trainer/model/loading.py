@@ -1,11 +1,13 @@
 """Turns exceptions that are raised while a model is made into errors that say whose fault it is.
 
 They come from open_clip, torch and the hub. Weights or a config that cannot be used are the user's fault
-(InputError, exit code 2). A hub that does not answer is nobody's (StorageError, exit code 1: a later start
-may reach it). A lack of memory passes through. No message repeats torch's advice to load files that run code.
+(InputError, exit code 2), and so is a tensor that this machine's memory could never hold. A hub that does not
+answer is nobody's (StorageError, exit code 1: a later start may reach it). Another lack of memory passes
+through. No message repeats torch's advice to load files that run code.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,9 +16,10 @@ from open_clip.pretrained import download_pretrained_from_hf
 
 from trainer.checkpoint.weights import cause, holds_bias
 from trainer.config import Job
+from trainer.config.training import HUB_TEXT
 from trainer.errors import InputError, StorageError
 from trainer.model.hub_reach import cache_alone_without_hub, may_ask_hub
-from trainer.sysinfo.memory import is_out_of_memory
+from trainer.sysinfo.memory import host_bytes, is_out_of_memory
 
 _NOT_REACHED = (
     "ConnectionError",
@@ -35,6 +38,8 @@ _ENVIRONMENT = (OSError, RuntimeError)
 """Exceptions that open_clip raises for missing files or packages; other exceptions about one of its own
 models are bugs.
 """
+_ASKED = re.compile(r"tried to allocate (\d+) bytes|(Storage size calculation overflowed)")
+"""Part of torch's message about memory that it did not get, with the bytes of one tensor."""
 _HUB = "hf-hub:"
 _SHAPES = "Error(s) in loading state_dict"
 
@@ -52,7 +57,10 @@ def loading(job: Job, pretrained: str | None) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        if is_out_of_memory(error) or (explained := _explained(error, job, pretrained, away)) is None:
+        explained = _too_large(error, job)
+        if explained is None and not is_out_of_memory(error):
+            explained = _explained(error, job, pretrained, away)
+        if explained is None:
             raise
         raise explained from None
 
@@ -84,12 +92,12 @@ def _explained(error: Exception, job: Job, pretrained: str | None, away: str) ->
     source = _not_reached(error)
     if source is not None and job.offline:
         return InputError(
-            f"{pretrained or job.model.text or name} is not in the cache ({cause(source)}), and ranks may "
+            f"{_of_hubs(job, pretrained)} is not in the cache ({cause(source)}), and ranks may "
             "not ask the hub (model.offline): `clipship fetch JOB` downloads it beforehand"
         )
     if source is not None:
         return StorageError(
-            f"{pretrained or name} cannot be fetched, because the hub does not answer "
+            f"{_of_hubs(job, pretrained)} cannot be fetched, because the hub does not answer "
             f"({away or cause(source)}): start again when it does, or set model.offline = true to use "
             "only what the cache (model.cache_dir) holds"
         )
@@ -98,12 +106,44 @@ def _explained(error: Exception, job: Job, pretrained: str | None, away: str) ->
             f"model.name: {name} needs a package that is not installed ({cause(error)}): "
             "install it, or choose another model"
         )
-    if pretrained is None and not (name.endswith(".json") or ":" in name or isinstance(error, _ENVIRONMENT)):
+    theirs = name.endswith(".json") or ":" in name or job.model.text is not None
+    if pretrained is None and not (theirs or isinstance(error, _ENVIRONMENT)):
         return None
+    if pretrained is None and job.model.text is not None:
+        return InputError(
+            f"open_clip cannot build the model {name} with the text tower {job.model.text} (model.text): "
+            f"{cause(error)}"
+        )
     if pretrained is None:
         return InputError(f"model.name: open_clip cannot build the model {name}: {cause(error)}")
     return InputError(
         f"{pretrained} cannot be loaded as {name}: {_lines(error)}\nis model.name (--model) right?"
+    )
+
+
+def _of_hubs(job: Job, pretrained: str | None) -> str:
+    """Returns what a job takes from hubs, of which any may be missing."""
+    model, weights = job.model, pretrained and not os.path.isfile(pretrained)
+    own = model.name.startswith(_HUB) or (weights is None and model.text is None)
+    parts = [
+        pretrained if weights else "",
+        model.name if own else "",
+        f"the text tower {model.text} (model.text)" if (model.text or "").startswith(HUB_TEXT) else "",
+        f"timm's weights of {model.name} (model.init)" if model.init == "timm" else "",
+    ]
+    return " or ".join(part for part in parts if part) or model.name
+
+
+def _too_large(error: Exception, job: Job) -> InputError | None:
+    """Returns the error to raise if one tensor of the model is larger than the memory of this machine."""
+    match = _ASKED.search(str(error))
+    if match is None or (match[1] and int(match[1]) <= host_bytes()):
+        return None
+    size = f"has a tensor of {int(match[1]) / 2**30:,.0f} GiB" if match[1] else "has a tensor without end"
+    parts = f"{job.model.name} with the text tower {job.model.text}" if job.model.text else job.model.name
+    return InputError(
+        f"model.name: {parts} {size}, and this machine has {host_bytes() / 2**30:,.0f} GiB of memory: are "
+        "the sizes in its config right?"
     )
 
 

@@ -50,7 +50,10 @@ reaches one, `clipship fetch job.toml` downloads what the job names into `model.
 timm's weights for an image tower (`init = "timm"`) into `HF_HOME`; `HF_ENDPOINT` names a mirror.
 
 `clipship import` converts released weights of Chinese-CLIP, and of transformers' CLIPModel and
-ChineseCLIPModel, to a file for `model.pretrained`, and prints the keys that fit them. With
+ChineseCLIPModel, to a file for `model.pretrained`, and prints the keys that fit them. Keep the
+`config.json`, `preprocessor_config.json` and tokenizer of transformers beside the weights: they say
+what no weight does (GELU or QuickGELU, heads, mean and deviation, resizing, vocabulary), and what
+cannot be known is said. With
 `eval.templates = "set:chinese"`, zero-shot classification asks in Chinese. `make demo DEMO=chinese`
 trains a small one from nothing.
 
@@ -58,7 +61,11 @@ trains a small one from nothing.
 
 `clipship export runs/NAME out --to open_clip` writes a folder that open_clip loads as
 `local-dir:out`, `--to hf` one for transformers, `--to onnx` a graph for each tower, `--to
-safetensors` weights alone, each with a model card.
+safetensors` weights alone, each with a model card. Every form is loaded with the program that it is
+for and compared with the model: features of random pixels and of captions, the pixels of odd-sized
+pictures, the tokens of captions with curly quotes and full-width letters. Where they differ, the
+command says what differs and keeps nothing. For transformers, the tokenizer that is written cleans
+captions as open_clip does; mojibake, which open_clip repairs, stays as it is there.
 
 ## All models
 

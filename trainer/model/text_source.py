@@ -14,6 +14,7 @@ from open_clip import tokenizer as open_clip_tokenizer
 from trainer.config import Model
 from trainer.data.tokens import Tokenizer
 from trainer.model.catalog import FOLDER
+from trainer.model.foreign_code import SAFELY, runs_no_code
 from trainer.model.hub import CONFIG, TOKENIZER_FILES, has_weights, model_folder
 from trainer.model.text_config import text_config
 
@@ -37,13 +38,15 @@ class TextSource:
     def tokenizer(self) -> Tokenizer:
         """Returns the tokenizer, made from the folder."""
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each loader process has one core
-        tokenizer: Tokenizer = open_clip_tokenizer.HFTokenizer(
-            self.config["hf_tokenizer_name"],
-            context_length=self.config["context_length"],
-            tokenizer_mode=self.config.get("tokenizer_mode"),
-            local_files_only=True,
-            **(self.config.get("tokenizer_kwargs") or {}),
-        )
+        folder = self.config["hf_tokenizer_name"]
+        with runs_no_code(folder):
+            tokenizer: Tokenizer = open_clip_tokenizer.HFTokenizer(
+                folder,
+                context_length=self.config["context_length"],
+                tokenizer_mode=self.config.get("tokenizer_mode"),
+                **(self.config.get("tokenizer_kwargs") or {}),
+                **SAFELY,
+            )
         return tokenizer
 
     def files(self) -> dict[str, bytes]:

@@ -19,6 +19,7 @@ from torch import nn
 
 from trainer.comm.blocks import repeated_blocks
 from trainer.errors import InputError
+from trainer.model.foreign_code import SAFELY, check_attention, runs_no_code
 
 _RATES = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "attention_probs_dropout_prob")
 """Attributes, with which transformers' modules call functions that drop values. No layer can be put in their
@@ -51,7 +52,9 @@ class TextTower(HFTextEncoder):  # type: ignore[misc]  # open_clip has no types
         from transformers import AutoConfig  # slow to import, and rarely needed
 
         nn.Module.__init__(self)
-        self.config = config or AutoConfig.from_pretrained(model_name_or_path, local_files_only=True)
+        with runs_no_code(model_name_or_path):
+            self.config = config or AutoConfig.from_pretrained(model_name_or_path, **SAFELY)
+        check_attention(self.config, model_name_or_path)
         kind = str(self.config.model_type)
         _check_kind(self.config, model_name_or_path)
         known = arch_dict.get(kind, {"pooler": "mean_pooler"})
@@ -160,9 +163,9 @@ def _transformer(config: Any, folder: str | None) -> nn.Module:
     library.utils.logging.disable_progress_bar()
     model: Any
     if folder is None:
-        model = library.AutoModel.from_config(config)
+        model = library.AutoModel.from_config(config, trust_remote_code=False)
     else:
-        model = library.AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+        model = library.AutoModel.from_pretrained(folder, dtype=torch.float32, **SAFELY)
     if getattr(config, "is_encoder_decoder", False):
         model = model.get_encoder()
     if "attention_mask" not in inspect.signature(model.forward).parameters:

@@ -22,6 +22,8 @@ from trainer.model.build import Clip
 from trainer.preflight import host_probe, network_probe
 from trainer.preflight.findings import error_of, find_problems
 from trainer.preflight.measurements import Finding, Gpu, Measurements, Needs, Placement, Timing
+from trainer.sysinfo.open_clip_release import PACKAGE
+from trainer.sysinfo.versions import installed
 from trainer.text.wording import many
 
 _PAIR_BYTES = 1 << 24
@@ -102,6 +104,7 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
         gpu=_gpu(comm.device),
         placement=_placement(comm.device),
         rdma=host_probe.rdma(os.environ) if comm.device.type == "cuda" else None,
+        open_clip=installed(PACKAGE),
     )
     measurements = tuple(Measurements.from_table(table) for table in comm.all_gather_object(asdict(own)))
     left_out = tuple(name for name in ("latency", "all_gather", "all_reduce") if name not in timings) + (

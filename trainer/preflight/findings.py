@@ -7,6 +7,7 @@ from trainer.errors import MachineError, UnfitNode
 from trainer.preflight.fabric_findings import FABRIC_CHECKS
 from trainer.preflight.measurements import Finding, Measurements, Needs
 from trainer.preflight.summary import nodes_of, odd_node, pair_speeds, rate, size
+from trainer.sysinfo.open_clip_release import unsupported
 from trainer.text.wording import many
 
 SLOW = 0.5
@@ -23,7 +24,7 @@ def find_problems(measurements: Sequence[Measurements], needs: Needs) -> list[Fi
     """Returns the findings: errors first, then in the order of the checks."""
     findings = [
         finding
-        for check in (_collectives, _nodes, _clocks, _links, *FABRIC_CHECKS, _copies, _gpus, _cpus)
+        for check in (_collectives, _nodes, _clocks, _links, *FABRIC_CHECKS, _copies, _gpus, _cpus, _packages)
         for finding in check(measurements, needs)
     ]
     return sorted(findings, key=lambda finding: finding.severity)
@@ -195,6 +196,12 @@ def _cpus(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Findi
             "(slurm.srun without cpu-bind, resources.bind_cpus = true), or bind each to the socket of its GPU"
         )
         yield Finding("warning", "CPUs", text)
+
+
+def _packages(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
+    """Yields a warning for a release of open_clip that is not supported; all ranks have the same one."""
+    if text := unsupported(measurements[0].open_clip):
+        yield Finding("warning", "packages", text)
 
 
 def _ranks(measurements: Sequence[Measurements]) -> str:

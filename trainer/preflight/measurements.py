@@ -123,6 +123,8 @@ class Measurements:
     """RDMA devices; None also for a rank on the CPU, whose collectives use TCP in any case."""
     placement: Placement | None = None
     """Places in the node; None for a rank on the CPU, or if NVML does not know the GPU's address."""
+    open_clip: str = ""
+    """Release of open_clip_torch; "" if it is not known."""
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> "Measurements":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError
+from trainer.run.best import best_folder
 from trainer.run.find import run_hint
 from trainer.run.layout import CHECKPOINTS, JOB_FILE
 from trainer.safe_io.plain import is_plain, read_json, read_plain
@@ -48,10 +49,11 @@ class TrainedModel:
 def find_trained(given: str) -> TrainedModel:
     """Returns the model that `given` names.
 
-    `given` is a run folder (its newest checkpoint is taken), a checkpoint folder, a weights file, `MODEL:TAG`
-    or a hub's name. Raises InputError if it is none of these.
+    `given` is a run folder (its newest checkpoint is taken), RUN/best, a checkpoint folder, a weights file,
+    `MODEL:TAG` or a hub's name. Raises InputError if it is none of these.
     """
     path = Path(given).expanduser()
+    path = best_folder(path) or path
     if path.is_dir():
         return _from_run(_newest(path))
     if path.is_file():
@@ -63,10 +65,18 @@ def find_trained(given: str) -> TrainedModel:
     if colon and model and tag:
         return TrainedModel(model, tag)
     raise InputError(
-        f"{given}: no such file or folder: give a run folder, a checkpoint folder "
-        "(runs/NAME/checkpoints/step-...), a weights file, or a model and tag of open_clip such as "
-        f"ViT-B-32:laion2b_s34b_b79k{run_hint(given)}"
+        f"{given}: no such file or folder: give a run folder, RUN/best where checkpoint.best is set, a "
+        "checkpoint folder (runs/NAME/checkpoints/step-...), a weights file, or a model and tag of open_clip "
+        f"such as ViT-B-32:laion2b_s34b_b79k{run_hint(given)}"
     )
+
+
+def checkpoint_folder(given: str) -> Path:
+    """Returns the checkpoint that a run folder or RUN/best stands for; another path unchanged."""
+    path = Path(given)
+    if path.is_dir() and not (path / MANIFEST).is_file():
+        return next(reversed(complete_checkpoints(path / CHECKPOINTS)), path)
+    return best_folder(path) or path
 
 
 def run_of_weights(weights: str | None) -> tuple[Path, int] | None:

@@ -1,7 +1,7 @@
 """Versions of the packages that a run's results depend on."""
 
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "webdataset", "numpy", "pillow")
 
@@ -12,6 +12,14 @@ def versions() -> dict[str, str]:
     Raises PackageNotFoundError if one is missing.
     """
     return dict(_versions())
+
+
+def installed(package: str) -> str:
+    """Returns the installed version of a package; "" if there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 @cache

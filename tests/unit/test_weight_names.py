@@ -1,0 +1,115 @@
+"""Weights of other programs and of other sizes: what they are is said, and what was done with them."""
+
+import json
+import logging
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.jobs import VIT, tiny_job
+from trainer.cli.describe import warnings
+from trainer.config import Model
+from trainer.errors import InputError
+from trainer.model.build import untrained
+from trainer.model.catalog import check_init, check_pretrained
+from trainer.model.import_weights import import_weights
+from trainer.model.weight_names import prefix_of
+from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG, WEIGHTS
+
+TINY: dict[str, Any] = json.loads(Path(VIT).read_text())
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, torch.Tensor]:
+    return {name: tensor + 1 for name, tensor in untrained(tiny_job()).model.state_dict().items()}
+
+
+@pytest.mark.parametrize("key", ["init", "pretrained"])
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module._orig_mod.", "model.", "model._orig_mod."])
+def test_names_of_wrappers_are_taken_off_and_said(
+    tmp_path: Path, state: dict[str, torch.Tensor], key: str, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrapped = {f"{prefix}{name}": tensor for name, tensor in state.items()}
+    torch.save({"state_dict": {"loss.weight": torch.zeros(2), **wrapped}}, tmp_path / "weights.pt")
+    with caplog.at_level(logging.INFO, "clipship"):
+        model = untrained(tiny_job(model={key: str(tmp_path / "weights.pt")})).model
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert f"{prefix!r} is taken off the names of {len(state)} tensors; 1 others" in caplog.text
+
+
+def test_names_of_open_clip_and_of_nobody_have_no_prefix(state: dict[str, torch.Tensor]) -> None:
+    assert prefix_of(state) == ""
+    assert prefix_of(["encoder.weight"]) == ""
+
+
+def _script(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/code/__torch__.py", "class Model: pass")
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (
+            lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
+            "a pointer of Git LFS",
+        ),
+        (_script, "a TorchScript archive"),
+    ],
+)
+def test_files_that_are_no_weights_are_called_what_they_are(tmp_path: Path, write: Any, said: str) -> None:
+    path = tmp_path / "weights.pt"
+    write(path)
+    for refused in (
+        lambda: check_pretrained(str(path)),
+        lambda: check_init(Model(name=VIT, init=str(path))),
+        lambda: untrained(tiny_job(model={"init": str(path)})),
+        lambda: untrained(tiny_job(model={"pretrained": str(path)})),
+        lambda: import_weights(path, tmp_path / "out.safetensors"),
+    ):
+        with pytest.raises(InputError, match=f"weights.pt is {said}"):
+            refused()
+
+
+def _wide(tmp_path: Path) -> str:
+    vision, text = {**TINY["vision_cfg"], "width": 64}, {**TINY["text_cfg"], "width": 64}
+    (tmp_path / "wide.json").write_text(json.dumps({**TINY, "vision_cfg": vision, "text_cfg": text}))
+    return str(tmp_path / "wide.json")
+
+
+def test_weights_of_another_width_are_bad_input(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    torch.save(state, tmp_path / WEIGHTS)
+    with pytest.raises(InputError, match=r"model.init: .* does not fit the model .*only resolution"):
+        untrained(tiny_job(config=_wide(tmp_path), model={"init": str(tmp_path / WEIGHTS)}))
+    for name in (MANIFEST, MODEL_CONFIG):
+        (tmp_path / name).write_text(json.dumps(TINY))
+    with pytest.raises(
+        InputError, match=r"towers are 48 and 32 wide, and those of .*wide.json are 64 and 64"
+    ):
+        check_init(Model(name=_wide(tmp_path), init=str(tmp_path)))
+    check_init(Model(name=VIT, init=str(tmp_path)))
+
+
+def test_positions_that_are_interpolated_are_said(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    torch.save(state, tmp_path / "weights.pt")
+    keys = {"init": str(tmp_path / "weights.pt"), "image_size": 96, "context_length": 20}
+    notes = "\n".join(untrained(tiny_job(model=keys)).notes)
+    assert "visual.positional_embedding is interpolated from 17 positions to 145" in notes
+    assert "positional_embedding is interpolated from 16 positions to 20" in notes
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (100, "4 pixels of an edge unseen; 96 or 104 loses none"),
+        ((32, 33), "1 pixel of an edge unseen; 32 x 32 or 40 x 40 loses none"),
+        (96, ""),
+    ],
+)
+def test_pixels_that_no_patch_sees_are_said(size: Any, said: str) -> None:
+    job = tiny_job(model={"image_size": size})
+    for found in (list(warnings(job, 64, local=True)), untrained(job).notes):
+        assert any(said in text for text in found) if said else not any("patches" in text for text in found)
