@@ -1,6 +1,5 @@
 """Looks at shards for a check without reading them whole: at their index and first samples. No torch."""
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,4 +43,14 @@ def check_first_samples(shard: str, data: Data) -> None:
     except (OSError, InputError):
         return
     if not len(content) and content.endings:
-        raise InputError(nothing_usable(shard, Counter(content.endings), selection, "captions"))
+        looked_at = sum(content.left_out.values())
+        raise InputError(
+            nothing_usable(
+                shard,
+                content.endings,
+                content.left_out,
+                selection,
+                "captions",
+                looked_at if looked_at >= _SAMPLES else None,
+            )
+        )
