@@ -30,6 +30,15 @@ def refusal(path: Path, separator: str | None = None) -> str:
     return str(caught.value)
 
 
+def test_text_behind_the_last_column_is_named_and_not_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('image,caption\na.jpg,a dog, running\nb.jpg,a cat,\nc.jpg,"one, two"\nd.jpg,x,y,z\n')
+    with pytest.raises(
+        InputError, match=r"t\.csv: more cells than the 2 columns .* in rows 2, 5: put a cell"
+    ):
+        read_table(path, TableColumns())
+
+
 def test_columns_are_found_by_name_and_images_beside_the_table(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"pixels")
     table = write(tmp_path / "t.csv", f'id,caption, image \n1,"one, two",a.png\n2,other,{tmp_path}/a.png\n')

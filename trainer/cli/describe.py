@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from trainer.cli.data_plan import data_warnings
 from trainer.cli.device_plan import device_rows, has_a_gpu, no_gpu_here, on_gpus
 from trainer.cli.disk_plan import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.cli.environment_plan import environment_row, missing_here, not_in_the_image
@@ -112,6 +113,8 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
 def all_warnings(facts: Facts) -> Iterator[str]:
     """Yields a sentence for each thing that is too small or missing where the job runs; then `warnings`."""
     job, local = facts.job, facts.local
+    if facts.files:
+        yield from data_warnings(job)
     yield from no_gpu_here(job, local=local)
     yield from missing_here(job, local=local)
     yield from too_little_disk(job, facts.disk)

@@ -192,6 +192,7 @@ def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) ->
     rows = _rows(path, columns.separator or ("\t" if path.suffix == ".tsv" else ","), columns.encoding)
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     places = _places(path, header, columns)
+    _check_lengths(path, len(header), rows[1:])
     kept, filtered = _filtered(path, rows[1:], columns.filters, places)
     used = {places[name] for name in [columns.image, *([] if columns.templates else columns.captions)]}
     return Table(
@@ -234,6 +235,17 @@ def _places(path: Path, header: Sequence[str], columns: TableColumns) -> dict[st
 
 NumberedRow = tuple[int, list[str]]
 """A row's number from 1, and its cells."""
+
+
+def _check_lengths(path: Path, columns: int, rows: Sequence[NumberedRow]) -> None:
+    """Raises InputError for rows with text behind the last column, which would be lost in silence."""
+    if longer := [
+        number for number, row in rows if len(row) > columns and any(map(str.strip, row[columns:]))
+    ]:
+        raise InputError(
+            f"{path}: more cells than the {columns} columns of the header in {list_rows(longer)}: put a cell "
+            "that holds the separator into double quotes, or set another separator"
+        )
 
 
 def _filtered(

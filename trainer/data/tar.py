@@ -137,6 +137,8 @@ class Content:
     """Samples that a filter has left out, counted by it."""
     groups: Sequence[int] = ()
     """Row groups, which a shard has none of."""
+    whole: bool = True
+    """False if reading stopped before the end because enough was read."""
 
     @property
     def payload(self) -> list[bytes]:
@@ -159,7 +161,8 @@ def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) 
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     members = Members(file, size)
-    for key, group in islice(grouped(members), most):
+    groups = grouped(members)
+    for key, group in islice(groups, most):
         found = judged_group(key, group, selection)
         endings.update(found.endings)
         if found.flaws:  # the missing member of the last key may be behind the damage
@@ -171,6 +174,7 @@ def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) 
                 if ending in found.by_ending
             }
             usable.append(_Usable(key, found.image, found.text, fields))
+    whole = next(groups, None) is None
     flaws = _apart(flaws, selection)
     lost = round((len(usable) + len(flaws)) * members.bytes_behind / members.end) if members.end else 0
     filtered: Mapping[str, int] = {}
@@ -179,7 +183,9 @@ def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) 
         flaws += [Flaw(usable[number].key, cause) for number, cause in kept.flaws]
         usable, filtered = list(compress(usable, kept.samples)), kept.filtered
     left_out = Counter(flaw.cause for flaw in flaws)
-    return Content(_rows(usable), left_out, endings, flaws[:NAMED], members.damage, lost, filtered)
+    return Content(
+        _rows(usable), left_out, endings, flaws[:NAMED], members.damage, lost, filtered, whole=whole
+    )
 
 
 def grouped(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
