@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.cli.data_plan import data_warnings
+from trainer.cli.data_plan import FirstSamples
 from trainer.cli.main import main
 from trainer.config import Data
 from trainer.data.first_look import left_out_first
@@ -72,7 +72,7 @@ def test_a_first_shard_of_several_is_only_an_example(tmp_path: Path) -> None:
     assert check_data(data) is None
     assert left_out_first(paths[0], data) == f"{paths[0]}: 9 of its 29 samples are not used: 9 with {DOTS}"
     assert left_out_first(paths[1], data) == ""
-    assert list(data_warnings(tiny_job(data={"format": "auto", "train": tuple(paths)}))) == [
+    assert list(FirstSamples(tiny_job(data={"format": "auto", "train": tuple(paths)})).warnings()) == [
         left_out_first(paths[0], data)
     ]
 

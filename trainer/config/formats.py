@@ -30,6 +30,8 @@ class FormatRow:
     """
     images: str
     """Function (data, progress) that opens the samples for evaluation: each image once, with all captions."""
+    captions: str | None = None
+    """Function (file, data) that yields the captions of a file from its beginning, without its images."""
     source: str | None = None
     """Function (data) that opens the samples for training; None for a format that is indexed."""
     selection: str | None = None
@@ -59,6 +61,7 @@ SHARDS = FormatRow(
     endings=(),
     reads=(*_IN_FILES, "image_key", "caption_key", "index", "encoding"),
     check="trainer.data.sample_counts:check_shards",
+    captions="trainer.data.first_look:captions_of_shard",
     selection="trainer.data.shards:shard_selection",
     indexed="trainer.data.source:indexed_shards",
     images="trainer.data.source:all_shards",
@@ -71,6 +74,7 @@ _TABLE = FormatRow(
     endings=(".csv", ".tsv"),
     reads=(*_IN_FILES, *_IN_TABLES, "separator", "encoding"),
     check="trainer.data.tables:check_tables",
+    captions="trainer.data.tables:captions_of_table",
     source="trainer.data.source:tables",
     images="trainer.data.source:tables_by_image",
 )
@@ -84,6 +88,7 @@ def _columnar(name: str, *endings: str) -> FormatRow:
         endings=endings,
         reads=(*_IN_FILES, *_IN_TABLES, "index", "row_group_cache_mb"),
         check="trainer.data.table_groups:check_row_groups",
+        captions="trainer.data.table_groups:captions_of_groups",
         selection="trainer.data.columnar:row_selection",
         indexed="trainer.data.columnar:open_columnar",
         images="trainer.data.table_groups:row_groups_by_image",

@@ -1,10 +1,12 @@
 """Looks at shards for a check without reading them whole: at their index and first samples. No torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.config import Data
 from trainer.data.bad_samples import Allowed
+from trainer.data.captions import MOST_JSON_BYTES, CaptionReader
 from trainer.data.files import open_at_once
 from trainer.data.index import catalogue_file, index_folder, open_index, stale
 from trainer.data.indexed import IndexInMemory
@@ -61,6 +63,19 @@ def check_first_samples(shards: Sequence[str], data: Data, allowed: Allowed) -> 
     if content.whole and len(shards) == 1 and len(content) and not data.filters:
         index = IndexInMemory((shards[0],), (content,))
         open_indexed(index, selection, "captions", allowed)
+
+
+def captions_of_shard(shard: str, data: Data) -> Iterator[str]:
+    """Yields the captions of a shard's first samples; a bad sample has none."""
+    read, most = CaptionReader.by(data), min(data.max_member_bytes, MOST_JSON_BYTES)
+    if (content := first_content(shard, data)) is None:
+        return
+    with open_at_once(shard) as file:
+        for place in content.rows.places:
+            if place["text_size"] <= most:
+                file.seek(int(place["text_at"]))
+                with suppress(ValueError):
+                    yield from read(file.read(int(place["text_size"]))).texts
 
 
 def left_out_first(shard: str, data: Data) -> str:

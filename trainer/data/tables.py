@@ -5,7 +5,7 @@ import io
 import os
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -317,6 +317,13 @@ def check_tables(files: Sequence[str], data: Data, key: str) -> int:
     if problems:
         raise InputError("\n".join(problems))
     return samples_of_an_epoch(rows, data)
+
+
+def captions_of_table(file: str, data: Data) -> Iterator[str]:
+    """Yields the captions of a table's rows: `captions` of FORMATS."""
+    table = _read_cells(Path(file), TableColumns.by(data))
+    for texts in zip(*table.captions, strict=True):
+        yield from filter(None, texts)
 
 
 def missing_images(table: Table) -> list[int]:
