@@ -15,8 +15,9 @@ from tests.support.jobs import VIT, tiny_job
 from trainer.cli.data_plan import FirstSamples
 from trainer.cli.describe import describe
 from trainer.cli.main import main
-from trainer.config import Model
+from trainer.config import Data, Model
 from trainer.data.caption_lengths import CaptionLengths, CaptionMonitor, counter_of
+from trainer.data.mojibake import as_gbk
 from trainer.data.shard_files import write_shards
 from trainer.data.tokens import quick
 from trainer.model.light_tokenizer import lengths_for
@@ -115,7 +116,7 @@ def test_a_run_says_it_once_when_it_has_seen_enough(caplog: pytest.LogCaptureFix
         return [record.levelname for record in caplog.records]
 
     with caplog.at_level(logging.INFO, "clipship"):
-        monitor = CaptionMonitor(CaptionLengths(4, len), 5000, None)
+        monitor = CaptionMonitor(CaptionLengths(4, len), 5000, Data(train=("a.tar",)))
         monitor.record(["abc"] * 600)
         assert said() == []
         monitor.record(["abcdef"] * 600)
@@ -123,7 +124,7 @@ def test_a_run_says_it_once_when_it_has_seen_enough(caplog: pytest.LogCaptureFix
         assert said() == ["INFO", "WARNING"]
         assert "in 1,000 captions; the model takes 4: 40.0% lose their end" in caplog.text
         caplog.clear()
-        short = CaptionMonitor(CaptionLengths(4, len), 6, "random")
+        short = CaptionMonitor(CaptionLengths(4, len), 6, Data(train=("a.tar",), text_mask="random"))
         short.record(["abcdef"] * 4)
         assert said() == []
         short.record(["abcdef"] * 2)
@@ -138,3 +139,26 @@ def test_statistics_count_tokens_for_a_model(tmp_path: Path, capsys: pytest.Capt
         found.append(json.loads(capsys.readouterr().out))
     assert [numbers["context_length"] for numbers in found] == [77, 16, 77]
     assert [numbers["cut_captions"] for numbers in found] == [0.0, 0.25, 0.0]
+
+
+@pytest.mark.parametrize("text", ["学习", "a 学习 b", "校园"])
+def test_gbk_that_is_valid_utf_8_is_found(text: str, tmp_path: Path) -> None:
+    read = text.encode("gbk").decode()
+    assert as_gbk(read) == text
+    path = tmp_path / "t.csv"
+    path.write_bytes(f"image,caption\ngone.jpg,a dog\ngone.jpg,{text}\n".encode("gbk"))
+    data = {"format": "auto", "train": (str(path),)}
+    (warning,) = FirstSamples(tiny_job(data=data)).warnings()
+    assert warning.endswith(
+        f'seems to be "{text}" in GBK, which is also valid UTF-8: set data.encoding = "gb18030"'
+    )
+    assert not list(FirstSamples(tiny_job(data={**data, "encoding": "gb18030"})).warnings())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["naïve café, Ångström", "собака бежит", "σκύλος", "כלב רץ", "كلب", "một con chó đang chạy", "50 µm, 3 Ω",
+     "一只狗", "“quotes”", "Ελλάδα и Россия", "e\u0301te\u0301"],
+)  # fmt: skip
+def test_other_writing_is_not_taken_for_it(text: str) -> None:
+    assert as_gbk(text) is None

@@ -17,6 +17,7 @@ DATA = click.argument("files", metavar="DATA...", nargs=-1, required=True)
 SOURCE = data_options(
     "image_key",
     "caption_key",
+    "caption_lines",
     "caption_template",
     "filters",
     "image_column",

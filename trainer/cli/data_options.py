@@ -16,6 +16,7 @@ DataOf = Callable[[Sequence[str]], "Data"]
 _OPTIONS: dict[str, dict[str, Any]] = {
     "image_key": {"multiple": True, "metavar": "ENDING"},
     "caption_key": {"multiple": True, "metavar": "KEY", "help": "[default: txt]"},
+    "caption_lines": {"metavar": "several|one", "help": "[default: several]"},
     "caption_template": {"multiple": True, "metavar": "TEXT"},
     "filters": {"multiple": True, "metavar": "FILTER"},
     "image_column": {"metavar": "NAME", "help": "[default: image]"},

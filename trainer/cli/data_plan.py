@@ -9,6 +9,7 @@ from itertools import islice
 from trainer.config import Job, is_remote
 from trainer.config.formats import FORMATS
 from trainer.data.caption_lengths import CAPTIONS, CaptionLengths
+from trainer.data.mojibake import gbk_warning
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
 from trainer.model.light_tokenizer import lengths_for
@@ -58,5 +59,7 @@ class FirstSamples:
 
             if lost := left_out_first(self.file, self.job.data):
                 yield lost
+        if odd := gbk_warning(self.captions, self.job.data.encoding):
+            yield odd
         if self.lengths is not None and (cut := self.lengths.warning(self.job.data.text_mask)):
             yield cut

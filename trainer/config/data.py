@@ -43,9 +43,12 @@ class Data(Section):
     .json, or the one that caption_key names), or columns of a table, then instead of caption_column. A
     template of which a field is null or empty gives no caption."""
     caption_key: tuple[Text, ...] = PLAIN
-    """Shards: ending of the member that holds the captions, one per line. JSON needs a colon and the path of
-    the field: "json:caption", "json:meta.texts[0]", or "json:captions[*]" for every text of a list. Several
-    paths into one JSON give a sample the captions of all: ["json:caption", "json:alt"]."""
+    """Shards: ending of the member that holds the captions (see caption_lines). JSON needs a colon and the
+    path of the field: "json:caption", "json:meta.texts[0]", or "json:captions[*]" for every text of a list.
+    Several paths into one JSON give a sample the captions of all: ["json:caption", "json:alt"]."""
+    caption_lines: Literal["several", "one"] = "several"
+    """Shards: meaning of the lines of a plain text. several: each is a caption; one: all are one caption, as
+    open_clip takes them."""
     caption_choice: Literal["random", "first", "longest"] = "random"
     """Caption that training takes of a sample with several. random: one is drawn for each epoch, by the
     seed and the position; first; longest: that with the most characters. Retrieval counts all of them."""

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from trainer.config import Data
+from trainer.data.mojibake import gbk_warning
 from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
@@ -54,23 +56,24 @@ class CaptionLengths:
 
 
 class CaptionMonitor:
-    """Says once, in the log of a run, how long its first captions are."""
+    """Says once, in the log of a run, how long its first captions are, and if they seem to be misread."""
 
-    def __init__(self, lengths: CaptionLengths | None, captions: int, text_mask: str | None) -> None:
+    def __init__(self, lengths: CaptionLengths | None, captions: int, data: Data) -> None:
         """`captions` will come in all. With None, as tokens cannot be counted, nothing is said."""
-        self._lengths, self._text_mask = lengths, text_mask
-        self._enough = min(captions, CAPTIONS)
+        self._lengths, self._data = lengths, data
+        self._enough, self._odd = min(captions, CAPTIONS), ""
 
     def record(self, captions: Sequence[str]) -> None:
         """Counts the captions of a batch until there are enough of them."""
         if (lengths := self._lengths) is None:
             return
+        self._odd = self._odd or gbk_warning(captions, self._data.encoding)
         lengths.add(captions[: self._enough - len(lengths.tokens)])
         if len(lengths.tokens) < self._enough:
             return
         self._lengths = None
         log.info("%-12s %s", "captions", lengths.text())
-        if warning := lengths.warning(self._text_mask):
+        for warning in filter(None, [self._odd, lengths.warning(self._data.text_mask)]):
             log.warning("%-12s %s", "captions", warning)
 
 

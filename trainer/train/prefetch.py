@@ -80,7 +80,7 @@ def _caption_monitor(setup: TrainSetup, captions: int) -> CaptionMonitor:
     most, counter = getattr(tokenizer, "context_length", None), counter_of(tokenizer)
     silent = setup.comm.world.rank or not FORMATS[data.kind].unit
     lengths = None if silent or counter is None or most is None else CaptionLengths(int(most), counter)
-    return CaptionMonitor(lengths, captions, data.text_mask)
+    return CaptionMonitor(lengths, captions, data)
 
 
 class Prefetcher:
