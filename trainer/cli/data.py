@@ -23,6 +23,7 @@ SOURCE = data_options(
     "image_column",
     "caption_column",
     "separator",
+    "quotes",
     "encoding",
 )
 

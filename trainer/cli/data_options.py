@@ -22,6 +22,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "image_column": {"metavar": "NAME", "help": "[default: image]"},
     "caption_column": {"multiple": True, "metavar": "NAME", "help": "[default: caption]"},
     "separator": {"metavar": "CHARACTER", "help": "[default: a comma for .csv, a tab for .tsv]"},
+    "quotes": {"metavar": "cells|text", "help": "[default: cells]"},
     "encoding": {"metavar": "NAME", "help": "[default: utf-8]"},
 }
 """Settings of click for an option, by the key of `[data]` that it stands for."""

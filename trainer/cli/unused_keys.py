@@ -124,7 +124,7 @@ UNUSED_KEYS = (
         "neither training nor retrieval reads a table",
     ),
     UnusedKeys(
-        ("data.separator",),
+        ("data.separator", "data.quotes"),
         lambda job: not _reads(job, "separator"),
         "neither training nor retrieval reads a .csv or .tsv table",
     ),

@@ -202,6 +202,8 @@ def check_columns(path: str, groups: Groups, names: Sequence[str]) -> None:
                 f"{path}: there is no column {name!r}{hint} Its columns are: "
                 f"{', '.join(map(repr, groups.columns)) or 'none'}"
             )
+        if groups.columns.count(name) > 1:
+            raise InputError(f"{path}: it has the column {name!r} more than once: rename the others")
 
 
 def row_key(group: int, row: int) -> str:

@@ -16,7 +16,7 @@ from trainer.config.formats import FORMATS, row_of
 from trainer.data.captions import captions_in
 from trainer.data.columnar import Columns, check_columns
 from trainer.data.files import open_file, stamp
-from trainer.data.image_cells import image_cell, named_image
+from trainer.data.image_cells import drive_advice, image_cell, is_url, named_image
 from trainer.data.row_groups import cells_of, groups_in
 from trainer.data.sample import kind_of_file
 from trainer.data.tables import Table, TableColumns, list_rows, missing_images, read_table
@@ -93,7 +93,9 @@ class TextRows:
         return tuple(
             PackRow(
                 row,
-                self.table.image_path(row).absolute(),
+                self.table.images[row]
+                if is_url(self.table.images[row])
+                else self.table.image_path(row).absolute(),
                 self.table.origin(row),
                 "\n".join(self.table.captions_of(row).texts),
                 _json(others[row]),
@@ -111,12 +113,12 @@ class TextRows:
         if missing := [] if skip_bad else missing_images(table):
             yield (
                 f"{table.path}: image file missing in {list_rows(missing)}; relative paths start at "
-                f"{table.path.parent.absolute()}"
+                f"{table.path.parent.absolute()}{drive_advice(table.images)}"
             )
         unknown = [
             row
             for row, image in zip(table.rows, table.images, strict=True)
-            if ending_of(image) not in IMAGE_ENDINGS
+            if ending_of(image) not in IMAGE_ENDINGS and not is_url(image)
         ]
         if unknown and not any_ending:
             yield (
@@ -147,7 +149,7 @@ class GroupRows:
         used = {str(place[0]) for place in (columns.image, *(() if columns.templates else columns.captions))}
         with open_file(name) as file:
             groups = groups_in(file, name, row_of(name).name)
-            check_columns(name, groups, columns.names)
+            check_columns(name, groups, [*columns.names, *groups.columns])
             return cls(
                 name,
                 row_of(name).name,

@@ -11,7 +11,7 @@ from trainer.data.bad_samples import WHOLE
 from trainer.data.captions import captions_in
 from trainer.data.columnar import ColumnarSource, Columns, RowSelection, open_columnar, row_selection
 from trainer.data.files import opened
-from trainer.data.image_cells import image_cell, named_image
+from trainer.data.image_cells import drive_advice, image_cell, named_image
 from trainer.data.indexed import index_in_memory
 from trainer.data.order import epoch_samples
 from trainer.data.row_groups import Groups, cells_of, groups_in, too_large
@@ -125,6 +125,7 @@ def _missing_images(file: str, groups: Groups, selection: RowSelection) -> Itera
         yield (
             f"{file}: {len(rows):,} of {many(sum(groups.sizes), 'image file')} are missing; the first is "
             f"{rows[0][1]} in row {rows[0][0] + 1} (relative paths start at the table's folder)"
+            f"{drive_advice(os.path.relpath(name, os.path.dirname(file)) for _, name in rows)}"
         )
 
 

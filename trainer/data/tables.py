@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from trainer.config import Data
 from trainer.config.caption_template import Template, filled, parse_template
 from trainer.config.filters import Filter, parse_filter
 from trainer.data.captions import Captions, gathered
 from trainer.data.files import open_at_once, read_file
+from trainer.data.image_cells import drive_advice, image_bytes, is_url, local_path
 from trainer.data.sample import (
     MOST_BYTES,
     LeftOut,
@@ -30,6 +31,10 @@ from trainer.data.sample_counts import samples_of_an_epoch
 from trainer.errors import InputError
 
 SHOWN_ROWS = 10
+_QUOTES = (
+    "A cell that begins with a quote must end with one, and a quote inside it is doubled; if quotes are "
+    'text, set data.quotes = "text" in a job, --quotes text in a command'
+)
 LONGEST_CELL = 2**24
 
 
@@ -44,6 +49,8 @@ class TableColumns:
     separator: str | None = None
     """Character between columns; None for a tab if the name ends in .tsv, else a comma."""
     encoding: str = "utf-8"
+    quotes: str = "cells"
+    """Value of data.quotes."""
     filters: tuple[Filter, ...] = ()
     """Conditions on columns that a row must fulfil."""
 
@@ -56,6 +63,7 @@ class TableColumns:
             tuple(map(parse_template, data.caption_template)),
             data.separator,
             data.encoding,
+            data.quotes,
             tuple(map(parse_filter, data.filters)),
         )
 
@@ -86,8 +94,8 @@ class Table:
     """Number of rows that a filter has left out, by filter."""
 
     def image_path(self, number: int) -> Path:
-        """Returns the image file of a row, counted from 0 without the header."""
-        return self.path.parent / self.images[number]
+        """Returns the image file of a row, counted from 0 without the header, if its image is no URL."""
+        return Path(local_path(str(self.path.parent), self.images[number]))
 
     def captions_of(self, number: int) -> Captions:
         """Returns the captions of a row, which has one at least."""
@@ -98,11 +106,13 @@ class Table:
         return f"{self.path}: row {self.rows[number]}"
 
     def read_image(self, number: int, most_bytes: int = MOST_BYTES) -> bytes:
-        """Returns the image file's content.
+        """Returns the content of the image file, or of what is behind the URL.
 
-        Raises BadSample if it is no file or too large, and StorageError if it stays unreadable.
+        Raises BadSample if it is no file, too large, or not fetched, and StorageError if it stays unreadable.
         """
-        path, origin = self.image_path(number), self.origin(number)
+        path, origin, name = self.image_path(number), self.origin(number), self.images[number]
+        if is_url(name):
+            return image_bytes(name, str(self.path), origin, most_bytes)
         return read_file(
             path,
             f"{origin}: image {path}",
@@ -146,7 +156,7 @@ class ImageSource:
     left_out = LeftOut()
 
     def __init__(
-        self, rows: Mapping[Path, Sequence[tuple[Table, int]]], most_bytes: int = MOST_BYTES
+        self, rows: Mapping[Path | str, Sequence[tuple[Table, int]]], most_bytes: int = MOST_BYTES
     ) -> None:
         self._most_bytes = most_bytes
         self._rows = [tuple(of_image) for of_image in rows.values()]
@@ -167,10 +177,11 @@ class ImageSource:
 
 def by_image(tables: Sequence[Table], most_bytes: int = MOST_BYTES) -> ImageSource:
     """Gathers the tables' rows by the image file that they name, however the tables write its path."""
-    rows: dict[Path, list[tuple[Table, int]]] = {}
+    rows: dict[Path | str, list[tuple[Table, int]]] = {}
     for table in tables:
         for number in range(len(table.rows)):
-            path = Path(os.path.normpath(table.image_path(number)))
+            name = table.images[number]
+            path = name if is_url(name) else Path(os.path.normpath(table.image_path(number)))
             rows.setdefault(path, []).append((table, number))
     return ImageSource(rows, most_bytes)
 
@@ -189,10 +200,13 @@ def read_table(path: str | Path, columns: TableColumns, keep_others: bool = Fals
 
 def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) -> Table:
     """Reads a table as `read_table` does, also one whose rows lack an image or a caption."""
-    rows = _rows(path, columns.separator or ("\t" if path.suffix == ".tsv" else ","), columns.encoding)
+    separator = columns.separator or ("\t" if path.suffix == ".tsv" else ",")
+    rows = _rows(path, separator, columns)
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     places = _places(path, header, columns)
+    _check_once(path, header, [*places, *(header if keep_others else ())])
     _check_lengths(path, len(header), rows[1:])
+    _check_swallowed(path, len(header), places[columns.image], separator, rows[1:])
     kept, filtered = _filtered(path, rows[1:], columns.filters, places)
     used = {places[name] for name in [columns.image, *([] if columns.templates else columns.captions)]}
     return Table(
@@ -233,6 +247,15 @@ def _places(path: Path, header: Sequence[str], columns: TableColumns) -> dict[st
     return {name: header.index(name) for name in wanted}
 
 
+def _check_once(path: Path, header: Sequence[str], names: Sequence[str]) -> None:
+    """Raises InputError for a column that is wanted and that the header names more than once."""
+    if twice := [name for name in dict.fromkeys(names) if name and header.count(name) > 1]:
+        raise InputError(
+            f"{path}: the header names {', '.join(map(repr, twice))} more than once, so that it cannot be "
+            "told which column is meant: rename the others"
+        )
+
+
 NumberedRow = tuple[int, list[str]]
 """A row's number from 1, and its cells."""
 
@@ -246,6 +269,29 @@ def _check_lengths(path: Path, columns: int, rows: Sequence[NumberedRow]) -> Non
             f"{path}: more cells than the {columns} columns of the header in {list_rows(longer)}: put a cell "
             "that holds the separator into double quotes, or set another separator"
         )
+
+
+def _check_swallowed(
+    path: Path, columns: int, image: int, separator: str, rows: Sequence[NumberedRow]
+) -> None:
+    """Raises InputError for cells in quotes that hold lines like rows, with an image as their row has one."""
+    swallowing = [
+        number
+        for number, row in rows
+        for cell in row
+        if "\n" in cell
+        for parts in [line.split(separator) for line in cell.splitlines()[1:]]
+        if len(parts) >= columns and _ending(parts[image]) == _ending(_cell(row, image)) != ""
+    ]
+    if swallowing:
+        raise InputError(
+            f"{path}: a cell holds lines that look like rows in {list_rows(sorted(set(swallowing)))}: its "
+            f"first quote is not closed. {_QUOTES}"
+        )
+
+
+def _ending(name: str) -> str:
+    return os.path.splitext(name.strip())[1].lower()
 
 
 def _filtered(
@@ -312,7 +358,7 @@ def check_tables(files: Sequence[str], data: Data, key: str) -> int:
             problems.append(
                 f"{file}: {len(missing)} of {len(table.rows)} image files of column {data.image_column!r} "
                 f"are missing: {list_rows(missing)}; the first is {first} (relative paths start at the "
-                "table's folder)"
+                f"table's folder){drive_advice(table.images)}"
             )
     if problems:
         raise InputError("\n".join(problems))
@@ -321,9 +367,9 @@ def check_tables(files: Sequence[str], data: Data, key: str) -> int:
 
 def captions_of_table(file: str, data: Data) -> Iterator[str]:
     """Yields the captions of a table's rows: `captions` of FORMATS."""
-    table = _read_cells(Path(file), TableColumns.by(data))
-    for texts in zip(*table.captions, strict=True):
-        yield from filter(None, texts)
+    table = read_table(file, TableColumns.by(data))
+    for number in range(len(table.rows)):
+        yield from table.captions_of(number).texts
 
 
 def missing_images(table: Table) -> list[int]:
@@ -331,7 +377,9 @@ def missing_images(table: Table) -> list[int]:
     return [
         row
         for number, row in enumerate(table.rows)
-        if table.images[number] and not table.image_path(number).is_file()
+        if table.images[number]
+        and not is_url(table.images[number])
+        and not table.image_path(number).is_file()
     ]
 
 
@@ -343,8 +391,10 @@ def list_rows(rows: Sequence[int]) -> str:
     )
 
 
-def _rows(path: Path, separator: str, encoding: str) -> list[NumberedRow]:
+def _rows(path: Path, separator: str, columns: TableColumns) -> list[NumberedRow]:
     """Returns the rows that are not blank, each with its number from 1."""
+    encoding = columns.encoding
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if columns.quotes == "text" else csv.QUOTE_MINIMAL
     csv.field_size_limit(LONGEST_CELL)
     rows: list[NumberedRow] = []
     number = 0
@@ -359,7 +409,8 @@ def _rows(path: Path, separator: str, encoding: str) -> list[NumberedRow]:
         ) as file:
             # With `strict`, a quote that is never closed is an error; else it would swallow all later rows in
             # silence.
-            for number, row in enumerate(csv.reader(file, delimiter=separator, strict=True), start=1):
+            reader = csv.reader(file, delimiter=separator, strict=True, quoting=quoting)
+            for number, row in enumerate(reader, start=1):
                 if any(cell.strip() for cell in row):
                     "".join(row).encode()
                     rows.append((number, row))
@@ -373,8 +424,7 @@ def _rows(path: Path, separator: str, encoding: str) -> list[NumberedRow]:
             "it as UTF-8"
         ) from error
     except csv.Error as error:
-        advice = "a cell that begins with a quote must end with one, and a quote inside it is doubled"
-        raise InputError(f"{path}: row {number + 1} cannot be read ({error}): {advice}") from error
+        raise InputError(f"{path}: row {number + 1} cannot be read ({error}). {_QUOTES}") from error
     return rows
 
 
