@@ -206,6 +206,12 @@ def test_images_and_texts_in_different_places_of_a_tar_are_told_to_be_sorted(tmp
     assert "Found .jpg (64), .txt (64)" in message
     assert "64 with image and .txt do not follow each other: tar --sort=name puts them together" in message
     assert "Set data.image_key" not in message
+    half = len(members) // 2
+    parts = [
+        write_tar(tmp_path / f"{n}.tar", part) for n, part in enumerate((members[:half], members[half:]))
+    ]
+    message = refusal(*parts)
+    assert "no sample has both in one tar; image and .txt do not follow each other" in message
     more = [member for number in range(1100) for member in sample(f"{number:04d}")]
     more.sort(key=lambda member: member[0].partition(".")[2])
     path = write_tar(tmp_path / "1.tar", more)

@@ -145,6 +145,18 @@ def test_a_stream_names_what_a_shard_names(tmp_path: Path) -> None:
     assert shards.left_out.count == 5
 
 
+def test_a_stream_of_images_first_and_texts_behind_is_told_to_be_sorted(tmp_path: Path) -> None:
+    halves = [packed(key, **{ending: b"x"}) for ending in ("jpg", "txt") for key in "ab"]
+    found = source(pipe(tmp_path, "0", *halves))
+    for _ in range(4):
+        with pytest.raises(BadSample):
+            found.read(0)
+    with pytest.raises(
+        InputError, match=r"Found \.jpg \(2\), \.txt \(2\).* tar --sort=name puts them together"
+    ):
+        found.read(0)
+
+
 @pytest.mark.parametrize("stream", ["pipe:false", "pipe:echo hello"])
 def test_a_command_that_fails_and_a_stream_that_is_no_tar_are_named_and_asked_once(stream: str) -> None:
     found = source(stream)

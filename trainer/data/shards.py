@@ -212,6 +212,9 @@ def nothing_usable(
     images = ", ".join("." + ending for ending in selection.images)
     missing = ("no image", f"no .{selection.text}")
     advice = [f"{count} with {cause}" for cause, count in left_out.items() if cause not in missing]
+    texts, pictures = selection.text.lower() in endings, {ending.lower() for ending in selection.images}
+    if not advice and texts and pictures & set(endings):
+        advice.append(f"no sample has both in one tar; {apart(selection)}")
     if looked_at is not None and len(set(missing) & set(left_out)) == 1:
         advice.append(f"those are the first {looked_at}; if the others come later: {apart(selection)}")
     return (
