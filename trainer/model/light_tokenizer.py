@@ -19,6 +19,8 @@ from trainer.model.catalog import read_config
 from trainer.model.packages import needed
 from trainer.model.text_config import text_config
 
+_CLEAN = ("lower", "whitespace", "canonicalize")
+"""Ways in which open_clip's tokenizer cleans a text, the default first."""
 _PACKAGES = ("open_clip", "ftfy", "regex", "numpy")
 
 
@@ -31,14 +33,15 @@ def lengths_for(model: Model, captions: Iterable[str]) -> CaptionLengths | None:
         text = text_config(model, config)
     except (InputError, KeyError, TypeError, ValueError):
         return None
-    extra = text.get("tokenizer_kwargs") or {}
-    counter = counter_of(_simple_tokenizer()(clean=extra.get("clean", "lower")))
+    extra = text.get("tokenizer_kwargs")
+    clean = extra.get("clean", _CLEAN[0]) if isinstance(extra, dict) else _CLEAN[0]
+    counter = counter_of(_simple_tokenizer(clean)) if clean in _CLEAN else None
     return CaptionLengths(int(text["context_length"]), counter, captions) if counter else None
 
 
 @cache
-def _simple_tokenizer() -> Any:
-    """Returns open_clip's class SimpleTokenizer."""
+def _simple_tokenizer(clean: str) -> Any:
+    """Returns open_clip's SimpleTokenizer; its vocabulary takes a quarter of a second to read."""
     package = importlib.util.find_spec("open_clip")
     folder = next(iter(package.submodule_search_locations or ())) if package else ""
     stand_in = ModuleType("torch")
@@ -46,7 +49,7 @@ def _simple_tokenizer() -> Any:
     is_there = "torch" in sys.modules
     sys.modules.setdefault("torch", stand_in)
     try:
-        return runpy.run_path(str(Path(folder) / "tokenizer.py"))["SimpleTokenizer"]
+        return runpy.run_path(str(Path(folder) / "tokenizer.py"))["SimpleTokenizer"](clean=clean)
     finally:
         if not is_there:
             del sys.modules["torch"]
