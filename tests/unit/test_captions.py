@@ -56,6 +56,16 @@ def test_a_path_names_one_text_or_every_text_of_a_list(key: str, texts: tuple[st
     assert read(key, META) == texts
 
 
+def test_lines_are_one_caption_where_the_job_says_so(tmp_path: Path) -> None:
+    data = Data(train=(shard(tmp_path, b" a cat \r\n\non  a mat\n", b" \n", ending="txt"),))
+    one = data.model_copy(update={"caption_lines": "one"})
+    assert open_source(data).read(0).captions == ("a cat", "on  a mat")
+    assert open_source(one).read(0).captions == ("a cat on a mat",)
+    assert open_images(one).read(0).captions == ("a cat on a mat",)
+    with pytest.raises(BadSample, match="captions are empty"):
+        open_source(one).read(1)
+
+
 def test_lists_at_the_top_and_lists_of_objects_have_paths() -> None:
     assert read("json:[*]", ["a", "b"]) == ("a", "b")
     assert read("json:[1].text", [{}, {"text": "b"}]) == ("b",)

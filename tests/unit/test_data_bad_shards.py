@@ -109,10 +109,19 @@ def test_a_hole_in_a_shard_is_not_taken_for_its_end(tmp_path: Path) -> None:
     paths = shards_of(tmp_path, 30, 30)
     with Path(paths[0]).open("r+b") as file:
         file.seek(10 * SAMPLE)
-        file.write(bytes(2 * HEADER))
+        file.write(bytes(SAMPLE))
     source = open_source(data(paths, max_bad_share=0.1))
     assert source.shard_sizes() == [10, 30]
     assert f"damaged or cut off at byte {10 * SAMPLE}" in str(source.left_out.named[0])
+
+
+def test_a_hole_as_short_as_the_end_of_a_tar_hides_no_whole_sample(tmp_path: Path) -> None:
+    paths = shards_of(tmp_path, 30)
+    with Path(paths[0]).open("r+b") as file:
+        file.seek(10 * SAMPLE)
+        file.write(bytes(2 * HEADER))
+    source = open_source(data(paths))
+    assert (source.shard_sizes(), source.left_out.by_cause) == ([29], {"no image": 1})
 
 
 def test_a_cut_shard_is_judged_by_the_others_of_its_folder(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from open_clip.transform import image_transform
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import RandomResizedCrop
 
-from trainer.data.pictures import decode
+from trainer.data.pictures import OfMiddle, decode
 from trainer.data.pixels import (
     REDUCTIONS,
     Box,
@@ -33,6 +34,7 @@ from trainer.data.pixels import (
     upright_jpeg,
 )
 from trainer.data.sample import BadSample, RawSample
+from trainer.data.sample_filter import Part, image_size
 
 PHOTOGRAPHS = [Image.fromarray(photograph) for photograph in load_sample_images().images]
 CROP = RandomCrop((224, 224))
@@ -215,6 +217,46 @@ def test_an_image_that_exif_turns_is_turned() -> None:
     found = RandomCrop((60, 60), scale=(1, 1))(raw(turned()), 0)[:3].float().mean((0, 2))
     assert found[:25].mean() < 20
     assert found[-25:].mean() > 235
+
+
+XMP = b'<x:xmpmeta><rdf:RDF><rdf:Description tiff:Orientation="%d"/></rdf:RDF></x:xmpmeta>'
+
+
+@pytest.mark.parametrize(
+    ("in_xmp", "in_exif", "upright"), [(6, None, False), (6, 1, True), (1, None, True), (1, 6, False)]
+)
+def test_training_and_evaluation_turn_an_image_alike(in_xmp: int, in_exif: int | None, upright: bool) -> None:
+    exif = Image.Exif()
+    if in_exif is not None:
+        exif[0x0112] = in_exif
+    picture = Image.new("RGB", (80, 60), "white")
+    picture.paste((0, 0, 0), (0, 0, 40, 60))
+    image = encoded(picture, exif=exif.tobytes(), xmp=XMP % in_xmp, quality=95)
+    assert upright_jpeg(image) is upright
+    size = (60, 80) if upright else (80, 60)
+    trained = RandomCrop(size, scale=(1, 1), ratio=(size[1] / size[0],) * 2)(raw(image), 0)
+    assert difference(trained[:3].permute(1, 2, 0).numpy(), decode(raw(image))) < 2
+    assert (image_size(io.BytesIO(image), Part(0, len(image))) == (80, 60)) is upright, (
+        "as filters measure it"
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 20_000), (20_000, 2)])
+def test_an_evaluation_resizes_no_more_of_a_long_picture_than_around_its_middle(
+    shape: tuple[int, int],
+) -> None:
+    seen: list[tuple[int, int]] = []
+    ours = OfMiddle(lambda picture: seen.append(picture.size))
+    ours(Image.new("RGB", shape))
+    assert sorted(seen[0]) == [2, 32]
+    ours(Image.new("RGB", (900, 100)))
+    assert seen[1] == (900, 100)
+
+
+def test_the_middle_of_a_long_picture_is_the_same_as_of_the_whole() -> None:
+    transform = image_transform(32, is_train=False)
+    long = PHOTOGRAPHS[0].resize((3001, 60))
+    assert torch.allclose(OfMiddle(transform)(long), transform(long), atol=0.05)
 
 
 def test_damaged_exif_does_not_lose_the_image() -> None:

@@ -6,6 +6,7 @@ import pickle
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -15,9 +16,10 @@ from webdataset.tariterators import group_by_keys, tar_file_iterator
 from trainer.config import Data, Eval
 from trainer.data.index import scan
 from trainer.data.sample import Numbering
+from trainer.data.sample_counts import check_data
 from trainer.data.shards import ShardSource, open_shards
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
-from trainer.data.tar import Content, Selection
+from trainer.data.tar import DOTS, Content, Selection
 from trainer.errors import InputError
 
 Member = tuple[str, bytes]
@@ -133,9 +135,99 @@ def test_incomplete_samples_are_left_out_and_counted(tmp_path: Path) -> None:
     source = open_captioned(
         write_tar(tmp_path / "0.tar", members), write_tar(tmp_path / "1.tar", [("g.jpg", b"i")])
     )
-    assert source.left_out.by_cause == {"no image": 2, "no .txt": 2}
+    assert source.left_out.by_cause == {"no image": 1, ".jpg is empty": 1, "no .txt": 2}
     assert source.shard_sizes() == [2, 0]
     assert [source.read(n).key for n in range(2)] == ["a", "f"]
+
+
+def left_out(*members: Member) -> dict[str, int]:
+    """Returns what is counted beside one plain sample in a shard of these members."""
+    with TemporaryDirectory() as folder:
+        source = open_captioned(write_tar(Path(folder) / "0.tar", [*members, *sample("plain")]))
+        assert source.read(len(source) - 1).key == "plain"
+        return dict(source.left_out.by_cause)
+
+
+def test_pairs_that_share_a_key_up_to_the_first_dot_are_counted_and_named_one_by_one(tmp_path: Path) -> None:
+    pairs = [member for number in range(30) for member in sample(f"scan.v2.{number:06d}")]
+    shard = write_tar(tmp_path / "0.tar", [*pairs, *sample("plain")])
+    source = open_captioned(shard)
+    assert (len(source), source.left_out.by_cause) == (1, {DOTS: 30})
+    assert str(source.left_out.named[1]) == f"{shard}: sample scan.v2.000001: {DOTS}"
+    message = refusal(write_tar(tmp_path / "1.tar", pairs))
+    assert (
+        "Found .*.jpg (30), .*.txt (30); a sample needs one of .jpg, .jpeg, .png, .webp and a .txt. "
+        f"30 with {DOTS}" in message
+    )
+
+
+def test_a_usable_sample_hides_no_further_pair_and_its_other_members_are_no_samples() -> None:
+    assert left_out(*sample("a"), *sample("a.1"), *sample("a.2")) == {DOTS: 2}
+    assert left_out(*sample("a"), ("a.seg.png", b"mask"), ("a.json", b"{}"), ("a.long.txt", b"t")) == {}
+    assert left_out(*sample("a.1"), ("a.2.jpg", b"no caption")) == {DOTS: 1}
+    assert left_out(*((f"a.{number}.jpg", b"i") for number in range(9))) == {DOTS: 9}
+    assert left_out(*sample("same"), *sample("same"), *sample("same")) == {
+        "two members with the same name": 3
+    }
+
+
+def test_members_that_are_no_plain_files_are_named_as_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "0.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, kind in [
+            ("folder", tarfile.DIRTYPE), ("linked.jpg", tarfile.SYMTYPE), ("linked.txt", tarfile.LNKTYPE),
+            ("half.jpg", tarfile.SYMTYPE), ("half.txt", b""), ("pipe.jpg", tarfile.FIFOTYPE),
+            ("pipe.txt", b""),
+            ("extra.json", tarfile.SYMTYPE), ("extra.jpg", b""), ("among.jpg", tarfile.SYMTYPE),
+            ("extra.txt", b""), (".dot.jpg", b""), (".dot.txt", b""), ("._mac.jpg", b""), ("README", b""),
+        ]:  # fmt: skip
+            info = tarfile.TarInfo(name)
+            if kind:
+                info.type, info.linkname = kind, "elsewhere"
+                tar.addfile(info)
+            else:
+                info.size = 1
+                tar.addfile(info, io.BytesIO(b"x"))
+    source = open_captioned(path)
+    assert [source.read(number).key for number in range(len(source))] == ["extra"]
+    assert source.left_out.by_cause == {
+        ".jpg is a link": 3,
+        ".jpg is no file": 1,
+        ".jpg has a name that begins with a dot": 1,
+    }
+    assert sorted(bad.key for bad in source.left_out.named) == [".dot", "among", "half", "linked", "pipe"]
+
+
+def test_images_and_texts_in_different_places_of_a_tar_are_told_to_be_sorted(tmp_path: Path) -> None:
+    members = [member for number in range(64) for member in sample(f"{number:02d}")]
+    members.sort(key=lambda member: member[0].partition(".")[2])
+    path = write_tar(tmp_path / "0.tar", members)
+    message = refusal(path)
+    assert "Found .jpg (64), .txt (64)" in message
+    assert "64 with image and .txt do not follow each other: tar --sort=name puts them together" in message
+    assert "Set data.image_key" not in message
+    half = len(members) // 2
+    parts = [
+        write_tar(tmp_path / f"{n}.tar", part) for n, part in enumerate((members[:half], members[half:]))
+    ]
+    message = refusal(*parts)
+    assert "no sample has both in one tar; image and .txt do not follow each other" in message
+    more = [member for number in range(1100) for member in sample(f"{number:04d}")]
+    more.sort(key=lambda member: member[0].partition(".")[2])
+    path = write_tar(tmp_path / "1.tar", more)
+    with pytest.raises(InputError, match=r"\.jpg \(1000\).* first 1000; if the others come later: .*--sort"):
+        check_data(Data(train=(str(path),)))
+
+
+def test_shards_that_were_concatenated_are_read_to_the_end(tmp_path: Path) -> None:
+    tars = [write_tar(tmp_path / f"{n}.tar", sample(f"k{n}")).read_bytes() for n in range(3)]
+    tars[1] = tars[1][: 2048 + 1024]  # as other programs end one: two blocks of zeros, and no more
+    both = tmp_path / "all.tar"
+    both.write_bytes(b"".join(tars))
+    source = open_captioned(both)
+    assert [source.read(n).key for n in range(len(source))] == ["k0", "k1", "k2"]
+    both.write_bytes(b"".join(tars) + b"?")
+    assert "damaged or cut off at byte" in refusal(both)
 
 
 def test_a_set_without_any_sample_lists_what_it_holds_and_what_is_expected(tmp_path: Path) -> None:

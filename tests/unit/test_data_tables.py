@@ -6,9 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.support.processes import ended_on_failure
+from tests.support.range_server import serving
 from trainer.config import Data
+from trainer.data.pack import Recipe, pack
+from trainer.data.sample import BadSample
 from trainer.data.sample_counts import check_data
 from trainer.data.source import open_images, open_source
 from trainer.data.tables import Table, TableColumns, TableSource, list_rows, missing_images, read_table
@@ -29,6 +33,72 @@ def refusal(path: Path, separator: str | None = None) -> str:
         read(path, separator)
     assert str(path) in str(caught.value)
     return str(caught.value)
+
+
+def test_text_behind_the_last_column_is_named_and_not_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('image,caption\na.jpg,a dog, running\nb.jpg,a cat,\nc.jpg,"one, two"\nd.jpg,x,y,z\n')
+    with pytest.raises(
+        InputError, match=r"t\.csv: more cells than the 2 columns .* in rows 2, 5: put a cell"
+    ):
+        read_table(path, TableColumns())
+
+
+def test_images_behind_addresses_are_read_and_are_no_missing_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.image_cells.WAITS_S", ())
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    with serving(tmp_path) as (url, _):
+        rows = f"{url}/a.png,one\n{url}/a.png,two\n{url}/gone.png,x\n"
+        path = write(tmp_path / "t.csv", f"URL,caption\n{rows}")
+        data = Data(train=(str(path),), image_column="URL")
+        assert check_data(data) == 3
+        assert open_source(data).read(1).image == (tmp_path / "a.png").read_bytes()
+        images = open_images(data)
+        assert (len(images), images.read(0).captions) == (2, ("one", "two"))
+        with pytest.raises(BadSample, match="cannot be fetched"):
+            images.read(1)
+        packed = pack(path, tmp_path / "out", data=data, recipe=Recipe(skip_bad=True))
+        assert [origin for origin, _ in packed.bad] == [f"{path}: row 4"]
+
+
+def test_paths_of_windows_are_taken_or_named(tmp_path: Path) -> None:
+    (tmp_path / "images" / "deep").mkdir(parents=True)
+    (tmp_path / "images" / "deep" / "a.jpg").write_bytes(b"a")
+    (tmp_path / "odd\\name.jpg").write_bytes(b"odd")
+    path = write(tmp_path / "t.csv", "image,caption\nimages\\deep\\a.jpg,c\nodd\\name.jpg,c\n")
+    data = Data(train=(str(path),))
+    assert check_data(data) == 2
+    source = open_source(data)
+    assert [source.read(number).image for number in range(2)] == [b"a", b"odd"]
+    write(path, "image,caption\nC:\\data\\a.jpg,c\n")
+    with pytest.raises(InputError, match=r"C:\\data\\a.jpg is a path of Windows: name files relative"):
+        check_data(data)
+
+
+def test_a_column_that_comes_twice_is_not_chosen_by_its_place(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "image,caption,caption,x,x\na.png,one,two,3,4\n")
+    assert "the header names 'caption' more than once" in refusal(path)
+    other = TableColumns(captions=("image",))
+    assert read_table(path, other).captions == (("a.png",),), "a column that nobody reads may be there twice"
+    with pytest.raises(InputError, match="names 'caption', 'x' more than once"):
+        read_table(path, other, keep_others=True)
+
+
+def test_quotes_are_text_where_the_job_says_so(tmp_path: Path) -> None:
+    text = 'image\tcaption\na.png\t"Sunset" by Monet\nb.png\t"no end\nc.png\t5" disk\nd.png\t"x"\n'
+    path = write(tmp_path / "t.tsv", text)
+    assert 'set data.quotes = "text" in a job, --quotes text in a command' in refusal(path)
+    columns = TableColumns.by(Data(train=(str(path),), quotes="text"))
+    assert read_table(path, columns).captions[0] == ('"Sunset" by Monet', '"no end', '5" disk', '"x"')
+
+
+def test_a_quote_that_swallows_rows_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", 'image,caption\na.png,x\nb.png,"not closed\nc.png,lost\nd.png,end"\n')
+    assert "a cell holds lines that look like rows in row 3: its first quote is not closed" in refusal(path)
+    poem = write(tmp_path / "p.csv", 'image,caption\na.png,"roses, red\nviolets, blue"\n')
+    assert read(poem).captions == (("roses, red violets, blue",),)
 
 
 def test_columns_are_found_by_name_and_images_beside_the_table(tmp_path: Path) -> None:

@@ -264,6 +264,7 @@ def classes(tmp_path: Path) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(name.encode())
     (root / "README").touch()
+    (root / "lost.jpg").touch()
     return root
 
 
@@ -278,7 +279,8 @@ def test_a_folder_for_each_class_is_numbered_and_named_by_its_folders(classes: P
         ("tabby_cat/a.png", 2, b"tabby_cat/a.png"),
         ("tabby_cat/b.JPEG", 2, b"tabby_cat/b.JPEG"),
     ]
-    assert list(source.left_out.by_cause.values()) == [1]
+    assert list(source.left_out.by_cause.values()) == [1, 1]
+    assert source.left_out.by_cause["in no class folder"] == 1
 
 
 def test_class_names_must_be_as_many_as_class_folders(classes: Path) -> None:

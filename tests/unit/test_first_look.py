@@ -1,23 +1,31 @@
 """`clipship check` sees in an index and in the first samples what a run would refuse."""
 
 import io
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.jobs import tiny_job
+from trainer.cli.data_plan import FirstSamples
 from trainer.cli.main import main
 from trainer.config import Data
+from trainer.data.first_look import left_out_first
 from trainer.data.sample_counts import check_data
+from trainer.data.source import open_source
+from trainer.data.tar import DOTS
 from trainer.errors import InputError
 
 
-def shard(path: Path, samples: int, ending: str) -> str:
+def shard(path: Path, samples: int, ending: str, hidden: int = 0) -> str:
+    """Writes samples, and beside them some that share the key `scan`."""
+    keys = [*(f"{number:04d}" for number in range(samples)), *(f"scan.{number}" for number in range(hidden))]
     with tarfile.open(path, "w") as tar:
-        for number in range(samples):
+        for key in keys:
             for of in ("png", ending):
-                member = tarfile.TarInfo(f"{number:04d}.{of}")
+                member = tarfile.TarInfo(f"{key}.{of}")
                 member.size = 3
                 tar.addfile(member, io.BytesIO(b"abc"))
     return str(path)
@@ -39,6 +47,34 @@ def test_captions_with_another_ending_are_refused(tmp_path: Path, indexed: bool)
         main(["index", data.train[0]])
     with pytest.raises(InputError, match=r"Found .*\.json \(5\); a sample needs one of .* and a \.txt"):
         check_data(data)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_what_a_run_would_refuse_for_its_bad_samples_check_refuses(
+    tmp_path: Path, indexed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Data(train=(shard(tmp_path / "a.tar", 20, "txt", hidden=1100),))
+    if indexed:
+        main(["index", data.train[0]])
+    said = r"bad samples: 1100 of 1120 \(1100 a dot in the name, where the key ends"
+    for check in (check_data, open_source):
+        with pytest.raises(InputError, match=said):
+            check(data)
+    assert check_data(data, "DATA") == (20 if indexed else None), "which commands that look at data ask"
+    capsys.readouterr()
+    assert main(["data", "stats", data.train[0]]) == 0
+    assert json.loads(capsys.readouterr().out)["not_usable"] == {DOTS: 1100}
+
+
+def test_a_first_shard_of_several_is_only_an_example(tmp_path: Path) -> None:
+    paths = [shard(tmp_path / f"{name}.tar", 20, "txt", hidden=9 * (name == "a")) for name in "ab"]
+    data = Data(train=tuple(paths), max_bad_share=0)
+    assert check_data(data) is None
+    assert left_out_first(paths[0], data) == f"{paths[0]}: 9 of its 29 samples are not used: 9 with {DOTS}"
+    assert left_out_first(paths[1], data) == ""
+    assert list(FirstSamples(tiny_job(data={"format": "auto", "train": tuple(paths)})).warnings()) == [
+        left_out_first(paths[0], data)
+    ]
 
 
 def test_login_node_without_numpy_says_how_to_check_without_the_data(

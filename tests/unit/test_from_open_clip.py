@@ -533,6 +533,7 @@ def test_synthetic_data_and_streams_have_a_number_of_samples() -> None:
     assert table_of("--dataset-type synthetic --train-num-samples 99")["data.synthetic_samples"] == 99
     table = table_of("--train-data 'pipe:cat {0..7}.tar' --dataset-type webdataset --train-num-samples 99")
     assert (table["data.train"], table["data.stream_samples"]) == ("pipe:cat {0..7}.tar", 99)
+    assert table["data.caption_lines"] == "one", "open_clip_train takes the whole text"
 
 
 def test_imagenet_is_evaluated_with_the_names_and_sentences_of_open_clip() -> None:

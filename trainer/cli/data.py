@@ -19,11 +19,13 @@ DATA = click.argument("files", metavar="DATA...", nargs=-1, required=True)
 SOURCE = data_options(
     "image_key",
     "caption_key",
+    "caption_lines",
     "caption_template",
     "filters",
     "image_column",
     "caption_column",
     "separator",
+    "quotes",
     "encoding",
 )
 
@@ -51,15 +53,33 @@ def command() -> None:
     metavar="N",
     help="Number of samples to inspect.",
 )
-def stats(files: tuple[str, ...], data: DataOf, samples: int) -> None:
+@click.option(
+    "--model",
+    default="ViT-B-32",
+    show_default=True,
+    metavar="NAME",
+    help="Model, or its config, whose tokens of captions are counted: any with open_clip's own tokenizer.",
+)
+@click.option(
+    "--context-length",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Most tokens of a caption, as model.context_length in a job file.  [default: the model's]",
+)
+def stats(files: tuple[str, ...], data: DataOf, samples: int, model: str, context_length: int | None) -> None:
     """Count the samples of DATA, shards or tables, and inspect some of them.
 
-    The inspected samples are spread evenly; image sizes, caption lengths and bad samples are reported. JSON
-    goes to stdout.
+    The inspected samples are spread evenly; image sizes, caption lengths, the share of captions that lose
+    their end in the model, and bad samples are reported. JSON goes to stdout.
     """
+    from trainer.config import Model
     from trainer.data.inspect import statistics
+    from trainer.model.catalog import check_model
+    from trainer.model.light_tokenizer import lengths_for
 
-    numbers = statistics(_source(files, data), samples)
+    check_model(model)
+    settings = Model(name=model, context_length=context_length)
+    numbers = statistics(_source(files, data), samples, lambda texts: lengths_for(settings, texts))
     click.echo(shown(json.dumps(numbers, indent=2, ensure_ascii=False)))
 
 

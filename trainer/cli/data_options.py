@@ -16,11 +16,13 @@ DataOf = Callable[[Sequence[str]], "Data"]
 _OPTIONS: dict[str, dict[str, Any]] = {
     "image_key": {"multiple": True, "metavar": "ENDING"},
     "caption_key": {"multiple": True, "metavar": "KEY", "help": "[default: txt]"},
+    "caption_lines": {"metavar": "several|one", "help": "[default: several]"},
     "caption_template": {"multiple": True, "metavar": "TEXT"},
     "filters": {"multiple": True, "metavar": "FILTER"},
     "image_column": {"metavar": "NAME", "help": "[default: image]"},
     "caption_column": {"multiple": True, "metavar": "NAME", "help": "[default: caption]"},
     "separator": {"metavar": "CHARACTER", "help": "[default: a comma for .csv, a tab for .tsv]"},
+    "quotes": {"metavar": "cells|text", "help": "[default: cells]"},
     "encoding": {"metavar": "NAME", "help": "[default: utf-8]"},
 }
 """Settings of click for an option, by the key of `[data]` that it stands for."""

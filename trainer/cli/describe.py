@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from trainer.cli.data_plan import FirstSamples
 from trainer.cli.device_plan import device_rows, has_a_gpu, no_gpu_here, on_gpus
 from trainer.cli.disk_plan import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.cli.environment_plan import environment_row, missing_here, not_in_the_image
@@ -71,6 +72,8 @@ class Facts:
     files: bool
     disk: Disk | None
     save: SaveTime | None
+    first: FirstSamples | None
+    """The begin of the training data; None if no file may be opened."""
 
     @classmethod
     def of(cls, job: Job, world_size: int, samples: int | None, *, local: bool, files: bool) -> "Facts":
@@ -79,7 +82,8 @@ class Facts:
         batch_plan = plan(planned, world_size)
         disk = disk_of(job, local=local) if files else None
         save = save_time(job, batch_plan, files=files)
-        return cls(job, planned, batch_plan, samples, local, files, disk, save)
+        first = FirstSamples(job) if files else None
+        return cls(job, planned, batch_plan, samples, local, files, disk, save, first)
 
 
 def rows_of(facts: Facts) -> list[tuple[str, str]]:
@@ -95,6 +99,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
             if files or not FORMATS[job.data.kind].unit
             else f"not checked: {_named(job.data.train)}",
         ),
+        *(facts.first.rows() if facts.first is not None else ()),
         ("world", _world(job, world_size, local=local)),
         *device_rows(job, local=local),
         environment_row(job, local=local),
@@ -117,6 +122,8 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
 def all_warnings(facts: Facts) -> Iterator[str]:
     """Yields a sentence for each thing that is too small or missing where the job runs; then `warnings`."""
     job, local = facts.job, facts.local
+    if facts.first is not None:
+        yield from facts.first.warnings()
     yield from no_gpu_here(job, local=local)
     yield from missing_here(job, local=local)
     if local:

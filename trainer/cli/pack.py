@@ -26,7 +26,7 @@ Examples:
     metavar="N",
     help="Samples per shard.",
 )
-@data_options("image_column", "caption_column", "caption_template", "separator", "encoding")
+@data_options("image_column", "caption_column", "caption_template", "separator", "quotes", "encoding")
 @click.option(
     "--shard-mb",
     type=click.FloatRange(min=0, min_open=True),

@@ -109,9 +109,14 @@ UNUSED_KEYS = (
         "the job reads no shards",
     ),
     UnusedKeys(
-        ("data.caption_key",),
+        ("data.caption_key", "data.caption_lines"),
         lambda job: not _reads(job, "caption_key"),
         "neither training nor retrieval reads shards",
+    ),
+    UnusedKeys(
+        ("data.caption_lines",),
+        lambda job: job.data.caption_keys.paths is not None,
+        "captions come from JSON, where each text is one",
     ),
     UnusedKeys(
         ("data.image_column", "data.caption_column"),
@@ -119,7 +124,7 @@ UNUSED_KEYS = (
         "neither training nor retrieval reads a table",
     ),
     UnusedKeys(
-        ("data.separator",),
+        ("data.separator", "data.quotes"),
         lambda job: not _reads(job, "separator"),
         "neither training nor retrieval reads a .csv or .tsv table",
     ),

@@ -43,9 +43,12 @@ class Data(Section):
     .json, or the one that caption_key names), or columns of a table, then instead of caption_column. A
     template of which a field is null or empty gives no caption."""
     caption_key: tuple[Text, ...] = PLAIN
-    """Shards: ending of the member that holds the captions, one per line. JSON needs a colon and the path of
-    the field: "json:caption", "json:meta.texts[0]", or "json:captions[*]" for every text of a list. Several
-    paths into one JSON give a sample the captions of all: ["json:caption", "json:alt"]."""
+    """Shards: ending of the member that holds the captions (see caption_lines). JSON needs a colon and the
+    path of the field: "json:caption", "json:meta.texts[0]", or "json:captions[*]" for every text of a list.
+    Several paths into one JSON give a sample the captions of all: ["json:caption", "json:alt"]."""
+    caption_lines: Literal["several", "one"] = "several"
+    """Shards: meaning of the lines of a plain text. several: each is a caption; one: all are one caption, as
+    open_clip takes them."""
     caption_choice: Literal["random", "first", "longest"] = "random"
     """Caption that training takes of a sample with several. random: one is drawn for each epoch, by the
     seed and the position; first; longest: that with the most characters. Retrieval counts all of them."""
@@ -61,13 +64,16 @@ class Data(Section):
     some tokens are left out; shuffle: and the others are shuffled; simple: a part in one piece is taken.
     None: the beginning is taken. Only for open_clip's own tokenizer."""
     image_column: Text = "image"
-    """Tables: column with the image file's path, relative to the table. In Parquet and Arrow it may hold the
-    image's bytes, or a URL, and may lie in a column: "sample.image"."""
+    """Tables: column with the image file's path, relative to the table, or a URL. In Parquet and Arrow it may
+    hold the image's bytes, and may lie in a column: "sample.image"."""
     caption_column: tuple[Text, ...] = ("caption",)
     """Tables: column with the caption. A row has one caption of each of several columns. In Parquet and Arrow
     a path as after the colon of caption_key: "captions[*]", "meta.title"."""
     separator: Annotated[str, StringConstraints(min_length=1, max_length=1)] | None = None
     """Tables: the character between columns. None: a comma for .csv and a tab for .tsv."""
+    quotes: Literal["cells", "text"] = "cells"
+    """Tables: meaning of a double quote at the begin of a cell. cells: the cell ends at the next one, and may
+    hold separators and line breaks; text: quotes are text, as pandas writes them with QUOTE_NONE."""
     row_group_cache_mb: Annotated[Positive, MAY_CHANGE] = 512
     """Parquet and Arrow: memory of one loader process for the row groups that it has read last. It must hold
     those of shuffle_window samples, or they are read again and again."""

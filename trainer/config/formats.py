@@ -30,6 +30,8 @@ class FormatRow:
     """
     images: str
     """Function (data, progress) that opens the samples for evaluation: each image once, with all captions."""
+    captions: str | None = None
+    """Function (file, data) that yields the captions of a file from its beginning, without its images."""
     source: str | None = None
     """Function (data, allowed) that opens the samples for training; None for a format that is indexed."""
     selection: str | None = None
@@ -57,8 +59,9 @@ SHARDS = FormatRow(
     name="webdataset",
     unit="shard",
     endings=(),
-    reads=(*_IN_FILES, "image_key", "caption_key", "index", "encoding"),
+    reads=(*_IN_FILES, "image_key", "caption_key", "caption_lines", "index", "encoding"),
     check="trainer.data.sample_counts:check_shards",
+    captions="trainer.data.first_look:captions_of_shard",
     selection="trainer.data.shards:shard_selection",
     indexed="trainer.data.source:indexed_shards",
     images="trainer.data.source:all_shards",
@@ -69,8 +72,9 @@ _TABLE = FormatRow(
     name="table",
     unit="table",
     endings=(".csv", ".tsv"),
-    reads=(*_IN_FILES, *_IN_TABLES, "separator", "encoding"),
+    reads=(*_IN_FILES, *_IN_TABLES, "separator", "quotes", "encoding"),
     check="trainer.data.tables:check_tables",
+    captions="trainer.data.tables:captions_of_table",
     source="trainer.data.source:tables",
     images="trainer.data.source:tables_by_image",
 )
@@ -84,6 +88,7 @@ def _columnar(name: str, *endings: str) -> FormatRow:
         endings=endings,
         reads=(*_IN_FILES, *_IN_TABLES, "index", "row_group_cache_mb"),
         check="trainer.data.table_groups:check_row_groups",
+        captions="trainer.data.table_groups:captions_of_groups",
         selection="trainer.data.columnar:row_selection",
         indexed="trainer.data.columnar:open_columnar",
         images="trainer.data.table_groups:row_groups_by_image",

@@ -38,15 +38,18 @@ class CaptionReader:
     """
 
     paths: tuple[Path, ...] | None = None
-    """Paths of the fields, if the member is JSON; None for plain text with one caption per line."""
+    """Paths of the fields, if the member is JSON; None for plain text, by default with a caption per line."""
     templates: tuple[Template, ...] = ()
     """Captions made of several fields, instead of the paths."""
     encoding: str = "utf-8"
+    one: bool = False
+    """True if all lines of a plain text are one caption."""
 
     @classmethod
     def by(cls, data: Data) -> "CaptionReader":
         """Returns the reader that the job asks for."""
-        return cls(data.caption_keys.paths, tuple(map(parse_template, data.caption_template)), data.encoding)
+        templates = tuple(map(parse_template, data.caption_template))
+        return cls(data.caption_keys.paths, templates, data.encoding, data.caption_lines == "one")
 
     def __call__(self, content: bytes) -> Captions:
         if self.paths is not None and len(content) > MOST_JSON_BYTES:
@@ -54,6 +57,8 @@ class CaptionReader:
                 f"its JSON has {many(len(content), 'byte')}, and at most {MOST_JSON_BYTES:,} are parsed"
             )
         text = decoded(content, self.encoding)
+        if self.paths is None and self.one:
+            return gathered([[" ".join(text.split())]])
         if self.paths is None:
             return gathered([[line.strip() for line in text.split("\n")]])
         return captions_in(_parsed(text), self.paths, self.templates)

@@ -54,11 +54,16 @@ class Columns(NamedTuple):
             raise InputError(str(error)) from None
 
     @property
-    def names(self) -> list[str]:
-        """Names of the columns that hold them."""
+    def of_captions(self) -> list[str]:
+        """Names of the columns that hold captions."""
         fields = [part.field for template in self.templates for part in template if part.field is not None]
-        paths = [field_path(name) for name in fields] if self.templates else list(self.captions)
-        return list(dict.fromkeys(str(path[0]) for path in (self.image, *paths)))
+        paths = [field_path(name) for name in fields] if self.templates else self.captions
+        return list(dict.fromkeys(str(path[0]) for path in paths))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns that hold images or captions."""
+        return list(dict.fromkeys([str(self.image[0]), *self.of_captions]))
 
 
 class RowSelection(NamedTuple):
@@ -197,6 +202,8 @@ def check_columns(path: str, groups: Groups, names: Sequence[str]) -> None:
                 f"{path}: there is no column {name!r}{hint} Its columns are: "
                 f"{', '.join(map(repr, groups.columns)) or 'none'}"
             )
+        if groups.columns.count(name) > 1:
+            raise InputError(f"{path}: it has the column {name!r} more than once: rename the others")
 
 
 def row_key(group: int, row: int) -> str:

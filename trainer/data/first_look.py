@@ -1,24 +1,28 @@
 """Looks at shards for a check without reading them whole: at their index and first samples. No torch."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.config import Data
+from trainer.data.bad_samples import Allowed
+from trainer.data.captions import MOST_JSON_BYTES, CaptionReader
 from trainer.data.files import open_at_once
 from trainer.data.index import catalogue_file, index_folder, open_index, stale
-from trainer.data.shards import nothing_usable, shard_selection
-from trainer.data.tar import read_headers
+from trainer.data.indexed import IndexInMemory
+from trainer.data.shards import nothing_usable, open_indexed, shard_selection
+from trainer.data.tar import Content, read_headers
 from trainer.errors import InputError
 
-_SAMPLES = 1000
-"""Samples at the begin of a shard that are looked at: milliseconds on a local disk."""
+_KEYS = 1000
+"""Keys at the begin of a shard that are looked at: milliseconds on a local disk."""
 
 
-def indexed_sizes(shards: Sequence[str], data: Data) -> list[int] | None:
+def indexed_sizes(shards: Sequence[str], data: Data, allowed: Allowed) -> list[int] | None:
     """Returns the number of usable samples of each shard from the index that the job names, or beside them.
 
-    Returns None if there is no such index, or if it lacks a shard as it is now.
+    Returns None if there is no such index, or if it lacks a shard as it is now. Raises InputError, as a run
+    does, if more is wrong with the shards than is allowed.
     """
     selection = shard_selection(data)
     folder = Path(data.index) if data.index else index_folder(shards)
@@ -27,21 +31,59 @@ def indexed_sizes(shards: Sequence[str], data: Data) -> list[int] | None:
     try:
         if stale(shards, selection, folder):
             return None
-        return [len(entry) for entry in open_index(shards, selection, folder).entries]
+        index = open_index(shards, selection, folder)
     except InputError:  # the ranks say more
+        return None
+    return open_indexed(index, selection, "captions", allowed).shard_sizes()
+
+
+def first_content(shard: str, data: Data) -> Content | None:
+    """Returns the first samples of a shard; None if it cannot be read, which is left to the ranks."""
+    selection = shard_selection(data)._replace(filters=())
+    try:
+        with open_at_once(shard) as file:
+            return read_headers(file, selection, _KEYS)
+    except (OSError, InputError):
         return None
 
 
-def check_first_samples(shard: str, data: Data) -> None:
+def check_first_samples(shards: Sequence[str], data: Data, allowed: Allowed) -> None:
     """Raises InputError if none of the first samples has the members that the job names.
 
-    A file that cannot be read is left to the ranks, which try again.
+    It is also raised if a single shard is that short that it was read whole, and the run would refuse it.
     """
-    selection = shard_selection(data)
-    try:
-        with open_at_once(shard) as file:
-            content = read_headers(file, selection._replace(filters=()), _SAMPLES)
-    except (OSError, InputError):
+    if (content := first_content(shards[0], data)) is None:
         return
+    selection = shard_selection(data)
     if not len(content) and content.endings:
-        raise InputError(nothing_usable(shard, Counter(content.endings), selection, "captions"))
+        looked_at = None if content.whole else sum(content.left_out.values())
+        raise InputError(
+            nothing_usable(shards[0], content.endings, content.left_out, selection, "captions", looked_at)
+        )
+    if content.whole and len(shards) == 1 and len(content) and not data.filters:
+        index = IndexInMemory((shards[0],), (content,))
+        open_indexed(index, selection, "captions", allowed)
+
+
+def captions_of_shard(shard: str, data: Data) -> Iterator[str]:
+    """Yields the captions of a shard's first samples; a bad sample has none."""
+    read, most = CaptionReader.by(data), min(data.max_member_bytes, MOST_JSON_BYTES)
+    if (content := first_content(shard, data)) is None:
+        return
+    with open_at_once(shard) as file:
+        for place in content.rows.places:
+            if place["text_size"] <= most:
+                file.seek(int(place["text_at"]))
+                with suppress(ValueError):
+                    yield from read(file.read(int(place["text_size"]))).texts
+
+
+def left_out_first(shard: str, data: Data) -> str:
+    """Returns what of a shard's first samples is not usable, and why; empty if all are."""
+    content = first_content(shard, data)
+    if content is None or not content.left_out:
+        return ""
+    causes = "; ".join(f"{count:,} with {cause}" for cause, count in content.left_out.items())
+    count = sum(content.left_out.values())
+    first = "" if content.whole else "first "
+    return f"{shard}: {count:,} of its {first}{len(content) + count:,} samples are not used: {causes}"

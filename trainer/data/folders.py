@@ -29,6 +29,10 @@ class FolderSource:
                     self._labels.append(label)
                 else:
                     left_out[f"no {' or '.join(endings)}"] += 1
+        if outside := sum(
+            entry.is_file() and entry.name.lower().endswith(endings) for entry in os.scandir(root)
+        ):
+            left_out["in no class folder"] = outside
         self.left_out = LeftOut(left_out)
         if not self._paths:
             raise InputError(

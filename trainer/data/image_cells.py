@@ -1,7 +1,8 @@
 """Images in the cells of a table: bytes, the path of a file, or a URL. No torch."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer.config import is_remote
@@ -14,6 +15,7 @@ from trainer.errors import InputError
 SCHEMES = ("http://", "https://", "s3://", "gs://")
 """Beginnings of addresses that a table may name; fsspec knows others, which read this machine's files or run
 chains of file systems."""
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 WAITS_S = (0.5, 1.0)
 """Pauses in seconds before an address is asked again: among many, some are dead."""
 
@@ -51,7 +53,26 @@ def named_image(cell: object, table: str) -> str | None:
     """Returns the URL or the path that a cell names, with the table's folder; None if it names nothing."""
     if not isinstance(cell, str) or not cell:
         return None
-    return cell if "://" in cell else os.path.normpath(os.path.join(os.path.dirname(table), cell))
+    return cell if is_url(cell) else os.path.normpath(local_path(os.path.dirname(table), cell))
+
+
+def is_url(name: str) -> bool:
+    """Returns whether a table names an address, and no path; a command of a stream is none of both."""
+    return "://" in name
+
+
+def local_path(folder: str, name: str) -> str:
+    """Returns the path that a table names; backslashes separate as on Windows unless there is such a file."""
+    path = os.path.join(folder, name)
+    if "\\" in name and not os.path.exists(path):
+        return os.path.join(folder, name.replace("\\", "/"))
+    return path
+
+
+def drive_advice(names: Iterable[str]) -> str:
+    """Returns a clause for a message about missing files if a name begins with a drive of Windows."""
+    found = next(filter(_DRIVE.match, names), None)
+    return "" if found is None else f"; {found} is a path of Windows: name files relative to the table"
 
 
 def _file(path: str, table: str, key: str, most_bytes: int) -> bytes:

@@ -4,18 +4,21 @@ import base64
 import html
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from trainer.data.caption_lengths import CaptionLengths
 from trainer.data.pictures import decode
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.sheet_fonts import Fonts
 from trainer.text.terminal import shown
 
+LengthsOf = Callable[[Sequence[str]], CaptionLengths | None]
+"""Function from captions to their numbers of tokens; None if these are not known here."""
 TILE = 192
 TEXT = 44
 MARGIN = 8
@@ -32,10 +35,10 @@ figure {{ width: 192px; margin: 0; overflow-wrap: anywhere; }}
 """
 
 
-def statistics(source: Source, samples: int) -> dict[str, Any]:
+def statistics(source: Source, samples: int, lengths_of: LengthsOf) -> dict[str, Any]:
     """Returns the number of samples, and of some of them image sizes, caption lengths and flaws."""
     bad: Counter[str] = Counter()
-    sides, sizes, captions, lengths = [], [], [], []
+    sides, sizes, captions, texts = [], [], [], list[str]()
     for number in _spread(source, samples):
         try:
             raw = source.read(number)
@@ -45,7 +48,8 @@ def statistics(source: Source, samples: int) -> dict[str, Any]:
             continue
         sizes.append(len(raw.image))
         captions.append(len(raw.captions))
-        lengths += [len(caption) for caption in raw.captions]
+        texts += raw.captions
+    lengths = lengths_of(texts)
     shards = source.shard_sizes()
     return {
         "shards": len(shards),
@@ -58,7 +62,10 @@ def statistics(source: Source, samples: int) -> dict[str, Any]:
         "height": _range([height for _, height in sides]),
         "image_bytes": _range(sizes),
         "captions_per_image": _range(captions),
-        "caption_characters": _range(lengths),
+        "caption_characters": _range([len(text) for text in texts]),
+        "caption_tokens": _range(lengths.tokens) if lengths else None,
+        "context_length": lengths.most if lengths else None,
+        "cut_captions": round(lengths.cut_share, 4) if lengths else None,
     }
 
 

@@ -16,7 +16,7 @@ from trainer.config.formats import FORMATS, row_of
 from trainer.data.captions import captions_in
 from trainer.data.columnar import Columns, check_columns
 from trainer.data.files import open_file, stamp
-from trainer.data.image_cells import image_cell, named_image
+from trainer.data.image_cells import drive_advice, image_cell, is_url, named_image
 from trainer.data.row_groups import cells_of, groups_in
 from trainer.data.sample import kind_of_file
 from trainer.data.tables import Table, TableColumns, list_rows, missing_images, read_all_rows, unfilled
@@ -95,13 +95,20 @@ class TextRows:
         return tuple(
             PackRow(
                 row,
-                self.table.image_path(row).absolute() if self.table.images[row] else None,
+                self._image(row),
                 self.table.origin(row),
                 self._captions(row),
                 _json(others[row]),
             )
             for row in range(begin, end)
         )
+
+    def _image(self, row: int) -> Path | str | None:
+        """Returns a row's image: its file, or its address; None if it has none."""
+        name = self.table.images[row]
+        if not name:
+            return None
+        return name if is_url(name) else self.table.image_path(row).absolute()
 
     def _captions(self, row: int) -> str:
         """Returns a row's captions, one a line; empty if it has none."""
@@ -118,12 +125,12 @@ class TextRows:
         if missing := [] if skip_bad else missing_images(table):
             yield (
                 f"{table.path}: image file missing in {list_rows(missing)}; relative paths start at "
-                f"{table.path.parent.absolute()}"
+                f"{table.path.parent.absolute()}{drive_advice(table.images)}"
             )
         unknown = [
             row
             for row, image in zip(table.rows, table.images, strict=True)
-            if image and ending_of(image) not in IMAGE_ENDINGS
+            if image and ending_of(image) not in IMAGE_ENDINGS and not is_url(image)
         ]
         if unknown and not any_ending:
             yield (
@@ -154,7 +161,7 @@ class GroupRows:
         used = {str(place[0]) for place in (columns.image, *(() if columns.templates else columns.captions))}
         with open_file(name) as file:
             groups = groups_in(file, name, row_of(name).name)
-            check_columns(name, groups, columns.names)
+            check_columns(name, groups, [*columns.names, *groups.columns])
             return cls(
                 name,
                 row_of(name).name,

@@ -1,11 +1,16 @@
 """Decodes images to RGB as a viewer shows them: turned as EXIF says, transparent parts white. No torch.
 
+XMP says how an image is turned if EXIF does not, as Pillow has it.
 Any format works that Pillow reads without starting another program; an image that cannot be decoded is a
 `BadSample`.
 """
 
 import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +24,9 @@ MOST_PIXELS = 50_000_000
 
 A decoded pixel takes three bytes and more.
 """
+LONGER = 16
+"""Ratio of the sides of a picture from which an evaluation resizes only its middle."""
+Result = TypeVar("Result")
 # Samples come from strangers, so PostScript is left out: Pillow would hand it to Ghostscript.
 ORIENTATION = 0x0112
 """EXIF tag that says how a viewer turns an image."""
@@ -52,6 +60,26 @@ def decode(raw: RawSample, most_pixels: int = MOST_PIXELS) -> Image.Image:
         raise BadSample(
             raw.origin, raw.key, "damaged image", f"the image cannot be decoded: {error}"
         ) from error
+
+
+@dataclass(frozen=True)
+class OfMiddle(Generic[Result]):
+    """A transform that resizes the shorter side and keeps the middle, of pictures of any shape.
+
+    Of a picture that is very long it gets the part around the middle: resized whole, one of 2 x 20,000 pixels
+    would take gigabytes, of which nearly all is cut off.
+    """
+
+    transform: Callable[[Image.Image], Result]
+    longer: float = LONGER
+    """Largest ratio of the sides of what the transform gets."""
+
+    def __call__(self, picture: Image.Image) -> Result:
+        most = math.ceil(min(picture.size) * self.longer)
+        left, top = ((edge - min(edge, most)) // 2 for edge in picture.size)
+        if left or top:
+            picture = picture.crop((left, top, picture.width - left, picture.height - top))
+        return self.transform(picture)
 
 
 def format_of_bytes(content: bytes) -> str:

@@ -7,6 +7,7 @@ the fourth means nothing, but with it torch resizes in two thirds of the time.
 
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,6 +33,9 @@ It then does not interpolate the colour; the difference is not visible.
 FOUR_BYTES = "RGBX"
 """Red, green, blue and a spare byte, as Pillow and the decoder call it."""
 BYTES_OF_A_PIXEL = len(FOUR_BYTES)
+_XMP = b"http://ns.adobe.com/xap/1.0/\0"
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+"""Orientation in XMP, by the pattern with which Pillow finds it."""
 RGB_COLOURS = ("YCbCr", "RGB", "Gray")
 _resize_into: Callable[..., object] = torch._C._nn._upsample_bicubic2d_aa
 """The function that `interpolate` calls; unlike that, it takes the tensor to write into."""
@@ -167,13 +171,18 @@ def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def upright_jpeg(image: bytes) -> bool:
-    """Returns whether it is a JPEG that no EXIF orientation turns."""
-    at = 2 if image.startswith(b"\xff\xd8") else len(image)
+    """Returns whether it is a JPEG that is not turned: by EXIF or, without an orientation there, by XMP."""
+    at, xmp = 2 if image.startswith(b"\xff\xd8") else len(image), b""
     while image[at : at + 1] == b"\xff" and (marker := image[at + 1 : at + 2]) not in (b"\xda", b""):
+        end = at + 2 + int.from_bytes(image[at + 2 : at + 4])
         if marker == b"\xe1" and image[at + 4 : at + 10] == b"Exif\0\0":
-            return _orientation(image[at + 4 : at + 2 + int.from_bytes(image[at + 2 : at + 4])]) in (None, 1)
-        at += 2 + int.from_bytes(image[at + 2 : at + 4])
-    return at < len(image)
+            if (found := _orientation(image[at + 4 : end])) is not None:
+                return found == 1
+        elif marker == b"\xe1" and image.startswith(_XMP, at + 4):
+            xmp = image[at + 4 : end]
+        at = end
+    turned = _XMP_ORIENTATION.search(xmp)
+    return at < len(image) and (turned is None or turned[1] == b"1")
 
 
 def _orientation(exif: bytes) -> object:

@@ -17,8 +17,10 @@ from trainer.sysinfo.extras import missing_extra
 from trainer.sysinfo.imports import load
 from trainer.text.wording import many
 
+TRAIN = "data.train"
 
-def check_data(data: Data, key: str = "data.train") -> int | None:
+
+def check_data(data: Data, key: str = TRAIN) -> int | None:
     """Returns the number of samples; None for shards that no file beside them counts.
 
     `key` is the job file's key that gave `data.train`. Raises InputError, which lists what is missing or
@@ -47,18 +49,22 @@ def check_synthetic(_files: Sequence[str], data: Data, _key: str) -> int:
     return data.synthetic_samples
 
 
-def check_shards(files: Sequence[str], data: Data, _key: str) -> int | None:
-    """Returns the number of samples of an epoch if files beside the shards count them: a check of FORMATS.
+def check_shards(files: Sequence[str], data: Data, key: str) -> int | None:
+    """Returns the number of samples of an epoch if an index or files beside them count: a check of FORMATS.
 
-    Otherwise the first samples of the first shard are looked at. Raises InputError if the job can use none.
+    Otherwise the first samples of the first shard are looked at. Raises InputError if the job can use none,
+    and for training data of which more is known to be bad than the job allows.
     """
     sizes = None if data.filters else recorded_sizes(files)
-    if sizes is None and find_spec("numpy") and not any(map(is_remote, files)):
+    if find_spec("numpy") and not any(map(is_remote, files)):
+        from trainer.data.bad_samples import ANY, Allowed
         from trainer.data.first_look import check_first_samples, indexed_sizes  # imports numpy
 
-        sizes = indexed_sizes(files, data)
-        if not any(sizes or ()):
-            check_first_samples(files[0], data)
+        allowed = Allowed.by(data) if key == TRAIN else ANY
+        if (indexed := indexed_sizes(files, data, allowed)) is not None:
+            sizes = indexed
+        elif not any(sizes or ()):
+            check_first_samples(files, data, allowed)
     return None if sizes is None else samples_of_an_epoch(sizes, data)
 
 

@@ -4,7 +4,7 @@ The offsets come from an index on disk or in memory.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -23,7 +23,7 @@ from trainer.data.sample import (
     all_filtered,
     check_bytes,
 )
-from trainer.data.tar import Rows, Selection
+from trainer.data.tar import Rows, Selection, apart
 from trainer.errors import InputError, StorageError
 from trainer.text.wording import many
 
@@ -186,18 +186,38 @@ def parse_label(text: bytes) -> int:
 def _nothing_usable(index: FileIndex, selection: Selection, meaning: Meaning) -> str:
     if filtered := filtered_of(index):
         return all_filtered(index.paths[0], filtered)
-    endings: Counter[str] = Counter()
+    endings, left_out = Counter[str](), Counter[str]()
     for entry in index.entries:
         endings.update(entry.endings)
+        left_out.update(entry.left_out)
     others = f" and {many(len(index.paths) - 1, 'more shard')}" if len(index.paths) > 1 else ""
-    return nothing_usable(f"{index.paths[0]}{others}", endings, selection, meaning)
+    return nothing_usable(f"{index.paths[0]}{others}", endings, left_out, selection, meaning)
 
 
-def nothing_usable(where: str, endings: Counter[str], selection: Selection, meaning: Meaning) -> str:
-    """Returns a message: the members found, counted by ending, and what a sample needs."""
-    listed = ", ".join(f".{ending} ({count})" for ending, count in endings.most_common(12)) or "no files"
+def nothing_usable(
+    where: str,
+    endings: Mapping[str, int],
+    left_out: Mapping[str, int],
+    selection: Selection,
+    meaning: Meaning,
+    looked_at: int | None = None,
+) -> str:
+    """Returns a message: the members found, counted by ending, what a sample needs, and what to do.
+
+    `left_out` counts samples by the cause for which they are not usable. `looked_at` is the number of keys
+    after which reading stopped, if it did.
+    """
+    most = Counter(endings).most_common(12)
+    listed = ", ".join(f".{ending} ({count})" if ending else f"no ending ({count})" for ending, count in most)
     images = ", ".join("." + ending for ending in selection.images)
+    missing = ("no image", f"no .{selection.text}")
+    advice = [f"{count} with {cause}" for cause, count in left_out.items() if cause not in missing]
+    texts, pictures = selection.text.lower() in endings, {ending.lower() for ending in selection.images}
+    if not advice and texts and pictures & set(endings):
+        advice.append(f"no sample has both in one tar; {apart(selection)}")
+    if looked_at is not None and len(set(missing) & set(left_out)) == 1:
+        advice.append(f"those are the first {looked_at}; if the others come later: {apart(selection)}")
     return (
-        f"{where}: no usable sample. Found {listed}; a sample needs one of {images} and a .{selection.text}. "
-        f"Set {KEYS_OF_JOB[meaning]}"
+        f"{where}: no usable sample. Found {listed or 'no files'}; a sample needs one of {images} and a "
+        f".{selection.text}. {'; '.join(advice) or f'Set {KEYS_OF_JOB[meaning]}'}"
     )

@@ -8,39 +8,55 @@ import bz2
 import gzip
 import io
 import lzma
-import tarfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, BinaryIO, cast
 
-from trainer.data.tar import as_member, headers
+from trainer.data.tar import Member, Members
 
-DAMAGES = (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError)
+_DAMAGES = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 """Exceptions that reading a damaged stream raises."""
 _UNPACKED = {b"\x1f\x8b": gzip.GzipFile, b"BZh": bz2.BZ2File, b"\xfd7zXZ": lzma.LZMAFile}
 _SKIPPED_AT_ONCE = 2**20
+_MOST_AGAIN = 2**16
+"""Largest number of bytes of a read that can be read again."""
 
 
-def members(
-    streams: Iterable[Mapping[str, Any]], *, wanted: Collection[str], most_bytes: int
-) -> Iterator[dict[str, Any]]:
-    """Yields webdataset's records of files: the content of wanted members, else their size in bytes.
+class StreamMembers:
+    """Yields the members of the tars in a stream, with the content of those that are wanted.
 
-    A member is wanted if its ending is in `wanted` and it has at most `most_bytes` bytes. An empty record
-    follows each stream, so that no sample begins in one and ends in the next.
+    A member is wanted if its ending is in `wanted` and it has at most `most_bytes` bytes.
     """
-    for stream in streams:
-        file = _Forward(_unpacked(stream["stream"]))
-        for info, _ in headers(file):
-            if member := as_member(info):
-                content: bytes | int = member.size
-                if member.ending in wanted and member.size <= most_bytes:
-                    file.seek(member.offset)
-                    content = file.read(member.size)
-                    if len(content) < member.size:
-                        raise tarfile.ReadError("unexpected end of data")
-                yield {"fname": info.name, "data": content, "__url__": stream["url"]}
-        yield {}
+
+    def __init__(self, stream: BinaryIO, *, wanted: Collection[str], most_bytes: int) -> None:
+        self._stream, self._wanted, self._most_bytes = stream, wanted, most_bytes
+        self.damage = ""
+        """Reason why there are no more members; empty at the stream's proper end.
+
+        It is set after the last member.
+        """
+
+    def __iter__(self) -> Iterator[Member]:
+        try:
+            file = _Forward(_unpacked(self._stream))
+            members = Members(file)
+            key, held = "", set[str]()
+            for member in members:
+                if member.key != key:
+                    key, held = member.key, set()
+                # What comes again under one name is counted, and takes no memory.
+                wanted = member.ending in self._wanted and member.ending not in held
+                if member.unfit or not wanted or member.size > self._most_bytes:
+                    yield member
+                    continue
+                held.add(member.ending)
+                file.seek(member.offset)
+                content = file.read(member.size)
+                if len(content) == member.size:  # else the next header is missing, too
+                    yield member._replace(content=content)
+            self.damage = members.damage
+        except _DAMAGES as error:
+            self.damage = " ".join(str(error).split())
 
 
 def _unpacked(stream: BinaryIO) -> BinaryIO:
@@ -77,20 +93,28 @@ class _Raw(io.RawIOBase):
 
 
 class _Forward:
-    """Counts the bytes that are read; `seek` reads on to a later offset."""
+    """Counts the bytes that are read; `seek` reads on to a later place, or goes back within the last read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._at = file, 0
+        self._last = self._again = b""
+        """Bytes that were read last, and those that are read again."""
 
     def tell(self) -> int:
         return self._at
 
     def read(self, size: int) -> bytes:
-        content = self._file.read(size)
+        content, self._again = self._again[:size], self._again[size:]
+        if len(content) < size:
+            content += self._file.read(size - len(content))
         self._at += len(content)
+        self._last = content if len(content) <= _MOST_AGAIN else b""
         return content
 
     def seek(self, place: int) -> int:
+        if 0 < (back := self._at - place) <= len(self._last):
+            self._again, self._last = self._last[-back:] + self._again, b""
+            self._at = place
         while self._at < place and self.read(min(_SKIPPED_AT_ONCE, place - self._at)):
             pass
         return self._at

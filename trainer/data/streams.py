@@ -1,12 +1,11 @@
-"""Sources that cannot seek: `pipe:COMMAND` and standard input, opened, grouped and shuffled by webdataset.
+"""Sources that cannot seek: `pipe:COMMAND` and standard input, opened and shuffled by webdataset.
 
 Samples come in the stream's own order. Nothing is read by offset, so less is promised than for shards: see
 `PROMISES`. This module imports torch, as webdataset does.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import count
 from random import Random
 from typing import Any
@@ -18,8 +17,8 @@ from trainer.data.captions import LINES, CaptionReader
 from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, RawSample, Source, check_bytes
 from trainer.data.sample_counts import check_streams
 from trainer.data.shards import nothing_usable
-from trainer.data.stream_tar import DAMAGES, members
-from trainer.data.tar import Selection
+from trainer.data.stream_tar import StreamMembers
+from trainer.data.tar import Member, Selection, grouped, judged_group
 from trainer.errors import InputError
 from trainer.text.wording import many
 
@@ -27,6 +26,8 @@ PROMISES = (
     "streams can be read only from their beginning: the order of samples depends on the numbers of ranks and "
     "loader processes, an epoch may lack samples or repeat them, and a resumed run starts its streams again"
 )
+_NO_FAILURES = (0, 141, -13)
+"""Exit codes of a command that ended well, or wrote on when nobody read it any more (SIGPIPE)."""
 _KEPT = 1000
 """Largest number of samples that wait to be drawn; they are in memory, encoded."""
 
@@ -83,87 +84,102 @@ class StreamSource:
     def _endless(self) -> Iterator[RawSample | BadSample]:
         """Yields the samples of this process's streams, one stream after the other, again and again.
 
-        A stream that cannot be read to its end is one bad sample. Raises InputError if a whole turn has no
-        usable sample.
+        A stream that cannot be read to its end is one bad sample. Raises InputError for a stream that has
+        never given a usable sample, and if a whole turn has none.
         """
         worker = get_worker_info()
         own = self._streams[worker.id :: worker.num_workers] if worker else self._streams
+        gave: set[str] = set()
         for turn in count():
-            usable, endings, damaged = 0, Counter[str](), []
-            for sample in self._turn(own, turn):
-                if isinstance(sample, BadSample):
-                    damaged.append(sample)
+            usable = 0
+            random = Random(f"{self._seed} {turn}")
+            for stream in own:
+                content = _Content(stream, self._selection, self._most_bytes, self._captions)
+                for sample in _shuffled(iter(content), self._window, random):
+                    if isinstance(sample, RawSample):
+                        usable += 1
+                        gave.add(stream)
                     yield sample
-                else:
-                    endings.update(key for key in sample if not key.startswith("__"))
-                    raw = self._raw(sample)
-                    usable += isinstance(raw, RawSample)
-                    yield raw
-            if damaged and (STANDARD_INPUT in own or not usable):
-                raise InputError(damaged[0])
-            if STANDARD_INPUT in own:
-                raise InputError(_ended(usable))
+                if content.damage:
+                    yield content.damage
+                if stream == STANDARD_INPUT:
+                    raise InputError(content.damage or _ended(usable))
+                if stream not in gave:
+                    raise InputError(content.damage or content.nothing_usable())
             if not usable:
-                raise InputError(nothing_usable(own[0], endings, self._selection, "captions"))
-
-    def _turn(self, own: Sequence[str], turn: int) -> Iterator[dict[str, Any] | BadSample]:
-        """Yields webdataset's dictionaries, shuffled within the window.
-
-        After those of a stream that ends in an error comes a BadSample that says what is wrong with it.
-        """
-        import webdataset
-        from webdataset.tariterators import group_by_keys, url_opener
-
-        problems: list[str] = []
-
-        def readable(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-            try:
-                yield from samples
-            except DAMAGES as error:  # before the shuffling, which would lose the samples that it holds
-                problems.append(f"the stream cannot be read: {' '.join(str(error).split())}")
-
-        random = Random(f"{self._seed} {turn}")
-        wanted = {ending.lower() for ending in (*self._selection.images, self._selection.text)}
-        stages = [
-            url_opener,
-            partial(members, wanted=wanted, most_bytes=self._most_bytes),
-            group_by_keys,
-            readable,
-        ]
-        if self._window > 1:
-            stages.append(webdataset.shuffle(self._window, initial=self._window, rng=random))
-        for stream in own:
-            yield from webdataset.DataPipeline(webdataset.SimpleShardList([stream]), *stages)
-            yield from (BadSample(stream, "", "damaged stream", problem) for problem in problems)
-            problems.clear()
-
-    def _raw(self, sample: Mapping[str, Any]) -> RawSample | BadSample:
-        key, stream = str(sample["__key__"]), str(sample["__url__"])
-        names = [
-            next((ending for ending in self._selection.images if ending in sample), ""),
-            self._selection.text,
-        ]
-        image, text = (sample.get(name) for name in names)
-        if image is None or text is None:
-            return BadSample(
-                stream,
-                key,
-                "image or caption missing",
-                f"it has {', '.join(name for name in sample if name[:2] != '__')}",
-            )
-        try:
-            for name, content in zip(names, (image, text), strict=True):
-                if isinstance(content, int):
-                    check_bytes(stream, key, f".{name}", content, self._most_bytes)
-            captions = self._captions(text)
-            return RawSample(key, stream, image, captions.texts, caption_counts=captions.counts)
-        except BadSample as error:
-            return error
-        except ValueError as error:
-            return BadSample(stream, key, "bad captions", str(error))
+                raise InputError(content.damage or content.nothing_usable())
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_samples": None}
+
+
+class _Content:
+    """The samples of one stream, usable or bad, read once."""
+
+    def __init__(self, stream: str, selection: Selection, most_bytes: int, captions: CaptionReader) -> None:
+        self._stream, self._selection = stream, selection
+        self._most_bytes, self._captions = most_bytes, captions
+        self._endings: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
+        self.damage: BadSample | None = None
+        """Says why the stream could not be read to its end; set after the last sample."""
+
+    def __iter__(self) -> Iterator[RawSample | BadSample]:
+        from webdataset.gopen import gopen, set_options
+
+        wanted = {ending.lower() for ending in (*self._selection.images, self._selection.text)}
+        pipe = gopen(self._stream)
+        set_options(pipe, ignore_errors=True)  # else what a command wrote before it failed is lost
+        members = StreamMembers(pipe, wanted=wanted, most_bytes=self._most_bytes)
+        for key, group in grouped(members):
+            found = judged_group(key, group, self._selection)
+            self._endings.update(found.endings)
+            for flaw in found.flaws:
+                if not members.damage or flaw.key != key:  # the missing member may be behind the damage
+                    self._left_out[flaw.cause] += 1
+                    yield BadSample(self._stream, flaw.key, flaw.cause, flaw.cause)
+            if found.image is not None and found.text is not None:
+                yield self._sample(key, found.image, found.text)
+        if problem := "; ".join(filter(None, (members.damage, _failure(pipe)))):
+            text = f"the stream cannot be read: {problem}"
+            self.damage = BadSample(self._stream, "", "damaged stream", text)
+
+    def _sample(self, key: str, image: Member, text: Member) -> RawSample | BadSample:
+        try:
+            for member in (image, text):
+                check_bytes(self._stream, key, f".{member.ending}", member.size, self._most_bytes)
+            captions = self._captions(text.content or b"")
+            return RawSample(
+                key, self._stream, image.content or b"", captions.texts, caption_counts=captions.counts
+            )
+        except BadSample as error:
+            return error
+        except ValueError as error:
+            return BadSample(self._stream, key, "bad captions", str(error))
+
+    def nothing_usable(self) -> str:
+        return nothing_usable(self._stream, self._endings, self._left_out, self._selection, "captions")
+
+
+def _failure(pipe: Any) -> str:
+    """Closes the stream; returns how the command that made it failed, empty if it did not or is none."""
+    if not hasattr(pipe, "proc"):
+        return ""
+    pipe.close()
+    return "" if pipe.status in _NO_FAILURES else f"its command ended with exit code {pipe.status}"
+
+
+def _shuffled(
+    samples: Iterator[RawSample | BadSample], window: int, random: Random
+) -> Iterator[RawSample | BadSample]:
+    import webdataset
+
+    if window == 1:
+        return samples
+    shuffled: Iterator[RawSample | BadSample] = webdataset.shuffle(window, initial=window, rng=random)(
+        samples
+    )
+    return shuffled
 
 
 def _ended(usable: int) -> str:

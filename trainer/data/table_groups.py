@@ -3,13 +3,15 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import repeat
 
 from trainer.config import Data, is_remote
 from trainer.data.bad_samples import Allowed
-from trainer.data.columnar import ColumnarSource, RowSelection, open_columnar, row_selection
+from trainer.data.captions import captions_in
+from trainer.data.columnar import ColumnarSource, Columns, RowSelection, open_columnar, row_selection
 from trainer.data.files import opened
-from trainer.data.image_cells import image_cell, named_image
+from trainer.data.image_cells import drive_advice, image_cell, named_image
 from trainer.data.indexed import index_in_memory
 from trainer.data.order import epoch_samples
 from trainer.data.row_groups import Groups, cells_of, groups_in, too_large
@@ -85,6 +87,17 @@ def check_row_groups(files: Sequence[str], data: Data, key: str) -> int | None:
     return epoch_samples(sizes, shard_weights(data, [len(entry.groups) for entry in index.entries]))
 
 
+def captions_of_groups(file: str, data: Data) -> Iterator[str]:
+    """Yields the captions of a table's rows, of which it reads no image: `captions` of FORMATS."""
+    columns = Columns.by(data)
+    with opened(file) as content:
+        groups = groups_in(content, file, data.kind)
+        for group in range(len(groups.sizes)):
+            for cells in cells_of(groups, group, columns.of_captions):
+                with suppress(ValueError):
+                    yield from captions_in(cells, columns.captions, columns.templates).texts
+
+
 def _window_too_large(key: str, data: Data, sizes: Sequence[int], unpacked: int) -> Iterator[str]:
     """Yields what is wrong if the row groups of a shuffle window do not fit the memory for them.
 
@@ -114,6 +127,7 @@ def _missing_images(file: str, groups: Groups, selection: RowSelection) -> Itera
         yield (
             f"{file}: {len(rows):,} of {many(sum(groups.sizes), 'image file')} are missing; the first is "
             f"{rows[0][1]} in row {rows[0][0] + 1} (relative paths start at the table's folder)"
+            f"{drive_advice(os.path.relpath(name, os.path.dirname(file)) for _, name in rows)}"
         )
 
 

@@ -5,12 +5,12 @@ import io
 import os
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
 from trainer.config import Data
 from trainer.config.caption_template import Template, filled, parse_template
@@ -18,6 +18,7 @@ from trainer.config.filters import Filter, parse_filter
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import Captions, gathered
 from trainer.data.files import open_at_once, read_file
+from trainer.data.image_cells import drive_advice, image_bytes, is_url, local_path
 from trainer.data.indexed import NAMED_IN_ALL
 from trainer.data.sample import (
     MOST_BYTES,
@@ -34,6 +35,10 @@ from trainer.errors import InputError
 
 T = TypeVar("T")
 SHOWN_ROWS = 10
+_QUOTES = (
+    "A cell that begins with a quote must end with one, and a quote inside it is doubled; if quotes are "
+    'text, set data.quotes = "text" in a job, --quotes text in a command'
+)
 LONGEST_CELL = 2**24
 
 
@@ -48,6 +53,8 @@ class TableColumns:
     separator: str | None = None
     """Character between columns; None for a tab if the name ends in .tsv, else a comma."""
     encoding: str = "utf-8"
+    quotes: str = "cells"
+    """Value of data.quotes."""
     filters: tuple[Filter, ...] = ()
     """Conditions on columns that a row must fulfil."""
 
@@ -60,6 +67,7 @@ class TableColumns:
             tuple(map(parse_template, data.caption_template)),
             data.separator,
             data.encoding,
+            data.quotes,
             tuple(map(parse_filter, data.filters)),
         )
 
@@ -92,8 +100,8 @@ class Table:
     """Number of rows that a filter has left out, by filter."""
 
     def image_path(self, number: int) -> Path:
-        """Returns the image file of a row, counted from 0 without the header."""
-        return self.path.parent / self.images[number]
+        """Returns the image file of a row, counted from 0 without the header, if its image is no URL."""
+        return Path(local_path(str(self.path.parent), self.images[number]))
 
     def captions_of(self, number: int) -> Captions:
         """Returns the captions of a row. Raises ValueError if it has none."""
@@ -104,11 +112,13 @@ class Table:
         return f"{self.path}: row {self.rows[number]}"
 
     def read_image(self, number: int, most_bytes: int = MOST_BYTES) -> bytes:
-        """Returns the image file's content.
+        """Returns the content of the image file, or of what is behind the URL.
 
-        Raises BadSample if it is no file or too large, and StorageError if it stays unreadable.
+        Raises BadSample if it is no file, too large, or not fetched, and StorageError if it stays unreadable.
         """
-        path, origin = self.image_path(number), self.origin(number)
+        path, origin, name = self.image_path(number), self.origin(number), self.images[number]
+        if is_url(name):
+            return image_bytes(name, str(self.path), origin, most_bytes)
         return read_file(
             path,
             f"{origin}: image {path}",
@@ -151,7 +161,7 @@ class ImageSource:
 
     def __init__(
         self,
-        rows: Mapping[Path, Sequence[tuple[Table, int]]],
+        rows: Mapping[Path | str, Sequence[tuple[Table, int]]],
         left_out: LeftOut,
         most_bytes: int = MOST_BYTES,
     ) -> None:
@@ -174,10 +184,11 @@ class ImageSource:
 
 def by_image(tables: Sequence[Table], most_bytes: int = MOST_BYTES) -> ImageSource:
     """Gathers the tables' rows by the image file that they name, however the tables write its path."""
-    rows: dict[Path, list[tuple[Table, int]]] = {}
+    rows: dict[Path | str, list[tuple[Table, int]]] = {}
     for table in tables:
         for number in range(len(table.rows)):
-            path = Path(os.path.normpath(table.image_path(number)))
+            name = table.images[number]
+            path = name if is_url(name) else Path(os.path.normpath(table.image_path(number)))
             rows.setdefault(path, []).append((table, number))
     return ImageSource(rows, left_out_of(tables), most_bytes)
 
@@ -234,9 +245,13 @@ def read_table(path: str | Path, columns: TableColumns, keep_others: bool = Fals
 
 def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) -> Table:
     """Reads a table as `read_table` does, also one whose rows lack an image or a caption."""
-    rows = _rows(path, columns.separator or ("\t" if path.suffix == ".tsv" else ","), columns.encoding)
+    separator = columns.separator or ("\t" if path.suffix == ".tsv" else ",")
+    rows = _rows(path, separator, columns)
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     places = _places(path, header, columns)
+    _check_once(path, header, [*places, *(header if keep_others else ())])
+    _check_lengths(path, len(header), rows[1:])
+    _check_swallowed(path, len(header), places[columns.image], separator, rows[1:])
     kept, filtered = _filtered(path, rows[1:], columns.filters, places)
     used = {places[name] for name in [columns.image, *([] if columns.templates else columns.captions)]}
     return Table(
@@ -277,8 +292,51 @@ def _places(path: Path, header: Sequence[str], columns: TableColumns) -> dict[st
     return {name: header.index(name) for name in wanted}
 
 
+def _check_once(path: Path, header: Sequence[str], names: Sequence[str]) -> None:
+    """Raises InputError for a column that is wanted and that the header names more than once."""
+    if twice := [name for name in dict.fromkeys(names) if name and header.count(name) > 1]:
+        raise InputError(
+            f"{path}: the header names {', '.join(map(repr, twice))} more than once, so that it cannot be "
+            "told which column is meant: rename the others"
+        )
+
+
 NumberedRow = tuple[int, list[str]]
 """A row's number from 1, and its cells."""
+
+
+def _check_lengths(path: Path, columns: int, rows: Sequence[NumberedRow]) -> None:
+    """Raises InputError for rows with text behind the last column, which would be lost in silence."""
+    if longer := [
+        number for number, row in rows if len(row) > columns and any(map(str.strip, row[columns:]))
+    ]:
+        raise InputError(
+            f"{path}: more cells than the {columns} columns of the header in {list_rows(longer)}: put a cell "
+            "that holds the separator into double quotes, or set another separator"
+        )
+
+
+def _check_swallowed(
+    path: Path, columns: int, image: int, separator: str, rows: Sequence[NumberedRow]
+) -> None:
+    """Raises InputError for cells in quotes that hold lines like rows, with an image as their row has one."""
+    swallowing = [
+        number
+        for number, row in rows
+        for cell in row
+        if "\n" in cell
+        for parts in [line.split(separator) for line in cell.splitlines()[1:]]
+        if len(parts) >= columns and _ending(parts[image]) == _ending(_cell(row, image)) != ""
+    ]
+    if swallowing:
+        raise InputError(
+            f"{path}: a cell holds lines that look like rows in {list_rows(sorted(set(swallowing)))}: its "
+            f"first quote is not closed. {_QUOTES}"
+        )
+
+
+def _ending(name: str) -> str:
+    return os.path.splitext(name.strip())[1].lower()
 
 
 def _filtered(
@@ -344,7 +402,7 @@ def check_tables(files: Sequence[str], data: Data, key: str) -> int:
             problems.append(
                 f"{file}: {len(missing)} of {len(table.rows)} image files of column {data.image_column!r} "
                 f"are missing: {list_rows(missing)}; the first is {first} (relative paths start at the "
-                "table's folder)"
+                f"table's folder){drive_advice(table.images)}"
             )
     rows = [len(table.rows) for table in tables]
     try:
@@ -356,12 +414,21 @@ def check_tables(files: Sequence[str], data: Data, key: str) -> int:
     return samples_of_an_epoch(rows, data)
 
 
+def captions_of_table(file: str, data: Data) -> Iterator[str]:
+    """Yields the captions of a table's rows: `captions` of FORMATS."""
+    table = read_table(file, TableColumns.by(data))
+    for number in range(len(table.rows)):
+        yield from table.captions_of(number).texts
+
+
 def missing_images(table: Table) -> list[int]:
     """Returns the rows that name an image file which does not exist."""
     return [
         row
         for number, row in enumerate(table.rows)
-        if table.images[number] and not table.image_path(number).is_file()
+        if table.images[number]
+        and not is_url(table.images[number])
+        and not table.image_path(number).is_file()
     ]
 
 
@@ -373,8 +440,10 @@ def list_rows(rows: Sequence[int]) -> str:
     )
 
 
-def _rows(path: Path, separator: str, encoding: str) -> list[NumberedRow]:
+def _rows(path: Path, separator: str, columns: TableColumns) -> list[NumberedRow]:
     """Returns the rows that are not blank, each with its number from 1."""
+    encoding = columns.encoding
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if columns.quotes == "text" else csv.QUOTE_MINIMAL
     csv.field_size_limit(LONGEST_CELL)
     rows: list[NumberedRow] = []
     number = 0
@@ -389,7 +458,8 @@ def _rows(path: Path, separator: str, encoding: str) -> list[NumberedRow]:
         ) as file:
             # With `strict`, a quote that is never closed is an error; else it would swallow all later rows in
             # silence.
-            for number, row in enumerate(csv.reader(file, delimiter=separator, strict=True), start=1):
+            reader = csv.reader(file, delimiter=separator, strict=True, quoting=quoting)
+            for number, row in enumerate(reader, start=1):
                 if any(cell.strip() for cell in row):
                     "".join(row).encode()
                     rows.append((number, row))
@@ -403,8 +473,7 @@ def _rows(path: Path, separator: str, encoding: str) -> list[NumberedRow]:
             "it as UTF-8"
         ) from error
     except csv.Error as error:
-        advice = "a cell that begins with a quote must end with one, and a quote inside it is doubled"
-        raise InputError(f"{path}: row {number + 1} cannot be read ({error}): {advice}") from error
+        raise InputError(f"{path}: row {number + 1} cannot be read ({error}). {_QUOTES}") from error
     return rows
 
 

@@ -5,6 +5,7 @@ name (webdataset's rule). At most HEADER_BYTES of headers are read per member, a
 however large it is, but for what filters need.
 """
 
+import math
 import os
 import re
 import tarfile
@@ -31,6 +32,8 @@ FORMATS = {
     b"version https://git-lfs": "a Git LFS pointer: fetch the file itself",
     b"<": "text like HTML or XML: a failed download?",
 }
+_TAIL_OF_ONE = tarfile.RECORDSIZE + 3 * tarfile.BLOCKSIZE
+"""Bytes after the last member of an archive in which the next one begins, if one follows."""
 TAIL_BYTES = 2**20
 """Bytes after the last member that are checked; there are rarely more than a few kB of zeros."""
 HEADER_BYTES = 2**16
@@ -42,6 +45,10 @@ LARGEST = 2**32 - 1
 """Largest size in bytes that PLACE can hold; it stands for all larger members too, which nobody may read."""
 NAMED = 20
 """Number of unusable samples of a shard whose keys are kept."""
+RULES = 2
+"""Number of the rules by which samples are found and counted; an index by older ones is made again."""
+DOTS = "a dot in the name, where the key ends: rename a.b.jpg to a-b.jpg"
+"""Cause of a sample whose key, up to the first dot of the file's name, is that of others."""
 PLACE = np.dtype(
     [("image_at", "<i8"), ("image_size", "<u4"), ("text_at", "<i8"), ("text_size", "<u4"), ("key_end", "<u4")]
 )
@@ -58,6 +65,10 @@ class Member(NamedTuple):
     ending: str
     offset: int
     size: int
+    unfit: str = ""
+    """Reason why no sample can have it, as what follows its name; empty for a plain file with content."""
+    content: bytes | None = None
+    """Its bytes, if they were read with its header."""
 
 
 class Flaw(NamedTuple):
@@ -78,8 +89,8 @@ class Selection(NamedTuple):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Values by which an index knows it; two if there are no filters."""
-        return tuple(self) if self.filters else tuple(self)[:2]
+        """Values by which an index knows it."""
+        return (RULES, *self)
 
     def scan(self, file: BinaryIO, _path: str) -> "Content":
         """Returns the samples that the shard's headers describe, up to its end or to the first damage."""
@@ -126,6 +137,8 @@ class Content:
     """Samples that a filter has left out, counted by it."""
     groups: Sequence[int] = ()
     """Row groups, which a shard has none of."""
+    whole: bool = True
+    """False if reading stopped before the end because enough was read."""
 
     @property
     def payload(self) -> list[bytes]:
@@ -137,7 +150,7 @@ class Content:
 
 
 def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) -> Content:
-    """Returns the samples up to the end of the tar, to the first damage, or the first `most` samples.
+    """Returns the samples up to the end of the tar, to the first damage, or those of the first `most` keys.
 
     Contents of members are read for the selection's filters only. Raises OSError if reading fails.
     """
@@ -145,27 +158,24 @@ def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) 
     endings: Counter[str] = Counter()
     flaws: list[Flaw] = []
     usable: list[_Usable] = []
-    members = _Members(file)
-    key = ""
-    for key, group in islice(groupby(members, key=attrgetter("key")), most):
-        members_of_key = list(group)
-        by_ending = {member.ending: member for member in members_of_key}
-        endings.update(by_ending.keys())
-        image = next(
-            (by_ending[ending.lower()] for ending in selection.images if ending.lower() in by_ending), None
-        )
-        text = by_ending.get(selection.text.lower())
-        if len(by_ending) < len(members_of_key):
-            flaws.append(Flaw(key, "two members with the same name"))
-        elif image is None:
-            flaws.append(Flaw(key, "no image"))
-        elif text is None:
-            flaws.append(Flaw(key, f"no .{selection.text}"))
-        else:
-            fields = {ending: _part(by_ending[ending]) for ending in filters.members if ending in by_ending}
-            usable.append(_Usable(key, image, text, fields))
-    if members.damage and flaws and flaws[-1].key == key:
-        flaws.pop()  # its missing member may be behind the damage
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    members = Members(file, size)
+    groups = grouped(members)
+    for key, group in islice(groups, most):
+        found = judged_group(key, group, selection)
+        endings.update(found.endings)
+        if found.flaws:  # the missing member of the last key may be behind the damage
+            flaws += (flaw for flaw in found.flaws if not members.damage or flaw.key != key)
+        if found.image is not None and found.text is not None:
+            fields = {
+                ending: _part(found.by_ending[ending])
+                for ending in filters.members
+                if ending in found.by_ending
+            }
+            usable.append(_Usable(key, found.image, found.text, fields))
+    whole = next(groups, None) is None
+    flaws = _apart(flaws, selection)
     lost = round((len(usable) + len(flaws)) * members.bytes_behind / members.end) if members.end else 0
     filtered: Mapping[str, int] = {}
     if selection.filters:
@@ -173,7 +183,161 @@ def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) 
         flaws += [Flaw(usable[number].key, cause) for number, cause in kept.flaws]
         usable, filtered = list(compress(usable, kept.samples)), kept.filtered
     left_out = Counter(flaw.cause for flaw in flaws)
-    return Content(_rows(usable), left_out, endings, flaws[:NAMED], members.damage, lost, filtered)
+    return Content(
+        _rows(usable), left_out, endings, flaws[:NAMED], members.damage, lost, filtered, whole=whole
+    )
+
+
+def grouped(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
+    """Yields keys and their members: those that follow each other, by webdataset's rule.
+
+    Unfit members are with the others of their key that they stand among or before; between those of another
+    key they do not part them, since webdataset does not see them. Without others they are keys of their own.
+    """
+    key, group, unfit = "", list[Member](), list[Member]()
+    for member in members:
+        if member.unfit:
+            (group if group and member.key == key else unfit).append(member)
+        elif group and member.key == key:
+            group.append(member)
+        else:
+            if group:
+                yield key, group
+            key, group = member.key, [member]
+            if unfit:
+                group += (other for other in unfit if other.key == key)
+                yield from _by_key(other for other in unfit if other.key != key)
+                unfit = []
+    if group:
+        yield key, group
+    yield from _by_key(unfit)
+
+
+def _by_key(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
+    return ((key, list(group)) for key, group in groupby(members, key=attrgetter("key")))
+
+
+class FoundInGroup(NamedTuple):
+    """Content of the members of one key."""
+
+    by_ending: Mapping[str, Member]
+    """The members that are files, by ending."""
+    image: Member | None
+    """The image of the sample; None, as is its text, if there is no usable sample."""
+    text: Member | None
+    endings: Iterable[str]
+    """Endings for a count; "*.jpg" if a key that ends too early is part of them."""
+    flaws: Sequence[Flaw] = ()
+    """One for each sample that cannot be used."""
+
+
+def judged_group(key: str, group: Sequence[Member], selection: Selection) -> FoundInGroup:
+    """Returns what the members of one key hold: a usable sample or none, and flaws."""
+    by_ending = {member.ending: member for member in group if not member.unfit}
+    image = next(
+        (by_ending[ending] for each in selection.images if (ending := each.lower()) in by_ending), None
+    )
+    text = by_ending.get(selection.text.lower())
+    whole = image is not None and text is not None and len(by_ending) == len(group)
+    if whole and "." not in "".join(by_ending):
+        return FoundInGroup(by_ending, image, text, by_ending.keys())
+    files = sum(not member.unfit for member in group)
+    cause = _cause(group, selection, image, text, twice=len(by_ending) < files)
+    parts = _Parts.of(group, selection)
+    flaws = [Flaw(key, cause)] * (parts.own if parts.own or parts.others else min(files, 1)) if cause else []
+    flaws += [
+        Flaw(f"{key}.{part}", DOTS) for part, count in parts.hidden(cause).items() for _ in range(count)
+    ]
+    endings = [parts.shown.get(ending, ending) for ending in by_ending]
+    endings += [""] * sum(not member.ending for member in group)
+    if cause:
+        image = text = None
+    return FoundInGroup(by_ending, image, text, endings, flaws)
+
+
+def _cause(
+    group: Sequence[Member], selection: Selection, image: Member | None, text: Member | None, *, twice: bool
+) -> str:
+    """Returns why the members of a key make no sample; empty if they do."""
+    if twice:
+        return "two members with the same name"
+    for found, wanted, missing in (
+        (image, selection.images, "no image"),
+        (text, (selection.text,), f"no .{selection.text}"),
+    ):
+        if found is None:
+            endings = [ending.lower() for ending in wanted]
+            unfit = (f".{member.ending} {member.unfit}" for member in group if member.ending in endings)
+            return next(unfit, missing)
+    return ""
+
+
+class _Parts(NamedTuple):
+    """Images and texts of one key, counted by what stands between the key and their endings."""
+
+    own: int
+    """Number of samples of which nothing stands between."""
+    others: Mapping[str, tuple[int, int]]
+    """Images and texts by what stands between, such as v2.0001 of scan.v2.0001.jpg."""
+    shown: Mapping[str, str]
+    """Endings as they are counted, by those that hold such a part."""
+
+    @classmethod
+    def of(cls, group: Sequence[Member], selection: Selection) -> "_Parts":
+        """Counts a name that comes again as another sample."""
+        counts: dict[str, list[int]] = {}
+        shown: dict[str, str] = {}
+        names = [(ending.lower(), 0) for ending in selection.images] + [(selection.text.lower(), 1)]
+        for ending, count in Counter(member.ending for member in group).items():
+            for name, kind in names:
+                if ending == name or ending.endswith(f".{name}"):
+                    of_part = counts.setdefault(ending[: -len(name) - 1], [0, 0])
+                    of_part[kind] = max(of_part[kind], count)
+                    shown[ending] = ending if ending == name else f"*.{name}"
+                    break
+        own = max(counts.pop("", [0]))
+        return cls(own, {part: (images, texts) for part, (images, texts) in counts.items()}, shown)
+
+    def hidden(self, cause: str) -> Mapping[str, int]:
+        """Returns the number of samples that the key hides, by what stands between.
+
+        They are pairs. Without a pair, and if the key has no sample, they are its images or its texts.
+        """
+        pairs = {part: max(counts) for part, counts in self.others.items() if all(counts)}
+        if pairs or self.own or not cause:
+            return pairs
+        of_kinds = [
+            {part: counts[kind] for part, counts in self.others.items() if counts[kind]} for kind in (0, 1)
+        ]
+        return max(of_kinds, key=len)
+
+
+def apart(selection: Selection) -> str:
+    """Returns the cause of samples whose image and text do not follow each other."""
+    return f"image and .{selection.text} do not follow each other: tar --sort=name puts them together"
+
+
+def _apart(flaws: list[Flaw], selection: Selection) -> list[Flaw]:
+    """Returns the flaws with one for each key of which image and text are in different places of the tar."""
+    halves = ("no image", f"no .{selection.text}")
+    without = [{flaw.key for flaw in flaws if flaw.cause == half} for half in halves]
+    both = without[0] & without[1]
+    if not both:
+        return flaws
+    named = dict.fromkeys(flaw.key for flaw in flaws if flaw.key in both)
+    rest = [flaw for flaw in flaws if flaw.key not in both or flaw.cause not in halves]
+    return [*(Flaw(key, apart(selection)) for key in named), *rest]
+
+
+class Forward(Protocol):
+    """A file that headers can be read from.
+
+    Its `seek` needs to go forward, and back over what was read last.
+    """
+
+    def read(self, size: int, /) -> bytes: ...
+    def seek(self, place: int, /) -> int: ...
+    def tell(self) -> int: ...
 
 
 class _Usable(NamedTuple):
@@ -198,68 +362,83 @@ def _rows(usable: Iterable[_Usable]) -> Rows:
     return Rows(np.array(places, dtype=PLACE), np.frombuffer(bytes(keys), dtype=np.uint8))
 
 
-class _Members:
-    """Yields the regular, non-empty, complete files of a tar that have a key and an ending."""
+class Members:
+    """Yields the complete files of a tar that have a key and an ending, and those that a sample cannot have.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    Archives may follow each other, as `cat` puts them.
+    """
+
+    def __init__(self, file: Forward, size: float = math.inf) -> None:
+        """`size` is that of the file in bytes, if it is known."""
+        self._file, self._size = file, size
         self.damage = ""
         """Reason why there are no more members; empty at the archive's proper end.
 
         It is set after the last member.
         """
         self.end = self.bytes_behind = 0
-        """Bytes up to the damage, and after it."""
+        """Bytes up to the damage, and after it, if the size is known."""
 
     def __iter__(self) -> Iterator[Member]:
-        size = self._file.seek(0, os.SEEK_END)
+        start = self._file.read(64)
         self._file.seek(0)
-        end, problem = 0, ""
+        end = 0
         try:
-            for info, behind in headers(self._file):
-                end = behind
-                if (member := as_member(info)) and member.offset + member.size <= size:
+            for info, end in headers(self._file):
+                if (member := as_member(info)) and member.offset + member.size <= self._size:
                     yield member
-                if behind > size:
+                if end > self._size:
                     raise tarfile.ReadError("unexpected end of data")
         except tarfile.TarError as error:
-            problem = str(error)
-        if not end and problem:
-            self.damage = (
-                f"not a readable tar file: {_actual_format(self._file) or problem}. Shards are uncompressed "
-                "tar files"
-            )
-        elif problem or self._goes_on(end):
-            self.end, self.bytes_behind = end, max(0, size - end)
-            self.damage = f"damaged or cut off at byte {min(end, size)}: the samples behind it are lost"
+            self._damaged(end, _actual_format(start) or str(error))
 
-    def _goes_on(self, end: int) -> bool:
-        """Returns whether anything but zeros follows.
-
-        tarfile takes a damaged or cut header, and a hole, for the end of the archive; a proper end is zeros
-        or nothing.
-        """
-        self._file.seek(end)
-        return bool(self._file.read(TAIL_BYTES).strip(b"\0"))
-
-
-class Forward(Protocol):
-    """A file that tarfile can read headers from; its `seek` only needs to go forward."""
-
-    def read(self, size: int, /) -> bytes: ...
-    def seek(self, place: int, /) -> int: ...
-    def tell(self) -> int: ...
+    def _damaged(self, end: int, problem: str) -> None:
+        if not end:
+            self.damage = f"not a readable tar file: {problem}. Shards are uncompressed tar files"
+            return
+        known = self._size < math.inf
+        self.end, self.bytes_behind = end, max(0, int(self._size) - end) if known else 0
+        at = min(end, self._size if known else self._file.tell())
+        self.damage = f"damaged or cut off at byte {at}: the samples behind it are lost"
 
 
 def headers(file: Forward) -> Iterator[tuple[tarfile.TarInfo, int]]:
-    """Yields each member's header and the offset after the member.
+    """Yields each member's header and the offset after the member, archive by archive.
 
-    Raises TarError for headers that cannot be right, however they are made.
+    Raises TarError for headers that cannot be right, however they are made, and if anything but zeros or
+    another archive follows an archive: tarfile takes a damaged or cut header, and a hole, for its end.
     """
+    begin: int | None = 0
+    while begin is not None:
+        end = begin
+        for info, end in _headers_of_one(file):
+            yield info, end
+        begin = _next_archive(file, begin, end)
+
+
+def _next_archive(file: Forward, begin: int, end: int) -> int | None:
+    """Returns where the archive after that from `begin` to `end` begins; None if nothing but zeros follow."""
+    file.seek(end)
+    tail = file.read(_TAIL_OF_ONE)
+    if not tail.strip(b"\0"):
+        if len(tail) == _TAIL_OF_ONE and file.read(TAIL_BYTES).strip(b"\0"):
+            raise tarfile.ReadError("data follow a hole")
+        return None
+    zeros = len(tail) - len(tail.lstrip(b"\0"))
+    found = end + zeros // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+    least = end + 2 * tarfile.BLOCKSIZE
+    if found not in (least, begin + -(-(least - begin) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE):
+        raise tarfile.ReadError("other data follow")
+    file.seek(found)
+    return found
+
+
+def _headers_of_one(file: Forward) -> Iterator[tuple[tarfile.TarInfo, int]]:
+    """Yields the headers of the archive that begins where the file is."""
     limited = _Limited(file)
+    end = file.tell()
     try:
         tar = tarfile.TarFile(fileobj=cast(BinaryIO, limited))
-        end = 0
         while (info := tar.next()) is not None:
             if tar.offset <= end:
                 raise tarfile.ReadError("a header leads backwards")
@@ -274,15 +453,36 @@ def headers(file: Forward) -> Iterator[tuple[tarfile.TarInfo, int]]:
 
 
 def as_member(info: tarfile.TarInfo) -> Member | None:
-    """Returns the header's file as a member; None if it is none that a sample can have.
-
-    Such a header is no file, is empty, has no key or ending, or has holes (GNU sparse).
-    """
-    name = NAME.fullmatch(info.name)
-    is_file = info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.size > 0 and not info.issparse()
-    if not name or not is_file or META.match(info.name):
+    """Returns the header's file as a member; None for folders and what is there for webdataset or macOS."""
+    fit = info.type in _FILES and info.size > 0 and not info.issparse()
+    if META.match(info.name) or (not fit and info.isdir()):
         return None
-    return Member(name["key"], name["ending"].lower(), info.offset_data, info.size)
+    if name := NAME.fullmatch(info.name):
+        unfit = "" if fit else _kind(info)
+        return Member(name["key"], name["ending"].lower(), info.offset_data, info.size, unfit)
+    return _without_key(info.name)
+
+
+def _without_key(path: str) -> Member | None:
+    """Returns an unfit member for a file's name that has no key or no ending."""
+    folder, slash, name = path.rpartition("/")
+    if name.startswith("._"):  # what macOS keeps of a file beside it
+        return None
+    stem, _, ending = name.rpartition(".")
+    key = f"{folder}{slash}{stem or name}"
+    return Member(key, ending.lower() if stem else "", 0, 0, "has a name that begins with a dot")
+
+
+def _kind(info: tarfile.TarInfo) -> str:
+    """Returns what a member is that is no plain file with content."""
+    if info.islnk() or info.issym():
+        return "is a link"
+    if info.issparse():
+        return "has holes (a sparse file)"
+    return "is empty" if info.type in _FILES else "is no file"
+
+
+_FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
 class _Limited:
@@ -306,10 +506,8 @@ class _Limited:
         return self._file.read(size)
 
 
-def _actual_format(file: BinaryIO) -> str | None:
-    """Returns what the file seems to be instead of a tar; None if unknown."""
-    file.seek(0)
-    start = file.read(64)
+def _actual_format(start: bytes) -> str | None:
+    """Returns what the file seems to be instead of a tar by its first bytes; None if unknown."""
     if not start:
         return "the file is empty"
     return next((meaning for signature, meaning in FORMATS.items() if start.startswith(signature)), None)

@@ -90,7 +90,7 @@ class MaskedTokenizer:
         most = self.quick.context_length - 2
         ids = [
             of_text if len(of_text) <= most else self.mask(of_text, most, random.Random(seed))
-            for of_text, seed in zip(map(self.quick.ids, texts), seeds, strict=True)
+            for of_text, seed in zip(map(self.quick.encode, texts), seeds, strict=True)
         ]
         return self.quick.framed(ids)
 
@@ -118,7 +118,7 @@ class QuickTokenizer:
         self._known: dict[str, list[int]] = {}
 
     def __call__(self, texts: list[str]) -> Tensor:
-        return self.framed([self.ids(text) for text in texts])
+        return self.framed([self.encode(text) for text in texts])
 
     @property
     def context_length(self) -> int:
@@ -135,7 +135,7 @@ class QuickTokenizer:
             row[: len(framed)] = framed
         return torch.from_numpy(tokens)
 
-    def ids(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text, however many."""
         ids: list[int] = []
         for word in self._simple.pat.findall(self._clean(text)):

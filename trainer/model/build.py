@@ -19,6 +19,7 @@ from trainer.config import Job, Model
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.losses import LOSSES, LossName
 from trainer.data.augment import augmentation
+from trainer.data.pictures import LONGER, OfMiddle
 from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, StorageError
@@ -201,12 +202,22 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         ),
         preprocess.mean,
         preprocess.std,
-        open_clip.image_transform(
-            preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared
-        ),
+        _eval_transform(preprocess, size, shared),
         files=_files(config, text),
         notes=(*notes, *lost_pixels(job.model), *text_notes(model)),
     )
+
+
+def _eval_transform(
+    preprocess: open_clip.transform.PreprocessCfg, size: tuple[int, int], shared: Mapping[str, Any]
+) -> Callable[[Any], Tensor]:
+    """Returns open_clip's transform for evaluation."""
+    transform: Callable[[Any], Tensor] = open_clip.image_transform(
+        preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared
+    )
+    if preprocess.resize_mode != "shortest":
+        return transform
+    return OfMiddle(transform, LONGER * max(size) / min(size))
 
 
 def _check_init(job: Job) -> None:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from trainer.comm.host_memory import to_device
+from trainer.config.formats import FORMATS
 from trainer.data.bad_samples import Skipped
+from trainer.data.caption_lengths import CaptionLengths, CaptionMonitor, counter_of
 from trainer.data.captions import choice_by
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import normalised
@@ -64,9 +66,21 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         start_batch=batch,
         pin_memory=setup.comm.device.type == "cuda",
     )
-    for micro_batch in islice(stream, (setup.schedule.steps - steps_done) * setup.plan.accumulation):
+    micro_batches = (setup.schedule.steps - steps_done) * setup.plan.accumulation
+    captions = _caption_monitor(setup, micro_batches * setup.plan.micro_batch_size)
+    for micro_batch in islice(stream, micro_batches):
         skipped.record(len(micro_batch.keys), micro_batch.bad)
+        captions.record(micro_batch.captions)
         yield micro_batch
+
+
+def _caption_monitor(setup: TrainSetup, captions: int) -> CaptionMonitor:
+    """Returns what says on rank 0 how long the captions of real data are, of which this rank gets so many."""
+    tokenizer, data = setup.clip.tokenizer, setup.job.data
+    most, counter = getattr(tokenizer, "context_length", None), counter_of(tokenizer)
+    silent = setup.comm.world.rank or not FORMATS[data.kind].unit
+    lengths = None if silent or counter is None or most is None else CaptionLengths(int(most), counter)
+    return CaptionMonitor(lengths, captions, data)
 
 
 class Prefetcher:

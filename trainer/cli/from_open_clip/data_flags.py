@@ -62,6 +62,8 @@ def dataset_type(flag: Flag, line: Line, result: Translation) -> None:
         result.refused[flag.name] = f"{_NO_FORMAT}: name webdataset or csv"
     elif line.format is not None:
         result.set("data.format", line.format)
+        if line.format == "webdataset":
+            result.set("data.caption_lines", "one")
 
 
 def for_tables(change: Callable[[Any], Any] = lambda value: value) -> Translate:

@@ -31,9 +31,12 @@ Some things differ without any flag:
 - An epoch has each sample once, in an order that follows from the seed, but for the last ones that fill no
   batch. In open_clip_train, loader processes repeat or leave out samples, so that each makes equally many
   batches.
-- Each line of a .txt member is a caption, and one of them is drawn in each epoch
-  (`data.caption_choice`). open_clip_train takes the whole text as one caption, and reads none from JSON
-  (`data.caption_key = "json:caption"`).
+- The whole text of a .txt member is one caption, as in open_clip_train, by `data.caption_lines = "one"`.
+  Without that key each line is a caption, and one of them is drawn in each epoch (`data.caption_choice`).
+  open_clip_train reads none from JSON (`data.caption_key = "json:caption"`).
+- Pictures are decoded as a viewer shows them: turned as their metadata say, white behind transparent
+  parts, and 16 bits of grey scaled to 8. open_clip_train takes Pillow's `convert("RGB")`: pictures are not
+  turned, transparent parts have the colour that lies in the file, often black, and grey above 255 is white.
 - Damaged samples are counted, and more than 1 % of them end the run (`data.max_bad_share`). open_clip_train
   goes on with any number.
 - The gradient is that of the whole global batch on any number of GPUs, as open_clip_train has it with

@@ -113,9 +113,10 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _key(
             "--dataset-type",
             _choice("auto", "webdataset", "csv", "synthetic", "auto"),
-            "data.format",
+            "data.format data.caption_lines",
             data_flags.dataset_type,
-            "`csv` becomes `table`; `auto` is decided by the ending and written out.",
+            "`csv` becomes `table`; `auto` is decided by the ending and written out. With shards the whole "
+            "text of a sample is one caption, as in open_clip_train.",
         ),
         _dropped(
             "--dataset-resampled",

@@ -1,0 +1,65 @@
+"""Lines and warnings of `clipship check` about the first samples of the training data. Imports no torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from itertools import islice
+
+from trainer.config import Job, is_remote
+from trainer.config.formats import FORMATS
+from trainer.data.caption_lengths import CAPTIONS, CaptionLengths
+from trainer.data.mojibake import gbk_warning
+from trainer.data.shard_names import expand_shards
+from trainer.errors import InputError
+from trainer.model.light_tokenizer import lengths_for
+from trainer.sysinfo.imports import load
+
+
+@dataclass(frozen=True)
+class FirstSamples:
+    """The begin of the training data of a job: local files alone, since others are slow to reach."""
+
+    job: Job
+
+    @cached_property
+    def file(self) -> str | None:
+        """The first file; None if there is none that may be looked into."""
+        data = self.job.data
+        if FORMATS[data.kind].captions is None or data.streams or not find_spec("numpy"):
+            return None
+        file = expand_shards(data.train)[0]
+        return None if is_remote(file) else file
+
+    @cached_property
+    def captions(self) -> list[str]:
+        """Its first captions; none if they cannot be read, which others report."""
+        data = self.job.data
+        if self.file is None:
+            return []
+        try:
+            return list(islice(load(str(FORMATS[data.kind].captions))(self.file, data), CAPTIONS))
+        except (InputError, OSError):
+            return []
+
+    @cached_property
+    def lengths(self) -> CaptionLengths | None:
+        """The lengths of these captions; None if there are none, or if only the ranks can count tokens."""
+        return lengths_for(self.job.model, self.captions) if self.captions else None
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yields topic and text of each line about them."""
+        if self.lengths is not None:
+            yield "captions", self.lengths.text()
+
+    def warnings(self) -> Iterator[str]:
+        """Yields a sentence for what is lost."""
+        if self.file is not None and self.job.data.kind == "webdataset":
+            from trainer.data.first_look import left_out_first  # imports numpy
+
+            if lost := left_out_first(self.file, self.job.data):
+                yield lost
+        if odd := gbk_warning(self.captions, self.job.data.encoding):
+            yield odd
+        if self.lengths is not None and (cut := self.lengths.warning(self.job.data.text_mask)):
+            yield cut
