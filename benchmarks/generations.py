@@ -38,7 +38,8 @@ from benchmarks.meeting import Met, meet
 from tests.support.stub_world import LIMITS, StubWorld, until
 from trainer.supervise import supervisor as supervisor_module
 from trainer.supervise import tree
-from trainer.supervise.tree import FANOUT, Link, Message
+from trainer.supervise.tree import FANOUT, Link
+from trainer.world.rendezvous import Message
 
 WORKERS = 4
 RANKS_PER_NODE = 8

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from trainer.config import Timeouts
 from trainer.supervise.diagnosis import late_ranks
-from trainer.supervise.learned_limits import WAIT, LimitLearner
 from trainer.supervise.rank_report import RankReport
 from trainer.supervise.supervisor import TICK_S
+from trainer.world.learned_limits import WAIT, LimitLearner
 
 CEILINGS = Timeouts().by_phase
 

@@ -26,8 +26,9 @@ from benchmarks.rank import MARK, cpu_s
 from tests.support.jobs import tiny_job
 from tests.support.start import start
 from trainer.config.loader import dump_job
-from trainer.supervise.tree import FANOUT, Link, Message, Rendezvous, Tree
+from trainer.supervise.tree import FANOUT, Link, Tree
 from trainer.sysinfo.addresses import free_port
+from trainer.world.rendezvous import Message, Rendezvous
 
 WORKERS = 4
 MEASURE_S = 10.0
@@ -162,7 +163,7 @@ def one_supervisor() -> str:
     program = (
         "import os; from trainer.supervise.limits import Limits; "
         "from trainer.supervise.supervisor import supervise; "
-        "from trainer.supervise.world import World; "
+        "from trainer.world.launchers import World; "
         "supervise(World(0, 1, 0, 1, 'here', 'bench'), ['sleep', '20'], os.environ, Limits)"
     )
     started = _children()

@@ -19,9 +19,9 @@ import torch
 
 from tests.support.jobs import tiny_job
 from trainer.comm.torch_backend import LAZY, TorchBackend
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World
 from trainer.sysinfo.addresses import free_port
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World
 
 _WAIT_S = 120.0
 

@@ -16,7 +16,7 @@ from trainer.config.loader import load_job
 from trainer.config.phases import Phase
 from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import main as rank
-from trainer.supervise.heartbeat import Heartbeat
+from trainer.world.heartbeat import Heartbeat
 
 FROM_STEP = 3
 MARK = "watched "

@@ -40,8 +40,8 @@ def rank(backend: str, port: int, model: str, samples: int) -> None:
     from trainer.config.batch_plan import plan
     from trainer.model.build import untrained
     from trainer.model.kernels import use_kernels
-    from trainer.supervise.world import detect
     from trainer.train.step import MicroBatch, TrainStep
+    from trainer.world.launchers import detect
 
     job = job_of(backend, model, samples)
     comm = connect(job, detect(os.environ, os.uname().nodename), os.environ)

@@ -32,8 +32,8 @@ from trainer.model.host_compiler import missing_parts
 from trainer.model.step_memory import step_memory
 from trainer.model.sync_batch_norm import synchronise_batch_norm
 from trainer.model.tile_kernels import fused, problem_of
-from trainer.supervise.world import World
 from trainer.train.step import MicroBatch, TrainStep
+from trainer.world.launchers import World
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 

@@ -33,7 +33,7 @@ from trainer.data.shard_files import PackedSample, write_shards
 from trainer.data.source import open_labelled
 from trainer.evaluate.evaluation import Metrics
 from trainer.model.build import untrained
-from trainer.supervise.world import World
+from trainer.world.launchers import World
 
 NAME = Path(VIT).stem
 SAMPLES = 83

@@ -11,8 +11,8 @@ from tests.support.start import start
 from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.resume import restore
 from trainer.comm.torch_backend import TorchBackend
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World
 
 
 def passed(folder: Path, ranks: int, degree: int, *words: str) -> None:

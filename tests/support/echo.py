@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.supervise.world import World
+from trainer.world.launchers import World
 
 
 class Echo:

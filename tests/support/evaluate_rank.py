@@ -15,7 +15,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.evaluate.evaluation import Evaluation, Metrics
 from trainer.model.build import build_model
-from trainer.supervise.world import detect
+from trainer.world.launchers import detect
 
 TEMPLATES = ("a {}", "the number {}")
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -41,8 +41,8 @@ from trainer.config.phases import LIMIT_KEYS, Phase
 from trainer.run import lock as run_lock
 from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import main as rank
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import detect
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import detect
 
 MOMENT = "FAULT_MOMENT"
 """A file that gets the time at which the fault happened."""

@@ -33,8 +33,8 @@ from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import build_model
 from trainer.run.best import folder_name
-from trainer.supervise.world import detect
 from trainer.train.step import MicroBatch, StepResult, TrainStep
+from trainer.world.launchers import detect
 
 SAMPLES, STEPS = 64, 3
 BOUND = 1e-12

@@ -22,8 +22,8 @@ from trainer.comm.fsdp_backend import FsdpBackend
 from trainer.comm.timer import CommTimer
 from trainer.config.batch_plan import plan
 from trainer.model.architecture import architecture
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World
 
 MODEL, RANKS = "ViT-bigG-14", 8
 GIB = 2**30

@@ -18,7 +18,7 @@ from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import RandomCrop
 from trainer.data.sample import Source
 from trainer.data.source import open_source
-from trainer.supervise.world import detect
+from trainer.world.launchers import detect
 
 
 def load(source: Source, plan: BatchPlan, rank: int, workers: int, epochs: int = 1) -> Iterator[Batch]:

@@ -22,7 +22,7 @@ from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.training import run, setup_of
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
-from trainer.supervise.world import World
+from trainer.world.launchers import World
 
 nullgpu: Any = importlib.import_module("nullgpu")
 

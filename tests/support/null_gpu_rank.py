@@ -17,7 +17,7 @@ from tests.support.null_gpu import Steps
 from tests.support.training import run, setup_of
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
-from trainer.supervise.world import detect
+from trainer.world.launchers import detect
 
 FIRST, LAST = 12, 16
 

@@ -23,8 +23,8 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import build_model, untrained
-from trainer.supervise.world import detect
 from trainer.train.step import MicroBatch, TrainStep
+from trainer.world.launchers import detect
 
 MODELS = Path(__file__).parents[1] / "models"
 GLOBAL_BATCH = 16

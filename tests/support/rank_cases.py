@@ -25,7 +25,7 @@ from trainer.comm.protocol import Comm, Reducer
 from trainer.comm.replicas import ReplicaError, broadcast_replicas, check_replicas
 from trainer.comm.shards import WholeModel
 from trainer.model.sync_batch_norm import synchronise_batch_norm
-from trainer.supervise.world import detect
+from trainer.world.launchers import detect
 
 
 def collectives(comm: Comm) -> None:

@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict
 
 from trainer.run.exit_record import ExitRecord, record_exit
-from trainer.supervise.world import World, detect
+from trainer.world.launchers import World, detect
 
 TOLD = ("CLIPSHIP_WORLD_SIZE", "MASTER_", "NCCL_", "OMP_", "PYTHONUNBUFFERED", "SSH_CONNECTION")
 """Beginnings of the variables' names that tests ask for."""

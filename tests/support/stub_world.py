@@ -12,13 +12,14 @@ from typing import Any
 
 from trainer.supervise import supervisor as module
 from trainer.supervise.coordinator import Coordinator
-from trainer.supervise.heartbeat import Heartbeat, request_stop
 from trainer.supervise.limits import Limits
 from trainer.supervise.supervisor import Supervisor
-from trainer.supervise.tree import Rendezvous, Tree
-from trainer.supervise.variables import GENERATION, KEEPS_GOING, RESPAWNED, RESPAWNS, SPARE_NODES
-from trainer.supervise.world import World, detect, first_world
+from trainer.supervise.tree import Tree
 from trainer.sysinfo.addresses import free_port
+from trainer.world.heartbeat import Heartbeat, request_stop
+from trainer.world.launchers import World, detect, first_world
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNED, RESPAWNS, SPARE_NODES
 
 LIMITS = Limits(
     init_s=20.0, silence_s=60.0, max_restarts=20, backoff_s=0.0, world_sizes=tuple(range(1, 20_000))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from trainer.comm.deterministic_reducer import DeterministicReducer
 from trainer.comm.protocol import Reducer
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World
 
 Result = TypeVar("Result")
 

@@ -31,8 +31,8 @@ from trainer.config.batch_plan import plan
 from trainer.config.learning_rate import learning_rate
 from trainer.model.build import build_model, untrained
 from trainer.model.optimizer import set_learning_rate
-from trainer.supervise.world import detect
 from trainer.train.step import MicroBatch, TrainStep
+from trainer.world.launchers import detect
 
 BATCH, STEPS, WARMUP = 8, 8, 3
 SIGLIP: dict[str, Any] = {

@@ -9,9 +9,9 @@ from pathlib import Path
 from tests.support.ends import ROOT
 from trainer.config.loader import load_job
 from trainer.launch.rank_env import rank_environment
-from trainer.supervise.tree import Rendezvous
-from trainer.supervise.variables import KEEPS_GOING, NODE, SPARE_NODES, STARTED_HERE
 from trainer.sysinfo.addresses import free_port
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.variables import KEEPS_GOING, NODE, SPARE_NODES, STARTED_HERE
 
 
 def run_on_two_nodes(job_path: Path, each: int = 2, spares: int = 0) -> list[tuple[int, str]]:

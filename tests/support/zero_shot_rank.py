@@ -13,7 +13,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import build_model
-from trainer.supervise.world import detect
+from trainer.world.launchers import detect
 
 CLASSES = ("red", "green", "blue", "white", "black", "grey")
 

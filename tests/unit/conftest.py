@@ -11,8 +11,8 @@ from trainer.comm.protocol import Comm
 from trainer.comm.torch_backend import TorchBackend
 from trainer.data import files
 from trainer.run import exit_files
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.jobs import tiny_job
 from trainer.comm import connect, reach
 from trainer.errors import InputError
-from trainer.supervise.world import World
+from trainer.world.launchers import World
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[str]:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.supervise.console import rank_formatter
-from trainer.supervise.world import SINGLE, World
+from trainer.world.console import rank_formatter
+from trainer.world.launchers import SINGLE, World
 
 ALONE = World(0, 1, 0, 1, "a", SINGLE)
 

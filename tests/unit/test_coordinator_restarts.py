@@ -19,7 +19,7 @@ from trainer.supervise.actions import Actions, Message
 from trainer.supervise.coordinator import Coordinator
 from trainer.supervise.limits import Limits
 from trainer.supervise.membership import Membership
-from trainer.supervise.variables import HANDED_OVER_BY
+from trainer.world.variables import HANDED_OVER_BY
 
 LIMITS = Limits(checkpoint_s=60.0, shutdown_s=60.0, max_restarts=2, backoff_s=0.0)
 START = {"MASTER_PORT": "4711"}

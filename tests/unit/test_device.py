@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.support.jobs import tiny_job
 from trainer.comm.device import rank_device
 from trainer.errors import InputError
-from trainer.supervise.world import World
+from trainer.world.launchers import World
 
 HERE = World(0, 1, 0, 1, "n1", "test")
 CPU = torch.device("cpu")

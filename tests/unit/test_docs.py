@@ -42,7 +42,7 @@ def test_the_drawing_has_the_layers_that_make_check_holds() -> None:
 def test_names_of_tables_that_extending_sends_to_are_there() -> None:
     places = {
         "trainer/model/loss.py": "SHARES",
-        "trainer/supervise/world.py": "ROWS",
+        "trainer/world/launchers.py": "ROWS",
         "trainer/launch/local.py": "_COMMANDS",
         "trainer/config/schedulers.py": "SCHEDULERS",
         "trainer/comm/backends.py": "BackendRow",

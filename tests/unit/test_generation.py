@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from trainer.run.exit_record import EXIT_DIR, RANK_DIR
-from trainer.supervise import generation, heartbeat
+from trainer.supervise import generation
 from trainer.supervise.generation import Generation, fresh_variables
-from trainer.supervise.heartbeat import HEARTBEAT_FILE, published_state
 from trainer.supervise.nursery import Nursery
-from trainer.supervise.variables import GENERATION
-from trainer.supervise.world import detect
+from trainer.world import heartbeat
+from trainer.world.heartbeat import HEARTBEAT_FILE, published_state
+from trainer.world.launchers import detect
+from trainer.world.variables import GENERATION
 
 RANK = f"""
 import os, subprocess, sys, time

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from trainer.run.generations import remove_handed_over
-from trainer.supervise.handover import give, source_of, take
-from trainer.supervise.membership import WorldPlan
-from trainer.supervise.state_parts import Header, data_file, layout_file, newest_step, write_header
+from trainer.supervise.membership import WorldPlan, source_of
+from trainer.world.handover import give, take
+from trainer.world.state_parts import Header, data_file, layout_file, newest_step, write_header
 
 START = "the start"
 LAYOUT = "0123456789abcdef"

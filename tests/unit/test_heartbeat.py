@@ -18,9 +18,9 @@ import torch
 from tests.support.processes import ended_on_failure
 from trainer.comm.timer import CommTimer
 from trainer.run.exit_record import RANK_DIR
-from trainer.supervise import heartbeat
-from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.rank_report import STACK_FILE, python_stack, report, state_of
+from trainer.world import heartbeat
+from trainer.world.heartbeat import Heartbeat
 
 
 def test_supervisor_reads_what_the_rank_writes(tmp_path: Path) -> None:

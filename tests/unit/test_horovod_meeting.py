@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.comm.localrun import places_of
 from trainer.errors import InputError
+from trainer.launch.ranks.localrun import places_of
 from trainer.launch.slurm.script import batch_script
-from trainer.supervise.world import World
 from trainer.sysinfo.addresses import free_port
+from trainer.world.launchers import World
 
 pytest.importorskip("horovod", reason="Horovod is not installed: `make horovod`")
 from trainer.comm import horovod_meeting

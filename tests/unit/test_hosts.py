@@ -19,7 +19,7 @@ from trainer.launch.hosts import Host, parse_hosts, rendezvous_address
 from trainer.launch.local import ranks_without_spares, start_ranks
 from trainer.run.exit_record import ExitRecord, first_cause, record_exit
 from trainer.run.generations import GenerationClaim, claim
-from trainer.supervise.tree import Rendezvous
+from trainer.world.rendezvous import Rendezvous
 
 
 def test_hosts_are_names_with_numbers_of_ranks() -> None:

@@ -88,8 +88,8 @@ def test_untracked_files_of_a_checkout_stay_out_of_the_context(checkout: Path) -
     _commit(checkout, tracked)
     assert source_files(checkout).keys() == tracked.keys()
     assert left_out(checkout) == ["docker/token.txt", "trainer/scratch.py"]
-    (checkout / "trainer/supervise/world.py").unlink()
-    assert tracked.keys() - source_files(checkout).keys() == {"trainer/supervise/world.py"}
+    (checkout / "trainer/world/launchers.py").unlink()
+    assert tracked.keys() - source_files(checkout).keys() == {"trainer/world/launchers.py"}
 
 
 def test_a_checkout_that_git_does_not_open_is_named(checkout: Path) -> None:

@@ -23,8 +23,8 @@ def ended(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def test_the_launcher_sees_a_child_that_fails() -> None:
-    command = [sys.executable, "-m", "trainer.comm.localrun", "--ranks", "1", "--", sys.executable, "-c"]
-    assert ended([*command, "raise SystemExit(7)"]).returncode == 7
+    launcher = [sys.executable, "-m", "trainer.launch.ranks.localrun", "--ranks", "1", "--"]
+    assert ended([*launcher, sys.executable, "-c", "raise SystemExit(7)"]).returncode == 7
 
 
 def test_a_rank_begins_with_no_signal_blocked(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.comm import keep_going
-from trainer.comm.keep_going import (
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED, EXIT_START_AGAIN, EXIT_TIMED_OUT
+from trainer.launch.ranks import keep_going
+from trainer.launch.ranks.keep_going import (
     CUT_OFF_WAIT_S,
     FORGIVEN_S,
     JOINED_S,
@@ -19,10 +20,9 @@ from trainer.comm.keep_going import (
     KeepGoing,
     left_by_itself,
 )
-from trainer.comm.ssh_start import start_here, start_on
-from trainer.comm.started_ranks import StartedRank, StartRank, run_ranks
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED, EXIT_START_AGAIN, EXIT_TIMED_OUT
-from trainer.supervise.variables import RESPAWNED
+from trainer.launch.ranks.ssh_start import start_here, start_on
+from trainer.launch.ranks.started_ranks import StartedRank, StartRank, run_ranks
+from trainer.world.variables import RESPAWNED
 
 KILLED = -signal.SIGKILL
 

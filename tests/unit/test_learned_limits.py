@@ -11,9 +11,12 @@ from benchmarks import hang
 from benchmarks.hang_world import simulate
 from tests.support.jobs import tiny_job
 from trainer.run.exit_record import RANK_DIR
-from trainer.supervise import heartbeat, learned_limits
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.learned_limits import (
+from trainer.supervise.restarts import Fault
+from trainer.train.hang_limits import limit_learner
+from trainer.world import heartbeat, learned_limits
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World
+from trainer.world.learned_limits import (
     ENOUGH,
     FEWEST,
     FLOOR_S,
@@ -23,9 +26,6 @@ from trainer.supervise.learned_limits import (
     LimitLearner,
     to_text,
 )
-from trainer.supervise.restarts import Fault
-from trainer.supervise.world import World
-from trainer.train.hang_limits import limit_learner
 
 CEILINGS = {"step": 300.0, "data": 240.0, "evaluation": 1800.0}
 
@@ -137,7 +137,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("trainer.supervise.heartbeat.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("trainer.world.heartbeat.time.monotonic", lambda: self.now)
 
 
 def steps(rank: Heartbeat, clock: Clock, first: int, count: int) -> None:

@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 
 from tests.support.processes import ended_on_failure
-from trainer.supervise import heartbeat
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.lease import Lease, watch
+from trainer.world import heartbeat
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.lease import Lease, watch
 
 RANK = """
 import subprocess, sys, time
 from pathlib import Path
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.lease import watch
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.lease import watch
 loader = subprocess.Popen(["sleep", "600"])
 heartbeat = Heartbeat.open({"CLIPSHIP_RANK_DIR": sys.argv[1]})
 watch(heartbeat.lease, poll_s=0.02)

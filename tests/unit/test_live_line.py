@@ -14,9 +14,9 @@ from trainer.config.phases import SILENT, Stage
 from trainer.launch import live_line
 from trainer.launch.live_line import ENDING, START, LiveLine, Part, words
 from trainer.launch.start_times import StartTimes
-from trainer.supervise.heartbeat import RankState
 from trainer.text import live
 from trainer.text.live import waiting
+from trainer.world.heartbeat import RankState
 
 LAST = {"data index": 1.0, "preflight": 5.0, "restoring state": 2.0, "first step": 3.4, "evaluation": 200.0}
 

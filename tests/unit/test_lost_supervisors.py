@@ -16,9 +16,9 @@ from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import RANK_DIR
 from trainer.run.generations import GenerationClaim
 from trainer.supervise import coordinator_seat, presence, recovery
-from trainer.supervise.condemned import condemn
 from trainer.supervise.left_out import left_out_text
 from trainer.supervise.own_rank import OwnRank
+from trainer.world.condemned import condemn
 
 FEWER = replace(LIMITS, min_nodes=1)
 

@@ -22,13 +22,13 @@ from trainer.checkpoint.resume import Start, restore
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
 from trainer.run.folder import run_folder
-from trainer.supervise.handover import give
-from trainer.supervise.state_folder import STATE_DIR
-from trainer.supervise.state_parts import newest_step
-from trainer.supervise.tree import Rendezvous
-from trainer.supervise.variables import GENERATION, HANDED_OVER_BY
 from trainer.train.keep_in_memory import keeper_of, summary_of
 from trainer.train.step import MicroBatch, TrainStep
+from trainer.world.handover import give
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.state_folder import STATE_DIR
+from trainer.world.state_parts import newest_step
+from trainer.world.variables import GENERATION, HANDED_OVER_BY
 
 START = "the start"
 SAMPLES = 64

@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.processes import ended_on_failure
 from trainer.supervise.nursery import Nursery, may_fork
-from trainer.supervise.rank_process import RankProcess, end_rank, reap_group
 from trainer.sysinfo.forks import adopt_orphans
+from trainer.world.rank_process import RankProcess, end_rank, reap_group
 
 PROGRAM = """
 import json, os, signal, sys, threading, time

@@ -36,7 +36,7 @@ from trainer.launch.start_again import asked_after
 from trainer.run.exit_files import ExitFiles, StartRequest
 from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.run.layout import EXIT_FILE
-from trainer.supervise.tree import Rendezvous
+from trainer.world.rendezvous import Rendezvous
 
 # What a rank inherits
 

@@ -25,9 +25,9 @@ from trainer.preflight.repeat import FRESH_S, check_again, has_passed
 from trainer.preflight.table import lines
 from trainer.run.exit_record import RANK_DIR
 from trainer.run.layout import Run
-from trainer.supervise.condemned import condemned
-from trainer.supervise.world import detect
 from trainer.train.main import _report_findings
+from trainer.world.condemned import condemned
+from trainer.world.launchers import detect
 
 NEEDS = Needs(shm_bytes=1 << 30, open_files=1024, checkpoint_bytes=1 << 30, checkpoints=4)
 GPU = Gpu(

@@ -17,9 +17,9 @@ from threading import Thread
 import pytest
 
 from tests.support.processes import ended_on_failure
-from trainer.supervise.rank_process import rank_folder, sweep
+from trainer.world.rank_process import rank_folder, sweep
 
-HOLD = "import sys, time; from pathlib import Path; from trainer.supervise.rank_process import rank_folder\n"
+HOLD = "import sys, time; from pathlib import Path; from trainer.world.rank_process import rank_folder\n"
 HOLD += "with rank_folder(Path(sys.argv[1])) as folder: print(folder, flush=True); time.sleep(600)"
 
 

@@ -27,7 +27,7 @@ from trainer.config.loader import job_from_table, load_job, own_keys
 from trainer.errors import InputError
 from trainer.launch.slurm.script import RENDEZVOUS, batch_script
 from trainer.launch.slurm.validate import warnings
-from trainer.supervise.tree import Rendezvous
+from trainer.world.rendezvous import Rendezvous
 
 Golden = Callable[[str, str], None]
 HOROVOD = {"backend": "horovod"}

@@ -22,7 +22,7 @@ from trainer.supervise.coordinator import Coordinator
 from trainer.supervise.limits import Limits
 from trainer.supervise.membership import Membership
 from trainer.supervise.restart_history import RestartHistory
-from trainer.supervise.tree import Rendezvous
+from trainer.world.rendezvous import Rendezvous
 
 
 class Story:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.supervise import state_folder as module
-from trainer.supervise.state_folder import (
+from trainer.world import state_folder as module
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.state_folder import (
     STATE_DIR,
     folder_name,
     newest_kept,
@@ -17,16 +18,15 @@ from trainer.supervise.state_folder import (
     sweep,
     with_state_folder,
 )
-from trainer.supervise.state_parts import Header, newest_step, whole_steps, write_header
-from trainer.supervise.tree import Rendezvous
-from trainer.supervise.variables import STARTS_AGAIN
+from trainer.world.state_parts import Header, newest_step, whole_steps, write_header
+from trainer.world.variables import STARTS_AGAIN
 
 RUN = Rendezvous("here", 4711, "secret")
 ENV = RUN.variables()
 OTHER = Rendezvous("here", 4711, "another secret").variables()
 HOLD = (
     "import sys, time; from pathlib import Path\n"
-    "from trainer.supervise.state_folder import state_folder\n"
+    "from trainer.world.state_folder import state_folder\n"
     "env = dict(CLIPSHIP_SUPERVISORS='here:4711', CLIPSHIP_TOKEN=sys.argv[2])\n"
     "with state_folder(env, 'a', Path(sys.argv[1])) as folder:\n"
     "    print(folder.path, flush=True); time.sleep(600)"

@@ -11,9 +11,9 @@ import pytest
 
 from trainer.comm.protocol import Comm
 from trainer.config.health import Health
-from trainer.supervise.condemned import condemned
 from trainer.telemetry.slow_ranks import EVERY
 from trainer.telemetry.stragglers import CONDEMNED_EXCHANGES, StragglerDetector
+from trainer.world.condemned import condemned
 
 
 class GpuComm:

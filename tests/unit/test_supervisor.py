@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from trainer.supervise.tree import Rendezvous
 from trainer.sysinfo.addresses import free_port
+from trainer.world.rendezvous import Rendezvous
 
 RANK = """
 import os, sys, time
-from trainer.supervise.heartbeat import Heartbeat
+from trainer.world.heartbeat import Heartbeat
 heartbeat = Heartbeat.open(os.environ)
 end = time.monotonic() + 20
 while not heartbeat.stop_requested and time.monotonic() < end:
@@ -22,7 +22,7 @@ SUPERVISOR = """
 import os, signal, sys
 from trainer.supervise.limits import Limits
 from trainer.supervise.supervisor import supervise
-from trainer.supervise.world import World
+from trainer.world.launchers import World
 
 def limits():
     os.kill(os.getpid(), signal.SIGTERM)

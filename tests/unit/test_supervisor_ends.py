@@ -17,7 +17,7 @@ SUPERVISOR = """
 import os, sys, threading
 from trainer.supervise import coordinator, supervisor
 from trainer.supervise.limits import Limits
-from trainer.supervise.world import World
+from trainer.world.launchers import World
 
 def limits():
     return Limits(run_folder=sys.argv[2])

@@ -11,9 +11,9 @@ import pytest
 from tests.support.jobs import VIT
 from trainer.comm import cpu_binding
 from trainer.config.loader import job_from_table
-from trainer.supervise.world import World
 from trainer.sysinfo import topology
 from trainer.sysinfo.topology import choose_cpus, closest_adapters, cpu_numbers, cpu_text
+from trainer.world.launchers import World
 
 NEAR, FAR = "0000:1a:00.0", "0000:9a:00.0"
 SOCKETS = {0: "0-3,8-11", 1: "4-7,12-15"}

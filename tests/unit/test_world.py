@@ -1,4 +1,4 @@
-"""`trainer.supervise.world`: each launcher's variables give the world that they describe.
+"""`trainer.world.launchers`: each launcher's variables give the world that they describe.
 
 Everything else is refused by name.
 """
@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import InputError
-from trainer.supervise.variables import STARTED_HERE
-from trainer.supervise.world import (
+from trainer.world.launchers import (
     ROWS,
     SINGLE,
     World,
@@ -20,6 +19,7 @@ from trainer.supervise.world import (
     rank_variables,
     shared_devices,
 )
+from trainer.world.variables import STARTED_HERE
 
 TORCHRUN = {
     "RANK": "5",

@@ -31,7 +31,7 @@ from trainer.checkpoint.memory_cadence import Cadence
 from trainer.checkpoint.memory_layout import Layout, NamedTensor, NotKept, as_bytes, named_tensors
 from trainer.checkpoint.memory_state import PartWriter
 from trainer.checkpoint.state import TrainState
-from trainer.supervise.state_parts import BUFFERS
+from trainer.world.state_parts import BUFFERS
 
 _PEERS_S = 10.0
 """Longest wait for the other ranks of the node; one that can keep no step must not hold up the others."""

@@ -4,7 +4,7 @@ Each node's first rank says which steps its node has kept whole, with their chec
 all that have it agree about it; a step about which they differ is not trusted, and it is said. The first rank
 that has the step reads it, and the others get weights and optimizer from it over the backend, so a node that
 is new, or that missed the step, needs nothing from the disk. A step that only a node without a rank has comes
-by way of the run folder (`trainer.supervise.handover`). If no node has a step that is trusted (all were lost,
+by way of the run folder (`trainer.world.handover`). If no node has a step that is trusted (all were lost,
 or a node's power was), the newest checkpoint on the disk is the fallback; it also wins if it is newer.
 
 The value of the best metric so far comes from the disk all the same: it belongs to a checkpoint there.
@@ -25,12 +25,12 @@ from trainer.comm.replicas import broadcast_replicas
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.run.folder import run_folder
-from trainer.supervise.handover import take
-from trainer.supervise.state_folder import STATE_DIR
-from trainer.supervise.state_parts import BUFFERS
-from trainer.supervise.state_parts import newest_step as newest_kept
-from trainer.supervise.tree import Rendezvous
-from trainer.supervise.variables import GENERATION, HANDED_OVER_BY
+from trainer.world.handover import take
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.state_folder import STATE_DIR
+from trainer.world.state_parts import BUFFERS
+from trainer.world.state_parts import newest_step as newest_kept
+from trainer.world.variables import GENERATION, HANDED_OVER_BY
 
 log = logging.getLogger("clipship")
 

@@ -1,8 +1,8 @@
 """Newest steps of a run in the node's memory: files that each rank of the node fills in part.
 
-The folder is the supervisors' (`trainer.supervise.state_folder`), so the files outlive the ranks. Two steps
+The folder is the supervisors' (`trainer.world.state_folder`), so the files outlive the ranks. Two steps
 have room; the newer overwrites the older, so one whole step is always there. Headers say which steps are
-whole (`trainer.supervise.state_parts`). Whoever reads a step checks its checksum, so bytes that are half
+whole (`trainer.world.state_parts`). Whoever reads a step checks its checksum, so bytes that are half
 written or damaged are never taken for a step.
 """
 
@@ -23,7 +23,7 @@ from trainer.checkpoint.memory_layout import Layout, block_sums, tensors_of
 from trainer.checkpoint.state import TrainState, put_optimizer
 from trainer.safe_io.atomic import write_json
 from trainer.safe_io.plain import open_plain, read_json
-from trainer.supervise.state_parts import (
+from trainer.world.state_parts import (
     BUFFERS,
     Header,
     WholeStep,

@@ -8,8 +8,8 @@ from trainer.comm.backends import asks_for_memory, disk_only, keeps_in_memory
 from trainer.config import Job
 from trainer.config.slurm_values import memory_bytes
 from trainer.model.size import state_bytes
-from trainer.supervise.state_parts import BUFFERS
 from trainer.sysinfo.shortage import SHARED_MEMORY
+from trainer.world.state_parts import BUFFERS
 
 _SHM_GB_OF_GPU = 2.0
 """GiB of a worker's /dev/shm for each GPU, unless kubernetes.shm_gb says otherwise."""

@@ -14,9 +14,9 @@ from trainer.config import STANDARD_INPUT, Comm, Job, Timeouts
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
-from trainer.supervise.variables import MEETS
 from trainer.sysinfo.imports import load
 from trainer.text.wording import many
+from trainer.world.variables import MEETS
 
 Launcher = Literal["clipship", "mpirun"]
 """Program that starts ranks: Clipship itself, srun or pods; or MPI's, which may also connect the ranks."""

@@ -13,9 +13,9 @@ from trainer.comm.protocol import Comm
 from trainer.comm.reach import check_resolvable
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World, master_address, shared_devices
 from trainer.sysinfo.imports import load
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World, master_address, shared_devices
 
 
 def connect(job: Job, world: World, env: Mapping[str, str], heartbeat: Heartbeat | None = None) -> Comm:

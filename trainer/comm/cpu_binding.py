@@ -7,9 +7,9 @@ from pathlib import Path
 
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.supervise.world import World, device_index
 from trainer.sysinfo.nvml import visible_gpus
 from trainer.sysinfo.topology import ROOT, choose_cpus, cpu_text
+from trainer.world.launchers import World, device_index
 
 log = logging.getLogger("clipship")
 

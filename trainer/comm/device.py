@@ -14,8 +14,8 @@ import torch
 
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.supervise.world import World, device_index, devices_given
 from trainer.text.wording import many
+from trainer.world.launchers import World, device_index, devices_given
 
 log = logging.getLogger("clipship")
 

@@ -24,8 +24,8 @@ from trainer.comm.shard_degree import shard_degree
 from trainer.comm.timer import CommTimer, Mark
 from trainer.comm.torch_backend import TorchBackend, all_gather_single, reduce_scatter_single
 from trainer.config import Job
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _ENCODERS = ("encode_image", "encode_text")

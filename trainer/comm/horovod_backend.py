@@ -24,9 +24,9 @@ from trainer.comm.shards import Shards, WholeModel
 from trainer.comm.timer import CommTimer
 from trainer.config import HorovodComm, Job
 from trainer.errors import InputError
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World
 from trainer.sysinfo.addresses import address_towards, bridges_of_containers
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World
 
 _EARLY = "all_gather of features"
 _POLL_S = 0.01

@@ -17,10 +17,10 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 from trainer.comm.reach import wait_until_served
 from trainer.errors import InputError
-from trainer.supervise.variables import CROSS, HOST
-from trainer.supervise.world import World, cross_of, master_address
 from trainer.sysinfo.addresses import is_loopback, is_own, own_ipv4
 from trainer.text.wording import many
+from trainer.world.launchers import World, cross_of, master_address
+from trainer.world.variables import CROSS, HOST
 
 _LARGEST = 2**16
 """Bytes of the largest value that the server takes; a rank tells it a few addresses for each other rank."""

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from torch import Tensor, device, nn
 
 from trainer.comm.shards import Shards
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World
 
 
 class Reducer(Protocol):

@@ -12,7 +12,7 @@ from operator import not_
 
 import torch
 
-from trainer.supervise.heartbeat import Heartbeat
+from trainer.world.heartbeat import Heartbeat
 
 Mark = float | torch.cuda.Event
 

@@ -28,10 +28,10 @@ from trainer.comm.reach import wait_until_served
 from trainer.comm.shards import Shards, WholeModel
 from trainer.comm.timer import CommTimer, Mark
 from trainer.config import Job, TorchComm
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World, master_address
 from trainer.sysinfo.addresses import listening_address
 from trainer.sysinfo.libraries import nccl_facts
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World, master_address
 
 # torch 2.14 renamed all of these and warns about the old names.
 all_gather_single: Callable[..., Any] = (

@@ -24,10 +24,10 @@ from trainer.evaluate.suite import measure_suite
 from trainer.model.build import build_model
 from trainer.model.loading import check_hub_weights
 from trainer.safe_io.atomic import write_json
-from trainer.supervise.console import exit_now, run_rank
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World
 from trainer.text.wording import many
+from trainer.world.console import exit_now, run_rank
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World
 
 log = logging.getLogger("clipship")
 

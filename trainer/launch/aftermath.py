@@ -12,8 +12,8 @@ from pathlib import Path
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import EXIT_FILE
-from trainer.supervise import rank_process, state_folder
-from trainer.supervise.state_folder import MEMORY
+from trainer.world import rank_process, state_folder
+from trainer.world.state_folder import MEMORY
 
 _BY_A_SIGNAL = 128
 

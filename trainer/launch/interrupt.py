@@ -6,7 +6,7 @@ Imports no torch.
 import signal
 
 from trainer.config.phases import NOTHING_DONE
-from trainer.supervise.heartbeat import RankState
+from trainer.world.heartbeat import RankState
 
 AGREED_AFTER = 2
 """Steps until all ranks know of one rank's request and stop at the same step; see

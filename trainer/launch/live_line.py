@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TextIO, get_args
 
 from trainer.config.phases import SILENT, Stage
-from trainer.supervise.heartbeat import RankState
 from trainer.text.live import FROM_S, LiveText, seconds
 from trainer.text.terminal import say
 from trainer.text.wording import many
+from trainer.world.heartbeat import RankState
 
 STARTING, FIRST_STEP, ENDING = "starting ranks", "first step", "ending"
 START = (STARTING, *get_args(Stage), FIRST_STEP)

@@ -55,16 +55,16 @@ from trainer.run.known_folders import remember
 from trainer.run.layout import RESULT_FILE, Run
 from trainer.run.start_job import appears, new_start_job, remove_start_jobs, write_start_job
 from trainer.run.start_record import StartRecord, write_start
-from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import send_stop_request
-from trainer.supervise.tree import Rendezvous
-from trainer.supervise.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 from trainer.sysinfo.addresses import free_port, loopback_interface
 from trainer.sysinfo.extras import require
 from trainer.sysinfo.shortage import raise_open_files_limit
 from trainer.text.paste import word
 from trainer.text.terminal import LIVE, say, shown
 from trainer.text.wording import many
+from trainer.world.heartbeat import published_state
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 
 
 @dataclass(frozen=True)
@@ -398,7 +398,7 @@ every interface."""
 def _clipship(start: Start) -> list[str]:
     where = [f"--ranks={start.ranks}"] if start.here else [*_host_options(start.hosts), _ssh_option()]
     where += ["--keep-going"] if start.keeps_going else []
-    return [sys.executable, "-P", "-m", "trainer.comm.localrun", *where, "--", *start.command]
+    return [sys.executable, "-P", "-m", "trainer.launch.ranks.localrun", *where, "--", *start.command]
 
 
 def _mpirun(start: Start) -> list[str]:

@@ -5,7 +5,7 @@ Reads nothing of this machine; imports no torch.
 
 from trainer.comm.backends import as_variables, row_of
 from trainer.config import Job, Nccl
-from trainer.supervise.variables import EXPECTED_SIZE
+from trainer.world.variables import EXPECTED_SIZE
 
 
 def rank_environment(job: Job, world_size: int, threads: int | None = None) -> dict[str, str]:

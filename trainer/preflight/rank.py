@@ -23,11 +23,11 @@ from trainer.preflight.check import preflight
 from trainer.preflight.table import lines
 from trainer.run.folder import run_folder
 from trainer.run.job_limits import rank_job
-from trainer.supervise.console import exit_now, run_rank
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World
 from trainer.text.terminal import shown
 from trainer.text.wording import many
+from trainer.world.console import exit_now, run_rank
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World
 
 log = logging.getLogger("clipship")
 

@@ -20,7 +20,7 @@ from trainer.search.cache import Features
 from trainer.search.files import PictureFolder
 from trainer.search.index import Embedded
 from trainer.search.pictures import Picture
-from trainer.supervise.world import World
+from trainer.world.launchers import World
 
 MOST_THREADS = 16
 """Threads that read and decode pictures at once; on large machines the model is slower than these."""

@@ -19,14 +19,14 @@ from trainer.supervise.ending import Ending
 from trainer.supervise.membership import Membership
 from trainer.supervise.own_rank import OwnRank
 from trainer.supervise.roster import SUCCESSORS, Roster
-from trainer.supervise.state_folder import newest_kept
 from trainer.supervise.supervisor_context import SupervisorContext
 from trainer.supervise.tree import is_refused
 from trainer.supervise.tree_plan import Address
-from trainer.supervise.variables import RESPAWNS, STARTS_AGAIN
-from trainer.supervise.world import number_of_spares
 from trainer.sysinfo.addresses import is_loopback
 from trainer.text.terminal import shown
+from trainer.world.launchers import number_of_spares
+from trainer.world.state_folder import newest_kept
+from trainer.world.variables import RESPAWNS, STARTS_AGAIN
 
 ROSTER_S, ROSTER_LATEST_S = 0.7, 10.0
 """Seconds without news after which a roster is sent, and the seconds after which it is sent in any case."""

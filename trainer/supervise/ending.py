@@ -13,10 +13,10 @@ from trainer.run.exit_record import ExitRecord, record_cause
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.supervise.own_rank import OwnRank
-from trainer.supervise.state_folder import newest_kept
 from trainer.supervise.supervisor_context import SupervisorContext
-from trainer.supervise.variables import RESPAWNED, STARTS_AGAIN
 from trainer.text.terminal import shown
+from trainer.world.state_folder import newest_kept
+from trainer.world.variables import RESPAWNED, STARTS_AGAIN
 
 
 class Ending:

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from trainer.run.exit_record import RANK_DIR
-from trainer.supervise import heartbeat
-from trainer.supervise.heartbeat import publish_heartbeat
 from trainer.supervise.nccl_debug import rank_variables
 from trainer.supervise.nursery import Nursery
-from trainer.supervise.rank_process import RankProcess, end_rank, kill_rank, rank_folder, reap_group
-from trainer.supervise.variables import GENERATION, MEETS, USES_AGENT_STORE
 from trainer.sysinfo.addresses import free_port, is_here, listening_address, own_ipv4
+from trainer.world import heartbeat
+from trainer.world.heartbeat import publish_heartbeat
+from trainer.world.rank_process import RankProcess, end_rank, kill_rank, rank_folder, reap_group
+from trainer.world.variables import GENERATION, MEETS, USES_AGENT_STORE
 
 _POLL_S = 0.02
 

@@ -16,13 +16,13 @@ from trainer.run.exit_record import EXIT_DIR
 from trainer.run.goodput_log import BEGAN
 from trainer.supervise.limits import Limits, read_limits
 from trainer.supervise.nursery import Nursery
-from trainer.supervise.state_folder import state_folder, with_state_folder
 from trainer.supervise.supervisor import supervise
-from trainer.supervise.world import detect
 from trainer.sysinfo.shortage import raise_open_files_limit, shortage
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.sysinfo.variables import name_problems
 from trainer.text.terminal import say
+from trainer.world.launchers import detect
+from trainer.world.state_folder import state_folder, with_state_folder
 
 
 def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: bool = True) -> int:

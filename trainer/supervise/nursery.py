@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from trainer.errors import EXIT_FAILED
-from trainer.supervise.rank_process import RankProcess, start_rank
 from trainer.sysinfo.forks import adopt_orphans
+from trainer.world.rank_process import RankProcess, start_rank
 
 CHANNEL = "CLIPSHIP_NURSERY"
 """Variable with the number of the socket over which a nursery gets requests."""

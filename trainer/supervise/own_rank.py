@@ -16,23 +16,23 @@ from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.run.file_work import within
 from trainer.run.layout import FLIGHT_RECORDS
-from trainer.supervise import heartbeat
 from trainer.supervise.actions import Message
-from trainer.supervise.condemned import condemned
 from trainer.supervise.generation import Generation, fresh_variables
-from trainer.supervise.handover import give
-from trainer.supervise.heartbeat import RankState
-from trainer.supervise.learned_limits import LEARNED_LIMITS, to_text
 from trainer.supervise.membership import Place, place_in
 from trainer.supervise.nccl_debug import flight_record
 from trainer.supervise.rank_report import STACK_FILE, RankReport, is_stopped, python_stack, report
-from trainer.supervise.state_folder import STATE_DIR, newest_kept
 from trainer.supervise.stopped_rank import STOPPED_S, StoppedRank
 from trainer.supervise.supervisor_context import SupervisorContext
-from trainer.supervise.tree import Rendezvous
-from trainer.supervise.world import first_world, rank_variables
 from trainer.sysinfo import memory
 from trainer.text.terminal import say
+from trainer.world import heartbeat
+from trainer.world.condemned import condemned
+from trainer.world.handover import give
+from trainer.world.heartbeat import RankState
+from trainer.world.launchers import first_world, rank_variables
+from trainer.world.learned_limits import LEARNED_LIMITS, to_text
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.state_folder import STATE_DIR, newest_kept
 
 
 class OwnRank:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.supervise.heartbeat import RankState
+from trainer.world.heartbeat import RankState
 
 STACK_FILE = "stack"
 """File in the rank's folder; it exists once the rank can be asked for its stack."""

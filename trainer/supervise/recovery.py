@@ -14,9 +14,8 @@ from trainer.run.exit_record import STOPPED_THEN, ExitRecord, supervisor_lost
 from trainer.supervise.actions import Message
 from trainer.supervise.diagnosis import Missing
 from trainer.supervise.fencing import Fence
-from trainer.supervise.handover import source_of
 from trainer.supervise.left_out import LeftOut, left_out
-from trainer.supervise.membership import WorldPlan
+from trainer.supervise.membership import WorldPlan, source_of
 from trainer.supervise.patience import Patience
 from trainer.supervise.presence import REGROUP_S, Presence
 from trainer.supervise.relaunch import Relaunch
@@ -25,8 +24,8 @@ from trainer.supervise.restart_wording import restart_line, too_few
 from trainer.supervise.restarts import Fault, GiveUp, GoOn
 from trainer.supervise.round import Failure, Round
 from trainer.supervise.run_state import RunState
-from trainer.supervise.variables import HANDED_OVER_BY
 from trainer.text.wording import many
+from trainer.world.variables import HANDED_OVER_BY
 
 GROW_S = 3.0
 """Wait, in seconds, for others to come back before the ranks start again because one did."""

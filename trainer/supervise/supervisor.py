@@ -15,7 +15,6 @@ from functools import partial
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.file_work import prepare_file_work
-from trainer.supervise import heartbeat
 from trainer.supervise.actions import Message
 from trainer.supervise.background import on_error
 from trainer.supervise.coordinator_seat import CoordinatorSeat
@@ -26,13 +25,15 @@ from trainer.supervise.limits import Limits
 from trainer.supervise.nursery import Nursery
 from trainer.supervise.own_rank import OwnRank
 from trainer.supervise.parent_loss import ParentLoss
-from trainer.supervise.rank_process import SIGNALS, end_rank
-from trainer.supervise.state_folder import newest_kept
 from trainer.supervise.supervisor_context import SupervisorContext
-from trainer.supervise.tree import Rendezvous, Tree
+from trainer.supervise.tree import Tree
 from trainer.supervise.tree_plan import Address
-from trainer.supervise.variables import KEEPS_GOING, RESPAWNED
-from trainer.supervise.world import World, cross_of, first_world, rank_variables
+from trainer.world import heartbeat
+from trainer.world.launchers import World, cross_of, first_world, rank_variables
+from trainer.world.rank_process import SIGNALS, end_rank
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.state_folder import newest_kept
+from trainer.world.variables import KEEPS_GOING, RESPAWNED
 
 TICK_S = 0.5
 HELD_UP_S = 2.0

@@ -11,7 +11,7 @@ from trainer.supervise.background import spawn
 from trainer.supervise.limits import Limits
 from trainer.supervise.tree import Tree
 from trainer.supervise.tree_plan import Address
-from trainer.supervise.world import World
+from trainer.world.launchers import World
 
 
 @dataclass(frozen=True)

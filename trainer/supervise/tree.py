@@ -12,24 +12,20 @@ address by which the others reach it. No torch.
 
 import asyncio
 import errno
-import hmac
 import json
 import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainer.supervise.background import spawn
 from trainer.supervise.tree_plan import Address, TreePlan
 from trainer.sysinfo.addresses import is_loopback, listening_address
+from trainer.world.rendezvous import Message, Rendezvous, is_signed, signed
 
-RENDEZVOUS = "CLIPSHIP_SUPERVISORS"
-"""Variable that holds `host:port` of rank 0's supervisor."""
-TOKEN = "CLIPSHIP_TOKEN"
 FANOUT = 32
 """Largest number of other nodes below a supervisor, besides the ranks of its own node."""
 HEARTBEAT_S = 1.0
@@ -50,38 +46,6 @@ _MOST_COLLECTED = 500
 _LINE = 2**20
 _BACKLOG = 1024
 
-Message = dict[str, Any]
-Side = Literal["host", "newcomer"]
-"""Speaker in a handshake: the supervisor that was called, or the one that calls."""
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Address of rank 0's supervisor, and the token that proves membership of the run."""
-
-    host: str
-    port: int
-    token: str
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> "Rendezvous | None":
-        """Returns None if the launcher sets no address: each supervisor then works alone."""
-        host, _, port = env.get(RENDEZVOUS, "").rpartition(":")
-        return cls(host.strip("[]"), int(port), env.get(TOKEN, "")) if host and port.isdigit() else None
-
-    @property
-    def start(self) -> str:
-        """Id of this start of the run.
-
-        Its files carry the id, so that an older start's are not mistaken for its own.
-        """
-        return proof(self.token, "start")[:16]
-
-    def variables(self) -> dict[str, str]:
-        """Returns the variables that `from_env` reads."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return {RENDEZVOUS: f"{host}:{self.port}", TOKEN: self.token}
-
 
 async def is_refused(address: Address) -> bool:
     """Returns whether the machine at this address answers that no process listens there any more.
@@ -101,31 +65,6 @@ async def is_refused(address: Address) -> bool:
             writer.close()
             return False
     return True
-
-
-def proof(token: str, text: str) -> str:
-    """HMAC-SHA256 of the text under the run's token, as hex."""
-    return hmac.new(token.encode(), text.encode(), "sha256").hexdigest()
-
-
-def signed(token: str, side: Side, nonces: Sequence[str], message: Message) -> Message:
-    """Returns the message with a proof that its sender knows the token.
-
-    `nonces` are the host's and the newcomer's, so no proof serves twice.
-    """
-    return {**message, "proof": proof(token, json.dumps([side, *nonces, message], sort_keys=True))}
-
-
-def is_signed(token: str, side: Side, nonces: Sequence[str], message: Message) -> bool:
-    """Returns whether `signed` made the message with this token, for this side and these nonces.
-
-    A stranger's message may hold anything.
-    """
-    try:
-        own = signed(token, side, nonces, {name: value for name, value in message.items() if name != "proof"})
-    except RecursionError:
-        return False
-    return hmac.compare_digest(str(message.get("proof")).encode(errors="replace"), str(own["proof"]).encode())
 
 
 class Link:

@@ -10,9 +10,9 @@ from typing import Any
 
 from trainer.comm.protocol import Comm
 from trainer.config.health import Health
-from trainer.supervise.condemned import condemn
 from trainer.telemetry.slow_ranks import EVERY, SlowRanks
 from trainer.text.wording import many
+from trainer.world.condemned import condemn
 
 CONDEMNED_EXCHANGES = 20
 """Exchanges in a row in which a rank was slow, from which on its node is condemned: 100 steps."""

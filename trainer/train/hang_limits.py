@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from trainer.config import Job
-from trainer.supervise.learned_limits import LEARNED_LIMITS, LimitLearner
-from trainer.supervise.world import World
+from trainer.world.launchers import World
+from trainer.world.learned_limits import LEARNED_LIMITS, LimitLearner
 
 
 def limit_learner(job: Job, world: World, env: Mapping[str, str]) -> LimitLearner | None:

@@ -15,9 +15,9 @@ from trainer.checkpoint.memory_state import bytes_kept
 from trainer.checkpoint.resume import Start
 from trainer.checkpoint.state import TrainState
 from trainer.comm.protocol import Comm
-from trainer.supervise.state_folder import MEMORY, STATE_DIR
-from trainer.supervise.state_parts import BUFFERS
 from trainer.sysinfo.shortage import memory_for_state
+from trainer.world.state_folder import MEMORY, STATE_DIR
+from trainer.world.state_parts import BUFFERS
 
 log = logging.getLogger("clipship")
 

@@ -59,12 +59,6 @@ from trainer.run.folder import done_text, run_folder
 from trainer.run.job_limits import rank_job
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
-from trainer.supervise import lease
-from trainer.supervise.condemned import condemn
-from trainer.supervise.console import exit_now, run_rank
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.variables import STARTS_AGAIN
-from trainer.supervise.world import SINGLE, World
 from trainer.sysinfo.shortage import loader_bytes, shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
 from trainer.text.wording import many
@@ -79,6 +73,12 @@ from trainer.train.run_folder import open_run
 from trainer.train.same_environment import check_same
 from trainer.train.setup import TrainSetup
 from trainer.train.step import TrainStep
+from trainer.world import lease
+from trainer.world.condemned import condemn
+from trainer.world.console import exit_now, run_rank
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import SINGLE, World
+from trainer.world.variables import STARTS_AGAIN
 
 log = logging.getLogger("clipship")
 

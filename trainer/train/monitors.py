@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from trainer.data.bad_samples import Skipped
 from trainer.run import goodput_log
-from trainer.supervise.tree import Rendezvous
 from trainer.telemetry.goodput_recorder import GoodputRecorder
 from trainer.telemetry.metrics import Clock, Telemetry
 from trainer.telemetry.profiler import Profiler
@@ -17,6 +16,7 @@ from trainer.telemetry.stragglers import StragglerDetector
 from trainer.telemetry.writers import open_writers
 from trainer.train.non_finite import NonFiniteGuard
 from trainer.train.setup import TrainSetup
+from trainer.world.rendezvous import Rendezvous
 
 
 @dataclass(frozen=True)

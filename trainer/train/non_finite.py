@@ -7,9 +7,9 @@ from pathlib import Path
 from trainer.config.health import Health
 from trainer.run.layout import NON_FINITE
 from trainer.safe_io.atomic import write_json
-from trainer.supervise.world import World
 from trainer.text.wording import many
 from trainer.train.step import StepResult
+from trainer.world.launchers import World
 
 log = logging.getLogger("clipship")
 

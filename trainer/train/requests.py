@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.run.layout import CHECKPOINT_REQUEST
-from trainer.supervise.heartbeat import Heartbeat
+from trainer.world.heartbeat import Heartbeat
 
 _CHECK_EVERY_S = 1.0
 

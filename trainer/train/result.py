@@ -12,10 +12,10 @@ from trainer.comm.device import device_name
 from trainer.errors import EXIT_DONE, Preempted
 from trainer.run.exit_files import restarts_of
 from trainer.safe_io.atomic import write_json
-from trainer.supervise.tree import Rendezvous
 from trainer.telemetry.metrics import last_loss
 from trainer.train.checkpoint_policy import Metrics
 from trainer.train.setup import TrainSetup
+from trainer.world.rendezvous import Rendezvous
 
 log = logging.getLogger("clipship")
 

@@ -22,11 +22,11 @@ from trainer.run.layout import Run, rank_log
 from trainer.run.lock import hold
 from trainer.safe_io.atomic import write_json, write_whole
 from trainer.safe_io.plain import open_plain
-from trainer.supervise.console import rank_formatter
-from trainer.supervise.tree import Rendezvous
-from trainer.supervise.world import World
 from trainer.sysinfo.libraries import image_stack, nccl_facts
 from trainer.sysinfo.versions import versions
+from trainer.world.console import rank_formatter
+from trainer.world.launchers import World
+from trainer.world.rendezvous import Rendezvous
 
 if TYPE_CHECKING:  # protocol imports torch, which readers of run folders do not need
     from trainer.comm.protocol import Comm

@@ -16,7 +16,7 @@ from trainer.errors import (
 from trainer.launch.kubernetes.pod.names import JOB_UID
 from trainer.launch.kubernetes.pod_values import Yaml
 from trainer.launch.kubernetes.pods import JOB_FILE, PYTHON, Pods
-from trainer.supervise.variables import KEEPS_GOING, RESPAWNS, SPARE_NODES
+from trainer.world.variables import KEEPS_GOING, RESPAWNS, SPARE_NODES
 
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"

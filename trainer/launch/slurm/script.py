@@ -25,13 +25,13 @@ from trainer.launch.slurm.validate import can_keep_going, launcher, validate
 from trainer.launch.templates import render, sh
 from trainer.run.exit_record import STOPPED_THEN, SUPERVISOR_LOST
 from trainer.run.goodput_log import BEGAN
-from trainer.supervise.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 from trainer.text.pattern import pattern
+from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
 """Addresses and the token, which the script sets on the first node; the last two variables are those of
-`trainer.supervise.tree.Rendezvous`."""
+`trainer.world.rendezvous.Rendezvous`."""
 _UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CLIPSHIP_EXIT_DIR")
 _WAIT_S = 30  # supervisors exit together: one that stays is on a lost node
 _LINE = 120

@@ -52,10 +52,10 @@ from trainer.run.layout import METRICS_FILE, Run
 from trainer.safe_io.plain import last_text
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.stopping import REPEAT_S
-from trainer.supervise.tree import Rendezvous
-from trainer.supervise.variables import GENERATION, STARTS_AGAIN
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.variables import GENERATION, STARTS_AGAIN
 
 HOSTFILE = Path("/etc/mpi/hostfile")
 _STARTS_APART_S = 2.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainer.errors import InputError
-from trainer.supervise.tree import Rendezvous
+from trainer.world.rendezvous import Rendezvous
 
 SSH_KEY = "CLIPSHIP_SSH_KEY"
 """Variable with the path of the private key that the operator made for this job and mounts only into its

@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from trainer.comm.started_ranks import StartedRank, run_ranks
 from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.errors import (
@@ -36,15 +35,16 @@ from trainer.launch.kubernetes.pod.last_word import leave
 from trainer.launch.kubernetes.pod.names import JOB_UID
 from trainer.launch.kubernetes.pod.starts import Start, StartEnd, open_start
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S
+from trainer.launch.ranks.started_ranks import StartedRank, run_ranks
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import ExitRecord
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
-from trainer.supervise.tree import Rendezvous
-from trainer.supervise.variables import RESPAWNED, STARTED_HERE
 from trainer.sysinfo.addresses import is_here, listening_address
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.variables import RESPAWNED, STARTED_HERE
 
 INDEX = "JOB_COMPLETION_INDEX"
 """Variable in which Kubernetes tells a pod of an Indexed Job its index."""

@@ -20,7 +20,7 @@ from trainer.launch.kubernetes.pod.attempts import AttemptRecord, decide, newest
 from trainer.run.layout import ARTEFACTS, PODS
 from trainer.safe_io.atomic import make_once
 from trainer.safe_io.plain import read_plain
-from trainer.supervise.tree import Rendezvous
+from trainer.world.rendezvous import Rendezvous
 
 _TOKEN, _MARKS, _BEGIN, _END = "token", "marks", "begin", "end"
 _BEING_WRITTEN_S = 10.0

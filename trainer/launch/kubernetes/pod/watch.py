@@ -14,7 +14,7 @@ from pathlib import Path
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN, EXIT_TIMED_OUT
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, record_cause
-from trainer.supervise.tree import Rendezvous
+from trainer.world.rendezvous import Rendezvous
 
 SHOWN_S = 10.0
 """Seconds until a file that a worker wrote to the shared volume is seen here: network file systems cache

@@ -1,8 +1,8 @@
 """Starts ranks as processes of this machine, or over ssh on several hosts, and waits for them.
 
-`python -m trainer.comm.localrun --host NAME:RANKS -- COMMAND ...` is a process of its own, so that its end
-ends the ranks too. It listens nowhere: ranks meet at MASTER_ADDR and MASTER_PORT, which rank 0 serves. It
-imports no torch, unlike torchrun, whose import alone takes seconds.
+`python -m trainer.launch.ranks.localrun --host NAME:RANKS -- COMMAND ...` is a process of its own, so that
+its end ends the ranks too. It listens nowhere: ranks meet at MASTER_ADDR and MASTER_PORT, which rank 0
+serves. It imports no torch, unlike torchrun, whose import alone takes seconds.
 """
 
 import argparse
@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.comm.ssh_start import start_here, start_on
-from trainer.comm.started_ranks import StartedRank, collect_signals, run_ranks
-from trainer.supervise.variables import CROSS, HOST, STARTED_HERE
+from trainer.launch.ranks.ssh_start import start_here, start_on
+from trainer.launch.ranks.started_ranks import StartedRank, collect_signals, run_ranks
 from trainer.sysinfo.signals import reset_inherited_signals
+from trainer.world.variables import CROSS, HOST, STARTED_HERE
 
 _TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 """Prefixes of torchrun's variables: around this process they describe another world."""
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     It is that of the first rank that failed, or with `--keep-going` that on which the surviving supervisors
     agreed; 128 + N if signal N ended that rank or this process.
     """
-    parser = argparse.ArgumentParser(prog="trainer.comm.localrun")
+    parser = argparse.ArgumentParser(prog="trainer.launch.ranks.localrun")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--ranks", type=int, help="Number of ranks, all on this machine.")
     where.add_argument(

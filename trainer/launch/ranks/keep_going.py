@@ -7,7 +7,7 @@ a supervisor; its number is that of its rank in the first world. No torch.
 from collections import Counter
 
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
-from trainer.supervise.rank_process import SIGNALS
+from trainer.world.rank_process import SIGNALS
 
 FIRST_WAIT_S = 1.0
 """Seconds before a dead supervisor is started again; the wait doubles with each further death."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from trainer.comm.keep_going import LONGEST_CUT_OFF_WAIT_S, KeepGoing, left_by_itself
+from trainer.launch.ranks.keep_going import LONGEST_CUT_OFF_WAIT_S, KeepGoing, left_by_itself
 from trainer.run.exit_record import EXIT_DIR
 from trainer.supervise.stop_request import send_stop_request
-from trainer.supervise.tree import Rendezvous
-from trainer.supervise.variables import RESPAWNED
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.variables import RESPAWNED
 
 GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL for the ranks that are left when one has failed."""

@@ -9,35 +9,17 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from trainer.run.generations import remove_handed_over
 from trainer.run.layout import HANDED_OVER
 from trainer.safe_io.plain import open_plain
-from trainer.supervise.membership import WorldPlan
-from trainer.supervise.state_parts import files_of, whole_steps
+from trainer.world.state_parts import files_of, whole_steps
 
 _POLL_S = 0.1
 _PIECE = 1 << 24
-
-
-def source_of(
-    kept: Mapping[int, int], nodes: Mapping[int, str], world: WorldPlan, saved_step: int
-) -> tuple[int, int | None]:
-    """Returns the step from which a world goes on, and the member that has to hand it over, if one has to.
-
-    `kept` has the newest step of each member's node, `nodes` the node of each member, and `saved_step` is the
-    step of the newest checkpoint. Nobody hands a step over if a node of the world has one in memory: it is
-    one step older at most, and sooner done again than copied.
-    """
-    in_world = {node for _, node in world.members}
-    near = max((step for member, step in kept.items() if nodes.get(member) in in_world), default=0)
-    newest = max(kept.values(), default=0)
-    if near > saved_step or newest <= saved_step:
-        return max(near, saved_step), None
-    return newest, min(member for member, step in kept.items() if step == newest)
 
 
 def give(run_folder: Path, generation: int, state: Path, start: str, goes_on: Callable[[], bool]) -> None:

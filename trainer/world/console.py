@@ -21,14 +21,14 @@ from trainer.errors import (
     UnfitNode,
 )
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
-from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World, detect
 from trainer.sysinfo import memory
 from trainer.sysinfo.shortage import raise_open_files_limit, shortage
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.fitting import fit_to
 from trainer.text.log_format import ShownFormatter
 from trainer.text.terminal import erased, say, shown
+from trainer.world.heartbeat import Heartbeat
+from trainer.world.launchers import World, detect
 
 log = logging.getLogger("clipship")
 

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from trainer.config.phases import LIMIT_KEYS, Phase, Stage
 from trainer.run.exit_record import EXIT_DIR, RANK_DIR
-from trainer.supervise.learned_limits import LEARNED, WAIT, Basis, Limit, LimitLearner
+from trainer.world.learned_limits import LEARNED, WAIT, Basis, Limit, LimitLearner
 
 HEARTBEAT_FILE = "heartbeat"
 

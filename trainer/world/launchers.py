@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.errors import InputError
-from trainer.supervise.variables import (
+from trainer.text.wording import many
+from trainer.world.variables import (
     CROSS,
     EXPECTED_SIZE,
     GENERATION,
@@ -21,7 +22,6 @@ from trainer.supervise.variables import (
     SPARE_NODES,
     STARTED_HERE,
 )
-from trainer.text.wording import many
 
 SINGLE = "single process"
 SUPERVISOR = "supervisor"

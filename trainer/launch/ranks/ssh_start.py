@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from signal import SIGTERM
 
-from trainer.comm.started_ranks import StartedRank
-from trainer.supervise.tree import TOKEN
-from trainer.supervise.variables import RESPAWNED
+from trainer.launch.ranks.started_ranks import StartedRank
 from trainer.sysinfo.addresses import is_here
 from trainer.sysinfo.parent import signal_with_parent
+from trainer.world.rendezvous import TOKEN
+from trainer.world.variables import RESPAWNED
 
 _MEMBER = "CLIPSHIP_MEMBER"
 """Variable with the run's token and the number of a supervisor, by which its processes are found again."""

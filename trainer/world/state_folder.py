@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import IO
 
 from trainer.safe_io.plain import is_own_folder, open_plain
-from trainer.supervise.state_parts import newest_step
-from trainer.supervise.tree import Rendezvous
-from trainer.supervise.variables import STARTS_AGAIN
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.state_parts import newest_step
+from trainer.world.variables import STARTS_AGAIN
 
 STATE_DIR = "CLIPSHIP_STATE_DIR"
 """Variable with the folder in which a rank keeps its state in memory; not set if there is none."""
