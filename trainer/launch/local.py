@@ -185,6 +185,7 @@ def start_ranks(
             EXIT_DIR: exits,
         }
         fallback_signal = _FALLBACK_SIGNAL.get(launcher, signal.SIGTERM)
+        since = time.time()
         before()
 
         def recorded_end() -> ExitRecord | None:
@@ -248,8 +249,10 @@ def start_ranks(
             end = record_killed(folder, rendezvous.start, code)
         # mpirun's own messages may have come since
         shown_before = end is not None and launcher != "mpirun" and is_shown(start.folder, end)
+        if end is None and code == EXIT_DONE and folder is not None and not start.here:
+            end = _shown_late(recorded_end)
         says_done = code == EXIT_DONE and (end is None or end.exit_code == EXIT_DONE)
-        if folder is not None and says_done and not _is_done(folder, end):
+        if folder is not None and says_done and not _is_done(folder, end, since):
             say(f"the ranks left without an error, but {folder} has no result of this start: it failed")
             return EXIT_FAILED
         reported = _report_end(code, end, folder, shown_before=shown_before)
@@ -453,10 +456,39 @@ _COMMANDS: dict[Launcher, Callable[[Start], list[str]]] = {
 }
 
 
-def _is_done(folder: Path, end: ExitRecord | None) -> bool:
-    """Returns whether a rank has recorded that the run is done, whatever the exit codes of processes say."""
-    is_end = end is not None and end.exit_code == EXIT_DONE
-    return is_end and appears(folder / RESULT_FILE) and Run(folder).finished()
+_LATE_S = 60.0
+"""Longest that a network file system may remember that a file was not there (acdirmax of NFS)."""
+
+
+def _shown_late(recorded_end: Callable[[], ExitRecord | None]) -> ExitRecord | None:
+    """Returns the record of the end, which another machine has written and this one may see later."""
+    limit = time.monotonic() + _LATE_S
+    while (end := recorded_end()) is None and time.monotonic() < limit:
+        time.sleep(0.5)
+    return end
+
+
+def _is_done(folder: Path, end: ExitRecord | None, began: float) -> bool:
+    """Returns whether a rank has recorded that the run is done, whatever the exit codes of processes say.
+
+    A result that was written since the start began, in seconds since the epoch, says so, too, where a file
+    system that hung at the end has kept the record of it.
+    """
+    if end is None and not _written_since(folder / RESULT_FILE, began):
+        return False
+    if end is not None and (end.exit_code != EXIT_DONE or not appears(folder / RESULT_FILE)):
+        return False
+    try:
+        return Run(folder).finished()
+    except InputError:  # it cannot be read
+        return False
+
+
+def _written_since(path: Path, began: float) -> bool:
+    try:
+        return path.stat().st_mtime > began
+    except OSError:
+        return False
 
 
 def _report_end(code: int, cause: ExitRecord | None, folder: Path | None, *, shown_before: bool) -> int:

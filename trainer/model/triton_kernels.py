@@ -40,7 +40,7 @@ def _norm_forward(
     stream = tl.load(x_ptr + at, mask=inside, other=0.0)
     if ADDS:
         added = tl.load(added_ptr + at, mask=inside, other=0.0)
-        stream = (stream.to(tl.float32) + added.to(tl.float32)).to(stream.dtype)
+        stream = (stream.to(tl.float32) + added.to(tl.float32)).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + at, stream, mask=inside)
     x = stream.to(tl.float32)
     mean = tl.sum(x, 1) / width
@@ -62,7 +62,8 @@ def norm(
     added = None if added is None else added.contiguous()
     width = x.shape[-1]
     rows = x.numel() // width
-    stream = x if added is None else torch.empty_like(x)
+    # A scaled branch may be wider than the stream, which then widens, as torch's sum does.
+    stream = x if added is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, added.dtype))
     out = torch.empty_like(x, dtype=dtype)
     mean, rstd = x.new_empty(2, rows, dtype=torch.float32)
     per_program = 2
@@ -198,7 +199,8 @@ def _weights(q, k, first, tokens, scale, CAUSAL: tl.constexpr, Q: tl.constexpr, 
     return weights / tl.sum(weights, 1)[:, None]
 
 
-@triton.jit
+# Captions come in several lengths, each of which would else be compiled anew in the middle of a run.
+@triton.jit(do_not_specialize=["tokens"])
 def _attention_forward(
     joint_ptr,
     out_ptr,
@@ -239,7 +241,7 @@ def _attention_gradients(
     return tl.dot(of_scores, k).to(v.dtype), of_k, of_v
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _attention_backward(
     joint_ptr,
     grad_ptr,

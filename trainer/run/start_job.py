@@ -19,6 +19,8 @@ from trainer.safe_io.atomic import write_whole
 APPEARS_S = 5.0
 """Longest that a network file system may take to show another node a new file."""
 _PATTERN = "start-*.toml"
+_LEFT_BEHIND_S = 30 * 86400.0
+"""Age of a start's job that its launcher, which was killed, has left behind: no start lasts longer."""
 
 
 def new_start_job(folder: Path) -> Path:
@@ -31,15 +33,17 @@ def write_start_job(path: Path, job: Job) -> None:
     write_whole(path, dump_job(job), private=True)
 
 
-def remove_start_jobs(folder: Path, last: Path) -> None:
-    """Removes the jobs of starts up to `last`, which are over.
+def remove_start_jobs(folder: Path, own: Path) -> None:
+    """Removes a start's own job, now that it is over, and those of starts that were killed long ago.
 
-    `last` stays if no rank has written the run's own job file. Raises OSError.
+    Another start's younger job stays: nobody holds the folder before its ranks have met, nor between two
+    generations of them. `own` stays, too, if no rank has written the run's own job file. Raises OSError.
     """
-    written = last.stat().st_mtime
+    if (folder / JOB_FILE).is_file():
+        own.unlink(missing_ok=True)
     if who_holds(folder) is None:
         for path in (folder / ARTEFACTS).glob(_PATTERN):
-            if path.stat().st_mtime <= written and (path != last or (folder / JOB_FILE).is_file()):
+            if path != own and path.stat().st_mtime < time.time() - _LEFT_BEHIND_S:
                 path.unlink()
 
 
@@ -59,8 +63,9 @@ def check_seen(path: Path, node: str = "") -> None:
         )
     if of_start:
         raise InputError(
-            f"{path} is gone: the run folder was renamed or removed under its run; give it its name again, "
-            "and `clipship resume` goes on"
+            f"{path} is gone: either the run folder was renamed or removed under its run (give it its name "
+            "again, and `clipship resume` goes on), or this machine does not see it (logging.runs must be on "
+            "a file system that all nodes share)"
         )
 
 

@@ -65,7 +65,8 @@ class Ending:
 
     async def _end_failed(self, record: ExitRecord) -> None:
         try:
-            await self._context.exit_files.write(EXIT_FILE, asdict(record))
+            if not self._context.keeps_going:  # else the others go on, and the run has not ended
+                await self._context.exit_files.write(EXIT_FILE, asdict(record))
         finally:
             self.end(record.exit_code)
 

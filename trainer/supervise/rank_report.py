@@ -89,8 +89,16 @@ def is_stopped(pid: int) -> bool:
 async def python_stack(pid: int, folder: Path) -> str:
     """Returns the process's Python stacks, or why there are none.
 
-    It signals the process, which writes them into its folder, and waits STACK_WAIT_S at most.
+    It signals the process, which writes them into its folder, and waits STACK_WAIT_S at most. The rank may
+    end and its folder go at any time: the next generation does not wait for this.
     """
+    try:
+        return await _asked_stack(pid, folder)
+    except OSError:
+        return "no Python stack: the process has ended"
+
+
+async def _asked_stack(pid: int, folder: Path) -> str:
     state = state_of(pid)
     if not (folder / STACK_FILE).exists():
         return "no Python stack: the process has not started Python yet"

@@ -437,9 +437,17 @@ class Tree:
                     welcome = await self._welcome(link)
             except TimeoutError:
                 welcome = False
-            if welcome:
-                await self._receive_from_child(link)
-        link.close()
+        if welcome:
+            # As work of ours: what raises in it ends this supervisor, and asyncio would only print it.
+            self._spawn(self._serve(link))
+        else:
+            link.close()
+
+    async def _serve(self, link: Link) -> None:
+        try:
+            await self._receive_from_child(link)
+        finally:
+            link.close()
 
     async def _welcome(self, link: Link) -> bool:
         """Returns whether the caller is this supervisor's child, or only has a request.

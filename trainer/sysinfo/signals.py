@@ -6,8 +6,10 @@ of children, and Python then takes each of them for 0.
 
 import signal
 
-_OURS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""SIGINT and SIGHUP stay ignored where a shell's `&` and nohup want that."""
+_OURS = (signal.SIGCHLD, signal.SIGTERM)
+"""SIGINT and SIGHUP stay ignored where a shell's `&` and nohup want that, SIGUSR1 and SIGUSR2 where a batch
+script does: a process that takes them installs a handler, and any other would die of them.
+"""
 
 
 def reset_inherited_signals(*, asks: bool = True) -> None:
