@@ -1,7 +1,9 @@
 """`--hosts`, the choice of a launcher, and what is refused before anything starts."""
 
 import json
+import os
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -309,19 +311,23 @@ def test_a_request_to_stop_reaches_the_coordinator_that_took_anothers_place(
     assert asked[1:] == [asked[0], ("n1", 4711)]
 
 
+DONE = '{"reason": "done"}'
+
+
 @pytest.mark.parametrize(
-    ("recorded", "result", "code"),
-    [(True, '{"reason": "done"}', 0), (True, "", 1), (False, '{"reason": "done"}', 1)],
-    ids=["done", "nothing was trained", "an older start's result"],
+    ("recorded", "result", "age_s", "code"),
+    [(True, DONE, 0, 0), (True, "", 0, 1), (False, DONE, 99, 1), (False, DONE, -1, 0), (True, "{", 0, 1)],
+    ids=["done", "nothing was trained", "an older start's", "its record was not written", "cannot be read"],
 )
 def test_no_run_is_done_without_a_result_whatever_its_processes_returned(
-    recorded: bool, result: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: bool, result: str, age_s: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def supervise(command: list[str], env: dict[str, str], *_: object, **__: object) -> int:
         rendezvous = Rendezvous.from_env(env)
         assert rendezvous is not None
         if result:
             (tmp_path / "result.json").write_text(result)
+            os.utime(tmp_path / "result.json", (time.time() - age_s,) * 2)
         end = ExitRecord(0, "n", 0, "done", 1.0, start=rendezvous.start if recorded else "another")
         (tmp_path / "exit.json").write_text(json.dumps(asdict(end)))
         return 0

@@ -41,3 +41,10 @@ def test_requests_to_stop_are_heard_but_by_a_rank(asks: bool) -> None:
     program += f"reset_inherited_signals(asks={asks})\n"
     program += "print(signal.getsignal(signal.SIGTERM).name, signal.getsignal(signal.SIGHUP).name)"
     assert ended([sys.executable, "-c", program]).stdout == f"SIG_{'DFL' if asks else 'IGN'} SIG_IGN\n"
+
+
+def test_signals_that_a_batch_script_ignores_harm_no_process_of_ours() -> None:
+    program = "import os, signal\nfrom trainer.sysinfo.signals import reset_inherited_signals\n"
+    program += "signal.signal(signal.SIGUSR1, signal.SIG_IGN); reset_inherited_signals()\n"
+    program += "os.kill(os.getpid(), signal.SIGUSR1); print('lives')"
+    assert ended([sys.executable, "-c", program]).stdout == "lives\n"

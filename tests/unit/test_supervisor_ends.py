@@ -12,6 +12,10 @@ import pytest
 from trainer.launch import processes
 from trainer.run.file_work import _Workers
 from trainer.supervise.background import on_error, spawn
+from trainer.supervise.rank_report import STACK_FILE, python_stack
+from trainer.supervise.tree import Tree
+from trainer.sysinfo.addresses import free_port
+from trainer.world.rendezvous import Message, Rendezvous
 
 SUPERVISOR = """
 import os, sys, threading
@@ -143,3 +147,38 @@ print(processes.supervise(["sh", "-c", send], env, Path(sys.argv[1]), lambda _: 
 def test_the_second_ctrl_c_ends_a_run_whose_supervisors_take_requests_and_do_nothing(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", TWICE, str(tmp_path)], capture_output=True, text=True)
     assert done.stdout == "130\n", done.stderr
+
+
+def test_what_raises_over_a_message_of_another_supervisor_is_heard() -> None:
+    heard: list[BaseException] = []
+
+    async def scene() -> None:
+        on_error(heard.append)
+        meeting = Rendezvous("127.0.0.1", free_port("127.0.0.1"), "token")
+        root, child = Tree(meeting, 0, "a", 6.0), Tree(meeting, 1, "b", 6.0)
+
+        def at_root(message: Message) -> None:
+            if message["kind"] == "failed":
+                raise RuntimeError("broken on purpose")
+
+        root.at_root = at_root
+        await root.join(5)
+        await child.join(5)
+        child.up({"kind": "failed"})
+        async with asyncio.timeout(5):
+            while not heard:
+                await asyncio.sleep(0.01)
+        await child.leave()
+        await root.leave()
+
+    asyncio.run(scene())
+    assert [str(error) for error in heard] == ["broken on purpose"]
+
+
+def test_a_rank_that_ends_while_it_is_asked_for_its_stack_ends_no_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / STACK_FILE).touch()
+    monkeypatch.setattr(os, "kill", lambda *_: (tmp_path / STACK_FILE).unlink())
+    told = asyncio.run(python_stack(os.getpid(), tmp_path))
+    assert told == "no Python stack: the process has ended"

@@ -13,6 +13,7 @@ from trainer.data.indexed import IndexInMemory
 from trainer.data.shards import nothing_usable, open_indexed, shard_selection
 from trainer.data.tar import Content, read_headers
 from trainer.errors import InputError
+from trainer.text.wording import many
 
 _KEYS = 1000
 """Keys at the begin of a shard that are looked at: milliseconds on a local disk."""
@@ -86,4 +87,5 @@ def left_out_first(shard: str, data: Data) -> str:
     causes = "; ".join(f"{count:,} with {cause}" for cause, count in content.left_out.items())
     count = sum(content.left_out.values())
     first = "" if content.whole else "first "
-    return f"{shard}: {count:,} of its {first}{len(content) + count:,} samples are not used: {causes}"
+    of = many(len(content) + count, "sample")
+    return f"{shard}: {count:,} of its {first}{of} are not used: {causes}"

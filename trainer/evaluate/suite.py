@@ -18,6 +18,7 @@ from trainer.evaluate.suite_table import METRICS
 from trainer.evaluate.text_cache import kept_class_features
 from trainer.evaluate.zero_shot import LabelKeys, classify
 from trainer.model.build import Clip
+from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 
@@ -58,7 +59,7 @@ def _result(
         METRICS[each.row.metric],
         len(source) - sum(bad.values()),
     )
-    images = f"{samples} images{without(bad)}"
+    images = f"{many(samples, 'image')}{without(bad)}"
     log.info("%-12s %s: %s %.2f%% of %s", "suite", each.row.name, metric.title, 100 * value, images)
     return {
         **about,

@@ -52,6 +52,8 @@ class ExitFiles:
         self._began = goodput_log.began(os.environ, time.time())
         self._recorded: Sequence[Mapping[str, Any]] = ()
         """Restarts as goodput.jsonl has them."""
+        self._seen = self._folder is not None and self._folder.is_dir()
+        """True once the folder was there: if it is not any more, somebody renamed or removed it."""
         self._writing = threading.Lock()
         """Lets one thread write at a time: an abandoned one may still be waiting for the file system."""
 
@@ -168,7 +170,10 @@ class ExitFiles:
     def _write(self, name: str, value: Mapping[str, Any], *, again: bool = False) -> str:
         if self._folder is None or _is_held_by_other(self._folder, self._start):
             return ""
+        if self._seen and not self._folder.is_dir():
+            return ""  # made again, it would stand in the way of the one that was renamed
         self._folder.mkdir(parents=True, exist_ok=True)  # it is missing if the ranks never met
+        self._seen = True
         path = self._folder / name
         with self._writing:
             # The first supervisor of this start to write wins.
