@@ -176,8 +176,8 @@ def test_a_job_for_several_nodes_says_how_to_run_it_here() -> None:
 def test_first_cause_is_the_earliest_failure(tmp_path: Path) -> None:
     assert first_cause(tmp_path) is None
     env = {"CLIPSHIP_EXIT_DIR": str(tmp_path)}
-    for rank, code, time in ((0, 1, 12.0), (3, 75, 11.0), (1, 0, 10.0)):
-        record_exit(ExitRecord(rank, "n1", code, "why", time), env)
+    for rank, code, at in ((0, 1, 12.0), (3, 75, 11.0), (1, 0, 10.0)):
+        record_exit(ExitRecord(rank, "n1", code, "why", at), env)
     assert first_cause(tmp_path) == ExitRecord(3, "n1", 75, "why", 11.0)
 
 
