@@ -74,7 +74,8 @@ def find_trained(given: str) -> TrainedModel:
 def checkpoint_folder(given: str) -> Path:
     """Returns the checkpoint that a run folder or RUN/best stands for; another path unchanged."""
     path = Path(given)
-    if path.is_dir() and not (path / MANIFEST).is_file():
+    # os.path takes any text for a name, also one that no file system can have.
+    if os.path.isdir(path) and not os.path.isfile(path / MANIFEST):
         return next(reversed(complete_checkpoints(path / CHECKPOINTS)), path)
     return best_folder(path) or path
 
