@@ -17,6 +17,7 @@ from trainer.checkpoint import files
 from trainer.checkpoint.weights import with_loss_of_weights
 from trainer.cli import main as cli
 from trainer.cli.evaluate import evaluation_job
+from trainer.cli.export import _manifest
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Eval, Job, Model
 from trainer.config.batch_plan import plan
@@ -30,6 +31,7 @@ from trainer.model.catalog import check_init, check_pretrained, weights_file
 from trainer.run import checkpoints
 from trainer.run.best import BEST
 from trainer.run.checkpoints import TrainedModel, find_trained
+from trainer.run.model_identity import weights_identity
 
 Capture = pytest.CaptureFixture[str]
 
@@ -98,6 +100,28 @@ def test_a_run_stands_for_its_newest_checkpoint_and_best_for_its_best(ours: Path
             assert untrained(tiny_job(model={key: str(ours / given)}))
         check_init(Model(name=VIT, init=str(ours / given)))
         check_pretrained(str(ours / given))
+
+
+def test_the_files_of_a_checkpoint_may_be_links(ours: Path, tmp_path: Path, alone: Comm) -> None:
+    (ours / "checkpoints" / BEST).write_text('{"step": 9, "metric": "zero_shot_top1", "value": 0.5}')
+    (ours / "params.txt").write_text("model: ViT-B-32\n")
+    blobs = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    for number, path in enumerate(blobs):  # as caches of Hugging Face's, git-annex and DVC have them
+        path.rename(tmp_path / f"blob-{number}")
+        path.symlink_to(tmp_path / f"blob-{number}")
+    for given, step in (("", 10), ("best", 9), ("checkpoints/step-00000009", 9)):
+        assert find_trained(str(ours / given)).pretrained == str(
+            ours / f"checkpoints/step-{step:08d}/model.pt"
+        )
+    newest = ours / "checkpoints/step-00000010"
+    assert checkpoints.newest_whole(ours / "checkpoints") == (10, newest)
+    assert files.verify(newest)["step"] == 10
+    assert with_loss_of_weights(with_weights(newest / "model.pt"), alone).optim.loss == "clip"
+    assert _manifest(str(newest / "model.pt"))["step"] == 10
+    job = tiny_job(model={"pretrained": str(newest / "model.pt")})
+    assert weights_identity(job) == files.verify(newest)["files"]["model.pt"]
+    (ours / "checkpoints" / "other.pt").touch()
+    assert find_trained(str(ours / "checkpoints" / "other.pt")).model == "ViT-B-32"
 
 
 def test_weights_of_others_take_their_model_from_open_clip_trains_parameters(tmp_path: Path) -> None:

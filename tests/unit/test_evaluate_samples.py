@@ -4,8 +4,10 @@ They are found before the end of a run, not only at it.
 """
 
 import io
+import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from trainer.config.batch_plan import plan
 from trainer.data import pictures
 from trainer.data.shard_files import PackedSample, write_shards
 from trainer.errors import InputError, Preempted, StorageError
-from trainer.evaluate import evaluation, zero_shot
+from trainer.evaluate import evaluation, ranking, retrieval, zero_shot
 from trainer.evaluate.evaluation import Evaluation, Metrics
 from trainer.evaluate.rounds import EvaluationFailed
 from trainer.model.build import build_model
@@ -155,6 +157,41 @@ def test_memory_that_runs_out_on_one_rank_fails_on_all(shard: str, monkeypatch: 
         with pytest.raises(EvaluationFailed) as caught:
             evaluate(comm, zero_shot=(shard,), class_names=("a",) * 4)
         assert isinstance(caught.value, StorageError), "exit code 1: a later start may have more memory"
+        return str(caught.value)
+
+    assert set(run_ranks(2, failed)) == {
+        "memory ran out; a smaller eval.batch_size needs less: CUDA out of memory"
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("key", "module", "part"),
+    [
+        ("zero_shot", zero_shot, "text_features"),
+        ("zero_shot", zero_shot, "_filled"),
+        ("retrieval", retrieval, "_joined"),
+        ("retrieval", ranking, "_own_cosines"),
+        ("retrieval", ranking, "_is_ahead"),
+    ],
+)
+def test_memory_that_runs_out_beside_the_blocks_of_one_rank_fails_on_all(
+    shard: str, monkeypatch: pytest.MonkeyPatch, key: str, module: ModuleType, part: str, rank: int
+) -> None:
+    """The other ranks would wait in a collective for the one that ends, until the world is lost."""
+    original, here = getattr(module, part), threading.local()
+
+    def scarce(*arguments: Any) -> Any:
+        if here.rank == rank:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(*arguments)
+
+    monkeypatch.setattr(module, part, scarce)
+
+    def failed(comm: Comm) -> str:
+        here.rank = comm.world.rank
+        with pytest.raises(EvaluationFailed) as caught:
+            evaluate(comm, **{key: (shard,)}, class_names=tuple("abcdefghijklmnopqrst"))
         return str(caught.value)
 
     assert set(run_ranks(2, failed)) == {

@@ -1,5 +1,6 @@
 """The job file: what is read, what is refused and how, what is written."""
 
+import json
 import re
 import time
 import tomllib
@@ -17,6 +18,7 @@ from trainer.config.loader import dump_job, job_from_table, load_job, own_keys, 
 from trainer.config.toml_lines import key_lines
 from trainer.errors import InputError
 from trainer.model.catalog import check_pretrained, weights_file
+from trainer.run.start_job import write_start_job
 
 SMALLEST = 'name = "x"\n[data]\ntrain = "a.tar"\n[optim]\nglobal_batch_size = 8\nsteps = 2\n'
 
@@ -483,6 +485,28 @@ def test_a_number_of_thousands_of_digits_is_refused(job_path: Path, key: str) ->
 def test_a_file_too_large_for_a_job_is_not_read(job_path: Path) -> None:
     (told,) = problems(job_path, "#" * 1_000_001)
     assert "1,000,001 bytes and is not a job file" in told
+
+
+def test_a_start_reads_a_job_that_is_larger_than_the_users_file(tmp_path: Path) -> None:
+    """Absolute paths and defaults make it so, with a list of shards."""
+    folder = tmp_path / ("storage" * 12)
+    folder.mkdir()
+    shards = [f"shards/{number:06}.tar" for number in range(9000)]
+    (folder / "job.toml").write_text(SMALLEST.replace('"a.tar"', json.dumps(shards)))
+    job = load_job(folder / "job.toml")
+    own = tmp_path / "start-1.toml"
+    write_start_job(own, job)
+    assert own.stat().st_size > 1_000_000 > (folder / "job.toml").stat().st_size
+    assert load_job(own) == job
+    with own.open("ab") as file:
+        file.truncate(16_000_001)
+    with pytest.raises(
+        InputError, match="16,000,001 bytes and is not a job file, which has at most 16,000,000"
+    ):
+        load_job(own)
+    own.write_bytes(own.read_bytes()[1:1_000_002])
+    with pytest.raises(InputError, match="which has at most 1,000,000"):
+        load_job(own)
 
 
 @pytest.mark.parametrize(

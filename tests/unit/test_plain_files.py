@@ -146,9 +146,15 @@ def test_a_start_names_what_is_no_plain_file(
 
 def test_a_file_that_is_too_large_to_be_read_is_named_at_the_start(runs: Path) -> None:
     job = load_job(runs / "one" / layout.JOB_FILE, [f"logging.runs={runs}"])
-    sparse(runs / "one" / layout.METRICS_FILE)
-    with pytest.raises(InputError, match=r"metrics.jsonl has 21,474,836,480 bytes.*move it away first"):
+    sparse(runs / "one" / layout.RESULT_FILE)
+    with pytest.raises(InputError, match=r"result.json has 21,474,836,480 bytes.*move it away first"):
         check_run_folder(job)
+
+
+@pytest.mark.parametrize("name", [layout.METRICS_FILE, layout.RANK_STATS_FILE, layout.GOODPUT_FILE])
+def test_a_file_to_which_each_step_adds_may_be_of_any_size(runs: Path, name: str) -> None:
+    sparse(runs / "one" / name)
+    check_run_folder(load_job(runs / "one" / layout.JOB_FILE, [f"logging.runs={runs}"]))
 
 
 def test_a_result_that_cannot_be_read_is_named_by_the_ranks(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 import json
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from trainer.telemetry.metrics import Clock, Telemetry, console_line, last_loss
+from trainer.telemetry.metrics import Clock, Telemetry, console_line, drop_after, is_recorded, last_loss
 from trainer.telemetry.records import Record
 from trainer.text.wording import duration
 
@@ -42,6 +43,23 @@ def test_a_resumed_run_forgets_the_steps_that_come_again_and_half_a_line(tmp_pat
         {"step": 2, "loss": 2},
         {"step": 3, "loss": 1.5, "generation": 1},
     ]
+
+
+def test_a_start_holds_no_file_of_metrics_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "ranks.jsonl"
+    line = json.dumps({"step": 1, "loss": 1.5, "data_s": [0.125] * 20_000}) + "\n"
+    size = 100 * len(line)
+    path.write_text(line * 100 + '5\n{"depth": ' + "[" * 100_000 + '\n{"step": 2, "loss": 1}\n{"st')
+    tracemalloc.start()
+    try:
+        drop_after(path, 1)
+        assert last_loss(path) == 1.5
+        assert is_recorded(path, 1)
+        assert not is_recorded(path, 2)
+        assert tracemalloc.get_traced_memory()[1] < size / 4
+    finally:
+        tracemalloc.stop()
+    assert path.read_text() == line * 100
 
 
 def test_each_line_says_the_generation_of_its_ranks(tmp_path: Path) -> None:

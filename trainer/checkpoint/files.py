@@ -86,7 +86,7 @@ class Folder:
 
     def record_metrics(self, metrics: Mapping[str, float | int]) -> None:
         """Adds metrics that were measured later to the manifest of a checkpoint that has its final name."""
-        manifest = read_json(self.final / MANIFEST)
+        manifest = read_json(self.final / MANIFEST, links=True)
         write_json(self.final / MANIFEST, {**manifest, "metrics": dict(metrics)})
 
     def mark_failed(self, rank: int, error: Exception) -> None:
@@ -104,7 +104,7 @@ def verify(folder: Path) -> dict[str, Any]:
     Raises BrokenCheckpoint, which names the first part that is not.
     """
     try:
-        manifest: dict[str, Any] = read_json(folder / MANIFEST)
+        manifest: dict[str, Any] = read_json(folder / MANIFEST, links=True)
     except (OSError, ValueError, RecursionError) as error:
         raise BrokenCheckpoint(f"{folder}: its {MANIFEST} cannot be read: {error}") from error
     require(folder, manifest, {"step": int, "files": dict})

@@ -76,7 +76,7 @@ def _check_seal(path: Path) -> None:
     if not manifest.is_file():
         return
     try:
-        sealed = read_json(manifest)["files"][path.name]["sha256"]
+        sealed = read_json(manifest, links=True)["files"][path.name]["sha256"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path}: the {MANIFEST} beside it has no checksum for it ({cause(error)}): "

@@ -91,5 +91,5 @@ def _manifest(weights: str | None) -> Mapping[str, Any]:
     path = Path(weights or "").parent / MANIFEST
     if not weights or not path.is_file():
         return {}
-    manifest: Mapping[str, Any] = read_json(path)
+    manifest: Mapping[str, Any] = read_json(path, links=True)
     return manifest

@@ -118,7 +118,7 @@ def _reached(folder: Path) -> tuple[int, int | None]:
     if newest is None:
         return 0, None
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return newest[0], int(json.loads(read_plain(newest[1] / MANIFEST))["data_samples"])
+        return newest[0], int(json.loads(read_plain(newest[1] / MANIFEST, links=True))["data_samples"])
     return newest[0], None
 
 

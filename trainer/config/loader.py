@@ -23,6 +23,11 @@ from trainer.text.pattern import pattern
 from trainer.text.wording import many
 
 _MOST_BYTES = 1_000_000  # the limit of a ConfigMap
+_RESOLVED = "# Resolved by Clipship: with all defaults, and absolute paths.\n"
+"""First line of a job that Clipship wrote."""
+_MOST_RESOLVED_BYTES = 16_000_000
+"""Limit of such a job: absolute paths and defaults make it larger than the user's file, many times with a
+list of shards."""
 _MOST_LEVELS = 64
 _INTEGERS = 2**63
 _TWICE = pattern(r"Cannot declare \((.*)\) twice")
@@ -49,7 +54,7 @@ def job_from_table(table: dict[str, Any], origin: str, overrides: Sequence[str] 
 
 def dump_job(job: Job) -> str:
     """Returns TOML text that loads to an equal job; unset keys are left out, defaults are written."""
-    return tomli_w.dumps(job.model_dump(exclude_none=True))
+    return _RESOLVED + tomli_w.dumps(job.model_dump(exclude_none=True))
 
 
 def own_keys(job: Job, *, but_defaults: bool = False) -> dict[str, Any]:
@@ -92,12 +97,14 @@ def _read(path: Path) -> str:
     try:
         with open(path, "rb", opener=open_regular) as file:
             size = os.fstat(file.fileno()).st_size
-            if size > _MOST_BYTES:
+            is_resolved = file.read(len(_RESOLVED)) == _RESOLVED.encode()
+            most = _MOST_RESOLVED_BYTES if is_resolved else _MOST_BYTES
+            if size > most:
                 raise InputError(
-                    f"{path} has {many(size, 'byte')} and is not a job file, which has at most "
-                    f"{_MOST_BYTES:,}"
+                    f"{path} has {many(size, 'byte')} and is not a job file, which has at most {most:,}"
                 )
-            return file.read(_MOST_BYTES).decode("utf-8-sig")
+            file.seek(0)
+            return file.read(most).decode("utf-8-sig")
     except FileNotFoundError:
         raise InputError(
             f"{path}: no such job file; `clipship init --preset laptop {word(path)}` writes one"

@@ -7,7 +7,7 @@ number: the lower one comes first, as in a stable sort. Shape suffixes: N images
 and C columns of a block.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -44,12 +44,12 @@ def exact(features: Tensor) -> Tensor:
     return unit.div_(STEP).round_().mul_(STEP).float()
 
 
-def ahead(pairs: Pairs, begins: Iterable[int]) -> tuple[Tensor, Tensor]:
+def ahead(pairs: Pairs, begins: Iterable[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """Counts the nearer texts and images in the blocks of `ROWS` images that begin at `begins`.
 
-    Returns int64 [N], the texts nearer to each image than its own nearest text, and int64 [T], the images
-    nearer to each text than its own image. Summed over all blocks, a count is the place in the ranking, from
-    0. A block after the last image is empty.
+    Yields after each block the counts so far, in the same two tensors: int64 [N], the texts nearer to each
+    image than its own nearest text, and int64 [T], the images nearer to each text than its own image. Over
+    all blocks, a count is the place in the ranking, from 0. A block after the last image is empty.
     """
     own_T = _own_cosines(pairs)
     best_N, best_text_N = _best_texts(pairs, own_T)
@@ -66,7 +66,7 @@ def ahead(pairs: Pairs, begins: Iterable[int]) -> tuple[Tensor, Tensor]:
             is_earlier_image_RC = numbers[row, None] < pairs.image_of_T[column]
             ahead_N[row] += _is_ahead(cosines_RC, best_N[row, None], is_earlier_text_RC).sum(1)
             ahead_T[column] += _is_ahead(cosines_RC, own_T[column], is_earlier_image_RC).sum(0)
-    return ahead_N, ahead_T
+        yield ahead_N, ahead_T
 
 
 def _is_ahead(cosines_RC: Tensor, own: Tensor, is_earlier_RC: Tensor) -> Tensor:

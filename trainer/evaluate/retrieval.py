@@ -7,6 +7,7 @@ against all texts (see `ranking`).
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -76,31 +77,36 @@ def retrieval(
 ) -> Retrieval:
     """Collective: measures how well images find their captions among all captions, and captions their images.
 
-    `show` gets all features on rank 0, before they are ranked, and the samples that they are of. Raises as
-    the rounds do: Preempted and EvaluationFailed, on all ranks.
+    `show`, given on all ranks or none, gets all features on rank 0, before they are ranked, and the samples
+    that they are of. Raises as the rounds do: Preempted and EvaluationFailed, on all ranks.
     """
     comm, skipped = rounds.comm, Skipped(max_share=1)
     with evaluating(clip.model):
         parts = list(_parts(clip, source, job, rounds, skipped))
         bad = rounds.bad_of_all(skipped, job.data.max_bad_share)
-        pairs, digest_T, numbers = _joined(parts)
-        if show is not None and comm.world.rank == 0:
-            show(pairs, Part(source, numbers) if bad else source)
-        texts_ahead, images_ahead = ahead(pairs, _row_blocks(len(pairs.images_ND), rounds))
+        pairs, digest_T, numbers = rounds.alone(lambda: _joined(parts))
+        if show is not None:
+            shown = partial(show, pairs, Part(source, numbers) if bad else source)
+            rounds.alone(shown if comm.world.rank == 0 else lambda: None)
+        texts_ahead, images_ahead = _ranked(pairs, rounds)
     of_texts, of_images = (1 + comm.all_reduce(ahead_of).cpu() for ahead_of in (texts_ahead, images_ahead))
     return Retrieval(of_texts, of_images, digest_T.cpu(), bad)
 
 
-def _row_blocks(images: int, rounds: Rounds) -> Iterator[int]:
-    """Collective: yields where the blocks of images begin that this rank ranks.
+def _ranked(pairs: Pairs, rounds: Rounds) -> tuple[Tensor, Tensor]:
+    """Collective: returns what `ahead` counts in the blocks of images that this rank ranks.
 
     In the last round one may begin after the last image.
     """
+    images, world = len(pairs.images_ND), rounds.comm.world
     progress = Progress("retrieval", images, "images ranked")
-    world = rounds.comm.world
+    begins = range(world.rank * ROWS, images + world.rank * ROWS, world.size * ROWS)
+    results = rounds.until_failed(ahead(pairs, begins))
+    counts = pairs.image_of_T, pairs.image_of_T  # the first round replaces them, or fails
     for begin in rounds.of(images, ROWS):
-        yield begin + world.rank * ROWS
+        counts = next(results, counts)
         progress.done(begin + ROWS * world.size)
+    return counts
 
 
 def median(ranks: Tensor) -> float:

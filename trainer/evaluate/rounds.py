@@ -102,6 +102,12 @@ class Rounds:
                 raise
             self._failures.append((True, f"memory ran out; a smaller eval.batch_size needs less: {error}"))
 
+    def alone(self, compute: Callable[[], Result]) -> Result:
+        """Collective: returns what each rank computes by itself; a failure of one is raised as in a round."""
+        results = list(self.until_failed(compute() for _ in range(1)))
+        self._check()
+        return results[0]
+
     def bad_of_all(self, skipped: Skipped, max_share: float) -> dict[str, int]:
         """Collective: returns the number of samples that the ranks have left out of one set, by cause.
 

@@ -170,16 +170,28 @@ def class_features(
     It is the mean of its sentences' features (arXiv 2103.00020, 3.1.4).
     """
     comm, mine = rounds.comm, dict[int, Tensor]()
-    for begin in rounds.of(len(names), CLASSES_PER_BLOCK):
-        first = begin + comm.world.rank * CLASSES_PER_BLOCK
-        for number in range(first, min(first + CLASSES_PER_BLOCK, len(names))):
-            tokens = clip.tokenizer([template.format(names[number]) for template in templates])
-            sentences = text_features(clip, tokens, precision, comm.device)
-            mine[number] = torch.nn.functional.normalize(sentences.float().mean(0), dim=0)
+    own = (n for n in range(len(names)) if n // CLASSES_PER_BLOCK % comm.world.size == comm.world.rank)
+    results = rounds.until_failed(
+        (n, _class_row(clip, [template.format(names[n]) for template in templates], precision, comm.device))
+        for n in own
+    )
+    for _ in rounds.of(len(names), CLASSES_PER_BLOCK):
+        mine.update(islice(results, CLASSES_PER_BLOCK))
     width = comm.all_reduce(
         torch.tensor([next(iter(mine.values())).numel() if comm.world.rank == 0 else 0], device=comm.device)
     )
-    features_CD = torch.zeros(len(names), int(width), device=comm.device)
-    for number, row in mine.items():
+    return comm.all_reduce(rounds.alone(lambda: _filled(len(names), int(width), mine, comm.device)))
+
+
+def _class_row(clip: Clip, texts: list[str], precision: Precision, device: torch.device) -> Tensor:
+    """Returns the unit vector of a class that these sentences name, float32 [D]."""
+    sentences = text_features(clip, clip.tokenizer(texts), precision, device)
+    return torch.nn.functional.normalize(sentences.float().mean(0), dim=0)
+
+
+def _filled(classes: int, width: int, rows: Mapping[int, Tensor], device: torch.device) -> Tensor:
+    """Returns the rows in their places, and zeros in the others."""
+    features_CD = torch.zeros(classes, width, device=device)
+    for number, row in rows.items():
         features_CD[number] = row
-    return comm.all_reduce(features_CD)
+    return features_CD

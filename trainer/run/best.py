@@ -21,7 +21,7 @@ def read_best(checkpoints: Path) -> dict[str, Any] | None:
     """Returns the recorded step, metric and value; None if none is recorded."""
     path = checkpoints / BEST
     try:
-        best = read_json(path) if path.exists() else None
+        best = read_json(path, links=True) if path.exists() else None
     except (OSError, ValueError, RecursionError):
         return None
     whole = (

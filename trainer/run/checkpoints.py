@@ -1,6 +1,7 @@
 """Finds the model and its weights for what a user calls a checkpoint.
 
-Reads names and manifests only, never weights; imports no torch.
+Reads names and manifests only, never weights; imports no torch. A checkpoint's files may be links, as in
+caches of Hugging Face's, git-annex and DVC.
 """
 
 import os
@@ -14,7 +15,7 @@ from trainer.errors import InputError
 from trainer.run.best import best_folder
 from trainer.run.find import run_hint
 from trainer.run.layout import CHECKPOINTS, JOB_FILE
-from trainer.safe_io.plain import is_plain, read_json, read_plain
+from trainer.safe_io.plain import read_json, read_plain
 from trainer.text.masking import masked
 
 WEIGHTS = "model.pt"
@@ -112,7 +113,9 @@ def _resumed_from(wanted: str, checkpoints: Path | None) -> bool:
     for folder in reversed(complete_checkpoints(checkpoints) if checkpoints else []):
         # a broken checkpoint is passed over, as the start itself does
         with suppress(OSError, ValueError, KeyError, TypeError):
-            return bool(read_json(folder / MANIFEST)["job"]["checkpoint"]["resume"] == masked(wanted))
+            return bool(
+                read_json(folder / MANIFEST, links=True)["job"]["checkpoint"]["resume"] == masked(wanted)
+            )
     return False
 
 
@@ -132,7 +135,7 @@ def newest_whole(folder: Path) -> tuple[int, Path] | None:
     for checkpoint in reversed(complete_checkpoints(folder)):
         number = checkpoint.name.removeprefix("step-")
         with suppress(OSError, ValueError):
-            if number.isdecimal() and isinstance(read_json(checkpoint / MANIFEST), dict):
+            if number.isdecimal() and isinstance(read_json(checkpoint / MANIFEST, links=True), dict):
                 return int(number), checkpoint
     return None
 
@@ -158,7 +161,7 @@ def _newest(folder: Path) -> Path:
 
 def _from_run(folder: Path, weights: str = WEIGHTS) -> TrainedModel:
     try:
-        job = read_json(folder / MANIFEST)["job"]
+        job = read_json(folder / MANIFEST, links=True)["job"]
         if (folder / TEXT_CONFIG).is_file():
             job = {**job, "model": {**job["model"], "text": str(folder.absolute())}}
         return TrainedModel(_name(job["model"]["name"], folder), str((folder / weights).absolute()), job)
@@ -181,6 +184,6 @@ def _from_open_clip(weights: Path) -> TrainedModel:
     open_clip_train writes params.txt, with a line `model: NAME`, above its folder of checkpoints.
     """
     parameters = weights.absolute().parent.parent / _OPEN_CLIP_PARAMETERS
-    lines = read_plain(parameters, errors="replace").splitlines() if is_plain(parameters) else []
-    names = [line.partition(": ")[2].strip() for line in lines if line.startswith("model: ")]
+    text = read_plain(parameters, errors="replace", links=True) if parameters.is_file() else ""
+    names = [line.partition(": ")[2].strip() for line in text.splitlines() if line.startswith("model: ")]
     return TrainedModel(names[0] if names else None, str(weights.absolute()))

@@ -24,7 +24,7 @@ from trainer.run.layout import (
     rank_logs,
 )
 from trainer.run.lock import who_holds
-from trainer.safe_io.plain import MOST_LINES_BYTES, is_plain
+from trainer.safe_io.plain import MOST_BYTES, is_plain
 from trainer.text.wording import many
 
 _REMEDIES = (
@@ -32,8 +32,10 @@ _REMEDIES = (
     "that folder away (`clipship run --fresh` does)"
 )
 
-_USED = (JOB_FILE, RESULT_FILE, METRICS_FILE, RANK_STATS_FILE, GOODPUT_FILE, WANDB_ID_FILE, LOCK)
-"""Files of the run folder that a start reads or adds to."""
+_READ_WHOLE = (JOB_FILE, RESULT_FILE, WANDB_ID_FILE, LOCK)
+"""Files of the run folder that a start reads."""
+_ADDED_TO = (METRICS_FILE, RANK_STATS_FILE, GOODPUT_FILE)
+"""Those to which it adds lines. They grow with steps and ranks, so no size is too large."""
 
 
 def run_folder(job: Job) -> Path:
@@ -147,12 +149,12 @@ def _check_writable(folder: Path) -> None:
 def _check_plain(folder: Path) -> None:
     """Raises InputError for a file that a start reads or adds to, and that it could not."""
     logs = (path for _, path in rank_logs(folder))
-    for path in (*(folder / name for name in _USED), *logs):
+    for path in (*(folder / name for name in (*_READ_WHOLE, *_ADDED_TO)), *logs):
         if os.path.lexists(path) and not is_plain(path):
             raise InputError(f"{path} is a link or no file, which no run leaves there: remove it first")
-        if path.name in _USED and path.exists() and path.stat().st_size > MOST_LINES_BYTES:
+        if path.name in _READ_WHOLE and path.exists() and path.stat().st_size > MOST_BYTES:
             raise InputError(
-                f"{path} has {many(path.stat().st_size, 'byte')}, and at most {MOST_LINES_BYTES:,} are read: "
+                f"{path} has {many(path.stat().st_size, 'byte')}, and at most {MOST_BYTES:,} are read: "
                 "move it away first"
             )
 

@@ -25,6 +25,6 @@ def weights_identity(job: Job) -> object:
     if not job.model.pretrained or not weights.is_file():
         return job.model.pretrained
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return read_json(weights.parent / MANIFEST)["files"][weights.name]
+        return read_json(weights.parent / MANIFEST, links=True)["files"][weights.name]
     status = weights.stat()
     return [os.fsencode(weights.resolve()).hex(), status.st_size, status.st_mtime_ns]

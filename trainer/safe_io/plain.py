@@ -8,13 +8,14 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 64 * 2**20
 """Limit of a file that is read whole: ten times what the largest job writes into one."""
 MOST_LINES_BYTES = 2**30
-"""Limit of a file to which every step of a run may add a line."""
+"""Limit of a file to which every step of a run may add a line, where it is read whole."""
 
 
 def open_plain(path: str | Path, flags: int, mode: int = 0o666) -> int:
@@ -54,6 +55,16 @@ def read_plain(path: Path, *, most: int = MOST_BYTES, errors: str = "strict", li
     if max(size, len(content)) > most:
         raise OSError(errno.EFBIG, f"its size in bytes is {size:,}, above the limit of {most:,}", str(path))
     return content.decode(errors=errors)
+
+
+def read_lines(path: Path, *, most: int = MOST_BYTES) -> Iterator[bytes]:
+    """Yields the lines of a regular file of any size, each with its end, and holds one of them at a time.
+
+    A line of more than `most` bytes comes in parts. Raises OSError as `open_plain` does.
+    """
+    with open(path, "rb", opener=open_plain) as file:
+        while line := file.readline(most):
+            yield line
 
 
 def read_json(path: Path, *, links: bool = False) -> Any:

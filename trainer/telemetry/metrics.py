@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from trainer.safe_io.atomic import json_text, write_whole
-from trainer.safe_io.plain import MOST_LINES_BYTES, open_plain, read_plain
+from trainer.safe_io.atomic import json_text, replacing
+from trainer.safe_io.plain import open_plain, read_lines
 from trainer.telemetry.pictures import Picture
 from trainer.telemetry.records import Lap, Record
 from trainer.telemetry.writers import MetricWriter
@@ -162,40 +162,47 @@ def drop_after(path: Path, steps_done: int) -> None:
     """
     if not path.exists():
         return
-    kept = []
-    for line in read_plain(path, most=MOST_LINES_BYTES).splitlines():
-        with suppress(ValueError):
-            if json.loads(line)["step"] <= steps_done:
-                kept.append(line + "\n")
-    write_whole(path, "".join(kept))
+    with replacing(path) as kept:
+        for line, event in _events(path):
+            if event["step"] <= steps_done:
+                kept.write(line.rstrip() + b"\n")
 
 
 def is_recorded(path: Path, step: int) -> bool:
     """Returns whether metrics.jsonl has the record of a step."""
-    return any("loss" in line for line in _lines_of(path, step))
+    return any("loss" in event for event in _events_of(path, step))
 
 
 def evaluation_of(path: Path, step: int) -> dict[str, float | int] | None:
     """Returns the metrics that an evaluation of the step wrote into metrics.jsonl; None if there are none."""
-    for line in _lines_of(path, step):
-        if not _NO_EVALUATION & line.keys():
-            return {name: value for name, value in line.items() if name not in ("step", "generation")}
+    for event in _events_of(path, step):
+        if not _NO_EVALUATION & event.keys():
+            return {name: value for name, value in event.items() if name not in ("step", "generation")}
     return None
 
 
-def _lines_of(path: Path, step: int) -> Iterator[dict[str, Any]]:
-    for text in read_plain(path, most=MOST_LINES_BYTES).splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            line = json.loads(text)
-            if line["step"] == step:
-                yield line
+def _events_of(path: Path, step: int) -> Iterator[dict[str, Any]]:
+    return (event for _, event in _events(path) if event["step"] == step)
+
+
+def _events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yields the lines of a file and what each says, but those that say nothing of a step.
+
+    The file grows with steps and ranks, so it is never held whole.
+    """
+    for line in read_lines(path) if path.exists() else ():
+        with suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            if isinstance(event, dict) and isinstance(event.get("step"), int):
+                yield line, event
 
 
 def last_loss(path: Path) -> float | None:
     """Returns the loss of the last record in metrics.jsonl; None if there is none."""
-    lines = read_plain(path, most=MOST_LINES_BYTES).splitlines()
-    losses = [record["loss"] for line in lines if "loss" in (record := json.loads(line))]
-    return losses[-1] if losses else None
+    loss = None
+    for _, event in _events(path):
+        loss = event.get("loss", loss)
+    return loss
 
 
 def console_line(record: Record, steps: int, first: bool = False) -> str:
