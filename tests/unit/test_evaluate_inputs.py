@@ -26,7 +26,7 @@ from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, class_names
 from trainer.evaluate.rank import evaluate
 from trainer.model.build import build_model, untrained
-from trainer.model.catalog import check_init, check_pretrained, weights_file
+from trainer.model.catalog import check_init, check_pretrained, check_tag, weights_file
 from trainer.run import checkpoints
 from trainer.run.best import BEST
 from trainer.run.checkpoints import TrainedModel, find_trained
@@ -98,6 +98,16 @@ def test_a_run_stands_for_its_newest_checkpoint_and_best_for_its_best(ours: Path
             assert untrained(tiny_job(model={key: str(ours / given)}))
         check_init(Model(name=VIT, init=str(ours / given)))
         check_pretrained(str(ours / given))
+
+
+def test_a_name_without_a_slash_is_a_tag_whatever_the_current_folder_has(
+    ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ours.parent)
+    assert weights_file(ours.name) == ours.name
+    assert weights_file(f"./{ours.name}").endswith("step-00000010/model.pt")
+    with pytest.raises(InputError, match=f"no weights called '{ours.name}'.* write ./{ours.name}"):
+        check_tag("ViT-B-32", ours.name)
 
 
 def test_weights_of_others_take_their_model_from_open_clip_trains_parameters(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Best checkpoint of a run: the record of it, and its name for users, RUN/best. Imports no torch."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def read_best(checkpoints: Path) -> dict[str, Any] | None:
 
 def best_folder(given: Path) -> Path | None:
     """Returns the checkpoint that RUN/best stands for; None if the path is another or none is recorded."""
-    if given.name != BEST_NAME or given.exists():
+    if given.name != BEST_NAME or os.path.exists(given):
         return None
     checkpoints = given.parent / CHECKPOINTS
     best = read_best(checkpoints)

@@ -74,7 +74,7 @@ def find_trained(given: str) -> TrainedModel:
 def checkpoint_folder(given: str) -> Path:
     """Returns the checkpoint that a run folder or RUN/best stands for; another path unchanged."""
     path = Path(given)
-    if path.is_dir() and not (path / MANIFEST).is_file():
+    if os.path.isdir(path) and not os.path.isfile(path / MANIFEST):  # Path's own raise for too long a name
         return next(reversed(complete_checkpoints(path / CHECKPOINTS)), path)
     return best_folder(path) or path
 
