@@ -26,7 +26,8 @@ from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, class_names
 from trainer.evaluate.rank import evaluate
 from trainer.model.build import build_model, untrained
-from trainer.model.catalog import check_init, check_pretrained, check_tag, weights_file
+from trainer.model.catalog import check_init, check_pretrained, check_tag, check_teacher, weights_file
+from trainer.model.teacher import build_teacher
 from trainer.run import checkpoints
 from trainer.run.best import BEST
 from trainer.run.checkpoints import TrainedModel, find_trained
@@ -98,6 +99,19 @@ def test_a_run_stands_for_its_newest_checkpoint_and_best_for_its_best(ours: Path
             assert untrained(tiny_job(model={key: str(ours / given)}))
         check_init(Model(name=VIT, init=str(ours / given)))
         check_pretrained(str(ours / given))
+
+
+def test_a_teacher_is_a_checkpoint_and_no_run_that_goes_on(ours: Path, alone: Comm) -> None:
+    (ours / "checkpoints" / BEST).write_text(
+        json.dumps({"step": 9, "metric": "zero_shot_top1", "value": 0.5})
+    )
+    for given, step in (("", 10), ("best", 9)):
+        job = tiny_job(model={"teacher": VIT, "teacher_pretrained": str(ours / given)})
+        with pytest.raises(InputError, match=f"every start: name a checkpoint, such as .*{step:08d}"):
+            check_teacher(job.model)
+        with pytest.raises(InputError, match=r"model\.teacher_pretrained: "):
+            build_teacher(job, plan(job, 1), alone, untrained(tiny_job()))
+    check_teacher(Model(teacher=VIT, teacher_pretrained=str(ours / "checkpoints" / "step-00000010")))
 
 
 def test_a_name_without_a_slash_is_a_tag_whatever_the_current_folder_has(

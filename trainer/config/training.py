@@ -62,7 +62,8 @@ class Model(Section):
     knows, or the path of a config file. It must take the same images and captions, stays as it is, and is in
     no checkpoint. Each rank has all of it."""
     teacher_pretrained: Annotated[Text | None, JobPath(when=is_weights)] = None
-    """Weights of the teacher, as for `pretrained`."""
+    """Weights of the teacher, as for `pretrained`, but no run folder and no RUN/best: name one of its
+    checkpoints. Every start loads them, and a run folder stands for another checkpoint as it grows."""
     text: Annotated[Text | None, JobPath("folder", when=is_text_folder)] = None
     """Text tower in place of that of the config, with its tokenizer: "hf:NAME", a model on the Hugging
     Face hub, or a folder with its files (config.json, the tokenizer, weights). Its weights are where training

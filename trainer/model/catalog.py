@@ -60,6 +60,7 @@ def check_teacher(model: Model) -> None:
     """Raises InputError for a teacher or weights of it that cannot be used, as the functions below do."""
     if model.teacher is None:
         return
+    check_same_teacher(model)
     teacher = teacher_of(model)
     try:
         check_model(teacher.name)
@@ -68,6 +69,16 @@ def check_teacher(model: Model) -> None:
     except InputError as error:
         said = str(error).replace("model.pretrained", "model.teacher_pretrained")
         raise InputError(said.replace("model.name", "model.teacher")) from None
+
+
+def check_same_teacher(model: Model) -> None:
+    """Raises InputError if the teacher's weights may be others at the run's next start."""
+    given = model.teacher_pretrained or ""
+    if is_weights(given) and (now := checkpoint_folder(given)) != Path(given):
+        raise InputError(
+            f"model.teacher_pretrained: {given} stands for another checkpoint once its run has one, and a "
+            f"teacher must be the same at every start: name a checkpoint, such as {now}"
+        )
 
 
 def weights_file(pretrained: str) -> str:
