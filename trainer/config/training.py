@@ -126,8 +126,10 @@ class Model(Section):
     and batch norm, and more memory: one copy of the gradients. No GPU has run it yet."""
     kernels: Annotated[Literal["fast", "plain"], MAY_CHANGE] = "fast"
     """fast: replace attention, layer norms and the handling of captions by forms that compute the same with
-    less memory and fewer kernels; the log names them. On a GPU also fuse the loss in tiles, with its products
-    in TF32 under half precision. plain: open_clip's own modules, and nothing of that."""
+    less memory and fewer kernels; the log names them. On a GPU also cut images into patches by a matrix
+    product, fuse transformer blocks in Triton in half precision (without `compile`), and fuse the loss in
+    tiles, with its products in TF32 under half precision. plain: open_clip's own modules, and nothing of
+    that."""
     channels_last: Annotated[bool | None, MAY_CHANGE] = None
     """Use the channels-last memory layout for images and convolutions. None: on for convolutional image
     towers on a GPU."""
