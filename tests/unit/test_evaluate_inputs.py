@@ -27,7 +27,8 @@ from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, class_names
 from trainer.evaluate.rank import evaluate
 from trainer.model.build import build_model, untrained
-from trainer.model.catalog import check_init, check_pretrained, weights_file
+from trainer.model.catalog import check_init, check_pretrained, check_tag, check_teacher, weights_file
+from trainer.model.teacher import build_teacher
 from trainer.run import checkpoints
 from trainer.run.best import BEST
 from trainer.run.checkpoints import TrainedModel, find_trained
@@ -122,6 +123,29 @@ def test_the_files_of_a_checkpoint_may_be_links(ours: Path, tmp_path: Path, alon
     assert weights_identity(job) == files.verify(newest)["files"]["model.pt"]
     (ours / "checkpoints" / "other.pt").touch()
     assert find_trained(str(ours / "checkpoints" / "other.pt")).model == "ViT-B-32"
+
+
+def test_a_teacher_is_a_checkpoint_and_no_run_that_goes_on(ours: Path, alone: Comm) -> None:
+    (ours / "checkpoints" / BEST).write_text(
+        json.dumps({"step": 9, "metric": "zero_shot_top1", "value": 0.5})
+    )
+    for given, step in (("", 10), ("best", 9)):
+        job = tiny_job(model={"teacher": VIT, "teacher_pretrained": str(ours / given)})
+        with pytest.raises(InputError, match=f"every start: name a checkpoint, such as .*{step:08d}"):
+            check_teacher(job.model)
+        with pytest.raises(InputError, match=r"model\.teacher_pretrained: "):
+            build_teacher(job, plan(job, 1), alone, untrained(tiny_job()))
+    check_teacher(Model(teacher=VIT, teacher_pretrained=str(ours / "checkpoints" / "step-00000010")))
+
+
+def test_a_name_without_a_slash_is_a_tag_whatever_the_current_folder_has(
+    ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ours.parent)
+    assert weights_file(ours.name) == ours.name
+    assert weights_file(f"./{ours.name}").endswith("step-00000010/model.pt")
+    with pytest.raises(InputError, match=f"no weights called '{ours.name}'.* write ./{ours.name}"):
+        check_tag("ViT-B-32", ours.name)
 
 
 def test_weights_of_others_take_their_model_from_open_clip_trains_parameters(tmp_path: Path) -> None:

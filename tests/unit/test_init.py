@@ -84,15 +84,38 @@ def test_the_job_follows_the_table_part_of_which_is_held_out(tmp_path: Path) -> 
     assert (tmp_path / "captions-held-out.csv").read_text().splitlines()[0] == "image,caption,more"
 
 
-def test_tables_that_are_there_are_replaced_by_force_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_a_table_that_is_there_is_never_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], force: tuple[str, ...]
 ) -> None:
     own = str(flowers(tmp_path / "flowers", 200))
     (tmp_path / "captions-train.csv").write_text("mine")
-    assert main(["init", "--preset", "laptop", "--data", own, str(tmp_path / "job.toml")]) == 2
-    assert "captions-train.csv exists already" in capsys.readouterr().err
+    assert main(["init", "--preset", "laptop", "--data", own, str(tmp_path / "job.toml"), *force]) == 2
+    assert "captions-train.csv exists already with other rows" in capsys.readouterr().err
     assert (tmp_path / "captions-train.csv").read_text() == "mine"
     assert not (tmp_path / "job.toml").exists()
+
+
+def test_the_users_own_table_stays_whole_however_often_it_is_cut(tmp_path: Path) -> None:
+    folder = flowers(tmp_path / "flowers", 200)
+    table = (folder / "captions.csv").rename(folder / "dogs-train.csv")
+    before = table.read_text()
+    for _ in range(2):
+        job = written(folder, "--preset", "laptop", "--data", str(table))
+        assert job.data.train == (str(folder / "dogs-train-train.csv"),)
+        assert table.read_text() == before
+    assert main(["init", "--preset", "laptop", "--data", str(table), str(table), "--force"]) == 2
+    assert table.read_text() == before
+
+
+def test_addresses_of_images_are_cut_as_they_are(tmp_path: Path) -> None:
+    table = tmp_path / "web" / "birds.csv"
+    table.parent.mkdir()
+    rows = [f"https://x.org/a/{number}.jpg,a bird" for number in range(100)]
+    table.write_text("\n".join(["image,caption", *rows]))
+    written(tmp_path, "--preset", "laptop", "--data", str(table))
+    parts = [(tmp_path / f"birds-{part}.csv").read_text().splitlines()[1:] for part in ("train", "held-out")]
+    assert sorted([*parts[0], *parts[1]]) == sorted(rows)
 
 
 @pytest.mark.parametrize("preset", preset_names())

@@ -296,6 +296,8 @@ def test_the_number_of_longer_is_checked_where_nobody_knows_the_steps(
     assert not started
     assert main(["resume", str(its), "--longer", "epochs=3"]) == 0
     assert "the run goes on to 3 epochs" in capsys.readouterr().err
+    assert main(["resume", str(its), "--shorter", "epochs=1"]) == 0
+    assert "the run ends at 1 epoch" in capsys.readouterr().err
 
 
 def test_a_run_that_is_made_shorter_decays_from_where_it_is(

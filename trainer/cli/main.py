@@ -223,7 +223,7 @@ Examples:
     help="Take --data and --held-out as they are, if only the cluster's nodes see them.",
 )
 @click.option("--list", "list_only", is_flag=True, help="List the presets and write nothing.")
-@click.option("--force", is_flag=True, help="Replace JOB if it exists.")
+@click.option("--force", is_flag=True, help="Replace JOB if it exists; tables are never replaced.")
 def init(
     job_path: Path,
     preset: str | None,
@@ -243,6 +243,7 @@ def init(
             click.echo(fit_to(sys.stdout, f"{name:<12}{preset_summary(name)}"))
         return
     from trainer.cli.init import ask, job_text, wishes_of
+    from trainer.cli.own_data import unwritten
 
     if preset is not None:
         wishes = wishes_of(preset, data, held_out, job_path, here=not no_data)
@@ -254,11 +255,9 @@ def init(
             f"no preset is chosen: give --preset with one of {', '.join(preset_names())}; `clipship init "
             "--list` describes them"
         )
-    tables = wishes.own.tables if wishes.own else {}
-    for path in (job_path, *tables):
-        check_free(path, force=force)
-    for path, text in tables.items():
-        write_job_file(path, text, force=force)
+    check_free(job_path, force=force)
+    for path, text in unwritten(wishes.own.tables if wishes.own else {}).items():
+        write_job_file(path, text, force=False)
         say(f"wrote {path}")
     write_job_file(job_path, schema_line() + job_text(wishes, job_path), force=force)
     click.echo(f"wrote {job_path}; next: {paste('clipship', 'check', job_path)}", err=True)

@@ -105,7 +105,8 @@ def with_length(job_path: Path, overrides: Sequence[str], length: NewLength) -> 
     old, new = (_steps(each, samples) for each in (before, job))
     if old is None or new is None:  # epochs of a run without a checkpoint, whose data nobody has counted
         _check_epochs(before, length, folder)
-        return Lengthened(overrides, f"the run goes on to {many(int(length.number), length.unit[:-1])}")
+        verb = "goes on to" if length.option == "longer" else "ends at"
+        return Lengthened(overrides, f"the run {verb} {many(int(length.number), length.unit[:-1])}")
     _check(old, new, done, length, folder)
     if length.option == "longer":
         return Lengthened(overrides, _longer_curve(before, job, done, old, new))

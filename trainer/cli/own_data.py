@@ -5,6 +5,7 @@ import io
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,8 +63,9 @@ def own_data(pattern: str, held_out: str, job_path: Path, *, here: bool = True) 
 
     folder = job_path.parent
     files = expand_shards([_path(pattern, folder)])
-    if asked:
-        expand_shards([_path(each, folder) for each in asked])
+    others = expand_shards([_path(each, folder) for each in asked]) if asked else []
+    if job_path.exists() and any(os.path.samefile(job_path, file) for file in (*files, *others)):
+        raise InputError(f"{job_path} is a file of the data: give the job file another name")
     if not find_spec("numpy"):  # of a login node, which counts no samples
         return OwnData((pattern,), asked, name=name)
     try:
@@ -100,6 +102,26 @@ def run_name(pattern: str, job_path: Path) -> str:
         if plain and plain not in _EVERYONES and not re.search(r"[*?{]|^[\d_-]+$", part):
             return plain[:60]
     return ""
+
+
+def unwritten(tables: Mapping[Path, str]) -> dict[Path, str]:
+    """Returns the tables that are not there yet. Raises InputError for one that is there with other rows.
+
+    Nothing tells a table that an earlier `init` cut from one of the user's own, so none is ever replaced.
+    """
+    for path, text in tables.items():
+        if os.path.lexists(path) and not _has(path, text):
+            raise InputError(
+                f"{path} exists already with other rows, and --force replaces the job file alone: if nobody "
+                "needs it, remove it; or give a job file in another folder, which the tables lie beside"
+            )
+    return {path: text for path, text in tables.items() if not os.path.lexists(path)}
+
+
+def _has(path: Path, text: str) -> bool:
+    with suppress(OSError):
+        return path.is_file() and path.read_bytes() == text.encode()
+    return False
 
 
 def _path(pattern: str, folder: Path) -> str:
@@ -153,12 +175,14 @@ def _in_a_row(numbers: Sequence[int]) -> bool:
 
 def _cut_table(path: Path, job_path: Path, name: str, pattern: str) -> OwnData:
     """Returns a table in two parts, beside the job file; the rows of an image stay together."""
+    from trainer.data.image_cells import is_url
     from trainer.data.tables import TableColumns, read_table
 
     table = read_table(path, TableColumns(), keep_others=True)
     rows: dict[str, list[int]] = {}
     for row in range(len(table.rows)):
-        rows.setdefault(os.path.normpath(table.images[row]), []).append(row)
+        image = table.images[row]
+        rows.setdefault(image if is_url(image) else os.path.normpath(image), []).append(row)
     images = list(rows.values())
     count = min(len(images) // _SHARE, _MOST) if len(images) >= _FEWEST else 0
     if not count:
@@ -167,9 +191,8 @@ def _cut_table(path: Path, job_path: Path, name: str, pattern: str) -> OwnData:
     parts: dict[str, list[int]] = {"train": [], "held-out": []}
     for place, of_image in enumerate(images):
         parts["held-out" if place in chosen else "train"] += of_image
-    stem = path.stem.removesuffix("-train")
     written = {
-        job_path.parent / f"{stem}-{part}.csv": _text(table, sorted(of_part), job_path.parent)
+        job_path.parent / f"{path.stem}-{part}.csv": _text(table, sorted(of_part), job_path.parent)
         for part, of_part in parts.items()
     }
     train, held_out = (file.name for file in written)
@@ -179,13 +202,15 @@ def _cut_table(path: Path, job_path: Path, name: str, pattern: str) -> OwnData:
 
 def _text(table: "Table", rows: Sequence[int], folder: Path) -> str:
     """Returns rows of a table as the text of a table in `folder`."""
+    from trainer.data.image_cells import is_url
+
     file = io.StringIO()
     others = list(table.others[0]) if table.others else []
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["image", "caption", *others])
     for row in rows:
         image = table.images[row]
-        if not os.path.isabs(image):
+        if not is_url(image) and not os.path.isabs(image):
             image = os.path.relpath(table.image_path(row), folder)
         more = [table.others[row][name] for name in others]
         writer.writerow([image, table.captions[0][row], *more])

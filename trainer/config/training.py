@@ -62,7 +62,8 @@ class Model(Section):
     knows, or the path of a config file. It must take the same images and captions, stays as it is, and is in
     no checkpoint. Each rank has all of it."""
     teacher_pretrained: Annotated[Text | None, JobPath(when=is_weights)] = None
-    """Weights of the teacher, as for `pretrained`."""
+    """Weights of the teacher, as for `pretrained`, but no run folder and no RUN/best: name one of its
+    checkpoints. Every start loads them, and a run folder stands for another checkpoint as it grows."""
     text: Annotated[Text | None, JobPath("folder", when=is_text_folder)] = None
     """Text tower in place of that of the config, with its tokenizer: "hf:NAME", a model on the Hugging
     Face hub, or a folder with its files (config.json, the tokenizer, weights). Its weights are where training
@@ -125,8 +126,10 @@ class Model(Section):
     and batch norm, and more memory: one copy of the gradients. No GPU has run it yet."""
     kernels: Annotated[Literal["fast", "plain"], MAY_CHANGE] = "fast"
     """fast: replace attention, layer norms and the handling of captions by forms that compute the same with
-    less memory and fewer kernels; the log names them. On a GPU also fuse the loss in tiles, with its products
-    in TF32 under half precision. plain: open_clip's own modules, and nothing of that."""
+    less memory and fewer kernels; the log names them. On a GPU also cut images into patches by a matrix
+    product, fuse transformer blocks in Triton in half precision (without `compile`), and fuse the loss in
+    tiles, with its products in TF32 under half precision. plain: open_clip's own modules, and nothing of
+    that."""
     channels_last: Annotated[bool | None, MAY_CHANGE] = None
     """Use the channels-last memory layout for images and convolutions. None: on for convolutional image
     towers on a GPU."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.checkpoint.weights_kind import check_kind
 from trainer.config import Model
+from trainer.config.training import is_weights
 from trainer.errors import InputError
 from trainer.model.config_keys import check_keys
 from trainer.model.tags import clean_tag, has_tags, known_tags
@@ -59,6 +60,7 @@ def check_teacher(model: Model) -> None:
     """Raises InputError for a teacher or weights of it that cannot be used, as the functions below do."""
     if model.teacher is None:
         return
+    check_same_teacher(model)
     teacher = teacher_of(model)
     try:
         check_model(teacher.name)
@@ -69,20 +71,33 @@ def check_teacher(model: Model) -> None:
         raise InputError(said.replace("model.name", "model.teacher")) from None
 
 
+def check_same_teacher(model: Model) -> None:
+    """Raises InputError if the teacher's weights may be others at the run's next start."""
+    given = model.teacher_pretrained or ""
+    if is_weights(given) and (now := checkpoint_folder(given)) != Path(given):
+        raise InputError(
+            f"model.teacher_pretrained: {given} stands for another checkpoint once its run has one, and a "
+            f"teacher must be the same at every start: name a checkpoint, such as {now}"
+        )
+
+
 def weights_file(pretrained: str) -> str:
     """Returns the weights file of a checkpoint or a run of ours, which is a folder; anything else unchanged.
 
-    A run folder stands for its newest checkpoint, RUN/best for the best one.
+    A run folder stands for its newest checkpoint, RUN/best for the best one. A name that is no path, such as
+    a tag, never does, whatever the current folder has.
     """
+    if not is_weights(pretrained):
+        return pretrained
     folder = checkpoint_folder(pretrained)
     return str(folder / WEIGHTS) if os.path.isfile(folder / MANIFEST) else pretrained
 
 
 def check_pretrained(pretrained: str | None) -> None:
     """Raises InputError if `pretrained` is a path to weights that cannot be read."""
-    file = weights_file(pretrained or "")
-    if not pretrained or "/" not in pretrained:
+    if not is_weights(pretrained or ""):
         return
+    file = weights_file(str(pretrained))
     if os.path.isdir(file):
         raise InputError(
             f"model.pretrained: {file} is a folder without {MANIFEST}: "
@@ -141,21 +156,19 @@ def check_tag(name: str, tag: str | None) -> None:
 
     Other tags are open_clip's to check.
     """
-    if not tag or "/" in tag or os.path.exists(tag) or name.startswith((HUB, FOLDER)):
+    if not tag or is_weights(tag) or name.startswith((HUB, FOLDER)):
         return
     known = known_tags(_plain(name))
     if clean_tag(tag) in known or not (known or _has_no_tags(name)):
         return
+    path = f"For a file or a run folder, write ./{tag}"
     if not known:
         raise InputError(
-            f"model.pretrained: open_clip has no weights for {name}, so none called {tag!r}; for a file, "
-            "give its path"
+            f"model.pretrained: open_clip has no weights for {name}, so none called {tag!r}. {path}"
         )
     near = difflib.get_close_matches(clean_tag(tag), known, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}."
-    raise InputError(
-        f"model.pretrained: {name} has no weights called {tag!r}; {hint} For a file, give its path"
-    )
+    raise InputError(f"model.pretrained: {name} has no weights called {tag!r}; {hint} {path}")
 
 
 def _has_no_tags(name: str) -> bool:

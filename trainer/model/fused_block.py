@@ -22,7 +22,8 @@ from trainer.config import Model
 from trainer.model.host_compiler import missing_parts
 from trainer.model.rounding import rounded
 
-_QUICK = 1.702
+QUICK = 1.702
+"""Factor in the sigmoid of OpenAI's GELU."""
 _LANES = (32, 64)
 """Values of a head for which attention is fused: tiles of 128 fit the shared memory of few GPUs."""
 _CLOSE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
@@ -77,8 +78,8 @@ def _norm_backward(
 def _gelu_backward(grad: Tensor, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     wide = _wide(x)
     if kind == "quick":
-        gate = torch.sigmoid(_QUICK * wide)
-        out = _wide(grad) * gate * (1 + _QUICK * wide * (1 - gate))
+        gate = torch.sigmoid(QUICK * wide)
+        out = _wide(grad) * gate * (1 + QUICK * wide * (1 - gate))
     else:
         out = torch.ops.aten.gelu_backward(_wide(grad), wide, approximate=kind)
     short = out.to(x.dtype)
@@ -192,7 +193,7 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, ops: BlockOps, x: Tensor, bias: Tensor, kind: str) -> Tensor:
         ctx.save_for_backward(x)
         ctx.ops, ctx.kind, ctx.dtype = ops, kind, bias.dtype
-        return torch.sigmoid(_QUICK * x).mul_(x) if kind == "quick" else F.gelu(x, approximate=kind)
+        return torch.sigmoid(QUICK * x).mul_(x) if kind == "quick" else F.gelu(x, approximate=kind)
 
     @staticmethod
     @once_differentiable

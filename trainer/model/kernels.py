@@ -44,6 +44,7 @@ from torch.nn import functional as F
 from trainer.config import Model
 from trainer.model.caption_length import CaptionLength
 from trainer.model.fused_block import (
+    QUICK,
     BlockOps,
     BlockParts,
     attended,
@@ -56,7 +57,6 @@ from trainer.model.rounding import rounded
 from trainer.text.wording import many
 
 _POOLED = ("argmax", "eos")
-_QUICK = 1.702
 _HALF = ("bf16", "fp16")
 _RANDOM = (nn.Dropout, DropPath)
 _COLOURS = 3
@@ -243,7 +243,7 @@ _HALF_NORMS = (_LayerNorm, _LayerNormFp32)
 class _QuickGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        scaled = _QUICK * x
+        scaled = QUICK * x
         ctx.save_for_backward(scaled)
         return scaled.sigmoid().mul_(x)
 

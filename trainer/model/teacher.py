@@ -17,7 +17,7 @@ from trainer.config import Job, Precision
 from trainer.config.batch_plan import BatchPlan
 from trainer.errors import InputError
 from trainer.model.build import Clip, build_model
-from trainer.model.catalog import teacher_of
+from trainer.model.catalog import check_same_teacher, teacher_of
 from trainer.model.kernels import Kernels
 from trainer.model.loss import Gather
 from trainer.model.outputs import features
@@ -47,6 +47,7 @@ def build_teacher(job: Job, plan: BatchPlan, comm: Comm, student: Clip) -> Teach
     """
     if job.model.teacher is None:
         return None
+    check_same_teacher(job.model)
     own = job.model_copy(update={"model": teacher_of(job.model)})
     # It is never in training mode: no statistics are computed, of one micro-batch or of several.
     clip = build_model(own, replace(plan, accumulation=1), comm)
