@@ -393,10 +393,11 @@ class Members:
             self._damaged(end, _actual_format(start) or str(error))
 
     def _damaged(self, end: int, problem: str) -> None:
-        if not end:
-            self.damage = f"not a readable tar file: {problem}. Shards are uncompressed tar files"
-            return
         known = self._size < math.inf
+        if not end:
+            advice = ". Shards are uncompressed tar files" if known else ""  # streams may be compressed
+            self.damage = f"not a readable tar file: {problem}{advice}"
+            return
         self.end, self.bytes_behind = end, max(0, int(self._size) - end) if known else 0
         at = min(end, self._size if known else self._file.tell())
         self.damage = f"damaged or cut off at byte {at}: the samples behind it are lost"
