@@ -111,6 +111,21 @@ def test_captions_of_tables_are_read_without_their_images(tmp_path: Path, name: 
     assert first.lengths.cut_share == 0.5
 
 
+@pytest.mark.parametrize(
+    ("short", "long", "advised"),
+    [(49, 1, 32), (1, 1, 32), (0, 1, 32), (98, 2, 32), (97, 3, 32), (980, 20, 32)],
+)
+def test_the_length_that_is_advised_takes_the_captions(short: int, long: int, advised: int) -> None:
+    lengths = CaptionLengths(16, len, [SHORT] * short + ["x" * 30] * long)
+    assert f"set model.context_length = {advised} for 99 % of them" in lengths.warning()
+    assert CaptionLengths(advised, len, ["x" * 30]).warning() == ""
+
+
+def test_a_hundredth_of_captions_may_be_longer_than_the_length_that_is_advised() -> None:
+    lengths = CaptionLengths(16, len, [SHORT] * 900 + ["x" * 20] * 90 + ["x" * 70] * 10)
+    assert "set model.context_length = 24 for" in lengths.warning()
+
+
 def test_a_run_says_it_once_when_it_has_seen_enough(caplog: pytest.LogCaptureFixture) -> None:
     def said() -> list[str]:
         return [record.levelname for record in caplog.records]
