@@ -46,9 +46,7 @@ class CaptionLengths:
         """Returns a sentence if too many captions lose their end, and what to do; else an empty text."""
         if self.cut_share <= MOST_CUT or text_mask is not None:
             return ""
-        whole = sorted(self.tokens)[
-            -1 - int(MOST_CUT * len(self.tokens))
-        ]  # above `most`, as more are cut
+        whole = sorted(self.tokens)[-1 - int(MOST_CUT * len(self.tokens))]  # above `most`, as more are cut
         return (
             f"{self.cut_share:.0%} of the captions have more than the {self.most} tokens that the model "
             f"takes and lose their end: set model.context_length = {-(-whole // 8) * 8} for 99 % of them "
