@@ -179,13 +179,32 @@ def test_a_stream_names_what_a_shard_names(tmp_path: Path) -> None:
 def test_a_stream_of_images_first_and_texts_behind_is_told_to_be_sorted(tmp_path: Path) -> None:
     halves = [packed(key, **{ending: b"x"}) for ending in ("jpg", "txt") for key in "ab"]
     found = source(pipe(tmp_path, "0", *halves))
-    for _ in range(4):
+    for _ in range(2):
         with pytest.raises(BadSample):
             found.read(0)
     with pytest.raises(
-        InputError, match=r"Found \.jpg \(2\), \.txt \(2\).* tar --sort=name puts them together"
-    ):
+        InputError,
+        match=r"Found \.jpg \(2\), \.txt \(2\).* 2 with image and .*tar --sort=name puts them together",
+    ) as ended:
         found.read(0)
+    assert not isinstance(ended.value, BadSample)
+
+
+@pytest.mark.parametrize("order", [("jpg", "txt"), ("txt", "jpg")])
+@pytest.mark.parametrize(("most", "count"), [(100, 6), (1, 11)])
+def test_halves_that_lie_apart_are_one_bad_sample_as_in_a_shard(
+    order: tuple[str, ...], most: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.streams._KEYS", most)
+    halves = [packed(key, **{ending: b"x"}) for ending in order for key in "abcde"]
+    found = source(pipe(tmp_path, "0", *halves, packed("mute", jpg=b"x"), packed("last")))
+    for _ in range(count):
+        with pytest.raises(BadSample):
+            found.read(0)
+    assert found.read(0).key == "last"
+    if most == 100:
+        shards = open_shards([f"{tmp_path}/0.tar"], ("jpg",), "txt", "captions")
+        assert shards.left_out.count == count
 
 
 def test_a_stream_that_is_no_tar_is_named_and_asked_once() -> None:

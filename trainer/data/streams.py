@@ -5,7 +5,7 @@ Samples come in the stream's own order. Nothing is read by offset, so less is pr
 """
 
 import errno
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import chain, count, islice
 from random import Random
@@ -20,7 +20,7 @@ from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, RawSample, Sourc
 from trainer.data.sample_counts import check_streams
 from trainer.data.shards import nothing_usable
 from trainer.data.stream_tar import StreamMembers
-from trainer.data.tar import Member, Selection, grouped, judged_group
+from trainer.data.tar import Flaw, Member, Selection, apart, grouped, halves_of, judged_group
 from trainer.errors import InputError, StorageError
 from trainer.text.wording import many
 
@@ -32,6 +32,8 @@ _NO_FAILURES = (0, 141, -13)
 """Exit codes of a command that ended well, or wrote on when nobody read it any more (SIGPIPE)."""
 _KEPT = 1000
 """Largest number of samples that wait to be drawn; they are in memory, encoded."""
+_KEYS = 100_000
+"""Largest number of keys whose other half may still come: some 20 MB."""
 
 
 class StreamSource:
@@ -150,6 +152,8 @@ class _Content:
         self._most_bytes, self._captions = most_bytes, captions
         self._endings: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
+        self._halves: OrderedDict[str, str] = OrderedDict()
+        """Causes of the last keys that have an image or a text alone."""
         self.damage: BadSample | None = None
         """Says why the stream could not be read to its end; set after the last sample."""
         self.failure = ""
@@ -166,7 +170,8 @@ class _Content:
             found = judged_group(key, group, self._selection)
             self._endings.update(found.endings)
             for flaw in found.flaws:
-                if not members.damage or flaw.key != key:  # the missing member may be behind the damage
+                # The missing member may be behind the damage.
+                if (not members.damage or flaw.key != key) and not self._is_second_half(flaw):
                     self._left_out[flaw.cause] += 1
                     yield BadSample(self._stream, flaw.key, flaw.cause, flaw.cause)
             if found.image is not None and found.text is not None:
@@ -175,6 +180,19 @@ class _Content:
         if problem := "; ".join(filter(None, (members.damage, self.failure))):
             text = f"the stream cannot be read: {problem}"
             self.damage = BadSample(self._stream, "", "damaged stream", text)
+
+    def _is_second_half(self, flaw: Flaw) -> bool:
+        """Returns whether the other half of the sample came before, and counts the two as one sample."""
+        if flaw.cause not in halves_of(self._selection):
+            return False
+        if (before := self._halves.setdefault(flaw.key, flaw.cause)) != flaw.cause:
+            if before != (cause := apart(self._selection)):
+                self._left_out.update({before: -1, cause: 1})
+                self._halves[flaw.key] = cause
+            return True
+        if len(self._halves) > _KEYS:
+            self._halves.popitem(last=False)
+        return False
 
     def _sample(self, key: str, image: Member, text: Member) -> RawSample | BadSample:
         try:

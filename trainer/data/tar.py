@@ -312,6 +312,11 @@ class _Parts(NamedTuple):
         return max(of_kinds, key=len)
 
 
+def halves_of(selection: Selection) -> tuple[str, str]:
+    """Returns the causes of keys that have a text alone, and an image alone."""
+    return "no image", f"no .{selection.text}"
+
+
 def apart(selection: Selection) -> str:
     """Returns the cause of samples whose image and text do not follow each other."""
     return f"image and .{selection.text} do not follow each other: tar --sort=name puts them together"
@@ -319,7 +324,7 @@ def apart(selection: Selection) -> str:
 
 def _apart(flaws: list[Flaw], selection: Selection) -> list[Flaw]:
     """Returns the flaws with one for each key of which image and text are in different places of the tar."""
-    halves = ("no image", f"no .{selection.text}")
+    halves = halves_of(selection)
     without = [{flaw.key for flaw in flaws if flaw.cause == half} for half in halves]
     both = without[0] & without[1]
     if not both:
