@@ -327,8 +327,8 @@ def _check_swallowed(
     for number, row in rows:
         ending = _ending(_cell(row, image))
         for lines in (cell.splitlines()[1:] for cell in row if ending and "\n" in cell):
-            parts = [parts for line in lines if len(parts := line.split(separator)) >= columns]
-            names = [name for of_line in parts if _ending(name := of_line[image].strip()) == ending]
+            like_rows = (parts for line in lines if len(parts := line.split(separator)) >= columns)
+            names = [name for cells in like_rows if _ending(name := cells[image].strip()) == ending]
             plain = sum(len(name.split()) == 1 for name in names)
             if plain > 1 or any(os.path.isfile(local_path(str(path.parent), name)) for name in names):
                 swallowing.append(number)
