@@ -17,7 +17,7 @@ from trainer.cli.describe import describe
 from trainer.cli.main import main
 from trainer.config import Data, Model
 from trainer.data.caption_lengths import CaptionLengths, CaptionMonitor, counter_of
-from trainer.data.mojibake import as_gbk
+from trainer.data.mojibake import as_gbk, gbk_warning
 from trainer.data.shard_files import write_shards
 from trainer.data.tokens import quick
 from trainer.model.light_tokenizer import lengths_for
@@ -111,6 +111,21 @@ def test_captions_of_tables_are_read_without_their_images(tmp_path: Path, name: 
     assert first.lengths.cut_share == 0.5
 
 
+@pytest.mark.parametrize(
+    ("short", "long", "advised"),
+    [(49, 1, 32), (1, 1, 32), (0, 1, 32), (98, 2, 32), (97, 3, 32), (980, 20, 32)],
+)
+def test_the_length_that_is_advised_takes_the_captions(short: int, long: int, advised: int) -> None:
+    lengths = CaptionLengths(16, len, [SHORT] * short + ["x" * 30] * long)
+    assert f"set model.context_length = {advised} for 99 % of them" in lengths.warning()
+    assert CaptionLengths(advised, len, ["x" * 30]).warning() == ""
+
+
+def test_a_hundredth_of_captions_may_be_longer_than_the_length_that_is_advised() -> None:
+    lengths = CaptionLengths(16, len, [SHORT] * 900 + ["x" * 20] * 90 + ["x" * 70] * 10)
+    assert "set model.context_length = 24 for" in lengths.warning()
+
+
 def test_a_run_says_it_once_when_it_has_seen_enough(caplog: pytest.LogCaptureFixture) -> None:
     def said() -> list[str]:
         return [record.levelname for record in caplog.records]
@@ -146,11 +161,13 @@ def test_gbk_that_is_valid_utf_8_is_found(text: str, tmp_path: Path) -> None:
     read = text.encode("gbk").decode()
     assert as_gbk(read) == text
     path = tmp_path / "t.csv"
-    path.write_bytes(f"image,caption\ngone.jpg,a dog\ngone.jpg,{text}\n".encode("gbk"))
+    rows = ["image,caption", "gone.jpg,a dog", *[f"gone.jpg,{text}"] * 3]
+    path.write_bytes("\n".join(rows).encode("gbk"))
     data = {"format": "auto", "train": (str(path),)}
     (warning,) = FirstSamples(tiny_job(data=data)).warnings()
-    assert warning.endswith(
-        f'seems to be "{text}" in GBK, which is also valid UTF-8: set data.encoding = "gb18030"'
+    assert warning == (
+        f'3 of 3 captions that are not ASCII, such as "{read}", seem to be GBK, which is also valid UTF-8 '
+        f'("{text}"): set data.encoding = "gb18030"'
     )
     assert not list(FirstSamples(tiny_job(data={**data, "encoding": "gb18030"})).warnings())
 
@@ -158,7 +175,16 @@ def test_gbk_that_is_valid_utf_8_is_found(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["naïve café, Ångström", "собака бежит", "σκύλος", "כלב רץ", "كلب", "một con chó đang chạy", "50 µm, 3 Ω",
-     "一只狗", "“quotes”", "Ελλάδα и Россия", "e\u0301te\u0301"],
+     "一只狗", "“quotes”", "Ελλάδα и Россия", "e\u0301te\u0301",
+     "I don\u00e2\u0080\u0099t know", "caf\u00c3\u00a9 \u00e2\u0080\u0094 \u00ce\u00b1"],
 )  # fmt: skip
 def test_other_writing_is_not_taken_for_it(text: str) -> None:
     assert as_gbk(text) is None
+
+
+def test_few_odd_captions_do_not_change_how_all_are_read() -> None:
+    odd = "学习".encode("gbk").decode()
+    assert not gbk_warning([odd] * 2, "utf-8")
+    assert gbk_warning([odd] * 3 + ["a dog"] * 1000, "utf-8").startswith("3 of 3 captions")
+    assert not gbk_warning([odd] * 3 + ["café"] * 300, "utf-8")
+    assert not gbk_warning(["I don\u00e2\u0080\u0099t know"] * 9 + ["café"] * 9, "utf-8")

@@ -18,7 +18,7 @@ from trainer.data.shards import open_shards
 from trainer.data.streams import StreamSource, loader_processes, open_streams
 from trainer.data.synthetic import SyntheticSource
 from trainer.data.tar import Selection
-from trainer.errors import InputError
+from trainer.errors import InputError, StorageError
 
 SELECTION = Selection(("jpg",), "txt")
 
@@ -117,11 +117,42 @@ def test_what_a_command_wrote_before_it_failed_is_used_and_the_failure_named(tmp
 def test_one_stream_that_never_gives_a_sample_ends_the_run_beside_others(tmp_path: Path) -> None:
     found = source(pipe(tmp_path, "a", packed("a")), "pipe:false", pipe(tmp_path, "b", packed("b")))
     assert found.read(0).key == "a"
-    with pytest.raises(BadSample):
+    with pytest.raises(StorageError, match=r"pipe:false: cannot be read after 3 attempts .*exit code 1"):
         found.read(0)
-    with pytest.raises(InputError, match=r"pipe:false: .*exit code 1") as ended:
+
+
+def test_a_command_that_fails_once_is_tried_again(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    second = pipe(tmp_path, "b", packed("b")).removeprefix("pipe:")
+    found = source(
+        pipe(tmp_path, "a", packed("a")), f"pipe:if [ -e {flag} ]; then rm {flag}; exit 1; else {second}; fi"
+    )
+    for _ in range(2):
+        flag.touch()
+        assert keys(found, 2) == ["a", "b"]
+
+
+def test_a_command_that_fails_for_long_is_a_bad_sample_and_for_all_streams_the_end(tmp_path: Path) -> None:
+    found = source(pipe(tmp_path, "a", packed("a")), pipe(tmp_path, "b", packed("b")) + " 2>/dev/null")
+    assert keys(found, 2) == ["a", "b"]
+    (tmp_path / "b.tar").unlink()
+    assert found.read(0).key == "a"
+    with pytest.raises(BadSample, match=r"b\.tar' 2>/dev/null: cannot be read after 3 .*exit code 1") as bad:
         found.read(0)
-    assert not isinstance(ended.value, BadSample)
+    assert str(bad.value).count("pipe:") == 1
+    alone = source(pipe(tmp_path, "c", packed("c")) + " 2>/dev/null")
+    assert alone.read(0).key == "c"
+    (tmp_path / "c.tar").unlink()
+    for kind in (BadSample, StorageError):
+        with pytest.raises(kind):
+            alone.read(0)
+
+
+def test_a_command_that_fails_after_bad_samples_alone_is_not_called_bad_input(tmp_path: Path) -> None:
+    found = source(pipe(tmp_path, "a", packed("mute", jpg=b"x")) + "; exit 3")
+    for kind in (BadSample, BadSample, StorageError):
+        with pytest.raises(kind):
+            found.read(0)
 
 
 def test_a_stream_names_what_a_shard_names(tmp_path: Path) -> None:
@@ -148,21 +179,43 @@ def test_a_stream_names_what_a_shard_names(tmp_path: Path) -> None:
 def test_a_stream_of_images_first_and_texts_behind_is_told_to_be_sorted(tmp_path: Path) -> None:
     halves = [packed(key, **{ending: b"x"}) for ending in ("jpg", "txt") for key in "ab"]
     found = source(pipe(tmp_path, "0", *halves))
-    for _ in range(4):
+    for _ in range(2):
         with pytest.raises(BadSample):
             found.read(0)
     with pytest.raises(
-        InputError, match=r"Found \.jpg \(2\), \.txt \(2\).* tar --sort=name puts them together"
-    ):
+        InputError,
+        match=r"Found \.jpg \(2\), \.txt \(2\).* 2 with image and .*tar --sort=name puts them together",
+    ) as ended:
         found.read(0)
+    assert not isinstance(ended.value, BadSample)
 
 
-@pytest.mark.parametrize("stream", ["pipe:false", "pipe:echo hello"])
-def test_a_command_that_fails_and_a_stream_that_is_no_tar_are_named_and_asked_once(stream: str) -> None:
-    found = source(stream)
-    for kind in (BadSample, InputError):
-        with pytest.raises(kind, match=f"{stream}: the stream cannot be read"):
+@pytest.mark.parametrize("order", [("jpg", "txt"), ("txt", "jpg")])
+@pytest.mark.parametrize(("most", "count"), [(100, 6), (1, 11)])
+def test_halves_that_lie_apart_are_one_bad_sample_as_in_a_shard(
+    order: tuple[str, ...], most: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.streams._KEYS", most)
+    halves = [packed(key, **{ending: b"x"}) for ending in order for key in "abcde"]
+    found = source(pipe(tmp_path, "0", *halves, packed("mute", jpg=b"x"), packed("last")))
+    for _ in range(count):
+        with pytest.raises(BadSample):
             found.read(0)
+    assert found.read(0).key == "last"
+    if most == 100:
+        shards = open_shards([f"{tmp_path}/0.tar"], ("jpg",), "txt", "captions")
+        assert shards.left_out.count == count
+
+
+def test_a_stream_that_is_no_tar_is_named_and_asked_once() -> None:
+    found = source("pipe:echo hello")
+    for kind in (BadSample, InputError):
+        with pytest.raises(
+            kind, match="pipe:echo hello: the stream cannot be read: not a readable tar"
+        ) as no:
+            found.read(0)
+        assert "uncompressed" not in str(no.value)
+    assert not isinstance(no.value, StorageError)
 
 
 def test_a_stream_that_is_cut_short_is_one_bad_sample(tmp_path: Path) -> None:

@@ -101,6 +101,15 @@ def test_a_quote_that_swallows_rows_is_named(tmp_path: Path) -> None:
     assert read(poem).captions == (("roses, red violets, blue",),)
 
 
+@pytest.mark.parametrize("line", ["see b.jpg, the second", "b.jpg, the second"])
+def test_a_caption_of_two_lines_that_names_an_image_is_no_swallowed_row(tmp_path: Path, line: str) -> None:
+    path = write(tmp_path / "t.csv", f'image,caption\na.jpg,"a poster:\n{line}"\nc.jpg,x\n')
+    assert read(path).captions == ((f"a poster: {line}", "x"),)
+    (tmp_path / "b.jpg").write_bytes(b"b")
+    if not line.startswith("see"):
+        assert "lines that look like rows in row 2" in refusal(path), "the image of the line is there"
+
+
 def test_columns_are_found_by_name_and_images_beside_the_table(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"pixels")
     table = write(tmp_path / "t.csv", f'id,caption, image \n1,"one, two",a.png\n2,other,{tmp_path}/a.png\n')

@@ -46,7 +46,7 @@ class CaptionLengths:
         """Returns a sentence if too many captions lose their end, and what to do; else an empty text."""
         if self.cut_share <= MOST_CUT or text_mask is not None:
             return ""
-        whole = sorted(self.tokens)[int((1 - MOST_CUT) * (len(self.tokens) - 1))]
+        whole = sorted(self.tokens)[-1 - int(MOST_CUT * len(self.tokens))]  # above `most`, as more are cut
         return (
             f"{self.cut_share:.0%} of the captions have more than the {self.most} tokens that the model "
             f"takes and lose their end: set model.context_length = {-(-whole // 8) * 8} for 99 % of them "
@@ -61,19 +61,22 @@ class CaptionMonitor:
     def __init__(self, lengths: CaptionLengths | None, captions: int, data: Data) -> None:
         """`captions` will come in all. With None, as tokens cannot be counted, nothing is said."""
         self._lengths, self._data = lengths, data
-        self._enough, self._odd = min(captions, CAPTIONS), ""
+        self._enough, self._first = min(captions, CAPTIONS), list[str]()
 
     def record(self, captions: Sequence[str]) -> None:
         """Counts the captions of a batch until there are enough of them."""
         if (lengths := self._lengths) is None:
             return
-        self._odd = self._odd or gbk_warning(captions, self._data.encoding)
-        lengths.add(captions[: self._enough - len(lengths.tokens)])
+        new = captions[: self._enough - len(lengths.tokens)]
+        self._first += new
+        lengths.add(new)
         if len(lengths.tokens) < self._enough:
             return
         self._lengths = None
         log.info("%-12s %s", "captions", lengths.text())
-        for warning in filter(None, [self._odd, lengths.warning(self._data.text_mask)]):
+        odd = gbk_warning(self._first, self._data.encoding)
+        self._first = []
+        for warning in filter(None, [odd, lengths.warning(self._data.text_mask)]):
             log.warning("%-12s %s", "captions", warning)
 
 

@@ -23,7 +23,7 @@ from trainer.data.sample import (
     all_filtered,
     check_bytes,
 )
-from trainer.data.tar import Rows, Selection, apart
+from trainer.data.tar import Rows, Selection, apart, halves_of
 from trainer.errors import InputError, StorageError
 from trainer.text.wording import many
 
@@ -210,7 +210,7 @@ def nothing_usable(
     most = Counter(endings).most_common(12)
     listed = ", ".join(f".{ending} ({count})" if ending else f"no ending ({count})" for ending, count in most)
     images = ", ".join("." + ending for ending in selection.images)
-    missing = ("no image", f"no .{selection.text}")
+    missing = halves_of(selection)
     advice = [f"{count} with {cause}" for cause, count in left_out.items() if cause not in missing]
     texts, pictures = selection.text.lower() in endings, {ending.lower() for ending in selection.images}
     if not advice and texts and pictures & set(endings):

@@ -4,9 +4,10 @@ Samples come in the stream's own order. Nothing is read by offset, so less is pr
 `PROMISES`. This module imports torch, as webdataset does.
 """
 
-from collections import Counter
+import errno
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import chain, count, islice
 from random import Random
 from typing import Any
 
@@ -14,12 +15,13 @@ from torch.utils.data import get_worker_info
 
 from trainer.config import STANDARD_INPUT
 from trainer.data.captions import LINES, CaptionReader
+from trainer.data.files import persistent
 from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, RawSample, Source, check_bytes
 from trainer.data.sample_counts import check_streams
 from trainer.data.shards import nothing_usable
 from trainer.data.stream_tar import StreamMembers
-from trainer.data.tar import Member, Selection, grouped, judged_group
-from trainer.errors import InputError
+from trainer.data.tar import Flaw, Member, Selection, apart, grouped, halves_of, judged_group
+from trainer.errors import InputError, StorageError
 from trainer.text.wording import many
 
 PROMISES = (
@@ -30,6 +32,8 @@ _NO_FAILURES = (0, 141, -13)
 """Exit codes of a command that ended well, or wrote on when nobody read it any more (SIGPIPE)."""
 _KEPT = 1000
 """Largest number of samples that wait to be drawn; they are in memory, encoded."""
+_KEYS = 100_000
+"""Largest number of keys whose other half may still come: some 20 MB."""
 
 
 class StreamSource:
@@ -84,30 +88,57 @@ class StreamSource:
     def _endless(self) -> Iterator[RawSample | BadSample]:
         """Yields the samples of this process's streams, one stream after the other, again and again.
 
-        A stream that cannot be read to its end is one bad sample. Raises InputError for a stream that has
-        never given a usable sample, and if a whole turn has none.
+        A stream that cannot be read to its end is one bad sample. Raises an error for a stream that has
+        never given a usable sample, and if a whole turn has none: StorageError if a command failed, else
+        InputError.
         """
         worker = get_worker_info()
         own = self._streams[worker.id :: worker.num_workers] if worker else self._streams
         gave: set[str] = set()
         for turn in count():
-            usable = 0
-            random = Random(f"{self._seed} {turn}")
-            for stream in own:
-                content = _Content(stream, self._selection, self._most_bytes, self._captions)
-                for sample in _shuffled(iter(content), self._window, random):
-                    if isinstance(sample, RawSample):
-                        usable += 1
-                        gave.add(stream)
-                    yield sample
-                if content.damage:
-                    yield content.damage
-                if stream == STANDARD_INPUT:
-                    raise InputError(content.damage or _ended(usable))
+            yield from self._turn(own, gave, Random(f"{self._seed} {turn}"))
+
+    def _turn(
+        self, streams: Sequence[str], gave: set[str], random: Random
+    ) -> Iterator[RawSample | BadSample]:
+        """Yields the samples of each stream once; `gave` has the streams that have given a usable one."""
+        usable, problem = 0, InputError()
+        for stream in streams:
+            try:
+                content, samples = self._opened(stream)
+            except StorageError as error:
                 if stream not in gave:
-                    raise InputError(content.damage or content.nothing_usable())
-            if not usable:
-                raise InputError(content.damage or content.nothing_usable())
+                    raise
+                problem = error
+                yield BadSample(stream, "", "damaged stream", str(error).removeprefix(f"{stream}: "))
+                continue
+            for sample in _shuffled(samples, self._window, random):
+                if isinstance(sample, RawSample):
+                    usable += 1
+                    gave.add(stream)
+                yield sample
+            if content.damage:
+                yield content.damage
+            if stream == STANDARD_INPUT:
+                raise InputError(content.damage or _ended(usable))
+            problem = content.problem()
+            if stream not in gave:
+                raise problem
+        if not usable:
+            raise problem
+
+    def _opened(self, stream: str) -> tuple["_Content", Iterator[RawSample | BadSample]]:
+        """Opens a stream, and again after some waits while its command fails before it gives a sample."""
+
+        def opened() -> tuple[_Content, Iterator[RawSample | BadSample]]:
+            content = _Content(stream, self._selection, self._most_bytes, self._captions)
+            samples = iter(content)
+            first = list(islice(samples, 1))
+            if not first and content.failure:
+                raise OSError(errno.EIO, content.failure)
+            return content, chain(first, samples)
+
+        return persistent(stream, opened)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_samples": None}
@@ -121,8 +152,12 @@ class _Content:
         self._most_bytes, self._captions = most_bytes, captions
         self._endings: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
+        self._halves: OrderedDict[str, str] = OrderedDict()
+        """Causes of the last keys that have an image or a text alone."""
         self.damage: BadSample | None = None
         """Says why the stream could not be read to its end; set after the last sample."""
+        self.failure = ""
+        """Says how its command failed; set after the last sample."""
 
     def __iter__(self) -> Iterator[RawSample | BadSample]:
         from webdataset.gopen import gopen, set_options
@@ -135,14 +170,29 @@ class _Content:
             found = judged_group(key, group, self._selection)
             self._endings.update(found.endings)
             for flaw in found.flaws:
-                if not members.damage or flaw.key != key:  # the missing member may be behind the damage
+                # The missing member may be behind the damage.
+                if (not members.damage or flaw.key != key) and not self._is_second_half(flaw):
                     self._left_out[flaw.cause] += 1
                     yield BadSample(self._stream, flaw.key, flaw.cause, flaw.cause)
             if found.image is not None and found.text is not None:
                 yield self._sample(key, found.image, found.text)
-        if problem := "; ".join(filter(None, (members.damage, _failure(pipe)))):
+        self.failure = _failure(pipe)
+        if problem := "; ".join(filter(None, (members.damage, self.failure))):
             text = f"the stream cannot be read: {problem}"
             self.damage = BadSample(self._stream, "", "damaged stream", text)
+
+    def _is_second_half(self, flaw: Flaw) -> bool:
+        """Returns whether the other half of the sample came before, and counts the two as one sample."""
+        if flaw.cause not in halves_of(self._selection):
+            return False
+        if (before := self._halves.setdefault(flaw.key, flaw.cause)) != flaw.cause:
+            if before != (cause := apart(self._selection)):
+                self._left_out.update({before: -1, cause: 1})
+                self._halves[flaw.key] = cause
+            return True
+        if len(self._halves) > _KEYS:
+            self._halves.popitem(last=False)
+        return False
 
     def _sample(self, key: str, image: Member, text: Member) -> RawSample | BadSample:
         try:
@@ -157,8 +207,10 @@ class _Content:
         except ValueError as error:
             return BadSample(self._stream, key, "bad captions", str(error))
 
-    def nothing_usable(self) -> str:
-        return nothing_usable(self._stream, self._endings, self._left_out, self._selection, "captions")
+    def problem(self) -> InputError:
+        """Returns the error of a stream without a usable sample; a later start may do better if it failed."""
+        text = nothing_usable(self._stream, self._endings, self._left_out, self._selection, "captions")
+        return (StorageError if self.failure else InputError)(self.damage or text)
 
 
 def _failure(pipe: Any) -> str:

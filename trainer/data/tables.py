@@ -319,15 +319,19 @@ def _check_lengths(path: Path, columns: int, rows: Sequence[NumberedRow]) -> Non
 def _check_swallowed(
     path: Path, columns: int, image: int, separator: str, rows: Sequence[NumberedRow]
 ) -> None:
-    """Raises InputError for cells in quotes that hold lines like rows, with an image as their row has one."""
-    swallowing = [
-        number
-        for number, row in rows
-        for cell in row
-        if "\n" in cell
-        for parts in [line.split(separator) for line in cell.splitlines()[1:]]
-        if len(parts) >= columns and _ending(parts[image]) == _ending(_cell(row, image)) != ""
-    ]
+    """Raises InputError for cells in quotes that hold lines like rows, with an image as their row has one.
+
+    Captions hold such lines as well: there must be several with a name without white space, or its file.
+    """
+    swallowing = []
+    for number, row in rows:
+        ending = _ending(_cell(row, image))
+        for lines in (cell.splitlines()[1:] for cell in row if ending and "\n" in cell):
+            like_rows = (parts for line in lines if len(parts := line.split(separator)) >= columns)
+            names = [name for cells in like_rows if _ending(name := cells[image].strip()) == ending]
+            plain = sum(len(name.split()) == 1 for name in names)
+            if plain > 1 or any(os.path.isfile(local_path(str(path.parent), name)) for name in names):
+                swallowing.append(number)
     if swallowing:
         raise InputError(
             f"{path}: a cell holds lines that look like rows in {list_rows(sorted(set(swallowing)))}: its "

@@ -312,6 +312,11 @@ class _Parts(NamedTuple):
         return max(of_kinds, key=len)
 
 
+def halves_of(selection: Selection) -> tuple[str, str]:
+    """Returns the causes of keys that have a text alone, and an image alone."""
+    return "no image", f"no .{selection.text}"
+
+
 def apart(selection: Selection) -> str:
     """Returns the cause of samples whose image and text do not follow each other."""
     return f"image and .{selection.text} do not follow each other: tar --sort=name puts them together"
@@ -319,7 +324,7 @@ def apart(selection: Selection) -> str:
 
 def _apart(flaws: list[Flaw], selection: Selection) -> list[Flaw]:
     """Returns the flaws with one for each key of which image and text are in different places of the tar."""
-    halves = ("no image", f"no .{selection.text}")
+    halves = halves_of(selection)
     without = [{flaw.key for flaw in flaws if flaw.cause == half} for half in halves]
     both = without[0] & without[1]
     if not both:
@@ -393,10 +398,11 @@ class Members:
             self._damaged(end, _actual_format(start) or str(error))
 
     def _damaged(self, end: int, problem: str) -> None:
-        if not end:
-            self.damage = f"not a readable tar file: {problem}. Shards are uncompressed tar files"
-            return
         known = self._size < math.inf
+        if not end:
+            advice = ". Shards are uncompressed tar files" if known else ""  # streams may be compressed
+            self.damage = f"not a readable tar file: {problem}{advice}"
+            return
         self.end, self.bytes_behind = end, max(0, int(self._size) - end) if known else 0
         at = min(end, self._size if known else self._file.tell())
         self.damage = f"damaged or cut off at byte {at}: the samples behind it are lost"
