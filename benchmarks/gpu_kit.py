@@ -36,9 +36,9 @@ ROOTS = (
     "pytest-timeout",
     "hypothesis",
 )
-"""What the trainer, the GPU's tests and the benchmarks import, beside torch."""
+"""Packages that the trainer, the GPU's tests and the benchmarks import, beside torch."""
 BESIDE_TORCH = frozenset({"torch", "torchvision", "numpy", "pillow", "triton"})
-"""What the machine has already: its torch was built for its driver, and torchvision brings the rest."""
+"""Packages that the machine has: its torch was built for its driver, and torchvision brings the rest."""
 FOLDERS = (
     "trainer",
     "benchmarks",

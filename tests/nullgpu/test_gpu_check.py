@@ -1,4 +1,4 @@
-"""What `make gpu-kit` takes to a GPU machine runs here on a null GPU, all but the times."""
+"""The check that `make gpu-kit` takes to a GPU machine runs here on a null GPU, all but the times."""
 
 import subprocess
 import sys

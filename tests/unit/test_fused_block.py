@@ -1,4 +1,4 @@
-"""What a block calls between its products has the gradients of torch's own operations; Triton has the same.
+"""Functions between a block's products have the gradients of torch's own operations; Triton has the same.
 
 Triton runs in its interpreter, which computes each program on the CPU, in a process of its own: it is chosen
 when Triton is imported.

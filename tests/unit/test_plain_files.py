@@ -205,7 +205,7 @@ def test_large_logs_are_merged_part_by_part(
     monkeypatch.setattr("trainer.launch.logfiles._LONGEST", 500)
     (tmp_path / layout.LOGS).mkdir()
     for rank in (0, 1):
-        lines = [f"2026-01-02 03:04:{second:02},00{rank} INFO step\n  more" for second in range(60)]
+        lines = [f"2026-01-02 03:04:{second:02},00{rank} INFO step of {rank}\n  more" for second in range(60)]
         (tmp_path / layout.LOGS / layout.rank_log(rank)).write_text("\n".join(lines) + "\n" + "x" * 2000)
     shown = list(log_lines(tmp_path, None, follow=False))
     steps = [line for line in shown if "step" in line]
@@ -220,15 +220,18 @@ OPENS_ELSEWHERE = {
     "sysinfo/": "/proc, /sys and the package's own files",
     "cli/completion.py": "the package's own files",
     "cli/explain.py": "the package's own files",
+    "cli/own_data.py": "data, which the user names",
     "cli/presets.py": "the package's own files",
     "cli/from_open_clip/imagenet.py": "installed packages",
     "checkpoint/files.py": "files of a checkpoint, in parts, after a look at what they are",
     "checkpoint/weights.py": "weights, which the user names",
+    "checkpoint/weights_kind.py": "weights, which the user names",
     "checkpoint/writer.py": "the file that this rank has just written",
     "config/stack_table.py": "the package's own files",
     "data/files.py": "data, which the user names",
     "data/pack.py": "shards that this command makes",
     "demo/__main__.py": "the package's own files",
+    "evaluate/imagenet.py": "installed packages",
     "evaluate/inputs.py": "class names and templates, which the user names",
     "evaluate/suite_table.py": "the package's own files",
     "launch/kubernetes/cluster.py": "the pod's own secrets",

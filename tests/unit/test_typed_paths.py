@@ -9,6 +9,7 @@ from tests.support.jobs import tiny_job
 from trainer.cli.evaluate import evaluation_job
 from trainer.cli.main import main
 from trainer.cli.sweep.trials import find_sweep
+from trainer.config import Job
 from trainer.config.loader import dump_job, load_job
 from trainer.config.typed import from_here
 from trainer.errors import InputError
@@ -105,8 +106,8 @@ def test_every_command_has_the_same_rule(here: Path, monkeypatch: pytest.MonkeyP
 
     started: list[Any] = []
 
-    def start(_path: Path, _job: object, overrides: object, **_: object) -> int:
-        started.append(overrides)
+    def start(job: Job, **_: object) -> int:
+        started.append(job.model.pretrained)
         return 0
 
     monkeypatch.setattr("trainer.launch.local.run", start)
@@ -114,7 +115,7 @@ def test_every_command_has_the_same_rule(here: Path, monkeypatch: pytest.MonkeyP
         "trainer.cli.main._checked", lambda path, texts, *_, **__: (load_job(path, texts), 1, 1)
     )
     assert main(["run", str(job_path), "--nproc", "1", *typed]) == 0
-    assert started[0] == (f'model.pretrained="{wanted}"',)  # so that ranks elsewhere read the same
+    assert started == [wanted]  # so that ranks elsewhere read the same
 
     assert job_of([str(job_path), *typed]).model.pretrained == wanted
     sweep = find_sweep(job_path, (), ["model.pretrained=w/x.pt,w/y.pt"], None)

@@ -73,7 +73,7 @@ class Kernels:
     caption_length: CaptionLength | None = None
     """Finds the length to which captions are cut for training; None: they stay as they are."""
     problem: str = ""
-    """What keeps blocks from being fused on this GPU, in words; empty if nothing does."""
+    """Reason, in words, why blocks are not fused on this GPU; empty if they are."""
 
     def __str__(self) -> str:
         parts = [many(count, name) for name, count in self.replaced.items()]

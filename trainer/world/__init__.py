@@ -1,4 +1,4 @@
-"""What a rank knows of the world around it, and what outlives it: both towers stand on this.
+"""Room of what a rank knows of the world around it, and of what outlives it: both towers stand on this.
 
 No torch and no pydantic.
 """

@@ -1,4 +1,4 @@
-"""Where the supervisors of a start meet, and how each proves that it belongs to the run. No torch."""
+"""Meeting place of the supervisors of a start, and proofs that they belong to the run. No torch."""
 
 import hmac
 import json
