@@ -13,7 +13,8 @@ def test_processes_in_sessions_of_their_own_end_too(tmp_path: Path) -> None:
     run = Watched(["sh", "-c", "setsid sleep 300 & echo $!; wait"], tmp_path, os.environ)
     run.wait(lambda: bool(run.lines))
     child = Path("/proc", run.lines[0][1], "cmdline")
-    run.wait(lambda: child.read_bytes().startswith(b"sleep"))  # in its own session by then
+    while not child.read_bytes().startswith(b"sleep"):  # then it is in its own session
+        time.sleep(0.01)
     run.kill()
     run.wait(run.has_ended)
     for _ in range(300):
