@@ -27,6 +27,8 @@ class RunIdentity:
     """Digest of each small file by which the model is built, by name; empty if it has none."""
     data_files: str = ""
     """Digest of the sizes of the data's files and of their samples; empty if it is not known."""
+    eval_files: Mapping[str, str] = field(default_factory=dict)
+    """Digest of what each key of the evaluation reads from a file of the user's, by key."""
 
     def facts(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the run."""
@@ -34,6 +36,7 @@ class RunIdentity:
             "data_samples": self.samples,
             "data_files": self.data_files,
             "model_files": dict(self.model_files),
+            "eval_files": dict(self.eval_files),
             "job": recorded(self.job),
         }
 
@@ -46,6 +49,17 @@ class RunIdentity:
             *differences(before["job"], self.job.model_dump()),
             *self._of_model(before),
             *self._of_data(before),
+        ]
+
+    def other_figures(self, before: Mapping[str, Any]) -> list[str]:
+        """Returns what has changed since `facts` were written in what the evaluation reads.
+
+        The run stays the same, but its figures from before and after do not compare.
+        """
+        return [
+            f"{key} has other contents than then: the figures before and after do not compare"
+            for key, digest in before.get("eval_files", {}).items()
+            if self.eval_files.get(key, digest) != digest
         ]
 
     def _of_model(self, before: Mapping[str, Any]) -> Iterator[str]:
