@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from trainer.cli.describe import describe
 from trainer.cli.init import Wishes, job_text
 from trainer.cli.presets import preset_names
-from trainer.cli.unused_keys import UNUSED_KEYS, unused_keys
 from trainer.config import Job
 from trainer.config.keys import walk
 from trainer.config.loader import dump_job, job_from_table, load_job
+from trainer.plan.describe import describe
+from trainer.plan.unused_keys import UNUSED_KEYS, unused_keys
 
 SHARDS = {"train": ["a.tar"]}
 SYNTHETIC = {"format": "synthetic"}

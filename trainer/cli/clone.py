@@ -55,7 +55,7 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
 
 def _without_secrets(table: dict[str, Any]) -> Iterator[str]:
     """Removes values that look like secrets; yields their keys."""
-    from trainer.cli.secret_values import secrets
+    from trainer.plan.secret_values import secrets
 
     for key, _ in list(secrets(table)):
         section, parts = table, key.split(".")

@@ -161,8 +161,8 @@ def evaluation_job(
     Model, data keys and evaluation come from the checkpoint's run, changed as asked. Raises InputError that
     lists every problem.
     """
-    from trainer.cli.check import check_evaluated
     from trainer.config.loader import job_from_table
+    from trainer.plan.check import check_evaluated
 
     table, before = table_of_trained(checkpoint, model)
     table |= {

@@ -38,8 +38,8 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
     nothing is kept (exit code 2). The card has data, steps, metrics and what the job sets, without secrets
     and folders, and classifies a picture.
     """
-    from trainer.cli.check import check_evaluated
     from trainer.config.loader import job_from_table
+    from trainer.plan.check import check_evaluated
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not empty: give a new folder")

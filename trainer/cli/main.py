@@ -6,9 +6,8 @@
 import importlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,6 @@ from trainer.cli.options import (
     set_option,
 )
 from trainer.cli.presets import check_free, preset_names, preset_summary, schema_line, write_job_file
-from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import (
     EXIT_BAD_INPUT,
     EXIT_DONE,
@@ -39,7 +37,6 @@ from trainer.errors import (
 )
 from trainer.run.layout import CHECKPOINTS, EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, Run, rank_log
 from trainer.sysinfo.extras import missing_extra
-from trainer.sysinfo.imports import load
 from trainer.text.fitting import fit_to
 from trainer.text.live import waiting
 from trainer.text.paste import command as paste
@@ -47,12 +44,6 @@ from trainer.text.terminal import say, shown
 
 if TYPE_CHECKING:
     from trainer.config import Job
-    from trainer.launch.hosts import Host
-
-_ELSEWHERE = (
-    "if only the cluster's nodes see the files of the job, use `clipship check --no-data` and `clipship "
-    "submit --no-check`"
-)
 
 LAZY_COMMANDS = {
     "explain": (
@@ -291,9 +282,10 @@ def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data
     """
     try:
         with waiting(f"checking {job_path}"):
-            from trainer.cli.describe import describe
+            from trainer.plan.checked import checked
+            from trainer.plan.describe import describe
 
-            job, world_size, samples = _checked(job_path, overrides, nproc, image=True, files=not no_data)
+            job, world_size, samples = checked(job_path, overrides, nproc, image=True, files=not no_data)
     except InputError as problem:
         if not as_json:
             raise
@@ -301,7 +293,7 @@ def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data
         return exit_code_of(problem)
     local = nproc is not None or not (job.resources.nodes > 1 or job.schedulers)
     if as_json:
-        from trainer.cli.check_json import check_fields
+        from trainer.plan.check_json import check_fields
 
         print_json({"ok": True, **check_fields(job, world_size, samples, local=local, files=not no_data)})
     else:
@@ -357,12 +349,13 @@ def run(
             overrides = (*overrides, f"name={name}")
         if length:
             overrides, told = with_length(job_path, overrides, length)
-        from trainer.cli.describe import warnings
-        from trainer.cli.spare_plan import no_spares_here
         from trainer.launch import local
+        from trainer.plan.checked import checked
+        from trainer.plan.describe import warnings
+        from trainer.plan.spares import no_spares_here
         from trainer.run.folder import done_text, is_done, run_folder
 
-        job, _, samples = _checked(job_path, overrides, nproc, hosts=named_hosts, fresh=fresh)
+        job, _, samples = checked(job_path, overrides, nproc, hosts=named_hosts, fresh=fresh)
     if told:
         say(told)
     if fresh:
@@ -446,64 +439,6 @@ def _set_aside(job: "Job") -> None:
     folder = run_folder(job)
     if folder.exists():
         say(f"the previous run is now {move_aside(folder)}")
-
-
-def _checked(
-    job_path: Path,
-    overrides: Sequence[str],
-    ranks: int | None,
-    *,
-    hosts: "Sequence[Host] | None" = None,
-    image: bool = False,
-    files: bool = True,
-    fresh: bool = False,
-) -> tuple["Job", int, int | None]:
-    """Returns the job, its world size and the number of samples, None if not known.
-
-    `hosts` are those of --hosts, in place of `ranks`; `image` checks its image, batch script and MPIJob too;
-    `files` opens the files that it names; `fresh` means that its run folder will be a new one. Raises
-    InputError that lists every problem.
-    """
-    from trainer.cli.check import check_job, check_without_files, problems_of
-    from trainer.config.loader import load_job
-    from trainer.launch.local import ranks_of
-
-    job = load_job(job_path, overrides)
-    world_size = ranks_of(job, ranks, hosts)
-    problems: list[str] = []
-    samples = None
-    try:
-        samples = check_job(job, world_size, fresh=fresh) if files else check_without_files(job, world_size)
-    except InputError as problem:
-        problems.append(str(problem))
-        if image and files and job.schedulers:
-            problems.append(_ELSEWHERE)
-    if image and ranks is not None:
-        from trainer.cli.device_plan import no_gpu_here
-
-        problems += no_gpu_here(job, local=True)  # without --nproc another machine may be meant
-    if image:
-        problems += problems_of(
-            partial(job_check, job) for job_check in _submission_checks(job, ranks, files=files)
-        )
-    if problems:
-        raise InputError("\n".join(dict.fromkeys("\n".join(problems).splitlines())))
-    return job, world_size, samples
-
-
-def _submission_checks(job: "Job", ranks: int | None, *, files: bool) -> "Iterator[Callable[[Job], object]]":
-    """Yields the checks of the job's image and of its schedulers; each of them raises InputError."""
-    if job.model_fields_set & {"image", "stack"}:
-        from trainer.image.compatibility import check_stack
-
-        yield check_stack
-    # an image with a digest is built already
-    if files and job.image.tag is not None and "@" not in job.image.tag:
-        from trainer.image.context import check_files
-
-        yield lambda job: check_files(job.image.site)
-    for name in job.schedulers if ranks is None else ():
-        yield load(SCHEDULERS[name].validate)
 
 
 def exit_code_of(problem: InputError) -> int:

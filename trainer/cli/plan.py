@@ -14,8 +14,8 @@ from trainer.text.terminal import say
 from trainer.text.wording import many
 
 if TYPE_CHECKING:
-    from trainer.cli.plan_defaults import Value
-    from trainer.telemetry.goodput_plan import Outcome, Plan
+    from trainer.estimate.faults import Outcome, Plan
+    from trainer.plan.goodput_values import Value
 
 _SPARES = 3
 """Numbers of spare nodes that are compared, beside none."""
@@ -109,7 +109,7 @@ def goodput(run: str | None, as_json: bool, **given: Any) -> None:
     restart), from its JOB, or from the defaults. Faults come at random, independently of each other, from
     --seed. Useful is the time in steps that counted; work also counts the nodes that did them.
     """
-    from trainer.telemetry.goodput_plan import expect, parse_faults, simulate
+    from trainer.estimate.faults import expect, parse_faults, simulate
 
     times, run_s, seed = given.pop("fault_times"), given.pop("run_s"), given.pop("seed")
     plan, sources = _plan(run, given)
@@ -134,11 +134,11 @@ def goodput(run: str | None, as_json: bool, **given: Any) -> None:
 
 def _plan(run: str | None, given: Mapping[str, Any]) -> "tuple[Plan, dict[str, str]]":
     """Returns the plan, and the source of each of its values that is no default."""
-    from trainer.telemetry.goodput_plan import HOUR_S, Plan
+    from trainer.estimate.faults import HOUR_S, Plan
 
     values: dict[str, Value] = {}
     if run is not None:
-        from trainer.cli.plan_defaults import values_of
+        from trainer.plan.goodput_values import values_of
 
         values = values_of(run)
     fields = {name: value.value for name, value in values.items()}
@@ -157,7 +157,7 @@ def _plan(run: str | None, given: Mapping[str, Any]) -> "tuple[Plan, dict[str, s
 
 def _result(plan: "Plan", outcome: "Outcome", seed: int, *, drawn: bool) -> dict[str, Any]:
     """Returns all figures as --json prints them."""
-    from trainer.telemetry.goodput_plan import best_interval_s, daly_s, expect, young_s
+    from trainer.estimate.faults import best_interval_s, daly_s, expect, young_s
 
     to_disk_s = plan.mtbf_s / (1 - plan.memory_share) if plan.memory_share < 1 else None
     result = {
@@ -200,8 +200,8 @@ def _spare_counts(plan: "Plan") -> list[int]:
 def _rows(
     plan: "Plan", outcome: "Outcome", sources: Mapping[str, str], result: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
+    from trainer.estimate.faults import CAUSES, HOUR_S
     from trainer.report.wording import number, percent, span
-    from trainer.telemetry.goodput_plan import CAUSES, HOUR_S
 
     def of(name: str) -> str:
         source = sources.get(name, "default")

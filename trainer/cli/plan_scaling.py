@@ -18,7 +18,7 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.config import Job
-    from trainer.model.scaling import Scaling
+    from trainer.estimate.scaling import Scaling
 
 _PAGE = "docs/performance.md"
 _DEFAULT_GPU = "H100"
@@ -89,8 +89,8 @@ def scaling(
 def _rows(job: "Job", gpus: int, each: int, gpu: str, fabric: str) -> Iterator[_Row]:
     """Yields the estimates of all backends for one GPU, one node, and eight times as many, up to `gpus`."""
     from trainer.comm.backends import BACKENDS
-    from trainer.model.architecture import architecture
-    from trainer.model.scaling import NODE_GPUS, weak_scaling
+    from trainer.estimate.architecture import architecture
+    from trainer.estimate.scaling import NODE_GPUS, weak_scaling
 
     shape = architecture(job.model)
     if shape is None:

@@ -13,7 +13,7 @@ from trainer.config.schedulers import SCHEDULERS
 from trainer.sysinfo.imports import load
 from trainer.text.terminal import say
 
-_SECRETS = "trainer.cli.secret_values:secret_warnings"
+_SECRETS = "trainer.plan.secret_values:secret_warnings"
 _IMAGE_KINDS = {
     "dockerfile": ("trainer.image.dockerfile:dockerfile", "The container image's Dockerfile."),
     "apptainer": (

@@ -110,8 +110,8 @@ def search_job(checkpoint: str, model: str | None, overrides: Sequence[str]) -> 
 
     Raises InputError that lists every problem.
     """
-    from trainer.cli.check import check_evaluated
     from trainer.config.loader import job_from_table
+    from trainer.plan.check import check_evaluated
 
     table, evaluation = table_of_trained(checkpoint, model)
     table |= {

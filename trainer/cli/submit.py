@@ -53,7 +53,7 @@ def check_submission(job: "Job", to: str, *, data: bool) -> None:
     `data` is False if this machine does not see the data. A scheduler whose ranks see other files than this
     machine checks them when they start.
     """
-    from trainer.cli.check import check_job, problems_of
+    from trainer.plan.check import check_job, problems_of
     from trainer.run.folder import check_run_folder
 
     row = SCHEDULERS[to]
@@ -74,7 +74,7 @@ def record_folder(job: "Job", to: str) -> Path:
 
 def submit(job: "Job", to: str) -> Path:
     """Submit a job that has been checked, and print its id; returns the folder that keeps the record."""
-    from trainer.cli.secret_values import secret_warnings
+    from trainer.plan.secret_values import secret_warnings
 
     control = scheduler(to)
     try:

@@ -18,8 +18,8 @@ _ASKED_TO_STOP = (EXIT_PREEMPTED, EXIT_INTERRUPTED)
 
 def check(trials: Sequence[Trial], nproc: int | None, hosts: "Sequence[Host] | None") -> None:
     """Raises InputError with the problems of every run that cannot start here."""
-    from trainer.cli.check import check_job
     from trainer.launch.local import ranks_of
+    from trainer.plan.check import check_job
 
     refuse(trials, lambda trial: check_job(trial.job, ranks_of(trial.job, nproc, hosts)))
 

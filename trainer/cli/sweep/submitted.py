@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.secret_values import secret_warnings
 from trainer.cli.submit import check_submission, prepare, record_folder, submit
 from trainer.cli.sweep.checks import refuse
 from trainer.cli.sweep.trials import Sweep, Trial
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
 from trainer.launch.submission import read_record, record, removed_if_refused
+from trainer.plan.secret_values import secret_warnings
 from trainer.sysinfo.imports import load
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import Job
+from trainer.estimate.size import checkpoint_bytes
 from trainer.model.catalog import known_models
-from trainer.model.size import checkpoint_bytes
 from trainer.run.folder import run_folder
 from trainer.run.layout import CHECKPOINTS
 from trainer.text.wording import many

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from trainer.config import Job, Model
-from trainer.model.architecture import architecture
+from trainer.estimate.architecture import architecture
 
 _FLOAT32, _FLOAT64 = 4, 8
 

@@ -16,10 +16,10 @@ from trainer.data.sample_counts import check_data, check_streams
 from trainer.data.shard_names import expand_shards
 from trainer.data.storage import check_storage
 from trainer.errors import InputError
+from trainer.estimate.fit import check_micro_batch
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
 from trainer.evaluate.suite_folders import check_suite, check_suite_files
 from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag, check_teacher
-from trainer.model.fit import check_micro_batch
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
 from trainer.run.checkpoints import check_resume

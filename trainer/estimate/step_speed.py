@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.gpus import Gpu
-from trainer.model.architecture import Architecture, Tower
-from trainer.model.step_memory import step_memory
+from trainer.estimate.architecture import Architecture, Tower
+from trainer.estimate.step_memory import step_memory
 
 _BACKWARD = 2
 """Products of a backward pass for each one of the forward pass."""

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.gpus import GIB, GPUS, Gpu
-from trainer.model.architecture import Architecture, planned_architecture
+from trainer.estimate.architecture import Architecture, planned_architecture
+from trainer.estimate.fit import advice, fits, largest_micro_batch, memory_of
+from trainer.estimate.step_speed import step_speed
 from trainer.model.catalog import known_models
-from trainer.model.fit import advice, fits, largest_micro_batch, memory_of
-from trainer.model.step_speed import step_speed
 from trainer.model.text_size import text_parameters, text_tower
 from trainer.report.wording import span
 from trainer.text.wording import many

@@ -13,9 +13,9 @@ from trainer.config.batch_plan import BatchPlan, plan
 from trainer.config.gpus import GIB, GPUS
 from trainer.config.loss_tile import TILE
 from trainer.errors import InputError
-from trainer.model.architecture import Architecture, planned_architecture
+from trainer.estimate.architecture import Architecture, planned_architecture
+from trainer.estimate.step_memory import StepMemory, step_memory
 from trainer.model.catalog import known_models
-from trainer.model.step_memory import StepMemory, step_memory
 
 _USABLE = 0.9
 """Share of a GPU's memory that a plan uses: the rest is for fragments, NCCL, and errors of the arithmetic."""

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from trainer.cli.describe import Facts, all_warnings, rows_of, total_steps
-from trainer.cli.device_plan import on_gpus
-from trainer.cli.unused_keys import unused_keys
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.gpus import GPUS
-from trainer.model.architecture import planned_architecture
-from trainer.model.fit import memory_of, with_gpu_limit
-from trainer.model.size import checkpoint_bytes
-from trainer.model.step_speed import step_speed
+from trainer.estimate.architecture import planned_architecture
+from trainer.estimate.fit import memory_of, with_gpu_limit
+from trainer.estimate.size import checkpoint_bytes
+from trainer.estimate.step_speed import step_speed
+from trainer.plan.describe import Facts, all_warnings, rows_of, total_steps
+from trainer.plan.device import on_gpus
+from trainer.plan.unused_keys import unused_keys
 from trainer.run.folder import run_folder
 
 
@@ -20,7 +20,7 @@ def check_fields(
 ) -> dict[str, Any]:
     """Returns what `describe` says, as numbers where it has numbers. What is not known is None.
 
-    The arguments are those of `trainer.cli.describe.describe`.
+    The arguments are those of `trainer.plan.describe.describe`.
     """
     facts = Facts.of(job, world_size, samples, local=local, files=files)
     batch_plan, disk, save = facts.batch_plan, facts.disk, facts.save

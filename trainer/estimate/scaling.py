@@ -17,8 +17,8 @@ from trainer.config.fabric_rates import FabricRate
 from trainer.config.gpus import Gpu
 from trainer.config.loss_tile import in_tf32, plain_bytes, spares_network, tile_rows
 from trainer.config.losses import LOSSES, Contrast
-from trainer.model.architecture import Architecture
-from trainer.model.step_speed import step_speed, text_forward_share
+from trainer.estimate.architecture import Architecture
+from trainer.estimate.step_speed import step_speed, text_forward_share
 
 Place = Literal["forward", "text", "loss", "backward"]
 """Part of a step: both forward passes, that of the text tower alone, the loss, the backward pass."""

@@ -5,14 +5,14 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from trainer.cli.disk_plan import in_gb
 from trainer.comm.backends import keeps_in_memory
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.gpus import GPUS
-from trainer.model.architecture import planned_architecture
-from trainer.model.size import checkpoint_bytes
-from trainer.model.step_speed import step_speed
+from trainer.estimate.architecture import planned_architecture
+from trainer.estimate.size import checkpoint_bytes
+from trainer.estimate.step_speed import step_speed
+from trainer.plan.disk import in_gb
 from trainer.report.folder import RunFacts, has_started, read_run
 from trainer.report.wording import span
 from trainer.run.folder import run_folder

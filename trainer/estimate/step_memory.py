@@ -10,7 +10,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.loss_tile import plain_bytes, spares_network, tile_rows
 from trainer.config.losses import LOSSES
-from trainer.model.architecture import Architecture, Tower
+from trainer.estimate.architecture import Architecture, Tower
 
 _FLOAT = 4
 _CHANNELS = 3

@@ -7,18 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainer.cli.data_plan import FirstSamples
-from trainer.cli.device_plan import device_rows, has_a_gpu, no_gpu_here, on_gpus
-from trainer.cli.disk_plan import Disk, checkpoint_rows, disk_of, too_little_disk
-from trainer.cli.environment_plan import environment_row, missing_here, not_in_the_image
-from trainer.cli.gpu_plan import gpu_rows, too_large
-from trainer.cli.place_warnings import odd_places
-from trainer.cli.save_plan import SaveTime, save_rows, save_time, too_little_notice
-from trainer.cli.secret_values import secret_warnings
-from trainer.cli.spare_plan import no_spares_here, spares_by_hand, with_spares
-from trainer.cli.state_memory import in_memory, too_little_memory
-from trainer.cli.suite import suite_rows
-from trainer.cli.unused_keys import unused_keys
 from trainer.comm.backends import connection, launchers_of
 from trainer.config import Data, Job, Model, Optim
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
@@ -30,9 +18,21 @@ from trainer.config.schedulers import SCHEDULERS
 from trainer.config.stack_table import KnownBad, table
 from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
-from trainer.model.fit import with_gpu_limit
+from trainer.estimate.fit import with_gpu_limit
 from trainer.model.image_edges import lost_pixels
 from trainer.model.text_size import text_parameters
+from trainer.plan.device import device_rows, has_a_gpu, no_gpu_here, on_gpus
+from trainer.plan.disk import Disk, checkpoint_rows, disk_of, too_little_disk
+from trainer.plan.environment import environment_row, missing_here, not_in_the_image
+from trainer.plan.first_samples import FirstSamples
+from trainer.plan.gpu import gpu_rows, too_large
+from trainer.plan.places import odd_places
+from trainer.plan.save import SaveTime, save_rows, save_time, too_little_notice
+from trainer.plan.secret_values import secret_warnings
+from trainer.plan.spares import no_spares_here, spares_by_hand, with_spares
+from trainer.plan.state_memory import in_memory, too_little_memory
+from trainer.plan.suite import suite_rows
+from trainer.plan.unused_keys import unused_keys
 from trainer.run.folder import run_folder, used_again
 from trainer.sysinfo.imports import load
 from trainer.sysinfo.open_clip_release import PACKAGE, unsupported
