@@ -177,7 +177,7 @@ def evaluation_job(
             "checkpoints do not keep: give the data with --data or --zero-shot"
         )
     job = job_from_table(without_unset(table), "clipship eval", overrides)
-    if not (job.eval.retrieval or job.eval.zero_shot or job.eval.suite.names):
+    if not (job.eval.in_the_run or job.eval.suite.names):
         raise InputError(
             "nothing to evaluate on: give --data for retrieval, --zero-shot for classification, both, or "
             "--suite for public data sets"

@@ -1,1 +1,1 @@
-"""What a job would do: its checks, and what `clipship check` says of it. Starts nothing; imports no torch."""
+"""Says what a job would do: its checks, the lines of `clipship check`. Starts nothing; imports no torch."""
