@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.cli import main as cli
-from trainer.cli.presets import preset_names, preset_text, schema_line
 from trainer.plan.describe import Facts, all_warnings
 from trainer.preflight.findings import find_problems
 from trainer.preflight.measurements import Measurements, Needs
+from trainer.presets.files import preset_names, preset_text, schema_line
 
 Capture = pytest.CaptureFixture[str]
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from trainer.cli.init import Wishes, job_text
-from trainer.cli.presets import preset_names
 from trainer.config import Job
 from trainer.config.keys import conditions_of, walk
 from trainer.config.loader import dump_job, job_from_table, load_job
 from trainer.plan.describe import describe
 from trainer.plan.unused_keys import BY_LAUNCHER, unused_keys
+from trainer.presets.files import preset_names
+from trainer.presets.wishes import Wishes, job_text
 
 SHARDS = {"train": ["a.tar"]}
 SYNTHETIC = {"format": "synthetic"}

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from trainer.cli import schema_words
 from trainer.cli.options import suggested
-from trainer.cli.presets import SCHEMA
+from trainer.config import schema_words
 from trainer.errors import InputError
+from trainer.presets.files import SCHEMA
 
 _WIDEST = 100
 _INDENT = "  "

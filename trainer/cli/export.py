@@ -6,9 +6,7 @@ from typing import Any
 
 import click
 
-from trainer.cli.evaluate import table_of_trained, without_unset
-from trainer.cli.near import NearChoice
-from trainer.cli.options import suggested, weights_model_option
+from trainer.cli.options import NearChoice, suggested, weights_model_option
 from trainer.errors import EXIT_DONE, InputError
 from trainer.safe_io.plain import read_json
 from trainer.text.live import waiting
@@ -38,17 +36,11 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
     nothing is kept (exit code 2). The card has data, steps, metrics and what the job sets, without secrets
     and folders, and classifies a picture.
     """
-    from trainer.config.loader import job_from_table
-    from trainer.plan.check import check_evaluated
+    from trainer.plan.trained import export_job
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not empty: give a new folder")
-    table, _ = table_of_trained(checkpoint, model)
-    weights = table["model"]["pretrained"]
-    table["model"] = {key: value for key, value in table["model"].items() if key not in ("init", "precision")}
-    table |= {"name": "export", "optim": {"global_batch_size": 1, "steps": 1}}
-    job = job_from_table(without_unset(table), "clipship export")
-    check_evaluated(job)
+    job = export_job(checkpoint, model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with waiting(f"writing {one_line(str(folder))}"):
@@ -61,7 +53,7 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
             except InputError:
                 _remove_written(folder)
                 raise
-        manifest = _manifest(weights)
+        manifest = _manifest(job.model.pretrained)
         name = manifest.get("job", {}).get("name") or Path(job.model.name).stem
         (folder / "README.md").write_text(model_card(name, form, license_name, manifest), encoding="utf-8")
     except OSError as problem:

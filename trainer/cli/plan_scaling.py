@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.near import NearChoice
-from trainer.cli.options import job_argument, set_option
+from trainer.cli.options import NearChoice, job_argument, set_option
 from trainer.config.fabric_rates import FABRIC_RATES
 from trainer.config.gpus import GPUS
 from trainer.config.loss_tile import TILE

@@ -20,14 +20,14 @@ from typing import Any
 import click
 from pydantic.fields import FieldInfo
 
-from trainer.cli import schema_words
-from trainer.cli.from_open_clip.page import from_open_clip_blocks
 from trainer.cli.main import cli
-from trainer.cli.presets import SCHEMA
+from trainer.config import schema_words
 from trainer.config.job import Job
 from trainer.config.keys import JobPath, may_change, path_of, section_of, walk
 from trainer.config.toml_lines import Key
 from trainer.config.types import Section
+from trainer.from_open_clip.page import from_open_clip_blocks
+from trainer.presets.files import SCHEMA
 
 ROOT = Path(__file__).parents[2]
 """Folder of the checkout."""
@@ -410,7 +410,7 @@ def _epilog(text: str) -> Iterator[str]:
 def from_open_clip_page() -> str:
     """Returns `docs/from-open-clip.md`: each flag of open_clip_train beside our keys."""
     title, *blocks = from_open_clip_blocks()
-    generated = _GENERATED.format(what="trainer/cli/from_open_clip/")
+    generated = _GENERATED.format(what="trainer/from_open_clip/")
     return _page(
         [
             title,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.near import NearGroup
-from trainer.cli.options import job_argument, set_option
+from trainer.cli.options import NearGroup, job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.sysinfo.imports import load
 from trainer.text.terminal import say

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.evaluate import table_of_trained, without_unset
 from trainer.cli.options import set_of, suggested, weights_model_option
 from trainer.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from trainer.run.checkpoints import WEIGHTS
@@ -83,6 +82,7 @@ def command(
     The page's address goes to stdout. It has a random token, without which nobody can open the page. Ctrl-C
     ends it.
     """
+    from trainer.plan.trained import search_job
     from trainer.search.pictures import find_pictures
 
     if once is not None and not once.strip():
@@ -103,25 +103,6 @@ def command(
         click.echo("\nclipship: Ctrl-C: the search has ended", err=True)
         return EXIT_INTERRUPTED
     return EXIT_DONE
-
-
-def search_job(checkpoint: str, model: str | None, overrides: Sequence[str]) -> "Job":
-    """Returns a job that only uses the model, with the limits of its run for pictures.
-
-    Raises InputError that lists every problem.
-    """
-    from trainer.config.loader import job_from_table
-    from trainer.plan.check import check_evaluated
-
-    table, evaluation = table_of_trained(checkpoint, model)
-    table |= {
-        "name": "search",
-        "optim": {"global_batch_size": 1, "steps": 1},
-        "eval": {key: value for key, value in evaluation.items() if key == "batch_size"},
-    }
-    job = job_from_table(without_unset(table), "clipship search", overrides)
-    check_evaluated(job)
-    return job
 
 
 def _server(port: int) -> "Server":

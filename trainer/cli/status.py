@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.json_output import json_option, print_json
-from trainer.cli.options import run_argument
+from trainer.cli.options import json_option, run_argument
+from trainer.cli.output import print_json
 from trainer.errors import EXIT_DONE, EXIT_FAILED, ClusterError
 from trainer.launch.submission import find_submission, scheduler
 from trainer.text.fitting import fit_to
@@ -40,8 +40,8 @@ def command(run: str, wide: bool, as_json: bool) -> int:
     remarks. What is not known is null. A run that was submitted also has scheduler: its name, its id and
     its answer.
     """
-    from trainer.cli.progress import progress
-    from trainer.cli.status_json import state_of
+    from trainer.report.progress import progress
+    from trainer.report.state import state_of
 
     folder, submission = find_submission(run)
     rows, unknown = [], None

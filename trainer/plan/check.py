@@ -11,6 +11,7 @@ from trainer.comm.backends import check_backend, check_lost_nodes, check_restart
 from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
 from trainer.config.formats import FORMATS
+from trainer.config.schedulers import SCHEDULERS
 from trainer.config.world_sizes import check_nodes
 from trainer.data.sample_counts import check_data, check_streams
 from trainer.data.shard_names import expand_shards
@@ -25,6 +26,7 @@ from trainer.model.packages import check_loss, check_packages, check_teacher_tok
 from trainer.run.checkpoints import check_resume
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
+from trainer.sysinfo.imports import load
 from trainer.telemetry.writers import check_installed
 
 
@@ -120,6 +122,20 @@ def _check_recovery(job: Job) -> None:
         check_restarts(job, launcher)
         if not job.schedulers:
             check_lost_nodes(job, launcher, keeps_going=launcher == "clipship")
+
+
+def check_submission(job: Job, to: str, *, data: bool) -> None:
+    """Raises InputError with every reason why the job cannot run there. Makes nothing and asks no cluster.
+
+    `data` is False if this machine does not see the data. A scheduler whose ranks see other files than this
+    machine checks them when they start.
+    """
+    row = SCHEDULERS[to]
+    checks: list[Callable[[], object]] = [lambda: load(row.validate)(job)]
+    if row.record_folder is None:
+        checks.insert(0, lambda: check_job(job, job.resources.world_size) if data else check_run_folder(job))
+    if problems := dict.fromkeys(line for text in problems_of(checks) for line in text.splitlines()):
+        raise InputError("\n".join(problems))
 
 
 def check_evaluated(job: Job) -> None:

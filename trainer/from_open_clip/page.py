@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from trainer.cli.from_open_clip.table import FLAGS, GROUPS, VERSION
-from trainer.cli.from_open_clip.translation import Flag
+from trainer.from_open_clip.table import FLAGS, GROUPS, VERSION
+from trainer.from_open_clip.translation import Flag
 
 _BEGIN = f"""
 `clipship from-open-clip` prints the job file of a command line of open_clip_train. The tables below have a

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.submit import check_submission, prepare, record_folder, submit
-from trainer.cli.sweep.checks import refuse
-from trainer.cli.sweep.trials import Sweep, Trial
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
 from trainer.launch.submission import read_record, record, removed_if_refused
+from trainer.launch.submit import prepare, record_folder, submit
+from trainer.plan.check import check_submission
 from trainer.plan.secret_values import secret_warnings
+from trainer.sweep.checks import refuse
+from trainer.sweep.trials import Sweep, Trial
 from trainer.sysinfo.imports import load
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
@@ -48,7 +49,7 @@ def _submitted(trials: Sequence[Trial], to: str, folder: Path, parallel: int | N
     place = SCHEDULERS[to].submit_together
     if place is None or len(trials) == 1:
         for trial in trials:
-            submit(trial.job, to)
+            submit(trial.job, to, secret_warnings(trial.job))
             yield
         return
     for warning in dict.fromkeys(warning for trial in trials for warning in secret_warnings(trial.job)):

@@ -1,7 +1,7 @@
 """Translates flags about the model and the loss."""
 
-from trainer.cli.from_open_clip.line import Line
-from trainer.cli.from_open_clip.translation import Flag, Translate, Translation
+from trainer.from_open_clip.line import Line
+from trainer.from_open_clip.translation import Flag, Translate, Translation
 from trainer.model.catalog import known_models, read_config
 
 PRECISIONS = {"amp": "fp16", "amp_bf16": "bf16", "amp_bfloat16": "bf16", "fp32": "tf32"}

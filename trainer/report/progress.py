@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.launch.liveness import inspect, rows
 from trainer.report.cost import left_s, samples_per_s, total_steps
 from trainer.report.folder import Numbers, RunFacts, has_started, read_run
+from trainer.report.liveness import inspect, rows
 from trainer.report.metric_words import metric_title, shown_metrics
 from trainer.report.wording import percent, span
 from trainer.run.checkpoints import newest_whole

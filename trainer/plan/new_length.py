@@ -1,22 +1,22 @@
-"""The options --longer and --shorter: a run goes on to another length than its own. Imports no torch."""
+"""Another length of a run than its own, which it goes on to (--longer, --shorter). Imports no torch."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-import click
-
+from trainer.config import Job
+from trainer.config.batch_plan import schedule
+from trainer.config.learning_rate import learning_rate
+from trainer.config.loader import load_job
 from trainer.errors import InputError
 from trainer.run.checkpoints import MANIFEST, newest_whole
+from trainer.run.folder import run_folder
 from trainer.run.layout import JOB_FILE, Run
 from trainer.safe_io.plain import read_plain
 from trainer.text.pattern import pattern
 from trainer.text.wording import many
-
-if TYPE_CHECKING:
-    from trainer.config import Job
 
 _FORM = pattern(r"(steps|epochs)=([1-9][0-9]{0,11})")
 
@@ -55,27 +55,14 @@ class Lengthened(NamedTuple):
     """A sentence: how far the run goes on now, and what its learning rate does."""
 
 
-def _read(_context: click.Context, option: click.Parameter, text: str | None) -> NewLength | None:
-    if text is None:
-        return None
+def read_length(option: str, text: str) -> NewLength:
+    """Returns the length that an option's text gives. Raises InputError if it gives none."""
     form = _FORM.fullmatch(text.replace("_", "").replace(",", ""))
     if form is None:
         raise InputError(
-            f"--{option.name} {text}: give the new length of the whole run, as steps=20000 or epochs=40"
+            f"--{option} {text}: give the new length of the whole run, as steps=20000 or epochs=40"
         )
-    return NewLength(str(option.name), *form.groups())
-
-
-def length_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --longer and --shorter to a command: `longer` and `shorter`, each a NewLength or None."""
-    helps = {
-        "longer": "Go on to this length of the whole run, also if the run is done; steps=N or epochs=N.",
-        "shorter": "End the run at this length: from its newest checkpoint on the learning rate falls to "
-        "optim.min_lr.",
-    }
-    for name in reversed(helps):
-        command = click.option(f"--{name}", metavar="steps=N", callback=_read, help=helps[name])(command)
-    return command
+    return NewLength(option, *form.groups())
 
 
 def one_length(longer: NewLength | None, shorter: NewLength | None) -> NewLength | None:
@@ -90,9 +77,6 @@ def with_length(job_path: Path, overrides: Sequence[str], length: NewLength) -> 
 
     Raises InputError if there is no such run, if it has that length already, or has gone beyond it.
     """
-    from trainer.config.loader import load_job
-    from trainer.run.folder import run_folder
-
     overrides = (*overrides, *length.changes)
     job = load_job(job_path, overrides)
     folder = run_folder(job)
@@ -123,13 +107,11 @@ def _reached(folder: Path) -> tuple[int, int | None]:
     return newest[0], None
 
 
-def _steps(job: "Job", samples: int | None) -> int | None:
-    from trainer.config.batch_plan import schedule
-
+def _steps(job: Job, samples: int | None) -> int | None:
     return job.optim.steps or (None if samples is None else schedule(job, samples).steps)
 
 
-def _check_epochs(before: "Job", length: NewLength, folder: Path) -> None:
+def _check_epochs(before: Job, length: NewLength, folder: Path) -> None:
     epochs, wanted = before.optim.epochs, int(length.number)
     if epochs is None or length.unit != "epochs":
         return
@@ -155,9 +137,7 @@ def _not(length: NewLength, has: str, wanted: str, folder: Path) -> str:
     )
 
 
-def _longer_curve(before: "Job", job: "Job", done: int, old: int, new: int) -> str:
-    from trainer.config.learning_rate import learning_rate
-
+def _longer_curve(before: Job, job: Job, done: int, old: int, new: int) -> str:
     told = f"the run goes on to step {new:,} in place of {old:,}; its learning rate follows the longer curve"
     if not done:
         return told
@@ -166,9 +146,7 @@ def _longer_curve(before: "Job", job: "Job", done: int, old: int, new: int) -> s
     return f"{told}: step {done + 1:,} has {comes:.3g}{jump}, after {was:.3g} in step {done:,}"
 
 
-def _with_decay(overrides: tuple[str, ...], before: "Job", done: int, old: int, new: int) -> Lengthened:
-    from trainer.config.learning_rate import learning_rate
-
+def _with_decay(overrides: tuple[str, ...], before: Job, done: int, old: int, new: int) -> Lengthened:
     told = f"the run ends at step {new:,} in place of {old:,}"
     if not done:
         return Lengthened(overrides, f"{told}; its learning rate follows the shorter curve")

@@ -1,18 +1,13 @@
-"""Prints one JSON object for programs, the only thing on stdout. Imports no torch."""
+"""How commands print what they found, for people and for programs. Imports no torch."""
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from trainer.text.masking import masked_values
-
-
-def json_option(says: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns the option --json of a command, which passes it as `as_json`; `says` is its help."""
-    return click.option("--json", "as_json", is_flag=True, help=says)
 
 
 def print_json(values: Mapping[str, Any]) -> None:

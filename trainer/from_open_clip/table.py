@@ -7,9 +7,9 @@ of src/open_clip_train/params.py of open_clip_torch VERSION; a test compares the
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.cli.from_open_clip import data_flags, model_flags, optim_flags, run_flags
-from trainer.cli.from_open_clip.line import Line
-from trainer.cli.from_open_clip.translation import Flag, Translate, copy, turned_on
+from trainer.from_open_clip import data_flags, model_flags, optim_flags, run_flags
+from trainer.from_open_clip.line import Line
+from trainer.from_open_clip.translation import Flag, Translate, copy, turned_on
 
 VERSION = "3.3.0"
 """Release of open_clip_torch whose flags these are."""

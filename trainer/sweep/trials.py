@@ -3,24 +3,24 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.submit import record_folder
-from trainer.cli.sweep.grid import combinations, names
+from trainer.config import Job
+from trainer.config.loader import load_job
+from trainer.config.typed import from_here
 from trainer.errors import ClusterError, InputError
 from trainer.launch.submission import Outcome, read_record, scheduler
+from trainer.launch.submit import record_folder
 from trainer.report.folder import RunFacts, has_started, read_run
 from trainer.report.metric_words import short_title, shown_metrics
 from trainer.run.find import is_run
+from trainer.run.folder import run_folder
 from trainer.run.layout import RESULT_FILE
 from trainer.run.sweep_record import SweepRecord, record_sweep, sweep_folder
+from trainer.sweep.grid import combinations, names
 from trainer.text.table import aligned
 from trainer.text.terminal import shown
-
-if TYPE_CHECKING:
-    from trainer.config import Job
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Trial:
 
     name: str
     values: tuple[str, ...]
-    job: "Job"
+    job: Job
     folder: Path
     """Run folder; the folder with the record of its submission if this machine does not see that one."""
 
@@ -65,9 +65,6 @@ class Sweep:
 
 def find_sweep(job_path: Path, overrides: Sequence[str], grids: Sequence[str], to: str | None) -> Sweep:
     """Returns the runs of the grid with the folders that they have, or will have once submitted to `to`."""
-    from trainer.config.loader import load_job
-    from trainer.config.typed import from_here
-
     rows, base = combinations(grids), load_job(job_path, overrides).name
     trials = []
     for name, values in zip(names(base, rows), rows, strict=True):
@@ -76,10 +73,8 @@ def find_sweep(job_path: Path, overrides: Sequence[str], grids: Sequence[str], t
     return Sweep(base, trials)
 
 
-def _folder(job: "Job", to: str | None) -> Path:
+def _folder(job: Job, to: str | None) -> Path:
     """Returns where the run or its record is; without `to`, it may have been submitted to any scheduler."""
-    from trainer.run.folder import run_folder
-
     if to is not None:
         return record_folder(job, to)
     own = run_folder(job)

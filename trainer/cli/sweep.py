@@ -1,14 +1,11 @@
 """The command `clipship sweep`. Imports no torch."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.near import NearChoice
-from trainer.cli.options import given_hosts, hosts_option, job_argument, nproc_option, set_option
-from trainer.cli.sweep.here import check, run_all
-from trainer.cli.sweep.submitted import submit_all
-from trainer.cli.sweep.trials import Sweep, find_sweep, show
+from trainer.cli.options import NearChoice, given_hosts, hosts_option, job_argument, nproc_option, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import EXIT_DONE, InputError
 from trainer.report.folder import has_started
@@ -16,6 +13,9 @@ from trainer.run.sweep_record import is_sweep
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
 from trainer.text.wording import many
+
+if TYPE_CHECKING:
+    from trainer.sweep.trials import Sweep
 
 
 @click.command(
@@ -70,6 +70,10 @@ def command(
     sweep that is started again goes on: runs that are done are left as they are, and so are those that a
     scheduler still has. A run that fails does not end the sweep.
     """
+    from trainer.sweep.here import check, run_all
+    from trainer.sweep.submitted import submit_all
+    from trainer.sweep.trials import find_sweep, show
+
     if to is not None and (nproc is not None or hosts is not None):
         raise InputError("give either --to, or --nproc or --hosts: a scheduler starts the ranks itself")
     if parallel is not None and (to is None or SCHEDULERS[to].submit_together is None):
@@ -97,7 +101,7 @@ def command(
     return code
 
 
-def _name_report(sweep: Sweep) -> None:
+def _name_report(sweep: "Sweep") -> None:
     """Name the command for the report, which needs the sweep's record beside the runs.
 
     The record is elsewhere if the machine that submitted the runs does not see their folders.

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.cli.progress import last_checkpoint
-from trainer.launch.liveness import State, inspect
 from trainer.report.cost import energy_j, gpu_hours, left_s, samples_per_s, taken_s, total_steps
 from trainer.report.folder import RunFacts, has_started, read_run
+from trainer.report.liveness import State, inspect
+from trainer.report.progress import last_checkpoint
 from trainer.telemetry.goodput import account
 
 _ENDS = ("exit_code", "reason", "rank", "node", "time")

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from trainer.cli.from_open_clip.data_flags import literal_pairs
-from trainer.cli.from_open_clip.line import Line, with_model_defaults
-from trainer.cli.from_open_clip.table import FLAGS, VERSION
 from trainer.errors import InputError
+from trainer.from_open_clip.data_flags import literal_pairs
+from trainer.from_open_clip.line import Line, with_model_defaults
+from trainer.from_open_clip.table import FLAGS, VERSION
 
 _PROGRAMS = ("open_clip_train.main", "training.main", "open_clip_train/main.py", "training/main.py")
 _RANKS = ("--nproc_per_node", "--nproc-per-node")

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from trainer.cli.sweep.trials import Trial
 from trainer.errors import InputError
+from trainer.sweep.trials import Trial
 
 
 def refuse(trials: Sequence[Trial], check: Callable[[Trial], object]) -> None:

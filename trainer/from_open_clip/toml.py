@@ -6,9 +6,9 @@ from typing import Any
 
 import tomli_w
 
-from trainer.cli.from_open_clip.translation import Setting
 from trainer.config.job import Job
 from trainer.config.keys import walk
+from trainer.from_open_clip.translation import Setting
 from trainer.text.terminal import one_line
 
 WIDTH = 100

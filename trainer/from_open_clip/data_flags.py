@@ -4,11 +4,11 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.cli.from_open_clip.line import PIPE, SOURCES, Line, is_table
-from trainer.cli.from_open_clip.translation import Flag, Translate, Translation
 from trainer.config.results import NAMED_SET
 from trainer.errors import InputError
 from trainer.evaluate.template_sets import IMAGENET
+from trainer.from_open_clip.line import PIPE, SOURCES, Line, is_table
+from trainer.from_open_clip.translation import Flag, Translate, Translation
 from trainer.text.wording import many
 
 TAB = "\t"

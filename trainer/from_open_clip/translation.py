@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
-from trainer.cli.from_open_clip.line import Line
 from trainer.config.job import Job
 from trainer.config.keys import walk
+from trainer.from_open_clip.line import Line
 
 Fate = Literal["key", "built in", "not wanted", "not supported yet"]
 """Result of translating a flag. key: keys of the job file; built in: nothing, because every run does it."""

@@ -1,8 +1,8 @@
 """Translates flags about batch, length, learning rate and optimizer."""
 
-from trainer.cli.from_open_clip.line import Line
-from trainer.cli.from_open_clip.translation import Flag, Translation
 from trainer.config.optimizers import OPTIMIZERS
+from trainer.from_open_clip.line import Line
+from trainer.from_open_clip.translation import Flag, Translation
 from trainer.text.wording import many
 
 _TIMM_SPARES = ("*positional_embedding", "*class_embedding", "*cls_emb")

@@ -1,7 +1,7 @@
 """Translates flags about checkpoints, logs and ranks."""
 
-from trainer.cli.from_open_clip.line import Line
-from trainer.cli.from_open_clip.translation import Flag, Translation
+from trainer.from_open_clip.line import Line
+from trainer.from_open_clip.translation import Flag, Translation
 
 _MOST_GPUS = 8
 """GPUs that a usual node has at most; more are taken to be on several nodes."""

@@ -7,7 +7,7 @@ from trainer.errors import InputError
 from trainer.run.layout import JOB_FILE
 from trainer.safe_io.atomic import write_whole
 
-_FOLDER = Path(__file__).parent.parent / "presets"
+_FOLDER = Path(__file__).parent
 SCHEMA = _FOLDER / "job-schema.json"
 """JSON Schema of a job file, which `make reference` writes. An installed package brings it along."""
 

@@ -2,32 +2,26 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from trainer.cli.sweep.checks import refuse
-from trainer.cli.sweep.trials import Trial
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED
+from trainer.launch import local
+from trainer.launch.hosts import Host
+from trainer.plan.check import check_job
+from trainer.sweep.checks import refuse
+from trainer.sweep.trials import Trial
 from trainer.text.terminal import say
 from trainer.text.wording import many
-
-if TYPE_CHECKING:
-    from trainer.launch.hosts import Host
 
 _ASKED_TO_STOP = (EXIT_PREEMPTED, EXIT_INTERRUPTED)
 
 
-def check(trials: Sequence[Trial], nproc: int | None, hosts: "Sequence[Host] | None") -> None:
+def check(trials: Sequence[Trial], nproc: int | None, hosts: Sequence[Host] | None) -> None:
     """Raises InputError with the problems of every run that cannot start here."""
-    from trainer.launch.local import ranks_of
-    from trainer.plan.check import check_job
-
-    refuse(trials, lambda trial: check_job(trial.job, ranks_of(trial.job, nproc, hosts)))
+    refuse(trials, lambda trial: check_job(trial.job, local.ranks_of(trial.job, nproc, hosts)))
 
 
-def run_all(trials: Sequence[Trial], nproc: int | None, hosts: "Sequence[Host] | None") -> int:
+def run_all(trials: Sequence[Trial], nproc: int | None, hosts: Sequence[Host] | None) -> int:
     """Runs one after the other; returns 0, 1 if any has failed, or the code of one that was asked to stop."""
-    from trainer.launch import local
-
     failed = []
     for number, trial in enumerate(trials, 1):
         say(f"run {number} of {len(trials)}: {trial.name} ({' '.join(trial.values)})")
