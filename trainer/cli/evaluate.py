@@ -18,6 +18,7 @@ from trainer.cli.options import json_option, set_of, suggested, weights_model_op
 from trainer.cli.output import print_json
 from trainer.run.layout import JOB_FILE, RESULT_FILE
 from trainer.safe_io.plain import read_json
+from trainer.text.table import aligned
 
 if TYPE_CHECKING:
     pass
@@ -142,12 +143,9 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show(metrics: Mapping[str, float | int]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from trainer.config import BestMetric  # all of these metrics are shares
 
-    table = Table("metric", "value", box=None, pad_edge=False)
-    for name, value in metrics.items():
-        table.add_row(name, f"{value:.2%}" if name in get_args(BestMetric) else f"{value:,.12g}")
-    Console(stderr=True).print(table)
+    shares = get_args(BestMetric)
+    rows = [(name, f"{value:.2%}" if name in shares else f"{value:,.12g}") for name, value in metrics.items()]
+    for line in aligned([("metric", "value"), *rows]):
+        click.echo(line, err=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from trainer.cli.options import suggested
+from trainer.cli.options import json_option, suggested
 from trainer.config import schema_words
 from trainer.errors import InputError
 from trainer.presets.files import SCHEMA
@@ -29,7 +29,7 @@ Examples:
   clipship explain warmup_steps    every key of that name"""
 )
 @click.argument("name", metavar="[KEY]", default="", shell_complete=suggested("key_names"))
-@click.option("--json", "as_json", is_flag=True, help="Print the JSON Schema of KEY.")
+@json_option("Print the JSON Schema of KEY.")
 def command(name: str, as_json: bool) -> None:
     """Say what KEY of the job file means: type, unit, default, range, what it does.
 

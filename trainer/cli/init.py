@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from trainer.cli.options import NearChoice
+from trainer.cli.output import print_lines
 from trainer.errors import InputError
 from trainer.presets.files import (
     check_free,
@@ -21,8 +22,8 @@ from trainer.presets.files import (
 from trainer.presets.own_data import NONE, own_data, unwritten
 from trainer.presets.wishes import Wishes, data_pattern, job_text, wishes_of
 from trainer.run.layout import JOB_FILE
-from trainer.text.fitting import fit_to
 from trainer.text.paste import command as paste
+from trainer.text.table import by_topic
 from trainer.text.terminal import say
 
 _DOORS = ("here", "slurm", "kubernetes")
@@ -73,8 +74,7 @@ def command(
     follow the data; a table is cut into two beside JOB, one to train on and one to evaluate on.
     """
     if list_only:
-        for name in preset_names():
-            click.echo(fit_to(sys.stdout, f"{name:<12}{preset_summary(name)}"))
+        print_lines(by_topic((name, preset_summary(name)) for name in preset_names()))
         return
     if preset is not None:
         wishes = wishes_of(preset, data, held_out, job_path, here=not no_data)

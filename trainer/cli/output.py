@@ -1,13 +1,21 @@
-"""How commands print what they found, for people and for programs. Imports no torch."""
+"""Prints what a command found, for people and for programs. Imports no torch."""
 
 import json
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
 
+from trainer.text.fitting import fit_to
 from trainer.text.masking import masked_values
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines, each fitted into the terminal, if stdout is one."""
+    for line in lines:
+        click.echo(fit_to(sys.stdout, line))
 
 
 def print_json(values: Mapping[str, Any]) -> None:

@@ -1,15 +1,16 @@
 """The command `clipship plan`: what to expect of a run before it starts. Imports no torch."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.cli.options import suggested
+from trainer.cli.options import json_option, suggested
+from trainer.cli.output import print_json
 from trainer.cli.plan_scaling import scaling
 from trainer.errors import InputError
+from trainer.text.table import by_topic
 from trainer.text.terminal import say
 from trainer.text.wording import many
 
@@ -101,7 +102,7 @@ Examples:
     help="Seconds to simulate with --fault-times; without it, up to a minute after the last fault.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the drawn faults.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
+@json_option("Print one line of JSON instead of the table.")
 def goodput(run: str | None, as_json: bool, **given: Any) -> None:
     """Simulate a run with faults: useful share of its time, best checkpoint interval, worth of spare nodes.
 
@@ -126,10 +127,10 @@ def goodput(run: str | None, as_json: bool, **given: Any) -> None:
         outcome = expect(plan, seed)
     result = _result(plan, outcome, seed, drawn=not times)
     if as_json:
-        click.echo(json.dumps(result))
+        print_json(result)
         return
-    for topic, text in _rows(plan, outcome, sources, result):
-        click.echo(f"{topic:<14}{text}")
+    for line in by_topic(_rows(plan, outcome, sources, result), 14):
+        click.echo(line)
 
 
 def _plan(run: str | None, given: Mapping[str, Any]) -> "tuple[Plan, dict[str, str]]":

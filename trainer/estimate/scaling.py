@@ -17,7 +17,8 @@ from trainer.config.fabric_rates import FabricRate
 from trainer.config.gpus import Gpu
 from trainer.config.loss_tile import in_tf32, plain_bytes, spares_network, tile_rows
 from trainer.config.losses import LOSSES, Contrast
-from trainer.estimate.architecture import Architecture
+from trainer.errors import InputError
+from trainer.estimate.architecture import Architecture, architecture
 from trainer.estimate.step_speed import step_speed, text_forward_share
 
 Place = Literal["forward", "text", "loss", "backward"]
@@ -254,3 +255,27 @@ def _exposed_s(
         return exposed
     # The last bucket of gradients waits for one, and so does each collective of the loss.
     return exposed + negotiation_s * (1 + sum(one.times for one in found if one.place == "loss"))
+
+
+def on_all_backends(
+    job: Job, per_gpu: int, most: int, gpu: Gpu, fabric: FabricRate
+) -> Iterator[tuple[str, Scaling]]:
+    """Yields the estimates of all backends for one GPU, one node, and eight times as many, up to `most`.
+
+    Raises InputError if the config of the model does not say its size.
+    """
+    shape = architecture(job.model)
+    if shape is None:
+        raise InputError(
+            f"the config of {job.model.name} does not say its size; those of open_clip's own transformers "
+            "and of SigLIP do"
+        )
+    counts = [1]
+    while counts[-1] * NODE_GPUS < most:
+        counts.append(counts[-1] * NODE_GPUS)
+    for backend, row in BACKENDS.items():
+        for count in [*counts, *([most] if most > 1 else [])]:
+            yield (
+                backend,
+                weak_scaling(shape, job, per_gpu, count, gpu, fabric, backend, row.reduced_mb(job.comm)),
+            )

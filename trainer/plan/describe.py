@@ -38,6 +38,7 @@ from trainer.sysinfo.imports import load
 from trainer.sysinfo.open_clip_release import PACKAGE, unsupported
 from trainer.sysinfo.variables import name_problems
 from trainer.sysinfo.versions import installed
+from trainer.text.table import by_topic
 from trainer.text.wording import many
 
 _SMALL_CONTRAST = 16
@@ -56,7 +57,7 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
         *(("warning", text) for text in all_warnings(facts)),
         *(("no effect", f"{', '.join(keys)}: {why}") for keys, why in unused_keys(job)),
     ]
-    return "".join(f"{topic:<12}{text}\n" for topic, text in rows)
+    return "".join(f"{line}\n" for line in by_topic(rows))
 
 
 @dataclass(frozen=True)
