@@ -1,14 +1,12 @@
 """The command `clipship check`: says what a job would do. Imports no torch."""
 
-import sys
 from pathlib import Path
 
 import click
 
 from trainer.cli.options import job_argument, json_option, nproc_option, set_option
-from trainer.cli.output import print_json
+from trainer.cli.output import print_json, print_lines
 from trainer.errors import EXIT_DONE, InputError, exit_code_of
-from trainer.text.fitting import fit_to
 from trainer.text.live import waiting
 from trainer.text.terminal import shown
 
@@ -60,5 +58,5 @@ def command(
     else:
         with waiting(f"checking {job_path}"):
             text = shown(describe(job, world_size, samples, local=local, files=not no_data))
-        click.echo(fit_to(sys.stdout, text), nl=False)
+        print_lines(text.splitlines())
     return EXIT_DONE

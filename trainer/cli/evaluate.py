@@ -16,6 +16,7 @@ import click
 
 from trainer.cli.options import json_option, set_of, suggested, weights_model_option
 from trainer.cli.output import print_json
+from trainer.errors import EXIT_DONE
 from trainer.run.layout import JOB_FILE, RESULT_FILE
 from trainer.safe_io.plain import read_json
 from trainer.text.table import aligned
@@ -121,7 +122,7 @@ def command(
     if results is not None:
         metrics["suite"] = keep_suite(job, about, results, table=not as_json)
     print_json({**about, **metrics, "seconds": round(time.monotonic() - start, 1)})
-    return 0
+    return EXIT_DONE
 
 
 @contextmanager

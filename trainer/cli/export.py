@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from trainer.cli.options import NearChoice, suggested, weights_model_option
-from trainer.errors import EXIT_DONE, InputError
+from trainer.errors import InputError
 from trainer.safe_io.plain import read_json
 from trainer.text.live import waiting
 from trainer.text.terminal import one_line, say
@@ -26,7 +26,7 @@ Examples:
 @click.option("--to", "form", type=NearChoice(_FORMATS), required=True, help="Form to write.")
 @click.option("--license", "license_name", default="", metavar="NAME", help="License that the card states.")
 @weights_model_option
-def command(checkpoint: str, folder: Path, form: str, license_name: str, model: str | None) -> int:
+def command(checkpoint: str, folder: Path, form: str, license_name: str, model: str | None) -> None:
     """Write the model of CHECKPOINT into the new folder OUT, with a model card (README.md).
 
     CHECKPOINT is what `clipship eval` takes. open_clip: a folder for `local-dir:`; hf: CLIPModel or
@@ -66,7 +66,6 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
     for note in notes:
         say(note)
     say(f"wrote {form} to {one_line(str(folder))}; its README.md says how to load it")
-    return EXIT_DONE
 
 
 def _remove_written(folder: Path) -> None:

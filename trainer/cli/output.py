@@ -10,6 +10,7 @@ import click
 
 from trainer.text.fitting import fit_to
 from trainer.text.masking import masked_values
+from trainer.text.terminal import printable
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -18,9 +19,13 @@ def print_lines(lines: Iterable[str]) -> None:
         click.echo(fit_to(sys.stdout, line))
 
 
-def print_json(values: Mapping[str, Any]) -> None:
-    """Print the values as one line of JSON: secrets are masked, and numbers that JSON lacks become null."""
-    click.echo(json.dumps(_finite(masked_values(values)), allow_nan=False))
+def print_json(values: Mapping[str, Any], *, pretty: bool = False) -> None:
+    """Print the values as JSON: secrets are masked, and numbers that JSON lacks become null.
+
+    It is one line of ASCII for programs; `pretty`, for people, has a line for each value.
+    """
+    style: dict[str, Any] = {"indent": 2, "ensure_ascii": False} if pretty else {}
+    click.echo(printable(json.dumps(_finite(masked_values(values)), allow_nan=False, **style)))
 
 
 def _finite(value: Any) -> Any:

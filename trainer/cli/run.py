@@ -1,6 +1,5 @@
 """The command `clipship run`: trains on this machine, or on hosts over ssh. Imports no torch."""
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +16,11 @@ from trainer.cli.options import (
     nproc_option,
     set_option,
 )
+from trainer.cli.output import print_lines
 from trainer.errors import EXIT_DONE, InputError
 from trainer.run.layout import Run
-from trainer.text.fitting import fit_to
 from trainer.text.live import waiting
+from trainer.text.table import by_topic
 from trainer.text.terminal import say, shown
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def command(
     if fresh:
         _set_aside(job)
     elif is_done(job):
-        click.echo(fit_to(sys.stdout, f"{'result':<12} {shown(done_text(Run(run_folder(job))))}"))
+        print_lines(by_topic([("result", shown(done_text(Run(run_folder(job)))))], 13))
         return EXIT_DONE
     spares = no_spares_here(job) if named_hosts is None else ()
     for warning in (*spares, *warnings(job, samples, local=True)):
