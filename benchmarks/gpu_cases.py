@@ -5,10 +5,10 @@ from typing import Literal
 
 from trainer.config import Job, Model
 from trainer.config.gpus import GPUS, Gpu
-from trainer.model.architecture import Architecture, architecture
+from trainer.estimate.architecture import Architecture, architecture
+from trainer.estimate.fit import largest_micro_batch
+from trainer.estimate.step_speed import training_flops
 from trainer.model.catalog import read_config
-from trainer.model.fit import largest_micro_batch
-from trainer.model.step_speed import training_flops
 
 _MULTIPLE = 8
 

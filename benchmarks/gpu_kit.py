@@ -24,7 +24,6 @@ ROOTS = (
     "regex",
     "pydantic",
     "click",
-    "rich",
     "tomli-w",
     "simplejpeg",
     "nvidia-ml-py",

@@ -79,3 +79,8 @@ def encode_error(error: Exception | None) -> EncodedError | None:
 def decode_error(encoded: EncodedError | None) -> Exception | None:
     """Returns the error that `encode_error` was given; None for no error."""
     return None if encoded is None else _ENCODABLE[encoded[0]](encoded[1])
+
+
+def exit_code_of(problem: InputError) -> int:
+    """Returns the exit code of a command that a problem ends: a full disk is no fault of the input."""
+    return EXIT_FAILED if isinstance(problem, StorageError) else EXIT_BAD_INPUT

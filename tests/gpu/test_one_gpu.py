@@ -26,10 +26,10 @@ from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.model.architecture import architecture
+from trainer.estimate.architecture import architecture
+from trainer.estimate.step_memory import step_memory
 from trainer.model.build import build_model
 from trainer.model.host_compiler import missing_parts
-from trainer.model.step_memory import step_memory
 from trainer.model.sync_batch_norm import synchronise_batch_norm
 from trainer.model.tile_kernels import fused, problem_of
 from trainer.train.step import MicroBatch, TrainStep

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ends import CLIPSHIP, HOROVOD_MPIRUN, MPIRUN, Running, begin, full, ranks_left, starts
-from trainer.cli.save_plan import NOTICE_S
+from trainer.plan.save import NOTICE_S
 from trainer.supervise.stopping import REPEAT_S
 
 LONG = 100_000

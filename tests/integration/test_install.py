@@ -10,8 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks.install import build_wheel, empty_environment, run_pip
-from trainer.cli.presets import preset_names
 from trainer.config.schedulers import SCHEDULERS
+from trainer.presets.files import preset_names
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,9 +17,9 @@ from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.model.architecture import architecture
-from trainer.model.fit import memory_of, with_micro_batch
-from trainer.model.step_memory import StepMemory, step_memory
+from trainer.estimate.architecture import architecture
+from trainer.estimate.fit import memory_of, with_micro_batch
+from trainer.estimate.step_memory import StepMemory, step_memory
 
 TOLERANCE = 0.1
 RANKS = 8

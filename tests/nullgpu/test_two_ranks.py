@@ -13,8 +13,8 @@ from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.start import start
 from trainer.config import Model
 from trainer.config.batch_plan import plan
-from trainer.model.architecture import architecture
-from trainer.model.scaling import collectives
+from trainer.estimate.architecture import architecture
+from trainer.estimate.scaling import collectives
 
 STEPS = 4
 """Steps that a rank watches; every second one is logged, with a small gather of its own."""

@@ -21,7 +21,7 @@ from trainer.checkpoint.state import Snapshot, contents_of
 from trainer.comm.fsdp_backend import FsdpBackend
 from trainer.comm.timer import CommTimer
 from trainer.config.batch_plan import plan
-from trainer.model.architecture import architecture
+from trainer.estimate.architecture import architecture
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World
 

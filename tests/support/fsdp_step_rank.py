@@ -15,7 +15,7 @@ from tests.support.fsdp_state_rank import RANKS, OneOfEight
 from tests.support.jobs import tiny_job
 from tests.support.planned_steps import PlannedSteps
 from trainer.config.batch_plan import plan
-from trainer.model.architecture import architecture
+from trainer.estimate.architecture import architecture
 
 
 def main(jobs: str) -> None:

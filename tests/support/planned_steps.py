@@ -12,8 +12,8 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.pixels import normalised
+from trainer.estimate.architecture import Architecture
 from trainer.model import build
-from trainer.model.architecture import Architecture
 from trainer.train.step import MicroBatch, TrainStep
 
 

@@ -10,8 +10,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from tests.support.jobs import VIT, tiny_job
-from trainer.cli.search import search_job
 from trainer.model.build import untrained
+from trainer.plan.trained import search_job
 from trainer.search.files import PictureFolder
 from trainer.search.index import Index, open_index
 from trainer.search.model import SearchModel

@@ -8,7 +8,6 @@ import pytest
 
 import trainer
 from tests.support.jobs import tiny_job
-from trainer.cli.check import check_without_files
 from trainer.comm.backends import (
     BACKENDS,
     Launcher,
@@ -26,6 +25,7 @@ from trainer.config.comm import Backend
 from trainer.errors import InputError
 from trainer.launch.kubernetes.validate import warnings as kubernetes_warnings
 from trainer.launch.slurm.validate import warnings as slurm_warnings
+from trainer.plan.check import check_without_files
 
 ROOT = Path(trainer.__path__[0])
 LAUNCHERS: tuple[Launcher, ...] = ("clipship", "mpirun")

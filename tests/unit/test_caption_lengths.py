@@ -12,8 +12,6 @@ from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 from PIL import Image
 
 from tests.support.jobs import VIT, tiny_job
-from trainer.cli.data_plan import FirstSamples
-from trainer.cli.describe import describe
 from trainer.cli.main import main
 from trainer.config import Data, Model
 from trainer.data.caption_lengths import CaptionLengths, CaptionMonitor, counter_of
@@ -21,6 +19,8 @@ from trainer.data.mojibake import as_gbk, gbk_warning
 from trainer.data.shard_files import write_shards
 from trainer.data.tokens import quick
 from trainer.model.light_tokenizer import lengths_for
+from trainer.plan.describe import describe
+from trainer.plan.first_samples import FirstSamples
 
 SHORT, LONG = "a dog", "一只棕色的狗在绿色的草地上追着一个红色的球"
 CAPTIONS = [SHORT, LONG, "Curly “quotes” &amp; naïve words, l'eau", ""]

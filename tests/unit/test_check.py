@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cli.check import check_job, check_without_files
 from trainer.config import Data, Eval, Job
 from trainer.config.loader import dump_job, load_job
 from trainer.data.sample_counts import check_data, recorded_sizes
@@ -19,6 +18,7 @@ from trainer.evaluate.inputs import check_evaluation, class_names, templates
 from trainer.model.catalog import check_model, check_pretrained, check_tag, known_models
 from trainer.model.packages import check_loss
 from trainer.model.tags import clean_tag, known_tags
+from trainer.plan.check import check_job, check_without_files
 from trainer.run.folder import check_run_folder, run_folder, used_again
 
 JOB = 'name = "run"\n[data]\ntrain = "*.tar"\n[optim]\nglobal_batch_size = 4\nsteps = 2\n'

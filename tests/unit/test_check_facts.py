@@ -13,17 +13,17 @@ import torch
 
 from tests.support.jobs import RESNET, VIT, tiny_job
 from trainer.checkpoint.writer import CheckpointWriter
-from trainer.cli import check, device_plan, environment_plan
-from trainer.cli.check import check_without_files
-from trainer.cli.describe import describe
-from trainer.cli.disk_plan import checkpoint_rows, disk_of, too_little_disk
 from trainer.comm.protocol import Comm
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
+from trainer.estimate.size import checkpoint_bytes
 from trainer.model import catalog
 from trainer.model.build import build_model
-from trainer.model.size import checkpoint_bytes
+from trainer.plan import check, device, environment
+from trainer.plan.check import check_without_files
+from trainer.plan.describe import describe
+from trainer.plan.disk import checkpoint_rows, disk_of, too_little_disk
 from trainer.sysinfo.nvml import GpuHere
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -44,8 +44,8 @@ def row(job: Job, topic: str, **options: Any) -> str:
 
 
 def on_a_machine_with(monkeypatch: pytest.MonkeyPatch, *gpus: GpuHere) -> None:
-    monkeypatch.setattr(device_plan, "_ANY_GPU", ("/dev/null",) if gpus else ())
-    monkeypatch.setattr(device_plan, "gpus_here", lambda: list(gpus))
+    monkeypatch.setattr(device, "_ANY_GPU", ("/dev/null",) if gpus else ())
+    monkeypatch.setattr(device, "gpus_here", lambda: list(gpus))
 
 
 def test_the_device_has_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_ranks_of_slurm_run_in_what_its_section_says(slurm: dict[str, Any], topi
 def test_packages_that_no_rank_can_do_without_are_named_with_what_installs_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(environment_plan, "find_spec", lambda _: None)
+    monkeypatch.setattr(environment, "find_spec", lambda _: None)
     job = tiny_job(comm={"backend": "horovod"})
     warnings = [line for line in rows_of(job) if "this Python lacks" in line]
     torch_is_missing, horovod_is_missing = warnings

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.cli import device_plan
 from trainer.cli import main as cli
-from trainer.cli.describe import Facts, all_warnings
-from trainer.cli.presets import preset_names, preset_text, schema_line
+from trainer.plan.describe import Facts, all_warnings
 from trainer.preflight.findings import find_problems
 from trainer.preflight.measurements import Measurements, Needs
+from trainer.presets.files import preset_names, preset_text, schema_line
 
 Capture = pytest.CaptureFixture[str]
 
@@ -114,7 +113,7 @@ def test_bad_input_is_one_message_with_exit_code_2_and_nothing_written(
 def test_check_says_what_will_run_and_writes_nothing(
     job: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_plan, "_ANY_GPU", ())
+    monkeypatch.setattr("trainer.plan.device._ANY_GPU", ())
     assert (
         cli.main(
             [
@@ -168,7 +167,7 @@ def test_check_says_what_will_run_and_writes_nothing(
 def test_check_names_the_device_and_warns_where_there_is_none(
     job: str, overrides: list[str], device: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_plan, "_ANY_GPU", ())
+    monkeypatch.setattr("trainer.plan.device._ANY_GPU", ())
     assert cli.main(["check", job, *(word for override in overrides for word in ("--set", override))]) == 0
     shown = re.sub(r"the CPU, .* memory", "the CPU, ...", capsys.readouterr().out)
     assert f"device      {device}\n" in shown
@@ -178,7 +177,7 @@ def test_check_names_the_device_and_warns_where_there_is_none(
 def test_check_of_ranks_on_this_machine_refuses_a_job_that_asks_for_gpus_where_there_are_none(
     job: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_plan, "_ANY_GPU", ())
+    monkeypatch.setattr("trainer.plan.device._ANY_GPU", ())
     gpus = ["--set", "resources.gpus_per_node=2"]
     assert cli.main(["check", job, "--nproc", "2", *gpus, "--set", "model.name=ViT-B-33"]) == 2
     told = capsys.readouterr().err
@@ -312,7 +311,7 @@ def test_check_warns_of_a_torch_that_compiles_wrongly(
     assert cli.main(["check", "job.toml", "--no-data", *image, "--set", "stack.torch=2.13.0", *keys]) == 0
     text = "torch 2.13.0: compiled, the image tower of SigLIP B/16 gets wrong gradients"
     assert (text in capsys.readouterr().out) == (compiled == "true")
-    monkeypatch.setattr("trainer.cli.describe.installed", lambda _: "2.13.0+cu130")
+    monkeypatch.setattr("trainer.plan.describe.installed", lambda _: "2.13.0+cu130")
     job = tiny_job(model={"compile": compiled == "true"})
     facts = Facts.of(job, 1, 64, local=True, files=False)
     assert any(text in warning for warning in all_warnings(facts)) == (compiled == "true")
@@ -325,7 +324,7 @@ def test_check_and_doctor_warn_of_an_open_clip_that_was_not_tried(
     release: str, warns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "trainer.cli.describe.installed", lambda package: release if "clip" in package else "2.14.1"
+        "trainer.plan.describe.installed", lambda package: release if "clip" in package else "2.14.1"
     )
     facts = Facts.of(tiny_job(), 1, 64, local=True, files=False)
     text = f"open_clip_torch {release} is none of the releases"
@@ -540,7 +539,7 @@ def test_an_interrupt_is_quiet_but_for_a_run_which_says_that_none_began(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.cli.check.check_job", interrupt)
+    monkeypatch.setattr("trainer.plan.checked.check_job", interrupt)
     assert cli.main(["check", job]) == 130
     assert capsys.readouterr().err.strip() == ""
     assert cli.main(["run", job]) == 130
@@ -552,7 +551,7 @@ def test_a_bug_keeps_its_traceback(job: str, monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("trainer.cli.check.check_job", fail)
+    monkeypatch.setattr("trainer.plan.checked.check_job", fail)
     with pytest.raises(ZeroDivisionError):
         cli.main(["check", job])
 

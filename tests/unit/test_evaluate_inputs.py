@@ -16,7 +16,6 @@ from tests.support.jobs import VIT, tiny_job
 from trainer.checkpoint import files
 from trainer.checkpoint.weights import with_loss_of_weights
 from trainer.cli import main as cli
-from trainer.cli.evaluate import evaluation_job
 from trainer.cli.export import _manifest
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Eval, Job, Model
@@ -29,6 +28,7 @@ from trainer.evaluate.rank import evaluate
 from trainer.model.build import build_model, untrained
 from trainer.model.catalog import check_init, check_pretrained, check_tag, check_teacher, weights_file
 from trainer.model.teacher import build_teacher
+from trainer.plan.trained import evaluation_job
 from trainer.run import checkpoints
 from trainer.run.best import BEST
 from trainer.run.checkpoints import TrainedModel, find_trained

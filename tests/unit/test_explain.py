@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from trainer.cli.explain import command
-from trainer.cli.presets import SCHEMA
 from trainer.errors import InputError
+from trainer.presets.files import SCHEMA
 
 
 def explain(*arguments: str, columns: str = "80") -> Result:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.cli.data_plan import FirstSamples
 from trainer.cli.main import main
 from trainer.config import Data
 from trainer.data.first_look import left_out_first
@@ -17,6 +16,7 @@ from trainer.data.sample_counts import check_data
 from trainer.data.source import open_source
 from trainer.data.tar import DOTS
 from trainer.errors import InputError
+from trainer.plan.first_samples import FirstSamples
 
 
 def shard(path: Path, samples: int, ending: str, hidden: int = 0) -> str:

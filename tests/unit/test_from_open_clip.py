@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from trainer.cli import main as cli
-from trainer.cli.from_open_clip.command import job_file
-from trainer.cli.from_open_clip.read import read
-from trainer.cli.from_open_clip.table import FLAGS, VERSION
 from trainer.config import Eval, Job
 from trainer.config.keys import walk
 from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import load_job
 from trainer.evaluate.inputs import class_names, templates
+from trainer.from_open_clip.job_file import job_file
+from trainer.from_open_clip.read import read
+from trainer.from_open_clip.table import FLAGS, VERSION
 from trainer.model.catalog import config_file, known_models
 
 Capture = pytest.CaptureFixture[str]

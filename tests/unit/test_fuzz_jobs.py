@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from trainer.cli.main import main
-from trainer.cli.presets import preset_names, preset_text
 from trainer.cli.render import KINDS
 from trainer.config import Job
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from trainer.presets.files import preset_names, preset_text
 
 BASE = {
     ("name",): "fuzz",

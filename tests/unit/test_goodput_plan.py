@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import InputError
-from trainer.telemetry.goodput_plan import (
+from trainer.estimate.faults import (
     Fault,
     Plan,
     best_interval_s,

@@ -6,18 +6,17 @@ from typing import Any, get_args
 import pytest
 
 from tests.support.jobs import RESNET, VIT, tiny_job
-from trainer.cli import gpu_plan
-from trainer.cli.check import check_without_files
-from trainer.cli.describe import describe
 from trainer.config import Job, Model
 from trainer.config.batch_plan import plan
 from trainer.config.gpus import GIB, GPUS, GpuName
 from trainer.errors import InputError
+from trainer.estimate.architecture import architecture
+from trainer.estimate.fit import fits, largest_micro_batch, usable_bytes, with_gpu_limit, with_micro_batch
+from trainer.estimate.step_memory import step_memory
+from trainer.estimate.step_speed import step_speed, training_flops
 from trainer.model import catalog
-from trainer.model.architecture import architecture
-from trainer.model.fit import fits, largest_micro_batch, usable_bytes, with_gpu_limit, with_micro_batch
-from trainer.model.step_memory import step_memory
-from trainer.model.step_speed import step_speed, training_flops
+from trainer.plan.check import check_without_files
+from trainer.plan.describe import describe
 
 
 def job_of(config: str = "ViT-B-32", batch: int = 1024, *, gpu: str | None = "H100", **sections: Any) -> Job:
@@ -68,7 +67,7 @@ def test_models_whose_config_does_not_say_their_size_have_none_and_check_says_so
         says = "not known: what the activations of the text tower roberta-base take is not estimated"
     assert len(found) == 1
     assert found[0].startswith(f"memory      {says}")
-    monkeypatch.setattr(gpu_plan, "known_models", list)
+    monkeypatch.setattr("trainer.plan.gpu.known_models", list)
     assert not any(line.startswith("memory") for line in rows_of(job_of(name)))
 
 

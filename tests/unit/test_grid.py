@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.cli.sweep.grid import combinations, names
 from trainer.errors import InputError
+from trainer.sweep.grid import combinations, names
 
 
 def test_each_value_meets_each_other_value() -> None:

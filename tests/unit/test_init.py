@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.cli.init import Lengths, Wishes, data_pattern, job_text, lengths
 from trainer.cli.main import main
-from trainer.cli.presets import preset_names, preset_text
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.loader import load_job
 from trainer.data.shard_files import write_shards
 from trainer.data.source import open_images
+from trainer.presets.files import preset_names, preset_text
+from trainer.presets.wishes import Lengths, Wishes, data_pattern, job_text, lengths
 
 
 def written(folder: Path, *arguments: str) -> Job:

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.cli.main import cli
-from trainer.cli.presets import preset_names, preset_text
 from trainer.config import Job, is_stream
 from trainer.config.loader import dump_job, job_from_table, load_job, own_keys, resolve_paths
 from trainer.config.toml_lines import key_lines
 from trainer.errors import InputError
 from trainer.model.catalog import check_pretrained, weights_file
+from trainer.presets.files import preset_names, preset_text
 from trainer.run.start_job import write_start_job
 
 SMALLEST = 'name = "x"\n[data]\ntrain = "a.tar"\n[optim]\nglobal_batch_size = 8\nsteps = 2\n'

@@ -18,8 +18,8 @@ import pytest
 
 from tests.support.processes import ended_on_failure
 from trainer.cli.main import main
-from trainer.launch.liveness import inspect, is_dead, killed_for_memory
 from trainer.report.folder import read_run
+from trainer.report.liveness import inspect, is_dead, killed_for_memory
 from trainer.run.exit_files import ExitFiles, remove_exit_files
 from trainer.run.layout import LOCK
 from trainer.run.lock import is_held

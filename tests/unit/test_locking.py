@@ -14,10 +14,10 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job, Model
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
-from trainer.model.architecture import Tower, architecture
+from trainer.estimate.architecture import Tower, architecture
+from trainer.estimate.step_memory import step_memory
 from trainer.model.build import build_model
 from trainer.model.locking import lock_towers
-from trainer.model.step_memory import step_memory
 
 LOGITS = {"logit_scale", "logit_bias"}
 

@@ -16,9 +16,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.support.jobs import tiny_job
 from tests.unit.test_telemetry import RECORD
-from trainer.cli.check import check_job
 from trainer.config import Job
 from trainer.errors import InputError
+from trainer.plan.check import check_job
 from trainer.report.board import Text, row, write_board
 from trainer.sysinfo.addresses import free_port
 from trainer.telemetry import writers as metric_writers

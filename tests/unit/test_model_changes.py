@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.support.jobs import VIT, tiny_job
 from trainer.config.loader import job_from_table
 from trainer.errors import InputError
-from trainer.model.architecture import architecture
+from trainer.estimate.architecture import architecture
 from trainer.model.build import Clip, untrained
 
 

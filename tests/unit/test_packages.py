@@ -12,14 +12,14 @@ import open_clip
 import pytest
 
 from tests.support.jobs import VIT
-from trainer.cli.check import check_without_files
-from trainer.cli.describe import warnings
 from trainer.config import Job, Model
 from trainer.config.loader import job_from_table
 from trainer.errors import InputError
 from trainer.image.dockerfile import dockerfile
 from trainer.model.catalog import known_models
 from trainer.model.packages import needed
+from trainer.plan.check import check_without_files
+from trainer.plan.describe import warnings
 
 SIGLIP = "ViT-B-16-SigLIP"
 ALL = ("transformers", "sentencepiece", "protobuf")

@@ -7,8 +7,8 @@ import pytest
 import tomli_w
 
 from trainer.cli.main import main
-from trainer.cli.place_warnings import odd_places
 from trainer.config.loader import job_from_table
+from trainer.plan.places import odd_places
 
 JOB: dict[str, Any] = {
     "name": "mine",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.report_folders import restarted_run
 from trainer.cli.main import main
-from trainer.cli.plan_defaults import values_of
+from trainer.plan.goodput_values import values_of
 
 CLUSTER = ("--nodes", "64", "--checkpoint-s", "5", "--restart-s", "60", "--mtbf-hours", "1000")
 

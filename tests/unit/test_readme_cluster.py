@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from trainer.cli.main import main
-from trainer.cli.presets import preset_text
+from trainer.presets.files import preset_text
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,10 +7,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from trainer.cli.presets import SCHEMA, preset_names, preset_text, schema_line
 from trainer.cli.reference import PLAIN_NUMBERS, ROOT, UNITS, description, files, job_schema, unit
 from trainer.config import Job, Section
 from trainer.config.keys import walk
+from trainer.presets.files import SCHEMA, preset_names, preset_text, schema_line
 
 KEYS = [".".join(key) for key, _ in walk(Job)]
 JOB = {"name": "n", "data": {"format": "synthetic"}, "optim": {"global_batch_size": 8, "steps": 1}}

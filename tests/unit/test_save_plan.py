@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.cli.describe import Facts, all_warnings, describe
 from trainer.cli.main import main
-from trainer.cli.save_plan import ASSUMED_BYTES_S, NOTICES, SaveTime, save_time, too_little_notice
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.loader import dump_job
+from trainer.estimate.size import checkpoint_bytes
 from trainer.launch import local
-from trainer.model.size import checkpoint_bytes
+from trainer.plan.describe import Facts, all_warnings, describe
+from trainer.plan.save import ASSUMED_BYTES_S, NOTICES, SaveTime, save_time, too_little_notice
 
 
 def job_of(model: str = "ViT-L-14", **sections: Any) -> Job:

@@ -14,9 +14,9 @@ from trainer.config import Job, Model
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.fabric_rates import FABRIC_RATES
 from trainer.config.gpus import GPUS
-from trainer.model.architecture import Architecture, architecture
-from trainer.model.scaling import Collective, Scaling, collectives, seconds_of, weak_scaling
-from trainer.model.step_speed import step_speed, text_forward_share
+from trainer.estimate.architecture import Architecture, architecture
+from trainer.estimate.scaling import Collective, Scaling, collectives, seconds_of, weak_scaling
+from trainer.estimate.step_speed import step_speed, text_forward_share
 
 NDR, ETHERNET = FABRIC_RATES["NDR"], FABRIC_RATES["ETH-100"]
 

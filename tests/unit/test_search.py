@@ -21,8 +21,8 @@ from tests.support.jobs import VIT
 from tests.support.processes import ended_on_failure
 from tests.support.search_index import digits, search_model, weights
 from trainer.cli.main import main
-from trainer.cli.search import search_job
 from trainer.errors import InputError
+from trainer.plan.trained import search_job
 from trainer.search import cache
 from trainer.search.files import PictureFolder
 from trainer.search.index import Index, open_index

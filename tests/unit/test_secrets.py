@@ -14,8 +14,6 @@ import tomli_w
 from tests.support.jobs import tiny_job
 from tests.support.training import run, setup_of
 from trainer.cli import main as cli
-from trainer.cli.evaluate import evaluation_job
-from trainer.cli.secret_values import secret_warnings
 from trainer.comm.protocol import Comm
 from trainer.config.loader import dump_job, load_job, recorded
 from trainer.config.resume_rule import differences
@@ -23,6 +21,8 @@ from trainer.data.index import catalogue_file, index_shards, rows_file, write_ca
 from trainer.data.tar import Selection
 from trainer.errors import InputError
 from trainer.launch.slurm import scheduler
+from trainer.plan.secret_values import secret_warnings
+from trainer.plan.trained import evaluation_job
 from trainer.report.folder import read_run
 from trainer.run.exit_files import ExitFiles
 from trainer.run.folder import check_run_folder

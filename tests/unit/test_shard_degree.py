@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.cli.check import check_without_files
-from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.comm.backends import keeps_in_memory
 from trainer.comm.shard_degree import shard_degree
 from trainer.errors import InputError
+from trainer.plan.check import check_without_files
+from trainer.plan.state_memory import in_memory, too_little_memory
 
 
 @pytest.mark.parametrize(

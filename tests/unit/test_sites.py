@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from tests.support.site_jobs import PAGE, site_jobs
-from trainer.cli.describe import Facts, all_warnings
-from trainer.cli.unused_keys import unused_keys
 from trainer.config import Job
 from trainer.image.compatibility import check_stack
 from trainer.image.dockerfile import dockerfile
 from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.slurm.script import batch_script
+from trainer.plan.describe import Facts, all_warnings
+from trainer.plan.unused_keys import unused_keys
 
 JOBS = site_jobs()
 HADOLINT = Path(sys.executable).with_name("hadolint")

@@ -20,13 +20,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.cli.main import main
-from trainer.cli.presets import preset_text
 from trainer.config import Job
 from trainer.config.fabrics import FABRICS
 from trainer.config.loader import job_from_table, load_job, own_keys
 from trainer.errors import InputError
 from trainer.launch.slurm.script import RENDEZVOUS, batch_script
 from trainer.launch.slurm.validate import warnings
+from trainer.presets.files import preset_text
 from trainer.world.rendezvous import Rendezvous
 
 Golden = Callable[[str, str], None]

@@ -8,9 +8,9 @@ import open_clip
 import pytest
 
 from tests.support.jobs import VIT, tiny_job
-from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.config import Job, Model
-from trainer.model.size import parameters, state_bytes
+from trainer.estimate.size import parameters, state_bytes
+from trainer.plan.state_memory import in_memory, too_little_memory
 
 GB = 10**9
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from tests.support.jobs import tiny_job
 from tests.support.suites import captioned, class_folders, classification, colour_clip, tokens
 from tests.support.thread_ranks import run_ranks
-from trainer.cli.describe import describe
-from trainer.cli.suite import suite_rows
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.data.shard_files import write_shards
@@ -21,6 +19,8 @@ from trainer.errors import InputError
 from trainer.evaluate.suite import measure_suite
 from trainer.evaluate.suite_folders import check_suite, check_suite_files, find_sets, unsupported_sets
 from trainer.evaluate.suite_table import METRICS, rows_of, table
+from trainer.plan.describe import describe
+from trainer.plan.suite import suite_rows
 
 NAMES = ("red", "green", "blue", "white")
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from tests.support.jobs import COCA, VIT, tiny_job
 from tests.support.step_ranks import gradients_of_ranks
-from trainer.cli.check import check_job
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
 from trainer.model.build import Clip, build_model, untrained
 from trainer.model.teacher import Teacher, build_teacher, whole_captions
+from trainer.plan.check import check_job
 from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES = 8

@@ -10,13 +10,13 @@ import pytest
 
 from tests.support.jobs import VIT, tiny_job
 from tests.support.text_towers import make_tower
-from trainer.cli.describe import Facts, rows_of
-from trainer.cli.gpu_plan import gpu_rows
 from trainer.config import Model
 from trainer.config.batch_plan import plan
 from trainer.model.build import untrained
 from trainer.model.loading import _explained
 from trainer.model.text_size import text_parameters
+from trainer.plan.describe import Facts, rows_of
+from trainer.plan.gpu import gpu_rows
 
 MISSING = """
 import sys

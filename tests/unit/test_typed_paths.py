@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.cli.evaluate import evaluation_job
 from trainer.cli.main import main
-from trainer.cli.sweep.trials import find_sweep
 from trainer.config import Job
 from trainer.config.loader import dump_job, load_job
 from trainer.config.typed import from_here
 from trainer.errors import InputError
+from trainer.plan.trained import evaluation_job
 from trainer.run.job_limits import job_of
+from trainer.sweep.trials import find_sweep
 
 JOB = """
 name = "one"
@@ -112,7 +112,7 @@ def test_every_command_has_the_same_rule(here: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("trainer.launch.local.run", start)
     monkeypatch.setattr(
-        "trainer.cli.main._checked", lambda path, texts, *_, **__: (load_job(path, texts), 1, 1)
+        "trainer.plan.checked.checked", lambda path, texts, *_, **__: (load_job(path, texts), 1, 1)
     )
     assert main(["run", str(job_path), "--nproc", "1", *typed]) == 0
     assert started == [wanted]  # so that ranks elsewhere read the same
@@ -122,7 +122,7 @@ def test_every_command_has_the_same_rule(here: Path, monkeypatch: pytest.MonkeyP
     assert [trial.job.model.pretrained for trial in sweep.trials] == [wanted, str(here / "w" / "y.pt")]
     assert sweep.trials[0].values == ("model.pretrained=w/x.pt",)
 
-    monkeypatch.setattr("trainer.cli.check.check_evaluated", lambda _job: None)
+    monkeypatch.setattr("trainer.plan.trained.check_evaluated", lambda _job: None)
     asked = {"retrieval": ("t.csv",)}
     evaluated = evaluation_job("ViT-B-32:openai", None, asked, 1, [typed[1]])
     assert evaluated.model.pretrained == wanted

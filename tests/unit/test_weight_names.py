@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests.support.jobs import VIT, tiny_job
-from trainer.cli.describe import warnings
 from trainer.config import Model
 from trainer.errors import InputError
 from trainer.model.build import untrained
 from trainer.model.catalog import check_init, check_pretrained
 from trainer.model.import_weights import import_weights
 from trainer.model.weight_names import prefix_of
+from trainer.plan.describe import warnings
 from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG, WEIGHTS
 
 TINY: dict[str, Any] = json.loads(Path(VIT).read_text())

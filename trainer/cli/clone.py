@@ -7,10 +7,9 @@ from typing import Any
 import click
 import tomli_w
 
-from trainer.cli.new_length import AS_LONG_AS_THE_JOB_SAYS
 from trainer.cli.options import run_argument, set_of
-from trainer.cli.presets import schema_line, write_job_file
 from trainer.errors import InputError
+from trainer.presets.files import schema_line, write_job_file
 from trainer.run.layout import JOB_FILE
 from trainer.text.paste import command as paste
 from trainer.text.terminal import one_line, say
@@ -35,6 +34,7 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
     """
     from trainer.config.loader import job_from_table, load_job, own_keys
     from trainer.launch.submission import find_run
+    from trainer.plan.new_length import AS_LONG_AS_THE_JOB_SAYS
 
     folder = find_run(run)
     if not (folder / JOB_FILE).is_file():
@@ -55,7 +55,7 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
 
 def _without_secrets(table: dict[str, Any]) -> Iterator[str]:
     """Removes values that look like secrets; yields their keys."""
-    from trainer.cli.secret_values import secrets
+    from trainer.plan.secret_values import secrets
 
     for key, _ in list(secrets(table)):
         section, parts = table, key.split(".")

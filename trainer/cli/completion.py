@@ -8,8 +8,8 @@ from typing import Any
 import click
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
-from trainer.cli.near import NearChoice
-from trainer.cli.presets import SCHEMA
+from trainer.cli.options import NearChoice
+from trainer.presets.files import SCHEMA
 from trainer.run.layout import JOB_FILE
 
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}

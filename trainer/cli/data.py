@@ -1,12 +1,12 @@
 """The commands `clipship data stats` and `clipship data show`. Imports no torch."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from trainer.cli.data_options import DataOf, data_options
+from trainer.cli.output import print_json
 from trainer.errors import InputError
 from trainer.safe_io.atomic import write_whole
 from trainer.text.terminal import say, shown
@@ -80,7 +80,7 @@ def stats(files: tuple[str, ...], data: DataOf, samples: int, model: str, contex
     check_model(model)
     settings = Model(name=model, context_length=context_length)
     numbers = statistics(_source(files, data), samples, lambda texts: lengths_for(settings, texts))
-    click.echo(shown(json.dumps(numbers, indent=2, ensure_ascii=False)))
+    print_json(numbers, pretty=True)
 
 
 @command.command()

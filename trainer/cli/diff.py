@@ -1,12 +1,12 @@
 """The command `clipship diff`: what differs between runs. Imports no torch."""
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 
 import click
 
-from trainer.cli.options import suggested
+from trainer.cli.options import json_option, suggested
+from trainer.cli.output import print_json
 from trainer.errors import InputError
 from trainer.report.differences import Difference, differences
 from trainer.report.folder import read_run
@@ -23,7 +23,7 @@ Examples:
   clipship diff runs/* --json"""
 )
 @click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, shell_complete=suggested("runs"))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: topic -> name -> run -> text.")
+@json_option("Print one JSON object: topic -> name -> run -> text.")
 def command(runs: tuple[str, ...], as_json: bool) -> None:
     """Show in what runs differ: job, data, environment and results.
 
@@ -39,7 +39,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
         names = [str(folder) for folder in folders]
     found = differences([read_run(folder) for folder in folders])
     if as_json:
-        click.echo(json.dumps(_table(names, found)))
+        print_json(_table(names, found))
         return
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     click.echo("\n".join(map(shown, _lines(names, found, width))) or "no difference")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import given_hosts, hosts_option, job_argument, nproc_option, set_option
+from trainer.cli.options import given_hosts, hosts_option, job_argument, json_option, nproc_option, set_option
 from trainer.errors import InputError
 from trainer.run.folder import not_written
 from trainer.run.layout import JOB_FILE
@@ -27,7 +27,7 @@ On a cluster, in an allocation of your own:
 @set_option
 @nproc_option
 @hosts_option
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
+@json_option("Print one line of JSON instead of the table.")
 def command(
     job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: str | None, as_json: bool
 ) -> int:

@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
-from trainer.cli import schema_words
-from trainer.cli.options import suggested
-from trainer.cli.presets import SCHEMA
+from trainer.cli.options import json_option, suggested
+from trainer.cli.output import print_json
+from trainer.config import schema_words
 from trainer.errors import InputError
+from trainer.presets.files import SCHEMA
 
 _WIDEST = 100
 _INDENT = "  "
@@ -29,7 +30,7 @@ Examples:
   clipship explain warmup_steps    every key of that name"""
 )
 @click.argument("name", metavar="[KEY]", default="", shell_complete=suggested("key_names"))
-@click.option("--json", "as_json", is_flag=True, help="Print the JSON Schema of KEY.")
+@json_option("Print the JSON Schema of KEY.")
 def command(name: str, as_json: bool) -> None:
     """Say what KEY of the job file means: type, unit, default, range, what it does.
 
@@ -42,7 +43,7 @@ def command(name: str, as_json: bool) -> None:
         raise InputError(_unknown(name, places))
     if as_json:
         shown = places[found[0]] if len(found) == 1 else {key: places[key] for key in found}
-        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        print_json(shown, pretty=True)
         return
     width = min(_WIDEST, shutil.get_terminal_size().columns)
     click.echo("\n\n".join("\n".join(_about(key, places, width)) for key in found))

@@ -6,10 +6,8 @@ from typing import Any
 
 import click
 
-from trainer.cli.evaluate import table_of_trained, without_unset
-from trainer.cli.near import NearChoice
-from trainer.cli.options import suggested, weights_model_option
-from trainer.errors import EXIT_DONE, InputError
+from trainer.cli.options import NearChoice, suggested, weights_model_option
+from trainer.errors import InputError
 from trainer.safe_io.plain import read_json
 from trainer.text.live import waiting
 from trainer.text.terminal import one_line, say
@@ -28,7 +26,7 @@ Examples:
 @click.option("--to", "form", type=NearChoice(_FORMATS), required=True, help="Form to write.")
 @click.option("--license", "license_name", default="", metavar="NAME", help="License that the card states.")
 @weights_model_option
-def command(checkpoint: str, folder: Path, form: str, license_name: str, model: str | None) -> int:
+def command(checkpoint: str, folder: Path, form: str, license_name: str, model: str | None) -> None:
     """Write the model of CHECKPOINT into the new folder OUT, with a model card (README.md).
 
     CHECKPOINT is what `clipship eval` takes. open_clip: a folder for `local-dir:`; hf: CLIPModel or
@@ -38,17 +36,11 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
     nothing is kept (exit code 2). The card has data, steps, metrics and what the job sets, without secrets
     and folders, and classifies a picture.
     """
-    from trainer.cli.check import check_evaluated
-    from trainer.config.loader import job_from_table
+    from trainer.plan.trained import export_job
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not empty: give a new folder")
-    table, _ = table_of_trained(checkpoint, model)
-    weights = table["model"]["pretrained"]
-    table["model"] = {key: value for key, value in table["model"].items() if key not in ("init", "precision")}
-    table |= {"name": "export", "optim": {"global_batch_size": 1, "steps": 1}}
-    job = job_from_table(without_unset(table), "clipship export")
-    check_evaluated(job)
+    job = export_job(checkpoint, model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with waiting(f"writing {one_line(str(folder))}"):
@@ -61,7 +53,7 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
             except InputError:
                 _remove_written(folder)
                 raise
-        manifest = _manifest(weights)
+        manifest = _manifest(job.model.pretrained)
         name = manifest.get("job", {}).get("name") or Path(job.model.name).stem
         (folder / "README.md").write_text(model_card(name, form, license_name, manifest), encoding="utf-8")
     except OSError as problem:
@@ -74,7 +66,6 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
     for note in notes:
         say(note)
     say(f"wrote {form} to {one_line(str(folder))}; its README.md says how to load it")
-    return EXIT_DONE
 
 
 def _remove_written(folder: Path) -> None:

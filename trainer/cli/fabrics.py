@@ -3,20 +3,18 @@
 Reads `trainer.config.fabrics`; uses no network and no torch.
 """
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
+from trainer.cli.output import print_lines
 from trainer.errors import InputError
-from trainer.text.fitting import fit_to
 from trainer.text.near import did_you_mean
+from trainer.text.table import aligned, by_topic
 
 if TYPE_CHECKING:
     from trainer.config.fabric_row import Fabric, Line
-
-_COLUMNS = "{:<10}{:<34}{:<18}{}"
 
 
 @click.group(
@@ -30,8 +28,7 @@ Examples:
 def command(ctx: click.Context) -> None:
     """List networks between nodes (resources.fabric), and what a job gets for each."""
     if ctx.invoked_subcommand is None:
-        for line in _list():
-            click.echo(fit_to(sys.stdout, line))
+        print_lines(aligned(list(_list())))
 
 
 @command.command()
@@ -45,22 +42,21 @@ def explain(name: str) -> None:
             f"{name} is no fabric that Clipship knows: use one of {', '.join(FABRICS)}"
             f"{did_you_mean(name, FABRICS)}"
         )
-    for line in _explain(FABRICS[name]):
-        click.echo(fit_to(sys.stdout, line))
+    row = FABRICS[name]
+    print_lines([f"{row.name}: {row.title}", *by_topic(_explain(row))])
 
 
-def _list() -> Iterator[str]:
+def _list() -> Iterator[tuple[str, ...]]:
     from trainer.config.fabrics import FABRICS
 
-    yield _COLUMNS.format("fabric", "network", "NCCL", "variables")
+    yield "fabric", "network", "NCCL", "variables"
     for row in FABRICS.values():
         names = ", ".join(line.name for line in row.variables[:2])
         names += f" and {len(row.variables) - 2} more" if len(row.variables) > 2 else ""
-        yield _COLUMNS.format(row.name, row.title, str(row.nccl or "any"), names)
+        yield row.name, row.title, str(row.nccl or "any"), names
 
 
-def _explain(row: "Fabric") -> Iterator[str]:
-    yield f"{row.name}: {row.title}"
+def _explain(row: "Fabric") -> Iterator[tuple[str, str]]:
     if row.nccl:
         yield from _entry("NCCL", str(row.nccl), row.nccl.why, row.nccl.source)
     for topic, lines in (*row.sections, *_plugin_sections(row.name)):
@@ -80,7 +76,7 @@ def _plugin_sections(fabric: str) -> "Iterator[tuple[str, tuple[Line, ...]]]":
         yield "with it", plugin.variables
 
 
-def _entry(topic: str, text: str, why: str, source: str) -> Iterator[str]:
-    yield f"{topic:<12}{text}"
-    yield f"{'':<12}  {why}"
-    yield f"{'':<12}  source: {source}"
+def _entry(topic: str, text: str, why: str, source: str) -> Iterator[tuple[str, str]]:
+    yield topic, text
+    yield "", f"  {why}"
+    yield "", f"  source: {source}"

@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 
 from trainer.cli.options import job_argument, set_option
-from trainer.errors import EXIT_DONE
 from trainer.text.live import waiting
 from trainer.text.terminal import one_line, say
 
@@ -20,7 +19,7 @@ Examples:
 )
 @job_argument
 @set_option
-def command(job_path: Path, overrides: tuple[str, ...]) -> int:
+def command(job_path: Path, overrides: tuple[str, ...]) -> None:
     """Download weights, tokenizer and text tower of JOB into model.cache_dir.
 
     Ranks of a cluster ask no hub (model.offline), so this comes first, on a machine that reaches one.
@@ -53,4 +52,3 @@ def command(job_path: Path, overrides: tuple[str, ...]) -> int:
         nothing = False
     if nothing:
         say(f"{job_path} names nothing on a hub: there is nothing to fetch")
-    return EXIT_DONE

@@ -1,13 +1,14 @@
 """The command `clipship image`: builds, verifies and publishes the container image of a job."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from trainer.cli.options import job_argument, set_option
+from trainer.cli.output import print_json
 from trainer.text.paste import command as paste
+from trainer.text.terminal import say
 from trainer.text.wording import many
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ def _say_what_is_left_out() -> None:
 
     if names := left_out():
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        print(
-            f"clipship: warning: git does not track {shown}: the image is built without them (git add)",
-            file=sys.stderr,
-        )
+        say(f"warning: git does not track {shown}: the image is built without them (git add)")
 
 
 @command.command()
@@ -65,7 +63,7 @@ def context(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
     job = _load(job_path, overrides)
     _say_what_is_left_out()
     contexts.write_folder(contexts.context(job), folder)
-    print(f"wrote {folder}; for example: {paste(*build_command(job, folder))}", file=sys.stderr)
+    click.echo(f"wrote {folder}; for example: {paste(*build_command(job, folder))}", err=True)
 
 
 @command.command()
@@ -75,15 +73,13 @@ def verify(image: str) -> None:
 
     The facts found are printed as JSON.
     """
-    import json
-
     from trainer.errors import ClusterError
     from trainer.image.verify import has_own_torch
     from trainer.image.verify import verify as verify_image
 
     facts, row = verify_image(image)
     own = has_own_torch(image)
-    click.echo(json.dumps({"stack": "base" if own else row and row.torch, **facts}, indent=2))
+    print_json({"stack": "base" if own else row and row.torch, **facts}, pretty=True)
     if own:
         sentence = (
             f"stack base: torch {facts['torch']}, CUDA {facts['cuda']}, NCCL {facts['nccl']}, as the "
@@ -144,4 +140,4 @@ def wheelhouse(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None
     """
     from trainer.image.wheelhouse import fill
 
-    print(f"{folder} has {many(fill(_load(job_path, overrides), folder), 'file')}", file=sys.stderr)
+    click.echo(f"{folder} has {many(fill(_load(job_path, overrides), folder), 'file')}", err=True)

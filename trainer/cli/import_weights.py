@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from trainer.errors import EXIT_DONE, InputError
+from trainer.errors import InputError
 from trainer.text.live import waiting
 from trainer.text.terminal import one_line, say
 
@@ -20,7 +20,7 @@ Examples:
 @click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
-def command(source: Path, target: Path, force: bool) -> int:
+def command(source: Path, target: Path, force: bool) -> None:
     """Convert the weights in FILE to OUT (.safetensors), which model.pretrained takes.
 
     FILE is a checkpoint of Chinese-CLIP, or the weights of a ChineseCLIPModel or CLIPModel of transformers.
@@ -45,4 +45,3 @@ def command(source: Path, target: Path, force: bool) -> int:
     for note in imported.notes:
         say(f"not known: {note}")
     click.echo(dumps({"model": dict(imported.keys)}), nl=False)
-    return EXIT_DONE

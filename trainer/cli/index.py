@@ -10,6 +10,7 @@ import click
 from trainer.cli.data_options import DataOf, data_options
 from trainer.cli.options import processes_option
 from trainer.sysinfo.parent import end_with_parent
+from trainer.text.live import progress
 from trainer.text.wording import many
 
 
@@ -39,9 +40,6 @@ def command(
     SHARDS may be Parquet or Arrow files, too. A run then opens them at once; without an index it makes one
     itself. Only files that are new or have changed are read. The index's folder goes to stdout.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from trainer.config.formats import FORMATS
     from trainer.data.bad_samples import ANY
     from trainer.data.index import index_folder, index_shards, open_index, raise_all, stale, write_catalogue
@@ -63,10 +61,8 @@ def command(
             "data.index in the job file"
         )
     missing = stale(paths, selection, folder.absolute())
-    console = Console(stderr=True)
     if missing:
-        with Progress(console=console, transient=True) as bar:
-            task = bar.add_task("reading headers", total=len(missing))
+        with progress("reading headers", "read", row.unit) as done:
             # Headers are parsed in Python, so threads would share one core.
             pool = ProcessPoolExecutor(
                 min(len(missing), processes or cpu_count() or 1),
@@ -74,23 +70,22 @@ def command(
                 initializer=end_with_parent,
             )
             entries = index_shards(
-                missing, selection, folder.absolute(), lambda done, _: bar.update(task, completed=done), pool
+                missing, selection, folder.absolute(), lambda count, _: done(count, len(missing)), pool
             )
         write_catalogue(folder.absolute(), selection, entries)
     index = open_index(paths, selection, folder.absolute())
     source = open_with_index(index, named, ANY)
-    console.print(
-        f"{len(missing):,} of {many(len(paths), row.unit)} read; {many(len(source), 'sample')}",
-        highlight=False,
+    click.echo(
+        f"{len(missing):,} of {many(len(paths), row.unit)} read; {many(len(source), 'sample')}", err=True
     )
     for cause, count in source.left_out.every.items():
-        console.print(f"{many(count, 'sample')} not used: {cause}", highlight=False)
+        click.echo(f"{many(count, 'sample')} not used: {cause}", err=True)
     damaged = damages(index)
     if damaged:
-        console.print(
+        click.echo(
             f'The index in {folder} is kept. A run with data.on_bad_sample = "skip" does without the lost '
             "samples.",
-            highlight=False,
+            err=True,
         )
     raise_all(damaged)
     click.echo(folder)

@@ -1,216 +1,97 @@
-"""Makes the first job file of a user: a preset with its data, place, GPUs and model. Imports no torch."""
+"""The command `clipship init`: writes the first job file of a user. Imports no torch."""
 
-import os
-import re
+import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-import tomli_w
 
-from trainer.cli.near import NearChoice
-from trainer.cli.own_data import NONE, OwnData, own_data
-from trainer.cli.presets import preset_text
-from trainer.config.formats import SHARDS, row_of
-from trainer.config.toml_lines import key_lines
+from trainer.cli.options import NearChoice
+from trainer.cli.output import print_lines
 from trainer.errors import InputError
+from trainer.presets.files import (
+    check_free,
+    preset_names,
+    preset_summary,
+    preset_text,
+    schema_line,
+    write_job_file,
+)
+from trainer.presets.own_data import NONE, own_data, unwritten
+from trainer.presets.wishes import Wishes, data_pattern, job_text, wishes_of
 from trainer.run.layout import JOB_FILE
-from trainer.text.paste import word
+from trainer.text.paste import command as paste
+from trainer.text.table import by_topic
+from trainer.text.terminal import say
 
-_MADE_UP = re.compile(r'(format = "synthetic"|synthetic_samples = |# Your own data instead|# train = )')
-"""Beginnings of a preset's lines on made-up pictures, which own data take the place of."""
-_OF_OTHER_DATA = {
-    "on made-up pictures": "on your own pictures",
-    "on CC3M": "on your own pictures",
-    " `--data shards/` or the key train names them.": "",
-}
-"""Words of presets' first lines that own data make wrong, and what stands there then."""
-_PRESETS_FILE = re.compile(r"\b(job|cc3m)\.toml\b")
-"""Names that a preset's first comment has for the job file."""
-_EVALUATION = ("# retrieval = ", "# every_epochs = ")
-"""Beginnings of a preset's lines that the held-out data take the place of."""
 _DOORS = ("here", "slurm", "kubernetes")
-_RANKS_HERE = 2
-"""Ranks of a preset that asks for no GPUs."""
-_FEWEST_STEPS = 1000
-"""Steps that a preset which counts steps is to have at least on own data."""
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """Answers of a user; an empty text, or None, leaves what the preset has."""
+@click.command(
+    epilog="""\b
+Examples:
+  clipship init --list
+  clipship init
+  clipship init --preset gpu --data shards/
+  clipship init --preset laptop --data captions.csv --held-out val.csv
+  clipship init --preset slurm cc3m.toml"""
+)
+@click.argument("job_path", metavar="[JOB]", type=click.Path(path_type=Path), default=JOB_FILE)
+@click.option("--preset", type=NearChoice(preset_names()), help="Example to write.")
+@click.option(
+    "--data",
+    metavar="PATH",
+    default="",
+    help="Shards, a table or a folder that has them, to train from, in JOB.",
+)
+@click.option(
+    "--held-out",
+    metavar="PATH",
+    default="",
+    help="Pairs to evaluate on; none: no evaluation. Without it, a twentieth of the data, 1,000 at most.",
+)
+@click.option(
+    "--no-data",
+    is_flag=True,
+    help="Take --data and --held-out as they are, if only the cluster's nodes see them.",
+)
+@click.option("--list", "list_only", is_flag=True, help="List the presets and write nothing.")
+@click.option("--force", is_flag=True, help="Replace JOB if it exists; tables are never replaced.")
+def command(
+    job_path: Path,
+    preset: str | None,
+    data: str,
+    held_out: str,
+    no_data: bool,
+    list_only: bool,
+    force: bool,
+) -> None:
+    """Write a commented job file to start from (default: job.toml).
 
-    preset: str
-    data: str = ""
-    """Pattern of shards, or a table, as it stands in the job file."""
-    gpus: int | None = None
-    """GPUs of each node."""
-    model: str = ""
-    own: OwnData | None = None
-    """Facts about the data, if they could be looked at."""
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Batch and length of a run that fit the number of its samples."""
-
-    batch: int
-    epochs: int
-    warmup_steps: int
-
-
-def lengths(preset: Mapping[str, Any], samples: int, ranks: int) -> Lengths:
-    """Returns a preset's batch, epochs and warm-up, made smaller where there are fewer samples.
-
-    An epoch has ten steps at least, where the data allow it, the ranks share a batch equally, and the warm-up
-    is a tenth of the run at most. A preset that counts steps gets as many epochs as they are, at most 30.
+    In a terminal and without --preset, questions choose it: place, data, GPUs, model. Batch, length and name
+    follow the data; a table is cut into two beside JOB, one to train on and one to evaluate on.
     """
-    optim = preset["optim"]
-    batch = min(optim["global_batch_size"], max(8, 1 << max(0, (samples // 10).bit_length() - 1)), samples)
-    batch = max(1, batch // ranks) * ranks
-    epoch_steps = max(1, samples // batch)
-    steps = max(_FEWEST_STEPS, optim.get("steps", 0))
-    epochs = optim.get("epochs") or min(30, max(1, steps // epoch_steps))
-    return Lengths(batch, epochs, min(optim["warmup_steps"], max(1, epochs * epoch_steps // 10)))
-
-
-def job_text(wishes: Wishes, job_path: Path = Path(JOB_FILE)) -> str:
-    """Returns the preset's text with the wishes in it; comments stay, with the job file's own name."""
-    header, blank, rest = preset_text(wishes.preset).partition("\n\n")
-    for words, instead in _OF_OTHER_DATA.items() if wishes.data else ():
-        header = header.replace(words, instead)
-    text = _PRESETS_FILE.sub(lambda _: word(job_path.name), header) + blank + rest
-    if wishes.data:
-        text = _with_data(text, wishes.data)
-    if wishes.model:
-        text = _with_value(text, "model", "name", _quoted(wishes.model))
-    if wishes.gpus is not None:
-        text = _with_value(text, "resources", "gpus_per_node", str(wishes.gpus))
-    return text if wishes.own is None else _as_the_data_say(text, wishes.preset, wishes.own)
-
-
-def _as_the_data_say(text: str, preset: str, own: OwnData) -> str:
-    """Returns the text with what is known of the data: entries, evaluation, name, batch and length."""
-    about = f"  # {own.about}, counted by clipship init" if own.about else ""
-    text = _with_line(text, "data", "train", f"train = {_entries(own.train)}{about}")
-    text = _with_evaluation(text, own.held_out)
-    if own.name:
-        text = _with_name(text, tomllib.loads(preset_text(preset))["name"], own.name)
-    return text if own.samples is None else _with_lengths(text, own.samples)
-
-
-def _with_name(text: str, usual: str, name: str) -> str:
-    line = re.compile(rf'^name = "{re.escape(usual)}" *', re.MULTILINE)
-    text = line.sub(lambda found: f'name = "{name}"'.ljust(len(found[0]) - 1) + " ", text, count=1)
-    return text.replace(usual, name)
-
-
-def _with_lengths(text: str, samples: int) -> str:
-    """Returns the text with a batch, epochs and a warm-up that fit the number of samples."""
-    table = tomllib.loads(text)
-    resources, optim = table.get("resources", {}), table["optim"]
-    fits = lengths(table, samples, resources.get("nodes", 1) * resources.get("gpus_per_node", _RANKS_HERE))
-    lines = {"steps": f"epochs = {fits.epochs}  # passes over the data; or steps"}
-    if fits.batch != optim["global_batch_size"]:
-        batch = "samples of one step over all ranks: few, as the data are"
-        lines["global_batch_size"] = f"global_batch_size = {fits.batch}  # {batch}"
-        if isinstance(most := optim.get("max_batch_size_per_gpu"), int):
-            lines["max_batch_size_per_gpu"] = (
-                f"max_batch_size_per_gpu = {most}  # a larger share of a rank is accumulated"
-            )
-    for key, line in lines.items():
-        text = _with_line(text, "optim", key, line)
-    return _with_value(text, "optim", "warmup_steps", str(fits.warmup_steps))
-
-
-def _entries(entries: Sequence[str]) -> str:
-    quoted = [_quoted(entry) for entry in entries]
-    return quoted[0] if len(quoted) == 1 else f"[{', '.join(quoted)}]"
-
-
-def _with_evaluation(text: str, held_out: Sequence[str]) -> str:
-    """Returns the text with the held-out pairs in place of the preset's evaluation, of other data."""
-    for key in ("zero_shot", "class_names", "templates"):
-        text = _with_line(text, "eval", key, None)
-    if not held_out:
-        return text
-    text = "\n".join(line for line in text.split("\n") if not line.startswith(_EVALUATION))
-    if ("eval",) not in key_lines(text):
-        text = text.replace("\n[logging]\n", "\n[eval]\n\n[logging]\n", 1)
-    text = _with_value(text, "eval", "every_epochs", "1")
-    return _with_value(text, "eval", "retrieval", _entries(held_out))
-
-
-def _with_line(text: str, section: str, key: str, line: str | None) -> str:
-    """Returns the text with another line for a key, or without it for None; as it is if it lacks the key."""
-    lines, places = text.split("\n"), key_lines(text)
-    if (section, key) not in places:
-        return text
-    number = places[section, key] - 1
-    lines[number : number + 1] = [] if line is None else [line]
-    return "\n".join(lines)
-
-
-def data_pattern(given: str, job_path: Path, *, here: bool = True) -> str:
-    """Returns what `data.train` says of a folder, a table or a pattern that the user names.
-
-    Of a folder these are its shards, else its only table. A relative path then starts at the job file's
-    folder. Raises InputError for a folder that has neither, or several tables, and for data that are not
-    there, unless they are not `here`.
-    """
-    path = Path(given)
-    elsewhere = "://" in given or given == "-" or given.startswith("pipe:") or not here
-    if path.is_dir():
-        given = os.path.join(given, "*.tar") if any(path.glob("*.tar")) else _only_table(path, given)
-    elif given.endswith("/") and not elsewhere:
-        raise InputError(f"--data {given}: no such folder{_NO_DATA}")
-    elif not elsewhere:
-        _check_there(given)
-    if "://" in given or given == "-" or given.startswith(("/", "~", "pipe:")):
-        return given
-    return os.path.relpath(given, job_path.parent)
-
-
-_NO_DATA = "; with --no-data it is taken as it is, for data that only the cluster's nodes see"
-
-
-def _check_there(given: str) -> None:
-    from trainer.data.shard_names import expand_shards  # it imports pydantic
-
-    try:
-        expand_shards([os.path.expanduser(given)])
-    except InputError as problem:
-        raise InputError(f"--data {problem}{_NO_DATA}") from None
-
-
-def _only_table(folder: Path, given: str) -> str:
-    tables = sorted(
-        file.name for file in folder.iterdir() if file.is_file() and row_of(file.name) is not SHARDS
-    )
-    if len(tables) == 1:
-        return os.path.join(given, tables[0])
-    if tables:
+    if list_only:
+        print_lines(by_topic((name, preset_summary(name)) for name in preset_names()))
+        return
+    if preset is not None:
+        wishes = wishes_of(preset, data, held_out, job_path, here=not no_data)
+    elif sys.stdin.isatty() and sys.stderr.isatty():
+        check_free(job_path, force=force)
+        wishes = ask(job_path, data, held_out, here=not no_data)
+    else:
         raise InputError(
-            f"--data {given}: that folder has several tables, {', '.join(tables)}: name one of them"
+            f"no preset is chosen: give --preset with one of {', '.join(preset_names())}; `clipship init "
+            "--list` describes them"
         )
-    raise InputError(
-        f"--data {given}: there are neither shards (*.tar) nor a table (such as captions.csv) in that "
-        "folder; a table has the columns image and caption, and `clipship pack` makes shards of it"
-    )
-
-
-def wishes_of(preset: str, data: str, held_out: str, job_path: Path, *, here: bool) -> Wishes:
-    """Returns what the options ask for. Raises InputError for data that are not there."""
-    if not data:
-        if held_out:
-            raise InputError("--held-out belongs to --data, which is not given")
-        return Wishes(preset)
-    pattern = data_pattern(data, job_path, here=here)
-    held_out = held_out if held_out in ("", NONE) else data_pattern(held_out, job_path, here=here)
-    return Wishes(preset, pattern, own=own_data(pattern, held_out, job_path, here=here))
+    check_free(job_path, force=force)
+    for path, text in unwritten(wishes.own.tables if wishes.own else {}).items():
+        write_job_file(path, text, force=False)
+        say(f"wrote {path}")
+    write_job_file(job_path, schema_line() + job_text(wishes, job_path), force=force)
+    click.echo(f"wrote {job_path}; next: {paste('clipship', 'check', job_path)}", err=True)
 
 
 def gpus_here() -> int:
@@ -272,32 +153,3 @@ def _asked(
     typed = {"type": kind} if isinstance(kind, click.ParamType) else {"value_proc": kind}
     answer = click.prompt(question, default=default, show_default=bool(default), err=True, **typed)
     return str(answer).strip()
-
-
-def _with_data(text: str, pattern: str) -> str:
-    lines = text.split("\n")
-    if any(_MADE_UP.match(line) for line in lines):
-        lines = [line for line in lines if not _MADE_UP.match(line)]
-        place = lines.index("[data]") + 1
-        lines.insert(place, f"train = {_quoted(pattern)}")
-        return "\n".join(lines).replace("\n\n\n", "\n\n")
-    return _with_value(text, "data", "train", _quoted(pattern))
-
-
-def _with_value(text: str, section: str, key: str, value: str) -> str:
-    """Returns the text with another value of a key on one line; its comment stays in its column."""
-    lines, places = text.split("\n"), key_lines(text)
-    if (section, key) in places:
-        number = places[section, key] - 1
-        before, mark, comment = lines[number].partition("  #")
-        line = f"{before.partition('=')[0]}= {value}".ljust(len(before)) + mark + comment
-        lines[number] = line.rstrip()
-        return "\n".join(lines)
-    if (section,) in places:
-        lines.insert(places[section,], f"{key} = {value}")
-        return "\n".join(lines)
-    return f"{text}\n[{section}]\n{key} = {value}\n"
-
-
-def _quoted(text: str) -> str:
-    return tomli_w.dumps({"v": text}).removeprefix("v = ").rstrip("\n")

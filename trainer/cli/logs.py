@@ -27,8 +27,8 @@ def command(run: str, follow: bool, rank: int | None) -> None:
 
     RUN is a run folder, a job file, or the name of a run in ./runs.
     """
-    from trainer.launch.liveness import is_dead
     from trainer.launch.logfiles import log_lines
+    from trainer.report.liveness import is_dead
 
     folder, submission = find_submission(run)
     lines = scheduler(submission.to).log_lines(folder, submission, rank, follow) if submission else None

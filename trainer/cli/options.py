@@ -11,8 +11,39 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.launch.hosts import Host
+    from trainer.plan.new_length import NewLength
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class NearGroup(click.Group):
+    """A group of commands whose message about an unknown one names those that are near."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, known = args[0], self.list_commands(ctx)
+        if name[:1].isalnum() and name not in known and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{name}'{_hint(name, known) or '.'}")
+        return super().resolve_command(ctx, args)
+
+
+class NearChoice(click.Choice[str]):
+    """A choice whose message about another value names those that are near."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        known = list(map(str, self.choices))
+        if value in known:
+            return str(value)
+        allowed = ", ".join(f"'{each}'" for each in known)
+        return self.fail(f"'{value}' is not one of {allowed}{_hint(str(value), known)}", param, ctx)
+
+
+def _hint(given: str, known: list[str]) -> str:
+    from trainer.text.near import did_you_mean  # rarely needed
+
+    return did_you_mean(given, known)
+
 
 job_argument: Decorator = click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
 
@@ -57,6 +88,30 @@ nproc_option: Decorator = click.option(
 hosts_option: Decorator = click.option(
     "--hosts", metavar="HOST:N,...", help="Hosts to start ranks on over ssh, each with its number of ranks."
 )
+
+
+def json_option(says: str) -> Decorator:
+    """Returns the option --json of a command, which passes it as `as_json`; `says` is its help."""
+    return click.option("--json", "as_json", is_flag=True, help=says)
+
+
+def length_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --longer and --shorter to a command: `longer` and `shorter`, each a NewLength or None."""
+    helps = {
+        "longer": "Go on to this length of the whole run, also if the run is done; steps=N or epochs=N.",
+        "shorter": "End the run at this length: from its newest checkpoint on the learning rate falls to "
+        "optim.min_lr.",
+    }
+    for name in reversed(helps):
+        command = click.option(f"--{name}", metavar="steps=N", callback=_length, help=helps[name])(command)
+    return command
+
+
+def _length(_context: click.Context, option: click.Parameter, text: str | None) -> "NewLength | None":
+    from trainer.plan.new_length import read_length  # it imports pydantic
+
+    return None if text is None else read_length(str(option.name), text)
+
 
 weights_model_option: Decorator = click.option(
     "--model",

@@ -7,6 +7,8 @@ import click
 
 from trainer.cli.data_options import DataOf, data_options
 from trainer.cli.options import processes_option
+from trainer.text.live import progress
+from trainer.text.terminal import one_line
 from trainer.text.wording import many
 
 
@@ -63,14 +65,9 @@ def command(
     each sample's JSON. OUT appears when it is complete; after an interruption the same command continues. The
     pattern for data.train goes to stdout.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from trainer.data.pack import BAD_ROWS, Recipe, pack
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task(f"packing {table.name}", total=None)
+    with progress(f"packing {one_line(table.name)}", "packed", "row") as done:
         packed = pack(
             table,
             out,
@@ -80,9 +77,9 @@ def command(
             recipe=Recipe(resize, skip_bad_rows),
             processes=processes or cpu_count() or 1,
             force=force,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=done,
         )
     shards = packed.shards
     if packed.bad:
-        console.print(f"{many(len(packed.bad), 'row')} left out, listed in {out / BAD_ROWS}", highlight=False)
+        click.echo(f"{many(len(packed.bad), 'row')} left out, listed in {out / BAD_ROWS}", err=True)
     click.echo(out / (shards[0].name if len(shards) == 1 else f"shard-{{000000..{len(shards) - 1:06d}}}.tar"))

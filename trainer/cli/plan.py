@@ -1,21 +1,22 @@
 """The command `clipship plan`: what to expect of a run before it starts. Imports no torch."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.cli.options import suggested
+from trainer.cli.options import json_option, suggested
+from trainer.cli.output import print_json
 from trainer.cli.plan_scaling import scaling
 from trainer.errors import InputError
+from trainer.text.table import by_topic
 from trainer.text.terminal import say
 from trainer.text.wording import many
 
 if TYPE_CHECKING:
-    from trainer.cli.plan_defaults import Value
-    from trainer.telemetry.goodput_plan import Outcome, Plan
+    from trainer.estimate.faults import Outcome, Plan
+    from trainer.plan.goodput_values import Value
 
 _SPARES = 3
 """Numbers of spare nodes that are compared, beside none."""
@@ -101,7 +102,7 @@ Examples:
     help="Seconds to simulate with --fault-times; without it, up to a minute after the last fault.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the drawn faults.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
+@json_option("Print one line of JSON instead of the table.")
 def goodput(run: str | None, as_json: bool, **given: Any) -> None:
     """Simulate a run with faults: useful share of its time, best checkpoint interval, worth of spare nodes.
 
@@ -109,7 +110,7 @@ def goodput(run: str | None, as_json: bool, **given: Any) -> None:
     restart), from its JOB, or from the defaults. Faults come at random, independently of each other, from
     --seed. Useful is the time in steps that counted; work also counts the nodes that did them.
     """
-    from trainer.telemetry.goodput_plan import expect, parse_faults, simulate
+    from trainer.estimate.faults import expect, parse_faults, simulate
 
     times, run_s, seed = given.pop("fault_times"), given.pop("run_s"), given.pop("seed")
     plan, sources = _plan(run, given)
@@ -126,19 +127,19 @@ def goodput(run: str | None, as_json: bool, **given: Any) -> None:
         outcome = expect(plan, seed)
     result = _result(plan, outcome, seed, drawn=not times)
     if as_json:
-        click.echo(json.dumps(result))
+        print_json(result)
         return
-    for topic, text in _rows(plan, outcome, sources, result):
-        click.echo(f"{topic:<14}{text}")
+    for line in by_topic(_rows(plan, outcome, sources, result), 14):
+        click.echo(line)
 
 
 def _plan(run: str | None, given: Mapping[str, Any]) -> "tuple[Plan, dict[str, str]]":
     """Returns the plan, and the source of each of its values that is no default."""
-    from trainer.telemetry.goodput_plan import HOUR_S, Plan
+    from trainer.estimate.faults import HOUR_S, Plan
 
     values: dict[str, Value] = {}
     if run is not None:
-        from trainer.cli.plan_defaults import values_of
+        from trainer.plan.goodput_values import values_of
 
         values = values_of(run)
     fields = {name: value.value for name, value in values.items()}
@@ -157,7 +158,7 @@ def _plan(run: str | None, given: Mapping[str, Any]) -> "tuple[Plan, dict[str, s
 
 def _result(plan: "Plan", outcome: "Outcome", seed: int, *, drawn: bool) -> dict[str, Any]:
     """Returns all figures as --json prints them."""
-    from trainer.telemetry.goodput_plan import best_interval_s, daly_s, expect, young_s
+    from trainer.estimate.faults import best_interval_s, daly_s, expect, young_s
 
     to_disk_s = plan.mtbf_s / (1 - plan.memory_share) if plan.memory_share < 1 else None
     result = {
@@ -200,8 +201,8 @@ def _spare_counts(plan: "Plan") -> list[int]:
 def _rows(
     plan: "Plan", outcome: "Outcome", sources: Mapping[str, str], result: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
+    from trainer.estimate.faults import CAUSES, HOUR_S
     from trainer.report.wording import number, percent, span
-    from trainer.telemetry.goodput_plan import CAUSES, HOUR_S
 
     def of(name: str) -> str:
         source = sources.get(name, "default")

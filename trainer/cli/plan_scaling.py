@@ -1,35 +1,27 @@
 """The command `clipship plan scaling`: what more GPUs bring, by a model of the network. Imports no torch."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.near import NearChoice
-from trainer.cli.options import job_argument, set_option
+from trainer.cli.options import NearChoice, job_argument, json_option, set_option
+from trainer.cli.output import print_json
 from trainer.config.fabric_rates import FABRIC_RATES
 from trainer.config.gpus import GPUS
 from trainer.config.loss_tile import TILE
 from trainer.config.losses import LOSSES
-from trainer.errors import InputError
+from trainer.text.table import by_topic
+from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.config import Job
-    from trainer.model.scaling import Scaling
+    from trainer.estimate.scaling import Scaling
 
 _PAGE = "docs/performance.md"
 _DEFAULT_GPU = "H100"
-
-
-@dataclass(frozen=True)
-class _Row:
-    """Estimate of one backend on one number of GPUs."""
-
-    backend: str
-    scaling: "Scaling"
 
 
 @click.command(
@@ -56,7 +48,7 @@ Examples:
     show_default=True,
     help="Network of the nodes.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
+@json_option("Print one line of JSON instead of the table.")
 def scaling(
     job_path: Path,
     overrides: tuple[str, ...],
@@ -72,56 +64,36 @@ def scaling(
     have eight GPUs.
     """
     from trainer.config.loader import load_job
+    from trainer.estimate.scaling import on_all_backends
 
     job = load_job(job_path, overrides)
     each = per_gpu or max(1, job.optim.global_batch_size // job.resources.world_size)
     name = gpu or job.resources.gpu or _DEFAULT_GPU
-    rows = list(_rows(job, gpus, each, name, fabric))
+    rows = list(on_all_backends(job, each, gpus, GPUS[name], FABRIC_RATES[fabric]))
     if as_json:
         given = {"model": job.model.name, "per_gpu": each, "gpu": name, "fabric": fabric}
-        results = [{"backend": row.backend, **asdict(row.scaling)} for row in rows]
-        click.echo(json.dumps({**given, "scaling": results}))
+        results = [{"backend": backend, **asdict(found)} for backend, found in rows]
+        print_json({**given, "scaling": results})
         return
-    for topic, text in _lines(job, rows, each, name, fabric):
-        click.echo(f"{topic:<14}{text}".rstrip())
+    for line in by_topic(_lines(job, rows, each, name, fabric), 14):
+        click.echo(line)
 
 
-def _rows(job: "Job", gpus: int, each: int, gpu: str, fabric: str) -> Iterator[_Row]:
-    """Yields the estimates of all backends for one GPU, one node, and eight times as many, up to `gpus`."""
-    from trainer.comm.backends import BACKENDS
-    from trainer.model.architecture import architecture
-    from trainer.model.scaling import NODE_GPUS, weak_scaling
-
-    shape = architecture(job.model)
-    if shape is None:
-        raise InputError(
-            f"the config of {job.model.name} does not say its size; those of open_clip's own transformers "
-            "and of SigLIP do"
-        )
-    counts = [1]
-    while counts[-1] * NODE_GPUS < gpus:
-        counts.append(counts[-1] * NODE_GPUS)
-    for backend, row in BACKENDS.items():
-        for count in [*counts, *([gpus] if gpus > 1 else [])]:
-            found = weak_scaling(
-                shape, job, each, count, GPUS[gpu], FABRIC_RATES[fabric], backend, row.reduced_mb(job.comm)
-            )
-            yield _Row(backend, found)
-
-
-def _lines(job: "Job", rows: list[_Row], each: int, gpu: str, fabric: str) -> Iterator[tuple[str, str]]:
+def _lines(
+    job: "Job", rows: "list[tuple[str, Scaling]]", each: int, gpu: str, fabric: str
+) -> Iterator[tuple[str, str]]:
     from trainer.report.wording import percent
-    from trainer.text.wording import many
+
+    def in_columns(*cells: str) -> str:
+        return "".join(f"{cell:>15}" for cell in cells)
 
     yield "model", f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss"
     yield "assumed", f"{many(each, 'sample')} on each {gpu}; {fabric}: {FABRIC_RATES[fabric].source}"
     yield "", f"an estimate from peak rates, not measured ({_PAGE})"
-    heads = ("GPUs", "step, ms", "waits, ms", "loss, ms", "efficiency", "network alone")
-    yield "", "".join(f"{head:>15}" for head in heads)
-    for row in rows:
-        one = row.scaling
+    yield "", in_columns("GPUs", "step, ms", "waits, ms", "loss, ms", "efficiency", "network alone")
+    for backend, one in rows:
         times = [f"{seconds * 1e3:.1f}" for seconds in (one.step_s, one.exposed_s, one.loss_s)]
         shares = [percent(one.efficiency), percent(one.communication)]
-        yield row.backend, "".join(f"{cell:>15}" for cell in (f"{one.gpus:,}", *times, *shares))
-    if not rows[-1].scaling.tiles and LOSSES[job.optim.loss].contrast == "clip":
+        yield backend, in_columns(f"{one.gpus:,}", *times, *shares)
+    if not rows[-1][1].tiles and LOSSES[job.optim.loss].contrast == "clip":
         yield "hint", f"--set optim.loss_tile={TILE} lets ranks exchange half of what the loss does now"

@@ -20,14 +20,14 @@ from typing import Any
 import click
 from pydantic.fields import FieldInfo
 
-from trainer.cli import schema_words
-from trainer.cli.from_open_clip.page import from_open_clip_blocks
 from trainer.cli.main import cli
-from trainer.cli.presets import SCHEMA
+from trainer.config import schema_words
 from trainer.config.job import Job
-from trainer.config.keys import JobPath, may_change, path_of, walk
+from trainer.config.keys import JobPath, may_change, path_of, section_of, walk
 from trainer.config.toml_lines import Key
 from trainer.config.types import Section
+from trainer.from_open_clip.page import from_open_clip_blocks
+from trainer.presets.files import SCHEMA
 
 ROOT = Path(__file__).parents[2]
 """Folder of the checkout."""
@@ -151,10 +151,8 @@ def about_section(section: type[Section]) -> str:
 @cache
 def description(key: Key) -> str:
     """Returns the description of a key or section of the job file; "" if it has none."""
-    section: type[Section] = Job
-    for name in key[:-1]:
-        section = _section(section.model_fields[name]) or section
-    inner = _section(section.model_fields[key[-1]])
+    section = _declaring(key)
+    inner = section_of(section.model_fields[key[-1]])
     return described(section).get(key[-1]) or (about_section(inner) if inner else "")
 
 
@@ -169,11 +167,6 @@ def _class(section: type[Section]) -> ast.ClassDef:
     node = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
     assert isinstance(node, ast.ClassDef)
     return node
-
-
-def _section(field: FieldInfo) -> type[Section] | None:
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
 def _paragraphs(text: str) -> str:
@@ -205,7 +198,7 @@ def _place(schema: dict[str, Any], key: Key) -> dict[str, Any]:
 
 def _complete(place: dict[str, Any], key: Key, field: FieldInfo) -> None:
     """Add to a key's schema what pydantic does not write."""
-    name, section = ".".join(key), _section(field) is not None
+    name, section = ".".join(key), section_of(field) is not None
     place["description"] = description(key)
     if not section:
         _accept_shorthands(place, _declaring(key), key[-1])
@@ -221,7 +214,7 @@ def _complete(place: dict[str, Any], key: Key, field: FieldInfo) -> None:
 def _declaring(key: Key) -> type[Section]:
     section: type[Section] = Job
     for name in key[:-1]:
-        section = _section(section.model_fields[name]) or section
+        section = section_of(section.model_fields[name]) or section
     return section
 
 
@@ -322,12 +315,12 @@ def job_file_page() -> str:
         _paragraphs(_INTRODUCTION),
     ]
     keys = list(walk(Job))
-    plain = [(key, field) for key, field in keys if len(key) == 1 and _section(field) is None]
-    sections = [(key, field) for key, field in keys if _section(field) is not None]
+    plain = [(key, field) for key, field in keys if len(key) == 1 and section_of(field) is None]
+    sections = [(key, field) for key, field in keys if section_of(field) is not None]
     blocks += [_entry(key, field, schema) for key, field in plain]
     for key, _ in sections:
         blocks += [f"## [{'.'.join(key)}]", description(key)]
-        inside = [(inner, field) for inner, field in keys if inner[:-1] == key and _section(field) is None]
+        inside = [(inner, field) for inner, field in keys if inner[:-1] == key and section_of(field) is None]
         blocks += [_entry(inner, field, schema) for inner, field in inside]
     return _page(blocks)
 
@@ -417,7 +410,7 @@ def _epilog(text: str) -> Iterator[str]:
 def from_open_clip_page() -> str:
     """Returns `docs/from-open-clip.md`: each flag of open_clip_train beside our keys."""
     title, *blocks = from_open_clip_blocks()
-    generated = _GENERATED.format(what="trainer/cli/from_open_clip/")
+    generated = _GENERATED.format(what="trainer/from_open_clip/")
     return _page(
         [
             title,

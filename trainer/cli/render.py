@@ -7,13 +7,12 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.near import NearGroup
-from trainer.cli.options import job_argument, set_option
+from trainer.cli.options import NearGroup, job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.sysinfo.imports import load
 from trainer.text.terminal import say
 
-_SECRETS = "trainer.cli.secret_values:secret_warnings"
+_SECRETS = "trainer.plan.secret_values:secret_warnings"
 _IMAGE_KINDS = {
     "dockerfile": ("trainer.image.dockerfile:dockerfile", "The container image's Dockerfile."),
     "apptainer": (

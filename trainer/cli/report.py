@@ -96,8 +96,8 @@ def _is_queued(folder: Path) -> bool:
 
 def _goes_on(folder: Path) -> bool:
     """Returns whether a run may still write something, as its folder shows it."""
-    from trainer.launch.liveness import inspect
     from trainer.report.folder import has_started, read_run
+    from trainer.report.liveness import inspect
 
     if not has_started(folder):
         return _is_queued(folder)

@@ -1,12 +1,11 @@
 """The command `clipship resume`: goes on with a run from its folder alone. Imports no torch."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.cli.new_length import NewLength, length_options, one_length, with_length
-from trainer.cli.options import hosts_option, nproc_option, run_argument
+from trainer.cli.options import hosts_option, length_options, nproc_option, run_argument
 from trainer.errors import InputError
 from trainer.launch.submission import find_run, read_record
 from trainer.run.layout import ARTEFACTS, ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
@@ -16,6 +15,9 @@ from trainer.safe_io.plain import read_json
 from trainer.text.paste import word
 from trainer.text.terminal import say
 from trainer.text.wording import many
+
+if TYPE_CHECKING:
+    from trainer.plan.new_length import NewLength
 
 
 @click.command(
@@ -37,8 +39,8 @@ def command(
     run: str,
     nproc: int | None,
     hosts: str | None,
-    longer: NewLength | None,
-    shorter: NewLength | None,
+    longer: "NewLength | None",
+    shorter: "NewLength | None",
 ) -> Any:
     """Go on with RUN from its newest checkpoint: its folder has the job, with every --set.
 
@@ -46,19 +48,21 @@ def command(
     again, to the same scheduler. One of this machine gets as many ranks as before, unless --nproc or --hosts
     says otherwise.
     """
+    from trainer.cli.run import command as run_here
+    from trainer.cli.submit import command as submit
+    from trainer.plan.new_length import one_length, with_length
+
     folder = find_run(run)
     submission = read_record(folder)
     length = one_length(longer, shorter)
     job_path = _job_path(folder, may_be_done=length is not None)
     overrides = _overrides(folder, job_path)
     if submission is not None and nproc is None and hosts is None:
-        from trainer.cli import submit
-
         if length is not None:
             overrides, told = with_length(job_path, overrides, length)
             say(told)
         return context.invoke(
-            submit.command,
+            submit,
             job_path=job_path,
             to=submission.to,
             overrides=overrides,
@@ -67,10 +71,8 @@ def command(
     if nproc is None and hosts is None:
         nproc, hosts = _ranks_before(folder)
         say(f"{folder}: goes on with {many(nproc, 'rank') if nproc else hosts}, as before")
-    from trainer.cli.main import run as run_command
-
     return context.invoke(
-        run_command,
+        run_here,
         job_path=job_path,
         overrides=overrides,
         nproc=nproc,

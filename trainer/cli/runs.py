@@ -11,12 +11,13 @@ from typing import Any
 
 import click
 
-from trainer.cli.json_output import json_option, print_json
-from trainer.cli.status_json import state_of
+from trainer.cli.options import json_option
+from trainer.cli.output import print_json
 from trainer.errors import EXIT_DONE, EXIT_PREEMPTED, ClusterError, InputError
 from trainer.launch.logfiles import last_message
 from trainer.launch.submission import Submission, read_record, scheduler
 from trainer.report.metric_words import short_title, shown_metrics
+from trainer.report.state import state_of
 from trainer.run.find import HERE, is_run
 from trainer.run.known_folders import known_folders, remember
 from trainer.text.table import aligned, without, without_column

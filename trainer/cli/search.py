@@ -1,19 +1,17 @@
 """The command `clipship search`. Its input is checked before anything imports torch."""
 
-import math
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.evaluate import table_of_trained, without_unset
 from trainer.cli.options import set_of, suggested, weights_model_option
 from trainer.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from trainer.run.checkpoints import WEIGHTS
+from trainer.text.live import progress
 from trainer.text.terminal import one_line, say
 from trainer.text.wording import many
 
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 
 _NAMED = 20
 """Pictures that cannot be used and are named; more are counted."""
-_EVERY_S = 10.0
-"""Seconds between two lines about the progress where there is no terminal."""
 
 
 @click.command(
@@ -83,6 +79,7 @@ def command(
     The page's address goes to stdout. It has a random token, without which nobody can open the page. Ctrl-C
     ends it.
     """
+    from trainer.plan.trained import search_job
     from trainer.search.pictures import find_pictures
 
     if once is not None and not once.strip():
@@ -105,25 +102,6 @@ def command(
     return EXIT_DONE
 
 
-def search_job(checkpoint: str, model: str | None, overrides: Sequence[str]) -> "Job":
-    """Returns a job that only uses the model, with the limits of its run for pictures.
-
-    Raises InputError that lists every problem.
-    """
-    from trainer.cli.check import check_evaluated
-    from trainer.config.loader import job_from_table
-
-    table, evaluation = table_of_trained(checkpoint, model)
-    table |= {
-        "name": "search",
-        "optim": {"global_batch_size": 1, "steps": 1},
-        "eval": {key: value for key, value in evaluation.items() if key == "batch_size"},
-    }
-    job = job_from_table(without_unset(table), "clipship search", overrides)
-    check_evaluated(job)
-    return job
-
-
 def _server(port: int) -> "Server":
     from trainer.search.server import Server
 
@@ -135,7 +113,7 @@ def _index(job: "Job", images: Path, pictures: "Sequence[Picture]", left_out: "_
     say(f"{many(len(pictures), 'picture')} in {one_line(str(images))}; loading {_about(job)}")
     if job.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
-    with _progress() as done:
+    with progress("loading the model", "embedded", "picture") as done:
         from trainer.search.cache import cache_file
         from trainer.search.files import PictureFolder
         from trainer.search.index import open_index
@@ -177,29 +155,3 @@ class _LeftOut:
         """Says how many were not named."""
         if self._number > _NAMED:
             say(f"left out: {self._number - _NAMED:,} more")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Shows a bar in a terminal, elsewhere a line now and then.
-
-    Yields the function that gets the number of pictures so far and of all.
-    """
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    spoken = math.inf
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("loading the model", total=None)
-
-        def done(count: int, total: int) -> None:
-            nonlocal spoken
-            bar.update(task, description="embedding pictures", completed=count, total=total)
-            now = time.monotonic()
-            spoken = min(spoken, now)  # it begins with the first picture
-            if not console.is_terminal and now - spoken > _EVERY_S:
-                spoken = now
-                say(f"embedded {count:,} of {many(total, 'picture')}")
-
-        yield done

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.text.fitting import fit_to, terminal_columns
-from trainer.text.table import aligned, without
+from trainer.cli.output import print_lines
+from trainer.text.fitting import terminal_columns
+from trainer.text.table import aligned, by_topic, without
 
 if TYPE_CHECKING:
     from trainer.config.stack_table import Row, Table
 
-_COLUMNS = "{:<9}{:<13}{:<11}{:<7}{:<11}{:<9}{:<5}{:<16}{}"
 _LEAST_WANTED = ("C++", "cuDNN", "torchvision", "GPUs", "NCCL")
 """Columns that a narrow terminal loses, in this order."""
 
@@ -32,10 +32,7 @@ def command(ctx: click.Context) -> None:
     """List the stacks that an image can be built from: torch, and all versions that follow from it."""
     if ctx.invoked_subcommand is None:
         columns = terminal_columns(sys.stdout)
-        rows = list(_rows())
-        narrow = list(aligned(without(rows, _LEAST_WANTED, columns), columns))
-        wide = [_COLUMNS.format(*row).rstrip() for row in rows]
-        for line in narrow if 0 < columns < max(map(len, wide)) else wide:
+        for line in aligned(without(list(_rows()), _LEAST_WANTED, columns), columns):
             click.echo(line)
 
 
@@ -43,8 +40,7 @@ def command(ctx: click.Context) -> None:
 @click.argument("name", metavar="TORCH")
 def explain(name: str) -> None:
     """Explain what follows from a torch release: CUDA, NCCL, compilers, drivers, GPUs, bases."""
-    for line in _explain(name):
-        click.echo(fit_to(sys.stdout, line))
+    print_lines(by_topic(_explain(name)))
 
 
 def _rows() -> Iterator[tuple[str, ...]]:
@@ -73,7 +69,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
         )
 
 
-def _explain(name: str) -> Iterator[str]:
+def _explain(name: str) -> Iterator[tuple[str, str]]:
     from trainer.config.stack_table import table
     from trainer.image.toolchain import bases
 
@@ -81,7 +77,7 @@ def _explain(name: str) -> Iterator[str]:
     row = known.row(name)
     cuda = known.cuda[row.cuda]
     fitting = bases(row, known)
-    facts = [
+    yield from [
         ("torch", f"{row.torch}, with torchvision {row.torchvision}, triton {row.triton}"),
         (
             "Python",
@@ -128,8 +124,6 @@ def _explain(name: str) -> Iterator[str]:
         *(("note", note) for note in row.notes),
         *(("built here", text) for text in row.built or ("no",)),
     ]
-    for topic, text in facts:
-        yield f"{topic:<12}{text}"
 
 
 def _newer(versions: list[str]) -> str:

@@ -1,15 +1,14 @@
 """The command `clipship status`. Imports no torch."""
 
-import sys
 from pathlib import Path
 
 import click
 
-from trainer.cli.json_output import json_option, print_json
-from trainer.cli.options import run_argument
+from trainer.cli.options import json_option, run_argument
+from trainer.cli.output import print_json, print_lines
 from trainer.errors import EXIT_DONE, EXIT_FAILED, ClusterError
 from trainer.launch.submission import find_submission, scheduler
-from trainer.text.fitting import fit_to
+from trainer.text.table import by_topic
 from trainer.text.terminal import shown
 
 
@@ -40,8 +39,8 @@ def command(run: str, wide: bool, as_json: bool) -> int:
     remarks. What is not known is null. A run that was submitted also has scheduler: its name, its id and
     its answer.
     """
-    from trainer.cli.progress import progress
-    from trainer.cli.status_json import state_of
+    from trainer.report.progress import progress
+    from trainer.report.state import state_of
 
     folder, submission = find_submission(run)
     rows, unknown = [], None
@@ -58,8 +57,7 @@ def command(run: str, wide: bool, as_json: bool) -> int:
     to = submission.to if submission else None
     # A scheduler reports the step only if this machine does not see the run folder.
     own = [] if any(topic == "step" for topic, _ in rows) else progress(folder, job_name(run), to, wide=wide)
-    for topic, text in [("run", str(folder)), *rows, *own]:
-        click.echo(fit_to(sys.stdout, f"{topic:<12}{shown(text)}"))
+    print_lines(map(shown, by_topic([("run", str(folder)), *rows, *own])))
     return EXIT_DONE if unknown is None else EXIT_FAILED
 
 

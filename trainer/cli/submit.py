@@ -1,23 +1,16 @@
 """The command `clipship submit`. Imports no torch."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.near import NearChoice
-from trainer.cli.options import job_argument, set_option
+from trainer.cli.options import NearChoice, job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
-from trainer.errors import InputError
-from trainer.launch.submission import make_artefacts_folder, record, removed_if_refused, scheduler
-from trainer.run.known_folders import remember
-from trainer.sysinfo.imports import load
 from trainer.text.paste import word
-from trainer.text.terminal import say
 
 if TYPE_CHECKING:
-    from trainer.config import Job
+    pass
 
 
 @click.command(
@@ -40,67 +33,11 @@ def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool)
     `clipship cancel RUN` ends it.
     """
     from trainer.config.loader import load_job
+    from trainer.launch.submit import submit
+    from trainer.plan.check import check_submission
+    from trainer.plan.secret_values import secret_warnings
 
     job = load_job(job_path, overrides)
     check_submission(job, to, data=not no_check)
-    folder = submit(job, to)
+    folder = submit(job, to, secret_warnings(job))
     click.echo(f"submitted to {to}; next: clipship status {word(folder)}", err=True)
-
-
-def check_submission(job: "Job", to: str, *, data: bool) -> None:
-    """Raises InputError with every reason why the job cannot run there. Makes nothing and asks no cluster.
-
-    `data` is False if this machine does not see the data. A scheduler whose ranks see other files than this
-    machine checks them when they start.
-    """
-    from trainer.cli.check import check_job, problems_of
-    from trainer.run.folder import check_run_folder
-
-    row = SCHEDULERS[to]
-    checks: list[Callable[[], object]] = [lambda: load(row.validate)(job)]
-    if row.record_folder is None:
-        checks.insert(0, lambda: check_job(job, job.resources.world_size) if data else check_run_folder(job))
-    if problems := dict.fromkeys(line for text in problems_of(checks) for line in text.splitlines()):
-        raise InputError("\n".join(problems))
-
-
-def record_folder(job: "Job", to: str) -> Path:
-    """Returns the folder that keeps the record of the job's submission, whether it exists or not."""
-    from trainer.run.folder import run_folder
-
-    row = SCHEDULERS[to]
-    return Path(load(row.record_folder)(job)) if row.record_folder else run_folder(job)
-
-
-def submit(job: "Job", to: str) -> Path:
-    """Submit a job that has been checked, and print its id; returns the folder that keeps the record."""
-    from trainer.cli.secret_values import secret_warnings
-
-    control = scheduler(to)
-    try:
-        with removed_if_refused([record_folder(job, to)]):
-            folder = prepare(job, to)
-            for warning in secret_warnings(job):
-                say(f"warning: {warning}")
-            submission = control.submit(job, folder)
-            record(folder, submission)
-    except OSError as problem:
-        where = problem.filename or record_folder(job, to)
-        raise InputError(
-            f"{where}: {problem.strerror}; choose another folder with --set logging.runs=FOLDER"
-        ) from None
-    click.echo(submission.id)
-    return folder
-
-
-def prepare(job: "Job", to: str) -> Path:
-    """Make the folder that keeps the record of the job's submission, with its artefacts; return it."""
-    from trainer.run.folder import run_folder
-
-    if place := SCHEDULERS[to].prepare:
-        folder = Path(load(place)(job))
-    else:
-        folder = run_folder(job)
-        make_artefacts_folder(folder, "choose another folder with --set logging.runs=FOLDER")
-    remember(folder.parent)
-    return folder

@@ -4,9 +4,17 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
+from trainer.config.keys import OnlyIf
 from trainer.config.types import NonNegative, Section
 
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+_WITH_OPS = OnlyIf(lambda job: job.data.augment.rand_augment_ops > 0, "data.augment.rand_augment_ops is 0")
+_WITH_JITTER = OnlyIf(
+    lambda job: job.data.augment.color_jitter_prob > 0, "data.augment.color_jitter_prob is 0"
+)
+_WITH_ERASING = OnlyIf(lambda job: job.data.augment.erase_prob > 0, "data.augment.erase_prob is 0")
 
 
 class Augment(Section):
@@ -17,9 +25,14 @@ class Augment(Section):
     rand_augment_ops: Annotated[int, Field(ge=0, le=20)] = 0
     """Number of RandAugment's operations that are applied to an image, each drawn anew (torchvision's
     RandAugment). 0: none."""
-    rand_augment_magnitude: Annotated[int, Field(ge=0, le=30)] = 9
+    rand_augment_magnitude: Annotated[int, Field(ge=0, le=30), _WITH_OPS] = 9
     """Strength of RandAugment's operations, from 0 to 30."""
-    color_jitter: tuple[NonNegative, NonNegative, NonNegative, NonNegative] = (0.0, 0.0, 0.0, 0.0)
+    color_jitter: Annotated[tuple[NonNegative, NonNegative, NonNegative, NonNegative], _WITH_JITTER] = (
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    )
     """Largest change of brightness, contrast, saturation and hue, as torchvision's ColorJitter takes them: a
     factor is drawn between 1 - x and 1 + x, and for the hue a shift between -x and x, at most 0.5."""
     color_jitter_prob: Probability = 0.0
@@ -28,7 +41,7 @@ class Augment(Section):
     """Share of images that become gray."""
     erase_prob: Probability = 0.0
     """Share of images in which rectangles are filled with noise (random erasing, arXiv 1708.04896)."""
-    erase_count: Annotated[int, Field(ge=1, le=100)] = 1
+    erase_count: Annotated[int, Field(ge=1, le=100), _WITH_ERASING] = 1
     """Largest number of such rectangles in an image, between 1 and this. Together they cover 2 to 33 % of
     it."""
 

@@ -24,8 +24,8 @@ class BatchPlan:
 def plan(job: Job, world_size: int) -> BatchPlan:
     """Divides the global batch equally among ranks, each share in the fewest equal micro-batches that fit.
 
-    "auto" sets no limit here: `trainer.model.fit` puts a number in its place first. Raises InputError if the
-    ranks cannot have equal shares, naming sizes that fit, or if accumulation is needed and
+    "auto" sets no limit here: `trainer.estimate.fit` puts a number in its place first. Raises InputError if
+    the ranks cannot have equal shares, naming sizes that fit, or if accumulation is needed and
     comm.torch.static_graph or model.cuda_graphs forbids it.
     """
     total = job.optim.global_batch_size

@@ -4,26 +4,43 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from trainer.config.keys import ON_GPUS, OnlyIf
 from trainer.config.types import AboveZero, Mebibytes, Positive, Section, Text, optional_section
 
 Backend = Literal["torch", "fsdp", "horovod"]
 ShardDegree = Literal["auto", "world", "node"] | Positive
 
 
+def _read_by(*backends: Backend) -> OnlyIf:
+    """Returns the condition of a key or section that only these backends read."""
+    return OnlyIf(lambda job: job.comm.backend in backends, 'comm.backend is "{job.comm.backend}"')
+
+
+_DDP = _read_by("torch")
+_TORCH = _read_by("torch", "fsdp")
+_USUAL_SUM = OnlyIf(
+    lambda job: not job.comm.deterministic, "comm.deterministic = true adds gradients up in another way"
+)
+_OVER_NCCL = OnlyIf(
+    lambda job: not _TORCH.used(job) or job.comm.torch.device_backend != "gloo",
+    'comm.torch.device_backend = "gloo" does without NCCL',
+)
+
+
 class TorchComm(Section):
     """Settings of torch's DistributedDataParallel (DDP)."""
 
-    device_backend: Literal["auto", "nccl", "gloo"] = "auto"
+    device_backend: Annotated[Literal["auto", "nccl", "gloo"], _TORCH] = "auto"
     """Backend of torch.distributed, for fsdp, too; auto takes nccl on GPUs and gloo on CPUs."""
-    bucket_mb: Mebibytes = 25.0
+    bucket_mb: Annotated[Mebibytes, _DDP, _USUAL_SUM] = 25.0
     """MiB of gradients in one all-reduce: larger buckets use the network better, smaller ones overlap earlier
     with the backward pass."""
-    static_graph: bool = False
+    static_graph: Annotated[bool, _DDP, _USUAL_SUM] = False
     """Promises that every step uses the same parameters, so that DDP may skip its search for unused ones.
     Excludes accumulation."""
-    gradient_as_bucket_view: bool = True
+    gradient_as_bucket_view: Annotated[bool, _DDP, _USUAL_SUM] = True
     """Keep gradients as views of the buckets, which saves one copy of them."""
-    compression: Literal["none", "fp16", "bf16"] = "none"
+    compression: Annotated[Literal["none", "fp16", "bf16"], _DDP, _USUAL_SUM] = "none"
     """Send gradients in half precision: half the traffic, but values are rounded to it."""
 
 
@@ -59,7 +76,7 @@ class HorovodComm(Section):
     """
     cache_capacity: Annotated[int, Field(ge=0)] | None = None
     """HOROVOD_CACHE_CAPACITY: number of tensors (default 1024) whose negotiation is remembered."""
-    compression: Literal["none", "fp16"] = "none"
+    compression: Annotated[Literal["none", "fp16"], _USUAL_SUM] = "none"
     """Send gradients as fp16."""
     hierarchical_allreduce: bool | None = None
     """HOROVOD_HIERARCHICAL_ALLREDUCE: reduce within each node first, then between nodes."""
@@ -79,11 +96,11 @@ class Nccl(Section):
     socket_ifname: Text | None = None
     """NCCL_SOCKET_IFNAME: prefix of the network interface's name; `=eth0` means exactly eth0, `^docker` all
     but those."""
-    ib_hca: Text | None = None
+    ib_hca: Annotated[Text | None, ON_GPUS, _OVER_NCCL] = None
     """NCCL_IB_HCA: InfiniBand or RoCE adapters, such as `mlx5_0:1,mlx5_1:1`."""
-    algo: Text | None = None
+    algo: Annotated[Text | None, ON_GPUS, _OVER_NCCL] = None
     """NCCL_ALGO: algorithms that NCCL may use, such as Ring or Tree."""
-    debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = None
+    debug: Annotated[Literal["VERSION", "WARN", "INFO", "TRACE"] | None, ON_GPUS, _OVER_NCCL] = None
     """NCCL_DEBUG: amount of NCCL's own log messages."""
 
 
@@ -114,8 +131,8 @@ class Comm(Section):
     come from torch's profiler, and from Horovod's own timeline of when it negotiated, fused and sent each
     tensor."""
     torch: TorchComm = optional_section(TorchComm)
-    fsdp: FsdpComm = optional_section(FsdpComm)
-    horovod: HorovodComm = optional_section(HorovodComm)
+    fsdp: Annotated[FsdpComm, _read_by("fsdp")] = optional_section(FsdpComm)
+    horovod: Annotated[HorovodComm, _read_by("horovod")] = optional_section(HorovodComm)
     nccl: Nccl = optional_section(Nccl)
 
     @field_validator("timeline")

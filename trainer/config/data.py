@@ -15,7 +15,7 @@ from trainer.config.caption_key import (
 from trainer.config.caption_template import check_fields, parse_template
 from trainer.config.filters import check_in_shards, parse_filter
 from trainer.config.formats import FORMATS, format_of
-from trainer.config.keys import MAY_CHANGE, JobPath
+from trainer.config.keys import MAY_CHANGE, JobPath, OnlyIf
 from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, is_stream, optional_section
 from trainer.text.wording import many
 
@@ -24,6 +24,53 @@ Encoding = Literal[
     "cp1252", "latin-1"
 ]  # fmt: skip
 """Encodings of captions, by Python's names. All of them contain ASCII, so that lines end alike."""
+
+
+def _trains_with(key: str, why_not: str) -> OnlyIf:
+    """Returns the condition of keys that the format of the training data must read, as it reads `key`."""
+    return OnlyIf(lambda job: key in FORMATS[job.data.kind].reads, why_not)
+
+
+def _reads(key: str, why_not: str) -> OnlyIf:
+    """Returns the condition of keys that a format of training or retrieval must read, as it reads `key`."""
+    return OnlyIf(lambda job: any(key in row.reads for row in job.formats), why_not)
+
+
+def _measures_or_trains_with(key: str, why_not: str) -> OnlyIf:
+    """Returns the condition of keys that every evaluation reads, and training as its format reads `key`."""
+    return OnlyIf(lambda job: key in FORMATS[job.data.kind].reads or job.eval.anywhere, why_not)
+
+
+_FILES = _measures_or_trains_with("max_member_bytes", 'data.format = "synthetic" reads no file')
+_BAD_SAMPLES = _measures_or_trains_with("on_bad_sample", 'data.format = "synthetic" has no bad samples')
+_BAD_ARE_SKIPPED = OnlyIf(
+    lambda job: job.data.on_bad_sample != "fail", 'data.on_bad_sample = "fail" allows no bad sample'
+)
+_ANY_SHARDS = OnlyIf(
+    lambda job: bool(job.eval.zero_shot) or any("image_key" in row.reads for row in job.formats),
+    "the job reads no shards",
+)
+_SHARDS = _reads("caption_key", "neither training nor retrieval reads shards")
+_PLAIN_TEXT = OnlyIf(
+    lambda job: job.data.caption_keys.paths is None, "captions come from JSON, where each text is one"
+)
+_TABLES = _reads("image_column", "neither training nor retrieval reads a table")
+_TEXT_TABLES = _reads("separator", "neither training nor retrieval reads a .csv or .tsv table")
+_ROW_GROUPS = _reads("row_group_cache_mb", "neither training nor retrieval reads Parquet or Arrow")
+_NO_TEMPLATE = OnlyIf(lambda job: not job.data.caption_template, "data.caption_template names the columns")
+_SEVERAL_CAPTIONS = OnlyIf(
+    lambda job: job.data.kind != "table" or len(job.data.caption_entries) != 1,
+    "a row of a table has one caption",
+)
+_FILTERED = _trains_with("filters", 'data.format = "synthetic" has no sample to leave out')
+_CAPTIONS = _reads("caption_template", 'data.format = "synthetic" has captions of its own')
+_ENCODED = _reads("encoding", "the job reads no text that may have another encoding")
+_INDEXED = OnlyIf(
+    lambda job: "index" in FORMATS[job.data.kind].reads and not job.data.streams,
+    "the training data have no index",
+)
+_STREAMS = OnlyIf(lambda job: job.data.streams, "data.train names no stream (pipe:, -)")
+_SYNTHETIC = _trains_with("synthetic_samples", 'data.format is not "synthetic"')
 
 
 class Data(Section):
@@ -36,45 +83,47 @@ class Data(Section):
     format: Literal["auto", "webdataset", "table", "parquet", "arrow", "synthetic"] = "auto"
     """Format of `train`; auto decides by the names' endings: .csv and .tsv are tables, .parquet, .arrow and
     .feather are what they say, all others are shards."""
-    image_key: tuple[Text, ...] = ("jpg", "jpeg", "png", "webp")
+    image_key: Annotated[tuple[Text, ...], _ANY_SHARDS] = ("jpg", "jpeg", "png", "webp")
     """Shards: endings of the member that holds the image; the first one that a sample has is taken."""
-    caption_template: tuple[Text, ...] = ()
+    caption_template: Annotated[tuple[Text, ...], _CAPTIONS] = ()
     """Captions made of several fields: "{title}. {caption}". Fields are paths into the sample's JSON (member
     .json, or the one that caption_key names), or columns of a table, then instead of caption_column. A
     template of which a field is null or empty gives no caption."""
-    caption_key: tuple[Text, ...] = PLAIN
+    caption_key: Annotated[tuple[Text, ...], _SHARDS] = PLAIN
     """Shards: ending of the member that holds the captions (see caption_lines). JSON needs a colon and the
     path of the field: "json:caption", "json:meta.texts[0]", or "json:captions[*]" for every text of a list.
     Several paths into one JSON give a sample the captions of all: ["json:caption", "json:alt"]."""
-    caption_lines: Literal["several", "one"] = "several"
+    caption_lines: Annotated[Literal["several", "one"], _SHARDS, _PLAIN_TEXT] = "several"
     """Shards: meaning of the lines of a plain text. several: each is a caption; one: all are one caption, as
     open_clip takes them."""
-    caption_choice: Literal["random", "first", "longest"] = "random"
+    caption_choice: Annotated[Literal["random", "first", "longest"], _SEVERAL_CAPTIONS] = "random"
     """Caption that training takes of a sample with several. random: one is drawn for each epoch, by the
     seed and the position; first; longest: that with the most characters. Retrieval counts all of them."""
-    caption_weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] | None = None
+    caption_weights: Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...] | None, _CAPTIONS] = None
     """One weight for each entry of caption_key, of caption_column or of caption_template: how often
     training draws a caption of this entry, among those of which the sample has one. None: each caption of
     the sample is as likely as another."""
-    encoding: Encoding = "utf-8"
+    encoding: Annotated[Encoding, _ENCODED] = "utf-8"
     """Encoding of captions, in members of shards (JSON too) and in .csv and .tsv tables. gb18030 also reads
     GBK and GB2312."""
     text_mask: Literal["random", "shuffle", "simple"] | None = None
     """Shortens captions that are too long for the model, in training, by the seed and the position. random:
     some tokens are left out; shuffle: and the others are shuffled; simple: a part in one piece is taken.
     None: the beginning is taken. Only for open_clip's own tokenizer."""
-    image_column: Text = "image"
+    image_column: Annotated[Text, _TABLES] = "image"
     """Tables: column with the image file's path, relative to the table, or a URL. In Parquet and Arrow it may
     hold the image's bytes, and may lie in a column: "sample.image"."""
-    caption_column: tuple[Text, ...] = ("caption",)
+    caption_column: Annotated[tuple[Text, ...], _TABLES, _NO_TEMPLATE] = ("caption",)
     """Tables: column with the caption. A row has one caption of each of several columns. In Parquet and Arrow
     a path as after the colon of caption_key: "captions[*]", "meta.title"."""
-    separator: Annotated[str, StringConstraints(min_length=1, max_length=1)] | None = None
+    separator: Annotated[
+        Annotated[str, StringConstraints(min_length=1, max_length=1)] | None, _TEXT_TABLES
+    ] = None
     """Tables: the character between columns. None: a comma for .csv and a tab for .tsv."""
-    quotes: Literal["cells", "text"] = "cells"
+    quotes: Annotated[Literal["cells", "text"], _TEXT_TABLES] = "cells"
     """Tables: meaning of a double quote at the begin of a cell. cells: the cell ends at the next one, and may
     hold separators and line breaks; text: quotes are text, as pandas writes them with QUOTE_NONE."""
-    row_group_cache_mb: Annotated[Positive, MAY_CHANGE] = 512
+    row_group_cache_mb: Annotated[Positive, MAY_CHANGE, _ROW_GROUPS] = 512
     """Parquet and Arrow: memory of one loader process for the row groups that it has read last. It must hold
     those of shuffle_window samples, or they are read again and again."""
     shuffle_window: Positive = 10_000
@@ -85,36 +134,36 @@ class Data(Section):
     augment: Augment = optional_section(Augment)
     workers: Annotated[int, Field(ge=0, le=256), MAY_CHANGE] = 2
     """Loader processes per rank; 0 loads in the rank itself."""
-    stream_samples: Positive | None = None
+    stream_samples: Annotated[Positive | None, _STREAMS] = None
     """Samples in an epoch, over all ranks, if `train` names streams (`pipe:COMMAND`, `-`), which cannot be
     counted beforehand."""
-    index: Annotated[Text | None, JobPath("folder", made=True), MAY_CHANGE] = None
+    index: Annotated[Text | None, JobPath("folder", made=True), MAY_CHANGE, _INDEXED] = None
     """Shards: folder of the index, which says where each sample is. Every rank reads it, and it is made if it
     is missing. None: .clipship-index beside the first shard, or in the run folder if that place is not
     writable."""
     weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] | None = None
     """One weight for each entry of `train`: how often an epoch contains its samples. 1 is once, 2 twice; with
     0.5 an epoch has one half of them and the next epoch the other half."""
-    filters: tuple[Text, ...] = ()
+    filters: Annotated[tuple[Text, ...], _FILTERED] = ()
     """Conditions that a sample must fulfil: "min_side >= 256", "max_aspect <= 3" (longer side divided by
     the shorter one), "clip_score >= 0.28". width, height, min_side, max_side, max_aspect and pixels are those
     of the image; other names are fields of the sample's JSON, or columns of a table. They are decided when
     the data are indexed; samples that a filter leaves out are counted, and are not bad."""
-    on_bad_sample: Annotated[Literal["skip", "fail"], MAY_CHANGE] = "skip"
+    on_bad_sample: Annotated[Literal["skip", "fail"], MAY_CHANGE, _BAD_SAMPLES] = "skip"
     """skip: replace a sample that cannot be decoded by another one, count it and name it; fail: end the run.
     Samples without image or caption, and those behind a damaged place, show in the shards' headers: skip
     leaves them out at the start, fail does not begin the run."""
-    max_bad_share: Annotated[float, Field(ge=0, le=1), MAY_CHANGE] = 0.01
+    max_bad_share: Annotated[float, Field(ge=0, le=1), MAY_CHANGE, _BAD_SAMPLES, _BAD_ARE_SKIPPED] = 0.01
     """With skip: largest share of bad samples; beyond it the run ends. At the start the samples that the
     shards' headers show as bad count (the loss of a damaged shard is estimated from the samples of the
     others), later those that a rank meets. 10 bad samples of less than 1,000 do not end the run."""
-    max_image_pixels: Positive = 50_000_000
+    max_image_pixels: Annotated[Positive, _FILES] = 50_000_000
     """Largest image in pixels; a larger one is a bad sample and is not decoded. 50 million pixels take 150
     MB."""
-    max_member_bytes: Annotated[int, Field(ge=1, le=4_000_000_000), MAY_CHANGE] = 256_000_000
+    max_member_bytes: Annotated[int, Field(ge=1, le=4_000_000_000), MAY_CHANGE, _FILES] = 256_000_000
     """Largest image or caption in bytes, in shards, streams, tables and folders alike; a larger one is a bad
     sample and is not read. The default is 256 x 10^6 bytes."""
-    synthetic_samples: Positive = 1024
+    synthetic_samples: Annotated[Positive, _SYNTHETIC] = 1024
     """Samples in an epoch with format = "synthetic"."""
 
     @field_validator("train", "caption_key", "caption_column", "caption_template", "filters", mode="before")

@@ -4,7 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trainer.config.keys import OnlyIf
 from trainer.config.types import Positive, Seconds, Section
+
+_WITH_PREFLIGHT = OnlyIf(lambda job: job.health.preflight, "health.preflight is false")
+_IF_STEPS_ARE_LEFT_OUT = OnlyIf(
+    lambda job: job.health.non_finite != "stop" or job.model.precision == "fp16",
+    'health.non_finite = "stop" ends the run at the first such step',
+)
 
 
 class Health(Section):
@@ -12,7 +19,7 @@ class Health(Section):
 
     preflight: bool = True
     """Check nodes, collectives and the network before the first step. `clipship doctor` does only this."""
-    preflight_s: Seconds = 20.0
+    preflight_s: Annotated[Seconds, _WITH_PREFLIGHT] = 20.0
     """Seconds that the preflight may take to measure; measurements that do not fit are left out, and its
     table says so."""
     same_environment: Literal["error", "warn", "off"] = "error"
@@ -25,5 +32,5 @@ class Health(Section):
     non_finite: Literal["stop", "skip"] = "stop"
     """Reaction to a NaN or infinite gradient. stop: end the run and record the step's samples; skip: leave
     out the step's update. With fp16 the gradient scaler skips such steps itself."""
-    non_finite_in_a_row: Positive = 20
+    non_finite_in_a_row: Annotated[Positive, _IF_STEPS_ARE_LEFT_OUT] = 20
     """Number of consecutive steps left out, with skip or by the gradient scaler, that ends the run."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from trainer.config.keys import JobPath
+from trainer.config.keys import JobPath, OnlyIf
 from trainer.config.types import (
     ABSOLUTE_PATH,
     COMPUTE_CAPABILITY,
@@ -23,6 +23,10 @@ from trainer.config.types import (
 from trainer.text.masking import looks_secret, secret_in
 from trainer.text.pattern import pattern
 
+_CUDA_OF_BASE = OnlyIf(
+    lambda job: "base" in (job.image.toolkit, job.stack.torch),
+    'neither image.toolkit nor stack.torch is "base"',
+)
 _PART = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _HOST = rf"localhost|{_PART}(?:\.{_PART})+|{_PART}(?=:\d)|\[[0-9a-fA-F:]+\]"
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
@@ -158,7 +162,7 @@ class Image(Section):
     toolkit: Literal["auto", "pypi", "debian", "base"] = "auto"
     """Source of nvcc, needed by the build only: PyPI, Debian 13's packages (non-free), or the base. auto: the
     first that the stack allows."""
-    cuda_home: Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH)] = "/usr/local/cuda"
+    cuda_home: Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH), _CUDA_OF_BASE] = "/usr/local/cuda"
     """Folder of the CUDA toolkit in the base; read if `toolkit` or stack.torch is "base"."""
     compiler: bool | None = None
     """Keep a C++ compiler in the image, which torch.compile needs. None: if the job sets model.compile."""

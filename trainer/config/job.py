@@ -10,9 +10,10 @@ from pydantic import Field, StringConstraints, create_model, field_validator, mo
 
 from trainer.config.comm import Comm
 from trainer.config.data import Data
+from trainer.config.formats import FORMATS, FormatRow
 from trainer.config.health import Health
 from trainer.config.image import Image, Stack
-from trainer.config.keys import MAY_CHANGE
+from trainer.config.keys import MAY_CHANGE, OnlyIf
 from trainer.config.recovery import Recovery
 from trainer.config.resources import Resources
 from trainer.config.results import EMA, Checkpoint, Eval, Logging
@@ -44,6 +45,9 @@ _LAUNCHERS_NAMES = {
 }
 
 
+_WITH_IMAGE = OnlyIf(lambda job: job.image.tag is not None, "image.tag is not set, so the job has no image")
+
+
 class Job(Section):
     """One training run, from the image to the checkpoint."""
 
@@ -64,8 +68,8 @@ class Job(Section):
     eval: Annotated[Eval, MAY_CHANGE] = optional_section(Eval)
     logging: Annotated[Logging, MAY_CHANGE] = optional_section(Logging)
     health: Annotated[Health, MAY_CHANGE] = optional_section(Health)
-    stack: Annotated[Stack, MAY_CHANGE] = optional_section(Stack)
-    image: Annotated[Image, MAY_CHANGE] = optional_section(Image)
+    stack: Annotated[Stack, MAY_CHANGE, _WITH_IMAGE] = optional_section(Stack)
+    image: Annotated[Image, MAY_CHANGE, _WITH_IMAGE] = optional_section(Image)
     resources: Annotated[Resources, MAY_CHANGE] = optional_section(Resources)
 
     if TYPE_CHECKING:  # the schedulers' sections, which are added below for each row of SCHEDULERS
@@ -78,6 +82,12 @@ class Job(Section):
         return self.data.model_copy(
             update={"train": self.eval.retrieval, "format": "auto", "weights": None, "filters": ()}
         )
+
+    @property
+    def formats(self) -> list[FormatRow]:
+        """Formats of the training data and of the retrieval set."""
+        sets = (self.data, *([self.retrieval_data] if self.eval.retrieval else ()))
+        return [FORMATS[data.kind] for data in sets]
 
     @property
     def in_image(self) -> bool:

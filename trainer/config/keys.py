@@ -1,14 +1,15 @@
-"""Facts that a key of the job file states at its declaration: is it a path, may a resumed run change it.
+"""Facts that a key of the job file states at its declaration.
 
-A key carries them in its annotation: `Annotated[Text, JobPath()]`. Path resolution, mounts, checks and the
-resume rule follow from the model, so that none of them has a list of keys of its own. Pure; imports no torch.
+Is it a path, may a resumed run change it, with which other keys has it an effect? A key carries them in its
+annotation: `Annotated[Text, JobPath()]`. Path resolution, mounts, checks and the resume rule follow from the
+model, so that none of them has a list of keys of its own. Pure; imports no torch.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic.fields import FieldInfo
 
@@ -17,6 +18,9 @@ from trainer.config.types import Section, Table, is_remote
 from trainer.errors import InputError
 from trainer.text.masking import masked
 from trainer.text.terminal import one_line
+
+if TYPE_CHECKING:
+    from trainer.config.job import Job
 
 _LONGEST_NAME = 255
 _MOST_FOLDERS = 500  # Path.mkdir recurses once for each folder
@@ -31,6 +35,22 @@ class MayChange:
 
 
 MAY_CHANGE = MayChange()
+
+
+@dataclass(frozen=True, eq=False)
+class OnlyIf:
+    """Marks a key, or a whole section, that has an effect only with certain values of other keys.
+
+    `clipship check` names keys that are set without effect; those that share a mark stand on one line.
+    """
+
+    used: Callable[["Job"], bool]
+    """Function that returns whether the key has an effect in a job."""
+    why_not: str
+    """Clause that follows a colon if it has none; `{job.SECTION.KEY}` stands for another key's value."""
+
+
+ON_GPUS = OnlyIf(lambda job: not job.resources.on_cpu, "[resources] asks for the CPU")
 
 
 def _always(_text: str) -> bool:
@@ -69,13 +89,24 @@ def may_change(field: FieldInfo) -> bool:
     return any(isinstance(mark, MayChange) for mark in field.metadata)
 
 
+def conditions_of(field: FieldInfo) -> list[OnlyIf]:
+    """Returns the conditions under which a key, or every key of a section, has an effect."""
+    return [mark for mark in field.metadata if isinstance(mark, OnlyIf)]
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """Returns the section that a field of the job file's model holds; None for a key."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
 def walk(section: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
     """Yields every key of the section and of the sections in it, a section before its keys."""
     for name, field in section.model_fields.items():
         key = (*prefix, name)
         yield key, field
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from walk(field.annotation, key)
+        if inner := section_of(field):
+            yield from walk(inner, key)
 
 
 def with_paths_from(section: Table, base: Path) -> Table:

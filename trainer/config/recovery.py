@@ -4,7 +4,13 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from trainer.config.keys import OnlyIf
 from trainer.config.types import NonNegative, Positive, Section
+
+_WITH_RESTARTS = OnlyIf(
+    lambda job: job.recovery.max_restarts > 0, "recovery.max_restarts is 0, so the first fault ends the run"
+)
+_IN_MEMORY = OnlyIf(lambda job: job.recovery.keep_in_memory, "recovery.keep_in_memory = false keeps no step")
 
 
 class Recovery(Section):
@@ -20,19 +26,19 @@ class Recovery(Section):
     """Restarts before the run ends with the fault. The count begins anew once a newer checkpoint is saved. 0:
     the first fault ends the run. Over MPI, which ends all ranks when one is gone, mpirun or srun starts all
     of them again, on the same nodes."""
-    same_fault_limit: Annotated[int, Field(ge=2)] = 2
+    same_fault_limit: Annotated[int, Field(ge=2), _WITH_RESTARTS] = 2
     """End the run if the same rank fails at the same step for the same cause this many times in a row: that
     looks like a bug, and a restart does not help."""
-    backoff_s: NonNegative = 5.0
+    backoff_s: Annotated[NonNegative, _WITH_RESTARTS] = 5.0
     """Wait before a restart if no new step was done, and no checkpoint saved, since the restart before it.
     The wait doubles with each further one, up to eight times this value; a random part, up to half, is left
     out."""
-    keep_in_memory: bool = True
+    keep_in_memory: Annotated[bool, _WITH_RESTARTS] = True
     """Keep the newest step in the memory of each node, so that a restart repeats at most one step and reads
     no checkpoint. Only used with max_restarts above 0. It takes twice the size of weights and optimizer state
     in each node's /dev/shm; `clipship check` says how much. If keeping every step would cost more than 2 % of
     the time, only every k-th step is kept. false: restarts begin at the newest checkpoint on disk."""
-    keep_every_steps: Positive | None = None
+    keep_every_steps: Annotated[Positive | None, _WITH_RESTARTS, _IN_MEMORY] = None
     """Keep every so many steps in memory, whatever it costs; a restart repeats at most as many. None: every
     step, or every k-th, so that it costs at most 2 % of the time; the log says k after ten steps."""
     spare_nodes: Annotated[int, Field(ge=0)] = 0

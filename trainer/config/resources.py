@@ -5,7 +5,12 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trainer.config.gpus import GpuName
+from trainer.config.keys import ON_GPUS, OnlyIf
 from trainer.config.types import Gibibytes, Positive, Section
+
+_WITH_SCHEDULER = OnlyIf(
+    lambda job: bool(job.schedulers), "the job names no scheduler ([slurm], [kubernetes])"
+)
 
 
 class Resources(Section):
@@ -22,19 +27,21 @@ class Resources(Section):
     GPUs are asked for, and gpus_per_node counts ranks. None: gpu if the launcher gave the rank GPUs, or if
     gpus_per_node is set (and neither slurm.gpus nor kubernetes.gpu_resource is "none"); else whatever the
     node has."""
-    gpu: GpuName | None = None
+    gpu: Annotated[GpuName | None, ON_GPUS] = None
     """Kind of GPU that the job will run on. `clipship check` then says what fits and how long it takes; no
     scheduler is asked for it."""
-    fabric: Literal["ib", "roce", "efa", "tcpxo", "ethernet"] | None = None
+    fabric: Annotated[Literal["ib", "roce", "efa", "tcpxo", "ethernet"] | None, ON_GPUS, _WITH_SCHEDULER] = (
+        None
+    )
     """Network between the nodes. On a cluster, ranks then get its variables and, for RDMA, may lock memory
     without a limit. `clipship fabrics explain NAME` says what follows from each. None: NCCL chooses."""
     cpus_per_gpu: Positive = 8
     """CPU cores for each GPU, or for each rank where there are no GPUs."""
-    bind_cpus: bool = True
+    bind_cpus: Annotated[bool, ON_GPUS] = True
     """Bind each rank and its loader processes to the CPUs next to its GPU, unless its launcher has bound it,
     or they are fewer than cpus_per_gpu. On Slurm, srun is then told not to bind them, unless slurm.srun has
     cpu-bind. No effect without GPUs."""
-    mem_gb_per_gpu: Gibibytes | None = None
+    mem_gb_per_gpu: Annotated[Gibibytes | None, _WITH_SCHEDULER] = None
     """Host memory for each GPU, or for each rank without GPUs. None: the scheduler's own default."""
 
     @property

@@ -1,10 +1,11 @@
 """`[checkpoint]`, `[eval]` and `[logging]`: what a run saves, measures and logs."""
 
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import field_validator, model_validator
 
-from trainer.config.keys import JobPath
+from trainer.config.keys import JobPath, OnlyIf
 from trainer.config.suite import Suite
 from trainer.config.types import AboveZero, Positive, Section, Text, is_stream, optional_section
 
@@ -45,6 +46,26 @@ def is_file_of_words(name: str) -> bool:
     return not name.startswith(NAMED_SET)
 
 
+def _are_shards(names: tuple[str, ...]) -> bool:
+    """Returns whether a zero-shot set is named by shards or a pattern, and not as one folder of folders."""
+    return len(names) != 1 or bool(PurePosixPath(names[0]).suffix or set("*?[{") & set(names[0]))
+
+
+WITH_EVALUATION = OnlyIf(lambda job: job.eval.in_the_run, "eval.retrieval and eval.zero_shot name no data")
+_WITH_ANY = OnlyIf(
+    lambda job: job.eval.anywhere, "eval.retrieval, eval.zero_shot and eval.suite name no data"
+)
+_WITH_ZERO_SHOT = OnlyIf(lambda job: bool(job.eval.zero_shot), "eval.zero_shot names no data")
+_WITH_CLASSES = OnlyIf(
+    lambda job: bool(job.eval.zero_shot or job.eval.suite.folders),
+    "eval.zero_shot and eval.suite.folders name no data",
+)
+_IN_SHARDS = OnlyIf(
+    lambda job: _are_shards(job.eval.zero_shot), "the folders of eval.zero_shot are the classes"
+)
+_WITH_WANDB = OnlyIf(lambda job: job.logging.wandb != "off", 'logging.wandb is "off"')
+
+
 class Checkpoint(Section):
     """Times at which the state is saved, and how a new start uses it. The end of the run is always saved."""
 
@@ -77,9 +98,9 @@ class Checkpoint(Section):
 class Eval(Section):
     """Evaluation: data, frequency and how classes become sentences."""
 
-    every_steps: Positive | None = None
+    every_steps: Annotated[Positive | None, WITH_EVALUATION] = None
     """Evaluate every N steps, in addition to the end."""
-    every_epochs: Positive | None = None
+    every_epochs: Annotated[Positive | None, WITH_EVALUATION] = None
     """Evaluate at the end of every N-th epoch, in addition to the end."""
     retrieval: Annotated[tuple[Text, ...], JobPath("patterns")] = ()
     """Shards or tables of captioned images for retrieval in both directions, with the keys and columns of
@@ -88,24 +109,36 @@ class Eval(Section):
     zero_shot: Annotated[tuple[Text, ...], JobPath("patterns")] = ()
     """Shards of labelled images for zero-shot classification, or one folder with a folder of images for each
     class; empty: none."""
-    class_key: Text = "cls"
+    class_key: Annotated[Text, _WITH_ZERO_SHOT, _IN_SHARDS] = "cls"
     """Ending of the member that holds the class number, counted from 0."""
-    class_names: Annotated[Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False)] = ()
+    class_names: Annotated[
+        Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False), _WITH_ZERO_SHOT
+    ] = ()
     """Class names in the order of their numbers, a file with one per line, or "set:imagenet": open_clip's
     names of ImageNet's 1,000 classes, in the order of the folders' WordNet numbers. The classes of a folder
     are numbered in the order of its subfolders' names; if this is empty, those names are the class names ("_"
     reads as a space)."""
-    templates: Annotated[Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False)] = (
-        "a photo of a {}.",
-    )
+    templates: Annotated[
+        Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False), _WITH_CLASSES
+    ] = ("a photo of a {}.",)
     """Sentences with `{}` for the class name, a file with one per line, or a set by its name: "set:chinese",
     "set:english", and "set:imagenet", open_clip's 80 sentences. Their features are averaged."""
-    batch_size: Positive = 64
+    batch_size: Annotated[Positive, _WITH_ANY] = 64
     """Images, or texts, in one forward pass."""
     on_failure: Literal["continue", "stop"] = "continue"
     """Reaction if an evaluation fails, for example because it has too many bad samples or a file is gone.
     continue: report it and go on without its metrics; stop: save the step and end the run."""
     suite: Suite = optional_section(Suite)
+
+    @property
+    def in_the_run(self) -> bool:
+        """True if the run itself evaluates."""
+        return bool(self.retrieval or self.zero_shot)
+
+    @property
+    def anywhere(self) -> bool:
+        """True if the run evaluates, or if the job says where `clipship eval` finds a suite."""
+        return self.in_the_run or bool(self.suite.root or self.suite.folders)
 
     @field_validator("zero_shot", "retrieval", mode="before")
     @classmethod
@@ -141,5 +174,5 @@ class Logging(Section):
     wandb: Literal["off", "offline", "online"] = "off"
     """Send the metrics to Weights & Biases (W&B) too. offline: write them to the run folder's `wandb`, for
     `wandb sync`. Needs the package: clipship[wandb]."""
-    wandb_project: Text = "clipship"
+    wandb_project: Annotated[Text, _WITH_WANDB] = "clipship"
     """Project of Weights & Biases that the run belongs to."""

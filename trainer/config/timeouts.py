@@ -1,8 +1,11 @@
 """`[timeouts]`: how long each phase of a run may last."""
 
+from typing import Annotated
+
 from pydantic import model_validator
 
 from trainer.config.phases import LIMIT_KEYS
+from trainer.config.results import WITH_EVALUATION
 from trainer.config.types import Seconds, Section
 
 _DIAGNOSIS_S = 30.0  # seconds that the supervisors may need to find the late rank
@@ -22,7 +25,7 @@ class Timeouts(Section):
     """One step, including the wait for the slowest rank, because the gradient needs all ranks."""
     data_s: Seconds = 240.0
     """The wait for the next batch."""
-    eval_s: Seconds = 1800.0
+    eval_s: Annotated[Seconds, WITH_EVALUATION] = 1800.0
     """One evaluation."""
     checkpoint_s: Seconds = 600.0
     """The time that the loop waits for a checkpoint; also the time to save when the run is asked to stop."""

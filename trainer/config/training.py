@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.keys import MAY_CHANGE, JobPath
+from trainer.config.keys import MAY_CHANGE, ON_GPUS, JobPath, OnlyIf
 from trainer.config.losses import LOSSES, LossName
 from trainer.config.optimizers import OPTIMIZERS, OptimizerName
 from trainer.config.types import AboveZero, NonNegative, Positive, Section, Share, Text
@@ -17,9 +17,34 @@ Decay = Annotated[float, Field(gt=0, le=1)]
 Edge = Annotated[int, Field(ge=1, le=4096)]
 Channels = tuple[float, float, float]
 
+_WITH_CAPTIONS = OnlyIf(lambda job: LOSSES[job.optim.loss].captions, 'optim.loss is not "coca"')
+_WITH_TEACHER = OnlyIf(lambda job: job.model.teacher is not None, "there is no model.teacher")
+_IF_IMAGE_TRAINS = OnlyIf(
+    lambda job: job.model.unlocked[0] != 0, "model.lock_image = true trains nothing of the image tower"
+)
+_IF_TEXT_TRAINS = OnlyIf(
+    lambda job: job.model.unlocked[1] != 0, "model.lock_text = true trains nothing of the text tower"
+)
+_NOT_DETERMINISTIC = OnlyIf(lambda job: not job.comm.deterministic, "comm.deterministic = true turns it off")
+_IF_LR_FALLS = OnlyIf(
+    lambda job: job.optim.schedule != "constant" or job.optim.cooldown_share > 0,
+    'optim.schedule = "constant" without optim.cooldown_share never falls',
+)
+_WITH_COOLDOWN = OnlyIf(lambda job: job.optim.cooldown_share > 0, "optim.cooldown_share is 0")
+_WITH_DECAY = OnlyIf(lambda job: job.optim.weight_decay > 0, "optim.weight_decay = 0 decays nothing")
+_WITH_EMA = OnlyIf(lambda job: job.optim.ema_decay is not None, "optim.ema_decay is not set")
+
 HUB_TEXT = "hf:"
 """Beginning of a `model.text` that names a model on the Hugging Face hub."""
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
+
+
+def _read_by_optimizer(key: str) -> OnlyIf:
+    """Returns the condition of a key that only some optimizers read."""
+    return OnlyIf(
+        lambda job: key in OPTIMIZERS[job.optim.optimizer].reads,
+        'optim.optimizer = "{job.optim.optimizer}" has none',
+    )
 
 
 def is_config_file(name: str) -> bool:
@@ -120,7 +145,7 @@ class Model(Section):
     compile: Annotated[bool, MAY_CHANGE] = False
     """Compile the towers' blocks with torch.compile for training: the first step takes a minute or more
     longer, the others less. Kernels are kept on the node's own disk, for later starts and restarts."""
-    cuda_graphs: Annotated[bool, MAY_CHANGE] = False
+    cuda_graphs: Annotated[bool, MAY_CHANGE, ON_GPUS] = False
     """On a GPU, replay both passes of the towers as CUDA graphs: less work for the host, which decides the
     speed of small batches. Captions are then not cut. Needs one micro-batch a step, a model without dropout
     and batch norm, and more memory: one copy of the gradients. No GPU has run it yet."""
@@ -133,7 +158,7 @@ class Model(Section):
     channels_last: Annotated[bool | None, MAY_CHANGE] = None
     """Use the channels-last memory layout for images and convolutions. None: on for convolutional image
     towers on a GPU."""
-    cudnn_benchmark: Annotated[bool | None, MAY_CHANGE] = None
+    cudnn_benchmark: Annotated[bool | None, MAY_CHANGE, ON_GPUS, _NOT_DETERMINISTIC] = None
     """Let cuDNN time its algorithms at the first use of each convolution and take the fastest. None: on for
     convolutional image towers on a GPU. `comm.deterministic` turns it off."""
     cache_dir: Annotated[Text | None, JobPath("folder", made=True), MAY_CHANGE] = None
@@ -258,12 +283,12 @@ class Optim(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the softmax's target that goes to all samples of the global batch alike, the rest to the
     sample's own pair. For the losses clip and coca."""
-    contrast_weight: NonNegative = 1.0
+    contrast_weight: Annotated[NonNegative, _WITH_CAPTIONS] = 1.0
     """Factor of the contrastive part of the coca loss."""
-    distill_weight: NonNegative = 1.0
+    distill_weight: Annotated[NonNegative, _WITH_TEACHER] = 1.0
     """Factor of what is added to the loss with `model.teacher`: the cross-entropy of the model's rows of
     logits with those of the teacher, after the softmax."""
-    caption_weight: NonNegative = 2.0
+    caption_weight: Annotated[NonNegative, _WITH_CAPTIONS] = 2.0
     """Factor of the other part: the cross-entropy of each token of a caption with what the model would write
     there, as the mean over the tokens of the global batch; padding is left out."""
     loss_tile: Annotated[Annotated[int, Field(ge=0)] | None, MAY_CHANGE] = None
@@ -278,12 +303,12 @@ class Optim(Section):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Curve of the learning rate after the warm-up. cosine, linear: from lr to min_lr at the last step;
     constant: lr until the cooldown."""
-    min_lr: NonNegative = 0.0
+    min_lr: Annotated[NonNegative, _IF_LR_FALLS] = 0.0
     """Learning rate at the end of the cosine, the line or the cooldown."""
     cooldown_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of all steps, at the end, in which a constant learning rate falls to min_lr (warm-up, stable,
     decay). `--longer` moves the cooldown to the new end."""
-    cooldown_power: AboveZero = 1.0
+    cooldown_power: Annotated[AboveZero, _WITH_COOLDOWN] = 1.0
     """Exponent of the cooldown: with 1 it is a line; below 1 it falls late, above 1 early."""
     decay_from_step: Positive | None = None
     """Steps after which the learning rate leaves its schedule and falls from decay_from_lr to min_lr at the
@@ -291,16 +316,16 @@ class Optim(Section):
     decay_from_lr: AboveZero | None = None
     """Learning rate at which that decay begins. An earlier step after the warm-up, which comes again if the
     checkpoint of decay_from_step is broken, has it, too."""
-    image_lr: AboveZero | None = None
+    image_lr: Annotated[AboveZero | None, _IF_IMAGE_TRAINS] = None
     """Peak learning rate of the image tower, whose curve is scaled by it. None: lr."""
-    text_lr: AboveZero | None = None
+    text_lr: Annotated[AboveZero | None, _IF_TEXT_TRAINS] = None
     """Peak learning rate of the text tower, and of all that is neither the image tower's nor the logits'.
     None: lr."""
-    image_layer_decay: Decay = 1.0
+    image_layer_decay: Annotated[Decay, _IF_IMAGE_TRAINS] = 1.0
     """Factor by which the learning rate of each layer of the image tower is smaller than that of the next
     one: 0.75 gives the last layer all of it, and the embeddings of a tower of 12 blocks 0.75^13 (arXiv
     2106.08254, appendix). 1: the same for all."""
-    text_layer_decay: Decay = 1.0
+    text_layer_decay: Annotated[Decay, _IF_TEXT_TRAINS] = 1.0
     """The same for the text tower."""
     optimizer: OptimizerName = "adamw"
     """adamw: torch's fused kernel. The others are timm's. nadamw, adopt: variants of Adam; lion: takes a
@@ -309,15 +334,15 @@ class Optim(Section):
     timm's."""
     weight_decay: NonNegative = 0.2
     """Weight decay, decoupled from the gradient. It is not applied to gains, biases and the logit scale."""
-    no_decay: tuple[Text, ...] = ()
+    no_decay: Annotated[tuple[Text, ...], _WITH_DECAY] = ()
     """Patterns of names of more parameters without weight decay, such as "*positional_embedding" or
     "visual.class_embedding"."""
-    beta1: Share = 0.9
+    beta1: Annotated[Share, _read_by_optimizer("beta1")] = 0.9
     """Decay rate of the running mean of gradients: momentum."""
-    beta2: Share = 0.98
+    beta2: Annotated[Share, _read_by_optimizer("beta2")] = 0.98
     """Decay rate of the running mean of squared gradients; for adafactor, the largest one; for lion, that of
     its momentum."""
-    eps: AboveZero = 1e-6
+    eps: Annotated[AboveZero, _read_by_optimizer("eps")] = 1e-6
     """Term that keeps the division by the root of squared gradients finite."""
     grad_clip_norm: AboveZero | None = None
     """Largest norm of the whole gradient, after reduction over the ranks."""
@@ -330,7 +355,7 @@ class Optim(Section):
     """Decay of an exponential moving average (EMA) of the weights: with 0.9999 it reaches back some 10,000
     steps. Checkpoints have it in a file of its own, `ema.pt`, and evaluations measure it, too: their metrics
     begin with ema_. None: none is kept."""
-    ema_from_step: Annotated[int, Field(ge=0)] = 0
+    ema_from_step: Annotated[int, Field(ge=0), _WITH_EMA] = 0
     """Step until which the EMA is the weights themselves."""
 
     @property

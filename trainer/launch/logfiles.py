@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.errors import EXIT_PREEMPTED, InputError
-from trainer.launch.liveness import is_dead
 from trainer.launch.same_lines import each_once
 from trainer.report.folder import last_lines
+from trainer.report.liveness import is_dead
 from trainer.run.layout import EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, START_FILE, rank_logs
 from trainer.safe_io.plain import read_json, read_part
 from trainer.text.terminal import say

@@ -17,8 +17,8 @@ from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.shared_folder import check_future_folder
 from trainer.config import Job
 from trainer.config.batch_plan import plan
+from trainer.estimate.fit import with_micro_batch
 from trainer.model.build import build_model
-from trainer.model.fit import with_micro_batch
 from trainer.preflight.check import preflight
 from trainer.preflight.table import lines
 from trainer.run.folder import run_folder

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from trainer.preflight.measurements import Finding, Measurements
 from trainer.preflight.summary import figures, pair_speeds, rate, size
+from trainer.text.table import by_topic
 from trainer.text.wording import many
 
 _SHOWN_PLACES = 8
@@ -33,8 +34,7 @@ def lines(
     rows += [("not measured", f"{', '.join(left_out)}: time ran out (health.preflight_s)")] * bool(left_out)
     rows += [(finding.severity, f"{finding.check}: {finding.text}") for finding in findings]
     rows += [("result", headline)]
-    for topic, text in rows:
-        yield f"{topic:<15}{text}"
+    yield from by_topic(rows, 15)
 
 
 def _speeds(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:

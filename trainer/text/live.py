@@ -1,21 +1,26 @@
-"""A line that is rewritten in a terminal while a person waits. Elsewhere nothing is shown. No torch.
+"""A line that is rewritten in a terminal while a person waits: what is done, and how much of it. No torch.
 
 The line ends at the first column, so that the next line covers it; programs that print beside it begin their
 lines with `trainer.text.terminal.erased`.
 """
 
+import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from trainer.text.fitting import terminal_columns
-from trainer.text.terminal import ERASE, can_move
+from trainer.text.terminal import ERASE, can_move, say
+from trainer.text.wording import many
 
 FROM_S = 1.0
 """Seconds of silence after which the line appears."""
 _EVERY_S = 0.25
+_SAID_EVERY_S = 10.0
+"""Seconds between two lines about the progress of a work where there is no terminal."""
 
 
 class LiveText:
@@ -63,6 +68,28 @@ def waiting(what: str, out: TextIO | None = None) -> LiveText:
     """Shows what this process does, with its seconds, if that takes longer than a second."""
     began = time.monotonic()
     return LiveText(lambda now: f"{what}  {seconds(now - began)}" if now - began >= FROM_S else "", out)
+
+
+@contextmanager
+def progress(begin: str, verb: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows how far a work is: in a terminal in a line that is rewritten, elsewhere in a line now and then.
+
+    Yields the function that gets the number of units so far and of all. Until its first call the line is
+    `begin`, then it is such as `packed 3 of 12 rows`: verb, numbers, unit.
+    """
+    began, text = time.monotonic(), begin
+    said = math.inf
+
+    def done(count: int, total: int) -> None:
+        nonlocal said, text
+        text, now = f"{verb} {count:,} of {many(total, unit)}", time.monotonic()
+        said = min(said, now)  # it begins with the first call
+        if not line.moves and now - said > _SAID_EVERY_S:
+            said = now
+            say(text)
+
+    with LiveText(lambda now: f"{text}  {seconds(now - began)}") as line:
+        yield done
 
 
 def seconds(count: float) -> str:

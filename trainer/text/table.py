@@ -1,10 +1,19 @@
 """Lays out tables for the terminal. Imports nothing of this project."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _GAP = "  "
 _LEAST_LAST = 20
 """Columns of the terminal for the last field of a row, however wide the others are."""
+
+
+def by_topic(rows: Iterable[tuple[str, str]], column: int = 12) -> Iterator[str]:
+    """Yields a line for each row: what it is about, and the text, which begins in that column.
+
+    A row without a topic goes on with the one above.
+    """
+    for topic, text in rows:
+        yield f"{topic:<{column}}{text}"
 
 
 def aligned(rows: Sequence[Sequence[str]], width: int = 0) -> Iterator[str]:

@@ -90,7 +90,7 @@ class CheckpointPolicy:
     @property
     def _may_end_by_evaluation(self) -> bool:
         """True if a failed evaluation ends the run, or if none has ended well in this start."""
-        measures = bool(self._evaluation.zero_shot or self._evaluation.retrieval)
+        measures = self._evaluation.in_the_run
         return measures and (self._evaluation.on_failure == "stop" or not self._has_evaluated)
 
     def missed(self, step: int) -> bool:

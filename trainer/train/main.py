@@ -46,10 +46,10 @@ from trainer.data.processes import start_process_server
 from trainer.data.sample import InUnits, Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.streams import loader_processes
+from trainer.estimate.fit import with_micro_batch
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import Clip, build_model, give_initial_weights
 from trainer.model.compile import compile_blocks, keep_kernels
-from trainer.model.fit import with_micro_batch
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
 from trainer.model.teacher import build_teacher, whole_captions

@@ -1,0 +1,44 @@
+"""Commands are alike: one module each, whose name is the command's, and one way to print JSON."""
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+import trainer.cli
+from trainer.cli.main import cli
+
+FOLDER = Path(trainer.cli.__path__[0])
+NO_COMMAND = {"__init__", "__main__", "data_options", "entry", "main", "options", "output", "reference"}
+"""Modules without a command: where the program begins, what commands share, and what writes the reference."""
+INSIDE = {"plan_scaling": "scaling"}
+"""Modules of a command that stands in another one's group, with the name of its function."""
+MODULES = sorted({path.stem for path in FOLDER.glob("*.py")} - NO_COMMAND)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_of_the_command_line_is_one_command(module: str) -> None:
+    found = import_module(f"trainer.cli.{module}")
+    assert isinstance(getattr(found, INSIDE.get(module, "command")), click.Command)
+    name = (INSIDE.get(module) and f"{module.replace('_', ' ')}") or module.replace("_", "-")
+    word = {"evaluate": "eval", "import-weights": "import"}.get(name, name)
+    assert (found.__doc__ or "").partition("`clipship ")[2].startswith(word)
+
+
+def test_every_command_is_in_a_module() -> None:
+    commands = cli.list_commands(click.Context(cli))
+    assert len(commands) == len(set(MODULES) - INSIDE.keys())
+
+
+def calls(path: Path) -> set[str]:
+    """The functions that a module calls, as it writes them."""
+    return {
+        ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+    }
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_command_prints_as_all_do(module: str) -> None:
+    assert not {"print", "json.dumps", "sys.exit"} & calls(FOLDER / f"{module}.py")

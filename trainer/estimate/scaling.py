@@ -1,0 +1,281 @@
+"""Weak scaling by a model: what a step's collectives cost on many GPUs, and what of it hides behind work.
+
+Pure; imports no torch. docs/performance.md has the formulas and the assumptions; nothing here was measured on
+a network. n: samples of a rank; N: samples of all ranks; D: width of the features.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from trainer.comm.backends import BACKENDS
+from trainer.comm.shard_degree import planned_degree
+from trainer.config import Job
+from trainer.config.batch_plan import BatchPlan
+from trainer.config.fabric_rates import FabricRate
+from trainer.config.gpus import Gpu
+from trainer.config.loss_tile import in_tf32, plain_bytes, spares_network, tile_rows
+from trainer.config.losses import LOSSES, Contrast
+from trainer.errors import InputError
+from trainer.estimate.architecture import Architecture, architecture
+from trainer.estimate.step_speed import step_speed, text_forward_share
+
+Place = Literal["forward", "text", "loss", "backward"]
+"""Part of a step: both forward passes, that of the text tower alone, the loss, the backward pass."""
+Kind = Literal["all_gather", "all_reduce", "reduce_scatter", "shift"]
+
+NODE_GPUS = 8
+_LINE_RATE = 0.9
+"""Share of a link's rate that a collective reaches."""
+_FLOAT = 4
+_HALF = 2
+_MIB = 2**20
+_HALF_PRECISIONS = ("bf16", "fp16")
+_LOSS_PRODUCTS: dict[Contrast, int] = {"clip": 6, "siglip": 3}
+"""Products of n x N x D in the loss, both passes; the tiles have as many and look at CLIP's logits twice."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One kind of collective in a step of one rank."""
+
+    what: Kind
+    place: Place
+    nbytes: float
+    """Bytes that the rank gives to it in a step, over all `times`."""
+    times: int
+    hidden: bool
+    """True if it runs beside the computation of its place; else all ranks wait for it."""
+    ranks: int | None = None
+    """Ranks that take part; None: all."""
+    stride: int = 1
+    """Distance from one of them to the next."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A step on a number of GPUs."""
+
+    gpus: int
+    step_s: float
+    exposed_s: float
+    """Seconds of collectives that nothing hides."""
+    loss_s: float
+    """Seconds of the loss's products, which grow with the global batch."""
+    efficiency: float
+    """Speed of each GPU, as a share of that of a single one."""
+    tiles: bool
+    """True if the loss is computed in tiles."""
+    communication: float
+    """The same if the loss's products took no time: what collectives alone leave of the speed."""
+
+
+def collectives(
+    shape: Architecture, job: Job, plan: BatchPlan, backend: str, bucket_bytes: float, *, tiles: bool
+) -> list[Collective]:
+    """Returns a rank's collectives in one step, small messages for the log and the consensus left out.
+
+    `bucket_bytes` is what travels in one all-reduce of gradients. `backend` is the name of its row.
+    """
+    return [*_of_loss(shape, job, plan, tiles=tiles), *_of_model(shape, backend, bucket_bytes, plan, job)]
+
+
+def _of_loss(shape: Architecture, job: Job, plan: BatchPlan, *, tiles: bool) -> list[Collective]:
+    own = plan.batch_size_per_rank * shape.embed_dim * _FLOAT
+    everybody = plan.global_batch_size * shape.embed_dim * _FLOAT
+    hops = plan.world_size - 1
+    if hops == 0:
+        return []
+    if LOSSES[job.optim.loss].contrast == "siglip":
+        if tiles:
+            return [
+                Collective("shift", "loss", hops * own, hops, hidden=False),
+                Collective("shift", "loss", (hops + 1) * own, hops + 1, hidden=False),
+            ]
+        return [
+            Collective("all_gather", "loss", own, 1, hidden=False),
+            Collective("reduce_scatter", "loss", everybody, 1, hidden=False),
+        ]
+    gathers = [
+        Collective("all_gather", "text", own, 1, hidden=True)
+        if plan.accumulation == 1
+        else Collective("all_gather", "loss", own, 1, hidden=False),
+        Collective("all_gather", "loss", own, 1, hidden=tiles),
+    ]
+    if tiles:
+        normalisers = 2 * plan.batch_size_per_rank * _FLOAT
+        return [*gathers, Collective("all_gather", "loss", normalisers, 1, hidden=False)]
+    return [*gathers, Collective("reduce_scatter", "loss", 2 * everybody, 2, hidden=False)]
+
+
+def _of_model(
+    shape: Architecture, backend: str, bucket_bytes: float, plan: BatchPlan, job: Job
+) -> list[Collective]:
+    if plan.world_size == 1:
+        return []
+    if BACKENDS[backend].splits_model:
+        return list(_of_shards(shape, plan, job))
+    trained = BACKENDS[backend].gradient_bytes(job.comm) * shape.trained_parameters
+    times = max(1, math.ceil(trained / bucket_bytes))
+    return [Collective("all_reduce", "backward", trained, times, hidden=True)]
+
+
+def _of_shards(shape: Architecture, plan: BatchPlan, job: Job) -> Iterator[Collective]:
+    """Yields the collectives of ranks of which each group of some consecutive ones holds the model once."""
+    degree = planned_degree(job.comm.fsdp.shard_degree, plan.world_size, NODE_GPUS)
+    settings, half = job.comm.fsdp, job.model.precision in _HALF_PRECISIONS
+    value = _HALF if half and settings.param_dtype == "auto" else _FLOAT
+    trained = BACKENDS["fsdp"].gradient_bytes(job.comm) * shape.trained_parameters * plan.accumulation
+    blocks = shape.image.layers + shape.text.layers + 1
+    part = value * shape.parameters / degree
+    forward = plan.accumulation * (2 if plan.accumulation > 1 else 1)
+    again = plan.accumulation * settings.reshard_after_forward
+    if degree > 1:
+        gathers: tuple[tuple[Place, int], ...] = (("forward", forward), ("backward", again))
+        for place, passes in gathers:
+            if passes:
+                times = passes * blocks
+                yield Collective("all_gather", place, passes * part, times, hidden=True, ranks=degree)
+        times = plan.accumulation * blocks
+        yield Collective("reduce_scatter", "backward", trained, times, hidden=True, ranks=degree)
+    if copies := plan.world_size // degree - 1:
+        nbytes, times = trained / degree, plan.accumulation * blocks
+        among = {"ranks": copies + 1, "stride": degree}
+        yield Collective("all_reduce", "backward", nbytes, times, hidden=True, **among)
+
+
+def seconds_of(collective: Collective, gpus: int, fabric: FabricRate) -> float:
+    """Returns the seconds of a collective by itself: the slower of both kinds of links, and its hops."""
+    ranks = collective.ranks or gpus
+    inside = max(1, min(ranks, NODE_GPUS // collective.stride))
+    nodes = max(1, ranks // inside)
+    node_s, gpu_s = (_LINE_RATE * rate * 1e9 for rate in (fabric.node_gb_s, fabric.gpu_gb_s))
+    node_s /= min(collective.stride, NODE_GPUS)  # as many groups share a node's links
+    hop_s = fabric.latency_us * 1e-6
+    if collective.what == "shift":
+        link = gpu_s if nodes == 1 else min(gpu_s, node_s / NODE_GPUS)  # one GPU of a node sends to the next
+        return collective.nbytes / link + collective.times * hop_s
+    # Bytes of the result of a gather, of the input of the others.
+    whole = collective.nbytes * ranks if collective.what == "all_gather" else collective.nbytes
+    twice = 2 if collective.what == "all_reduce" else 1
+    network = twice * whole * (nodes - 1) / nodes / node_s
+    links = twice * whole * (inside - 1) / inside / gpu_s
+    # A reduction goes up and down a tree of nodes; gathering goes round a ring of them.
+    hops = 2 * math.ceil(math.log2(nodes)) if collective.what == "all_reduce" else nodes - 1
+    return max(network, links) + collective.times * (hops + 1) * hop_s
+
+
+def weak_scaling(
+    shape: Architecture,
+    job: Job,
+    per_gpu: int,
+    gpus: int,
+    gpu: Gpu,
+    fabric: FabricRate,
+    backend: str,
+    bucket_mb: float,
+) -> Scaling:
+    """Returns the step of `per_gpu` samples on each of `gpus` GPUs, as parts of one global batch.
+
+    `bucket_mb` are the MiB of gradients in one all-reduce. Whether the loss is in tiles follows from the
+    job and the GPU's memory.
+    """
+    bucket = bucket_mb * _MIB
+    alone = BatchPlan(1, per_gpu, per_gpu, per_gpu, 1)
+    work_s = per_gpu / step_speed(shape, job, alone, gpu).samples_s
+
+    def asked_s(world: int) -> float:
+        nodes = -(-world // NODE_GPUS)
+        return BACKENDS[backend].negotiation_s(job, world, nodes, fabric.latency_us * 1e-6)
+
+    def step(world: int) -> tuple[float, float, float, bool]:
+        plan = BatchPlan(world, world * per_gpu, per_gpu, per_gpu, 1)
+        tiles = in_tiles(shape, job, plan, gpu)
+        loss_s = _loss_flops(shape, job, plan) / (gpu.tflops[_loss_type(job, tiles=tiles)] * 1e12)
+        found = collectives(shape, job, plan, backend, bucket, tiles=tiles)
+        room: dict[Place, float] = {
+            "forward": work_s / 3,
+            "text": work_s * text_forward_share(shape, job, plan),
+            "loss": loss_s / _LOSS_PRODUCTS["clip"],
+            "backward": work_s * 2 / 3,
+        }
+        exposed_s = _exposed_s(found, room, world, fabric, asked_s(world))
+        return work_s + loss_s + exposed_s, exposed_s, loss_s, tiles
+
+    alone_s = step(1)[0]
+    step_s, exposed_s, loss_s, tiles = step(gpus)
+    return Scaling(gpus, step_s, exposed_s, loss_s, alone_s / step_s, tiles, work_s / (work_s + exposed_s))
+
+
+def in_tiles(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> bool:
+    """Returns whether the ranks compute the loss in tiles."""
+    plain = plain_bytes(plan.batch_size_per_rank, plan.global_batch_size, shape.embed_dim)
+    spares = spares_network(LOSSES[job.optim.loss].contrast, -(-plan.world_size // NODE_GPUS))
+    return tile_rows(job.optim.loss_tile, plain, gpu.memory, spares=spares) > 0
+
+
+def _loss_type(job: Job, *, tiles: bool) -> str:
+    if tiles and in_tf32(job.model.precision, job.model.kernels):
+        return "tf32"
+    return {"tf32": "tf32", "fp64": "fp64"}.get(job.model.precision, "fp32")
+
+
+def _loss_flops(shape: Architecture, job: Job, plan: BatchPlan) -> float:
+    products = _LOSS_PRODUCTS[LOSSES[job.optim.loss].contrast]
+    return 2.0 * products * plan.batch_size_per_rank * plan.global_batch_size * shape.embed_dim
+
+
+def _exposed_s(
+    found: list[Collective],
+    room: Mapping[Place, float],
+    gpus: int,
+    fabric: FabricRate,
+    negotiation_s: float,
+) -> float:
+    """Returns the seconds for which all wait.
+
+    `room` are the seconds of computation beside which the hidden ones of a place run. Those of a pass come in
+    parts, of which the last one at its end has nothing to run beside. A gather of features begins before what
+    it runs beside. `negotiation_s` is how long a backend waits before it begins.
+    """
+
+    def seconds(one: Collective) -> float:
+        return seconds_of(one, gpus, fabric)
+
+    exposed = sum(seconds(one) for one in found if not one.hidden)
+    for place, room_s in room.items():
+        beside = [one for one in found if one.hidden and one.place == place]
+        if beside and place in ("forward", "backward"):
+            last = max(seconds(replace(one, nbytes=one.nbytes / one.times, times=1)) for one in beside)
+            exposed += max(last, sum(map(seconds, beside)) + last - room_s)
+        else:
+            exposed += max(0.0, sum(map(seconds, beside)) - room_s)
+    if gpus == 1:
+        return exposed
+    # The last bucket of gradients waits for one, and so does each collective of the loss.
+    return exposed + negotiation_s * (1 + sum(one.times for one in found if one.place == "loss"))
+
+
+def on_all_backends(
+    job: Job, per_gpu: int, most: int, gpu: Gpu, fabric: FabricRate
+) -> Iterator[tuple[str, Scaling]]:
+    """Yields the estimates of all backends for one GPU, one node, and eight times as many, up to `most`.
+
+    Raises InputError if the config of the model does not say its size.
+    """
+    shape = architecture(job.model)
+    if shape is None:
+        raise InputError(
+            f"the config of {job.model.name} does not say its size; those of open_clip's own transformers "
+            "and of SigLIP do"
+        )
+    counts = [1]
+    while counts[-1] * NODE_GPUS < most:
+        counts.append(counts[-1] * NODE_GPUS)
+    for backend, row in BACKENDS.items():
+        for count in [*counts, *([most] if most > 1 else [])]:
+            yield (
+                backend,
+                weak_scaling(shape, job, per_gpu, count, gpu, fabric, backend, row.reduced_mb(job.comm)),
+            )

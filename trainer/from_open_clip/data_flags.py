@@ -1,0 +1,197 @@
+"""Translates flags about data and evaluation."""
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.config.results import NAMED_SET
+from trainer.errors import InputError
+from trainer.evaluate.template_sets import IMAGENET
+from trainer.from_open_clip.line import PIPE, SOURCES, Line, is_table
+from trainer.from_open_clip.translation import Flag, Translate, Translation
+from trainer.text.wording import many
+
+TAB = "\t"
+_NO_FORMAT = "the ending of the data says no format, and open_clip_train ends there, too"
+
+
+def train_data(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the training data."""
+    if not line[flag.name] or line.format == "synthetic":
+        if line[flag.name]:
+            result.dropped[flag.name] = "--dataset-type synthetic reads no data"
+        return
+    note = ""
+    if line.format == "table":
+        note = "image paths of its rows start at the table's folder, not where the command is run"
+    result.set("data.train", line.sources if len(line.sources) > 1 else line.sources[0], note)
+
+
+def upsampling_factors(flag: Flag, line: Line, result: Translation) -> None:
+    """Gives each source its weight."""
+    text = line[flag.name]
+    if text is None:
+        return
+    if any(source.startswith(PIPE) for source in line.sources):
+        result.refused[flag.name] = "streams (pipe:) cannot be weighted here"
+        return
+    try:
+        weights = [float(part) for part in text.split(SOURCES)]
+    except ValueError:
+        raise InputError(f"{flag.name} {text}: expected numbers with {SOURCES} between them") from None
+    comment = "an epoch has as many samples as the weights say" if line.steps is None else ""
+    result.set("data.weights", weights, comment)
+
+
+def train_samples(flag: Flag, line: Line, result: Translation) -> None:
+    """Counts streams and synthetic data; for shards the number decides the length, see `epochs`."""
+    samples = line[flag.name]
+    if samples is None:
+        return
+    if line.format == "synthetic":
+        result.set("data.synthetic_samples", samples)
+    elif line.format == "table":
+        result.dropped[flag.name] = "the rows of a table are counted, by open_clip_train too"
+    elif any(source.startswith(PIPE) for source in line.sources):
+        result.set("data.stream_samples", samples)
+
+
+def dataset_type(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes the format that open_clip_train would take."""
+    if line.format is None and line["--train-data"]:
+        result.refused[flag.name] = f"{_NO_FORMAT}: name webdataset or csv"
+    elif line.format is not None:
+        result.set("data.format", line.format)
+        if line.format == "webdataset":
+            result.set("data.caption_lines", "one")
+
+
+def for_tables(change: Callable[[Any], Any] = lambda value: value) -> Translate:
+    """Returns the translation of a flag that only tables use; its default is always written."""
+
+    def translate(flag: Flag, line: Line, result: Translation) -> None:
+        if line.reads_tables:
+            result.set(flag.keys[0], change(line[flag.name]))
+
+    return translate
+
+
+def separator(flag: Flag, line: Line, result: Translation) -> None:
+    r"""Writes the separator; pandas reads the two characters `\t` as a tab."""
+    text = TAB if line[flag.name] == r"\t" else line[flag.name]
+    if line.reads_tables and len(text) != 1:
+        result.refused[flag.name] = (
+            "not supported yet: a separator is one character here, no regular expression"
+        )
+    elif line.reads_tables:
+        result.set("data.separator", text)
+
+
+def augmentation(flag: Flag, line: Line, result: Translation) -> None:
+    """Takes what open_clip_train would change in pictures; the rest has no effect there, either."""
+    settings: dict[str, Any] = {name: value for name, value in line[flag.name].items() if value}
+    if scale := settings.get("scale"):
+        result.set("data.crop_scale", [float(share) for share in scale])
+    used = {"scale", "use_timm"} | (_with_timm if settings.get("use_timm") else _without)(settings, result)
+    if unused := [name for name in settings if name not in used]:
+        timm = "with" if settings.get("use_timm") else "without"
+        result.dropped[flag.name] = f"{timm} use_timm, open_clip_train does not use {', '.join(unused)}"
+
+
+def _without(settings: Mapping[str, Any], result: Translation) -> set[str]:
+    """Translates the settings of open_clip's own augmentation; returns the names of those that it uses."""
+    used: set[str] = set()
+    if probability := settings.get("color_jitter_prob"):
+        jitter = settings.get("color_jitter")
+        if not isinstance(jitter, tuple | list) or len(jitter) != 4:
+            raise InputError("--aug-cfg color_jitter_prob: open_clip_train asks for color_jitter=(b,c,s,h)")
+        result.set("data.augment.color_jitter", [float(each) for each in jitter])
+        result.set("data.augment.color_jitter_prob", float(probability))
+        used |= {"color_jitter", "color_jitter_prob"}
+    if probability := settings.get("gray_scale_prob"):
+        result.set("data.augment.gray_scale_prob", float(probability))
+        used |= {"gray_scale_prob"}
+    return used
+
+
+def _with_timm(settings: Mapping[str, Any], result: Translation) -> set[str]:
+    """Translates the settings of timm's augmentation; returns the names of those that it uses."""
+    used: set[str] = set()
+    if probability := settings.get("re_prob"):
+        result.set("data.augment.erase_prob", float(probability), "timm's noise is normal, and uniform here")
+        result.set("data.augment.erase_count", int(settings.get("re_count", 1)))
+        used |= {"re_prob", "re_count"}
+    if ratio := settings.get("ratio"):
+        result.set("data.augment.crop_ratio", [float(each) for each in ratio])
+        used |= {"ratio"}
+    if jitter := settings.get("color_jitter"):
+        values = [float(each) for each in jitter] if isinstance(jitter, tuple | list) else [float(jitter)] * 3
+        result.set("data.augment.color_jitter", [*values, 0.0][:4], "timm changes every picture")
+        result.set("data.augment.color_jitter_prob", 1.0)
+        used |= {"color_jitter"}
+    return used
+
+
+def literal_pairs(texts: list[str]) -> dict[str, Any]:
+    """Returns the settings of `key=value` texts, as open_clip_train's ParseKwargs reads them."""
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--aug-cfg {text}: expected key=value")
+        try:
+            pairs[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            pairs[key] = value
+    return pairs
+
+
+def validation(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the set for retrieval."""
+    sources = line.split(flag.name)
+    if not sources:
+        return
+    if any(source.startswith(PIPE) for source in sources):
+        result.refused[flag.name] = "not supported yet: ranks share an evaluation, and cannot share a stream"
+    elif line.format_of(flag.name) == "synthetic":
+        result.refused[flag.name] = "not supported yet: synthetic data is only trained on"
+    elif line.format_of(flag.name) is None:
+        result.refused[flag.name] = f"{_NO_FORMAT}: give --dataset-type"
+    elif line.format_of(flag.name) == "table" and not is_table(sources[0]):
+        result.refused[flag.name] = "not supported yet: a table to evaluate on ends in .csv or .tsv"
+    elif not line["--val-frequency"]:
+        result.dropped[flag.name] = "--val-frequency 0 never evaluates on it"
+    else:
+        result.set("eval.retrieval", sources if len(sources) > 1 else sources[0])
+        result.set("eval.batch_size", line["--batch-size"], named=False)
+
+
+def imagenet(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the folder, with the class names and templates that open_clip_train takes."""
+    if line[flag.name] is None:
+        return
+    if not line["--zeroshot-frequency"]:
+        result.dropped[flag.name] = "--zeroshot-frequency 0 never evaluates on it"
+        return
+    result.set("eval.zero_shot", line[flag.name])
+    result.set("eval.batch_size", line["--batch-size"], named=False)
+    names = f"{NAMED_SET}{IMAGENET}"
+    result.set("eval.class_names", names, "open_clip's names, in the order of the folders' WordNet numbers")
+    result.set("eval.templates", names, "open_clip's sentences")
+
+
+def frequency(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes how often both sets are evaluated: as often as both need, at the same steps."""
+    every = line.evaluated_every
+    if not every:
+        if flag.name in line.named and line[flag.name]:
+            result.dropped[flag.name] = "there is nothing to evaluate on"
+        return
+    differ = line["--val-data"] and line["--imagenet-val"]
+    differ = differ and line["--val-frequency"] != line["--zeroshot-frequency"]
+    note = "of both sets: there is one frequency here" if differ else ""
+    if line.epoch_steps:
+        epochs = f"{many(every, 'epoch')}"
+        result.set("eval.every_steps", every * line.epoch_steps, f"{epochs} {note}".strip())
+    else:
+        result.set("eval.every_epochs", every, note)

@@ -1,0 +1,649 @@
+"""The table of open_clip_train's flags: each with our keys, or with the reason why it has none.
+
+It is the truth for the command `clipship from-open-clip` and for docs/from-open-clip.md. The flags are those
+of src/open_clip_train/params.py of open_clip_torch VERSION; a test compares them with the installed package.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.from_open_clip import data_flags, model_flags, optim_flags, run_flags
+from trainer.from_open_clip.line import Line
+from trainer.from_open_clip.translation import Flag, Translate, copy, turned_on
+
+VERSION = "3.3.0"
+"""Release of open_clip_torch whose flags these are."""
+
+TEXT: Mapping[str, Any] = {"type": str}
+NUMBER: Mapping[str, Any] = {"type": float}
+COUNT: Mapping[str, Any] = {"type": int}
+SWITCH: Mapping[str, Any] = {"action": "store_true", "default": False}
+
+
+def _text(default: str) -> dict[str, Any]:
+    return {"type": str, "default": default}
+
+
+def _count(default: int) -> dict[str, Any]:
+    return {"type": int, "default": default}
+
+
+def _number(default: float) -> dict[str, Any]:
+    return {"type": float, "default": default}
+
+
+def _choice(default: str | None, *choices: str) -> dict[str, Any]:
+    return {"type": str, "default": default, "choices": choices}
+
+
+def _key(
+    name: str, takes: Mapping[str, Any], keys: str, translate: Translate, text: str, **more: Any
+) -> Flag:
+    """Returns a row for a flag that sets keys (their names with spaces between them)."""
+    return Flag(name, "key", text, tuple(keys.split()), translate, takes, **more)
+
+
+def _built_in(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
+    return Flag(name, "built in", text, takes=takes, **more)
+
+
+def _dropped(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
+    """Returns a row for a flag that is not wanted and without which the training is the same."""
+    return Flag(name, "not wanted", text, takes=takes, harmless=True, **more)
+
+
+def _refused(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
+    """Returns a row for a flag that is not wanted and changes what is trained."""
+    return Flag(name, "not wanted", text, takes=takes, **more)
+
+
+def _missing(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
+    """Returns a row for a flag that somebody may add one day."""
+    return Flag(name, "not supported yet", text, takes=takes, **more)
+
+
+def _only_with(flag: str) -> Callable[[Line], str]:
+    """Returns a test for a flag that has no effect in open_clip_train without another one."""
+    return lambda line: "" if line[flag] else f"it has no effect without {flag}"
+
+
+def _only_for_cooldown(line: Line) -> str:
+    used = line["--lr-scheduler"] == "const-cooldown" and not line["--skip-scheduler"]
+    return "" if used else "only const-cooldown uses it"
+
+
+def _not_with_horovod(line: Line) -> str:
+    return "it has no effect with --horovod" if line["--horovod"] else ""
+
+
+def _only_coca(line: Line) -> str:
+    return "" if model_flags.is_coca(line) else "only CoCa models use it"
+
+
+def _only_distilling(line: Line) -> str:
+    return "" if line.is_distilled else "only --distill-model with --distill-pretrained trains from a teacher"
+
+
+GROUPS: dict[str, tuple[Flag, ...]] = {
+    "Training data": (
+        _key(
+            "--train-data",
+            TEXT,
+            "data.train",
+            data_flags.train_data,
+            "Sources between `::` become a list; braces stay. Without data there is nothing to train.",
+        ),
+        _key(
+            "--train-data-upsampling-factors",
+            TEXT,
+            "data.weights",
+            data_flags.upsampling_factors,
+            "Numbers between `::` become a list. There they weigh shards that are drawn at random, here they "
+            "say how often an epoch has each sample of a source.",
+        ),
+        _key(
+            "--train-num-samples",
+            COUNT,
+            "optim.steps data.stream_samples data.synthetic_samples",
+            data_flags.train_samples,
+            "Shards are counted here, so the number only says how long an epoch of open_clip_train was: "
+            "see `--epochs`. For streams (`pipe:`) and synthetic data it is the number of samples of an "
+            "epoch.",
+        ),
+        _key(
+            "--dataset-type",
+            _choice("auto", "webdataset", "csv", "synthetic", "auto"),
+            "data.format data.caption_lines",
+            data_flags.dataset_type,
+            "`csv` becomes `table`; `auto` is decided by the ending and written out. With shards the whole "
+            "text of a sample is one caption, as in open_clip_train.",
+        ),
+        _dropped(
+            "--dataset-resampled",
+            SWITCH,
+            "shards are not drawn with replacement: every sample comes once in an epoch, and a resumed run "
+            "goes on at the next one",
+        ),
+        _key(
+            "--csv-separator",
+            _text("\t"),
+            "data.separator",
+            data_flags.separator,
+            "The default of open_clip_train is a tab, also for .csv. It is one character here.",
+        ),
+        _key("--csv-img-key", _text("filepath"), "data.image_column", data_flags.for_tables(), "The same."),
+        _key(
+            "--csv-caption-key", _text("title"), "data.caption_column", data_flags.for_tables(), "The same."
+        ),
+        _key("--workers", _count(4), "data.workers", copy(), "The same: loader processes of each rank."),
+        _key("--seed", _count(0), "seed", copy(), "The same, with other random numbers."),
+        _key(
+            "--aug-cfg",
+            {"nargs": "*", "default": {}},
+            "data.crop_scale data.augment.crop_ratio data.augment.color_jitter "
+            "data.augment.color_jitter_prob data.augment.gray_scale_prob "
+            "data.augment.erase_prob data.augment.erase_count",
+            data_flags.augmentation,
+            "`scale`, `color_jitter`, `color_jitter_prob`, `gray_scale_prob`; with `use_timm` "
+            "`scale`, `ratio`, `color_jitter`, `re_prob` and `re_count`, whose noise is uniform here.",
+        ),
+        _key(
+            "--image-mean",
+            {"type": float, "nargs": "+"},
+            "model.image_mean",
+            model_flags.channels,
+            "The same; one number becomes three.",
+        ),
+        _key(
+            "--image-std",
+            {"type": float, "nargs": "+"},
+            "model.image_std",
+            model_flags.channels,
+            "The same; one number becomes three.",
+        ),
+        _key(
+            "--image-interpolation",
+            _choice(None, "bicubic", "bilinear", "random"),
+            "model.image_interpolation",
+            model_flags.interpolation,
+            "The same, for evaluation; training is bicubic in both. `random` is refused.",
+        ),
+        _key(
+            "--image-resize-mode",
+            _choice(None, "shortest", "longest", "squash"),
+            "model.image_resize_mode",
+            copy(),
+            "The same, for evaluation.",
+        ),
+    ),
+    "Model": (
+        _key(
+            "--model",
+            _text("RN50"),
+            "model.name optim.loss",
+            model_flags.model,
+            "The same names; `optim.loss` becomes `coca` for CoCa models, as there.",
+        ),
+        _key(
+            "--pretrained",
+            _text(""),
+            "model.pretrained",
+            model_flags.pretrained,
+            "The same: a tag or a file.",
+        ),
+        _key(
+            "--pretrained-image",
+            SWITCH,
+            "model.init",
+            model_flags.pretrained_image,
+            'It becomes `"timm"`: the weights that timm has for its image tower. With a tower of open_clip '
+            "it has no effect in either.",
+        ),
+        _key("--cache-dir", TEXT, "model.cache_dir", copy(), "The same."),
+        _key(
+            "--precision",
+            _choice(
+                "amp", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32"
+            ),
+            "model.precision",
+            model_flags.precision,
+            "`amp` is `fp16`; `amp_bf16` and `amp_bfloat16` are `bf16`; `fp32` is `tf32`. "
+            "The others are refused: they keep the weights in half precision, where small updates are lost.",
+        ),
+        _key(
+            "--lock-image",
+            SWITCH,
+            "model.lock_image",
+            model_flags.lock_image,
+            "The same, and statistics of batch norm are always locked with it.",
+        ),
+        _key(
+            "--lock-image-unlocked-groups",
+            _count(0),
+            "model.lock_image_unlocked_groups",
+            model_flags.with_lock("--lock-image"),
+            "The same groups.",
+            idle=_only_with("--lock-image"),
+        ),
+        _built_in(
+            "--lock-image-freeze-bn-stats",
+            SWITCH,
+            "a locked image tower has locked statistics, too",
+            idle=_only_with("--lock-image"),
+        ),
+        _key(
+            "--lock-text",
+            SWITCH,
+            "model.lock_text",
+            model_flags.lock_text,
+            "The same, and layer norms are always locked with it.",
+        ),
+        _key(
+            "--lock-text-unlocked-layers",
+            _count(0),
+            "model.lock_text_unlocked_layers",
+            model_flags.with_lock("--lock-text"),
+            "The same layers.",
+            idle=_only_with("--lock-text"),
+        ),
+        _built_in(
+            "--lock-text-freeze-layer-norm",
+            SWITCH,
+            "a locked text tower has locked layer norms, too",
+            idle=_only_with("--lock-text"),
+        ),
+        _key(
+            "--grad-checkpointing",
+            SWITCH,
+            "model.grad_checkpointing",
+            turned_on,
+            "The same.",
+        ),
+        _key(
+            "--use-bn-sync",
+            SWITCH,
+            "model.sync_batch_norm",
+            model_flags.batch_norm,
+            "On by default here, so that `false` is written without the flag. It works with Horovod, too.",
+        ),
+        _key("--force-context-length", COUNT, "model.context_length", copy(), "The same."),
+        _key(
+            "--force-image-size",
+            {"type": int, "nargs": "+"},
+            "model.image_size",
+            model_flags.edges,
+            "The same: one edge, or height and width.",
+        ),
+        _key(
+            "--force-quick-gelu",
+            SWITCH,
+            "model.name",
+            model_flags.quick_gelu,
+            "The variant of the model whose name ends in -quickgelu, if there is one.",
+        ),
+        _key(
+            "--force-patch-dropout",
+            NUMBER,
+            "model.patch_dropout",
+            copy(),
+            "The same share, drawn for each sample by its place in the run.",
+        ),
+        _missing(
+            "--force-custom-text",
+            SWITCH,
+            "there is no key: give `model.name` a copy of the model's config file with `custom_text`",
+        ),
+        _refused(
+            "--torchscript",
+            SWITCH,
+            "`model.compile` makes steps faster; a scripted model has no other use in training",
+        ),
+        _key(
+            "--torchcompile",
+            SWITCH,
+            "model.compile",
+            turned_on,
+            "The towers' blocks are compiled, not the model as a whole.",
+        ),
+        _refused("--trace", SWITCH, "a traced model cannot be trained, and evaluation needs none"),
+        _refused(
+            "--use-bnb-linear", {}, "layers of 8 bits (bitsandbytes) are an experiment in open_clip_train"
+        ),
+    ),
+    "Loss": (
+        _built_in(
+            "--local-loss",
+            SWITCH,
+            "each rank compares its own samples with those of all ranks; no rank builds the whole matrix",
+        ),
+        _built_in("--gather-with-grad", SWITCH, "gathered features always carry gradients"),
+        _key(
+            "--siglip",
+            SWITCH,
+            "optim.loss optim.max_logit_scale",
+            model_flags.siglip,
+            "`siglip`, and the limit of 100 on the logit scale, which is not the default of this loss here.",
+        ),
+        _built_in(
+            "--loss-dist-impl",
+            TEXT,
+            "all of its ways give the same loss; here features are gathered once, or go round a ring "
+            "(`optim.loss_tile` with the SigLIP loss)",
+        ),
+        _key(
+            "--coca-caption-loss-weight",
+            _number(2.0),
+            "optim.caption_weight",
+            copy(),
+            "Here the mean is over the tokens of all ranks; there, each rank has a mean of its own.",
+            idle=_only_coca,
+        ),
+        _key(
+            "--coca-contrastive-loss-weight",
+            _number(1.0),
+            "optim.contrast_weight",
+            copy(),
+            "The same.",
+            idle=_only_coca,
+        ),
+        _key(
+            "--distill-model",
+            {},
+            "model.teacher",
+            model_flags.teacher,
+            "The same; with the clip loss alone.",
+            idle=_only_distilling,
+        ),
+        _key(
+            "--distill-pretrained",
+            {},
+            "model.teacher_pretrained",
+            model_flags.teacher,
+            "The same.",
+            idle=_only_distilling,
+        ),
+    ),
+    "Batch, length and optimizer": (
+        _key(
+            "--batch-size",
+            _count(64),
+            "optim.global_batch_size optim.max_batch_size_per_gpu",
+            optim_flags.batch_size,
+            "In open_clip_train it is the batch of a GPU. The global batch is batch x GPUs x `--accum-freq`, "
+            "so the command needs the number of GPUs: `--gpus`.",
+        ),
+        _key(
+            "--accum-freq",
+            _count(1),
+            "optim.global_batch_size",
+            optim_flags.accumulation,
+            "Part of the global batch. A GPU that gets more than `optim.max_batch_size_per_gpu` accumulates, "
+            "exactly; models with batch norm cannot.",
+        ),
+        _key(
+            "--epochs",
+            _count(32),
+            "optim.epochs optim.steps",
+            optim_flags.epochs,
+            "With shards and `--train-num-samples` the exact number of steps in open_clip_train, which is "
+            "rounded up for each epoch; else epochs, in which the last samples that fill no batch are left "
+            "out.",
+        ),
+        _key("--lr", NUMBER, "optim.lr", optim_flags.learning_rate, "The same peak."),
+        _key(
+            "--beta1",
+            NUMBER,
+            "optim.beta1",
+            copy(),
+            "The same.",
+        ),
+        _key(
+            "--beta2",
+            NUMBER,
+            "optim.beta2",
+            copy(),
+            "The default of open_clip_train is 0.98 for models with vit in the name, 0.999 for others: it is "
+            "written out.",
+        ),
+        _key(
+            "--eps",
+            NUMBER,
+            "optim.eps",
+            copy(),
+            "The default of open_clip_train is 1e-6 for models with vit in the name, 1e-8 for others: it is "
+            "written out.",
+        ),
+        _key("--wd", _number(0.2), "optim.weight_decay", copy(), "The same, for the same parameters."),
+        _key(
+            "--momentum",
+            NUMBER,
+            "optim.beta1",
+            optim_flags.momentum,
+            "Of SGD; the other optimizers here have betas.",
+            idle=lambda line: "" if "timm" in line["--opt"] else "AdamW has none",
+        ),
+        _key(
+            "--warmup",
+            _count(10000),
+            "optim.warmup_steps",
+            optim_flags.warmup,
+            "The same number of steps; open_clip_train's default is 10000, ours is 0. One that is "
+            "longer than the training ends with it, at the learning rate that it has reached.",
+        ),
+        _key(
+            "--opt",
+            _text("adamw"),
+            "optim.optimizer optim.no_decay",
+            optim_flags.optimizer,
+            "`adamw`, and of timm's optimizers nadamw, adoptw, lion, nesterovw and adafactorbv, if learning "
+            "rate and betas are written out. Others keep values that a checkpoint could not give back.",
+        ),
+        _key(
+            "--skip-scheduler",
+            SWITCH,
+            "optim.schedule optim.warmup_steps",
+            optim_flags.skip_scheduler,
+            "`constant`, and no warm-up.",
+        ),
+        _key(
+            "--lr-scheduler",
+            _text("cosine"),
+            "optim.schedule",
+            optim_flags.scheduler,
+            "`cosine` is the default here, too; `const` and `const-cooldown` are `constant`.",
+            idle=lambda line: "--skip-scheduler uses none" if line["--skip-scheduler"] else "",
+        ),
+        _key(
+            "--epochs-cooldown",
+            COUNT,
+            "optim.cooldown_share",
+            optim_flags.cooldown,
+            "The share of the epochs.",
+            idle=_only_for_cooldown,
+        ),
+        _key(
+            "--lr-cooldown-end",
+            _number(0.0),
+            "optim.min_lr",
+            copy(),
+            "The same.",
+            idle=_only_for_cooldown,
+        ),
+        _key(
+            "--lr-cooldown-power",
+            _number(1.0),
+            "optim.cooldown_power",
+            copy(),
+            "The same.",
+            idle=_only_for_cooldown,
+        ),
+        _key(
+            "--grad-clip-norm",
+            NUMBER,
+            "optim.grad_clip_norm",
+            optim_flags.grad_clip,
+            "The same, on the gradient of the whole batch. Without `--gather-with-grad` that of the towers "
+            "is smaller in open_clip_train, by the number of GPUs.",
+        ),
+    ),
+    "Evaluation": (
+        _key(
+            "--val-data",
+            TEXT,
+            "eval.retrieval",
+            data_flags.validation,
+            "Retrieval in both directions, shared by all ranks. The loss on it is not computed.",
+        ),
+        _dropped("--val-num-samples", COUNT, "all samples are evaluated and counted"),
+        _key(
+            "--val-frequency",
+            _count(1),
+            "eval.every_epochs eval.every_steps",
+            data_flags.frequency,
+            "One frequency for both sets: the epochs that divide both. 0 leaves the set out.",
+        ),
+        _key(
+            "--imagenet-val",
+            TEXT,
+            "eval.zero_shot eval.class_names eval.templates eval.batch_size",
+            data_flags.imagenet,
+            "The folder, with open_clip's class names and templates written out.",
+        ),
+        _missing(
+            "--imagenet-v2",
+            TEXT,
+            "a run evaluates one set of labelled images; `clipship eval RUN --suite imagenetv2` measures it "
+            "afterwards",
+        ),
+        _key(
+            "--zeroshot-frequency",
+            _count(2),
+            "eval.every_epochs eval.every_steps",
+            data_flags.frequency,
+            "One frequency for both sets: the epochs that divide both. 0 leaves the set out.",
+        ),
+    ),
+    "Checkpoints": (
+        _key(
+            "--save-frequency",
+            _count(1),
+            "checkpoint.every_steps",
+            run_flags.save_frequency,
+            "The steps of that many epochs, with shards and `--train-num-samples`. Here 3 checkpoints are "
+            "kept (`checkpoint.keep`), and one is saved every 30 minutes as well.",
+        ),
+        _built_in("--save-most-recent", SWITCH, "the newest checkpoint is always whole, and resumes the run"),
+        _key(
+            "--resume",
+            TEXT,
+            "checkpoint.resume",
+            run_flags.resume,
+            "The same; `latest` is `auto`, the default here. Checkpoints of open_clip_train go on; a file "
+            "with weights alone is one for `model.pretrained`.",
+        ),
+        _key(
+            "--delete-previous-checkpoint",
+            SWITCH,
+            "checkpoint.keep",
+            run_flags.delete_previous,
+            "One checkpoint is kept.",
+        ),
+        _missing(
+            "--remote-sync", TEXT, "runs are not copied; name a folder that all nodes share in `logging.runs`"
+        ),
+        _dropped(
+            "--remote-sync-frequency",
+            _count(300),
+            "nothing is copied to another place",
+            idle=_only_with("--remote-sync"),
+        ),
+        _dropped(
+            "--remote-sync-protocol",
+            {"default": "s3", "choices": ("s3", "fsspec")},
+            "nothing is copied to another place",
+            idle=_only_with("--remote-sync"),
+        ),
+    ),
+    "Logs": (
+        _key(
+            "--logs",
+            _text("./logs/"),
+            "logging.runs",
+            run_flags.logs,
+            "The same; `none` is not wanted, because supervisors and resumed runs need the folder.",
+        ),
+        _built_in("--log-local", SWITCH, "each rank has its own log in the run folder, on every node"),
+        _key(
+            "--name",
+            TEXT,
+            "name",
+            run_flags.run_name,
+            "The same. The default of open_clip_train has the date; here it is the model's name, because a "
+            "run is resumed by its name.",
+        ),
+        _key(
+            "--report-to",
+            _text(""),
+            "logging.tensorboard logging.wandb",
+            run_flags.report_to,
+            "TensorBoard is on by default here, off in open_clip_train; W&B is `online`.",
+        ),
+        _dropped("--wandb-notes", _text(""), "notes belong to W&B's own page of the run"),
+        _key(
+            "--wandb-project-name",
+            _text("open-clip"),
+            "logging.wandb_project",
+            run_flags.wandb_project,
+            "The same.",
+            idle=lambda line: "" if "wandb" in line.reports else "it has no effect without W&B",
+        ),
+        _dropped(
+            "--debug", SWITCH, "logs have one level; [env] sets what libraries read, such as NCCL_DEBUG"
+        ),
+        _dropped(
+            "--copy-codebase",
+            SWITCH,
+            "an image holds the code, and environment.json of each start says which versions ran",
+        ),
+        _key("--log-every-n-steps", _count(100), "logging.every_steps", copy(), "The same."),
+    ),
+    "Ranks": (
+        _key(
+            "--device",
+            _text("cuda"),
+            "resources.device resources.nodes resources.gpus_per_node",
+            run_flags.device,
+            "`cpu` is the same; with `cuda` a rank takes the GPU of its number. A node's ranks follow from "
+            "`--gpus`, or from what torchrun is told.",
+        ),
+        _dropped("--dist-url", TEXT, "the launcher says where ranks meet"),
+        _key(
+            "--dist-backend",
+            TEXT,
+            "comm.torch.device_backend",
+            run_flags.dist_backend,
+            "`nccl` or `gloo`.",
+            idle=_not_with_horovod,
+        ),
+        _key(
+            "--horovod",
+            SWITCH,
+            "comm.backend",
+            run_flags.horovod,
+            "`horovod`; every loss, data format and accumulation works with it, too.",
+        ),
+        _key(
+            "--ddp-static-graph",
+            SWITCH,
+            "comm.torch.static_graph",
+            run_flags.static_graph,
+            "The same; it excludes accumulation here.",
+            idle=_not_with_horovod,
+        ),
+        _built_in("--no-set-device-rank", SWITCH, "a rank that sees a single GPU takes it"),
+    ),
+}
+"""Flags by topic, in the order of the page."""
+
+FLAGS: dict[str, Flag] = {flag.name: flag for flags in GROUPS.values() for flag in flags}
+"""Every flag by its name."""

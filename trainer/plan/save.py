@@ -1,0 +1,129 @@
+"""Text of `clipship check` about a run that is asked to stop: how long it takes to save. Imports no torch."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from trainer.comm.backends import keeps_in_memory
+from trainer.config import Job
+from trainer.config.batch_plan import BatchPlan
+from trainer.config.gpus import GPUS
+from trainer.estimate.architecture import planned_architecture
+from trainer.estimate.size import checkpoint_bytes
+from trainer.estimate.step_speed import step_speed
+from trainer.plan.disk import in_gb
+from trainer.report.folder import RunFacts, has_started, read_run
+from trainer.report.wording import span
+from trainer.run.folder import run_folder
+from trainer.telemetry.goodput import usual_step_s
+
+ASSUMED_BYTES_S = 250e6
+"""Bytes a second at which a checkpoint is assumed to be written: a network file system that others use too.
+
+A run that has written checkpoints knows better, and its own time is taken.
+"""
+NOTICE_S = 30.0
+"""Seconds between warning and end that are common: spot instances of Google Cloud and Azure have them, and so
+has `scancel` on a Slurm with the default KillWait.
+"""
+_STEPS = 2
+"""Steps until the ranks save: the one under way, and the one in which they tell each other of the request."""
+
+NOTICES: Mapping[str, Callable[[Job], float | None]] = {
+    "slurm.signal_lead_s": lambda job: None if job.slurm is None else job.slurm.signal_lead_s,
+    "kubernetes.grace_s": lambda job: None if job.kubernetes is None else job.kubernetes.grace_s,
+    "timeouts.checkpoint_s": lambda job: job.timeouts.checkpoint_s,
+}
+"""Keys that say how many seconds a run has after a request to stop; None for one that says nothing."""
+
+
+@dataclass(frozen=True)
+class SaveTime:
+    """Seconds that the ranks need after a request to stop, until their checkpoint is on disk."""
+
+    write_s: float
+    write: str
+    """Source of `write_s`, in words."""
+    step_s: float | None
+    """Seconds of one step; None if they are not known."""
+    step: str
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in all; without the steps where these are not known."""
+        return self.write_s + _STEPS * (self.step_s or 0.0)
+
+    def total(self) -> str:
+        """Returns the seconds in all, in words."""
+        return f"{'at least' if self.step_s is None else 'about'} {span(self.seconds)}"
+
+    def parts(self) -> str:
+        """Returns what the seconds are for."""
+        steps = ", whose time is not known yet"
+        if self.step_s is not None:
+            steps = f" of {span(self.step_s)} ({self.step})"
+        return f"{_STEPS} steps{steps}, and {self.write}"
+
+
+def save_time(job: Job, batch_plan: BatchPlan, *, files: bool = True) -> SaveTime | None:
+    """Returns the time, measured where the run has saved before; None if the model's size is not known.
+
+    `files` lets the run folder be read.
+    """
+    facts = _facts_of(job) if files else None
+    written = [] if facts is None else [event.get("write_s") for event in facts.metrics.checkpoints]
+    measured = [seconds for seconds in written if isinstance(seconds, int | float)]
+    size = checkpoint_bytes(job)
+    if measured:
+        write_s = statistics.median(measured)
+        write = f"{span(write_s)} for a checkpoint (measured)"
+    elif size is not None:
+        write_s = size.total / ASSUMED_BYTES_S
+        write = f"{in_gb(size.total)} at {ASSUMED_BYTES_S / 1e9:g} GB/s (assumed)"
+    else:
+        return None
+    step_s = None if facts is None else usual_step_s(facts.times)
+    if step_s is not None:
+        return SaveTime(write_s, write, step_s, "measured")
+    return SaveTime(write_s, write, _estimated_step_s(job, batch_plan), "estimated")
+
+
+def _facts_of(job: Job) -> RunFacts | None:
+    folder = run_folder(job)
+    return read_run(folder) if has_started(folder) else None
+
+
+def _estimated_step_s(job: Job, batch_plan: BatchPlan) -> float | None:
+    shape, gpu = planned_architecture(job.model), GPUS.get(job.resources.gpu or "")
+    if shape is None or gpu is None or not job.asks_for_gpus:
+        return None
+    return batch_plan.batch_size_per_rank / step_speed(shape, job, batch_plan, gpu).samples_s
+
+
+def save_rows(save: SaveTime | None) -> Iterator[tuple[str, str]]:
+    """Yields the row about a request to stop."""
+    if save is not None:
+        yield "stop", f"{save.total()} from a request to the saved checkpoint: {save.parts()}"
+
+
+def too_little_notice(job: Job, save: SaveTime | None) -> Iterator[str]:
+    """Yields a sentence for each time between a warning and the end that is too short for a checkpoint."""
+    if save is None:
+        return
+    takes = f"after a request to stop the ranks save for {save.total()} ({save.parts()})"
+    for key, notice in NOTICES.items():
+        seconds = notice(job)
+        if seconds is not None and seconds < save.seconds:
+            yield f"{takes}, longer than {key} = {seconds:g}: raise it to {math.ceil(save.seconds)} or more"
+    if job.schedulers and save.seconds > NOTICE_S:
+        yield (
+            f"{takes}, longer than the {NOTICE_S:g} s of warning that scancel and spot instances mostly "
+            f"give: {_then(job)}"
+        )
+
+
+def _then(job: Job) -> str:
+    if keeps_in_memory(job) and (job.recovery.spare_nodes or job.recovery.min_nodes):
+        return "if only some nodes are taken, the others go on from the step in their memory"
+    return "such an end costs the steps since the last checkpoint, which checkpoint.every_minutes bounds"

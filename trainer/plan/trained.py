@@ -1,0 +1,131 @@
+"""Jobs that use a trained model and train nothing: to evaluate it, to export it, to search pictures.
+
+Imports no torch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Job
+from trainer.config.loader import job_from_table
+from trainer.data.image_folder import image_folder
+from trainer.errors import InputError
+from trainer.launch.submission import find_run
+from trainer.plan.check import check_evaluated
+from trainer.run.checkpoints import find_trained
+from trainer.text.masking import MASK
+
+LONGEST_S = 6 * 3600.0
+"""Default time limit of an evaluation, in seconds. Nothing else waits for it, as training would; a longer
+evaluation hangs or needs `--set timeouts.eval_s=...`."""
+
+
+def evaluation_job(
+    checkpoint: str,
+    model: str | None,
+    asked: Mapping[str, Any],
+    nproc: int,
+    overrides: Sequence[str],
+    suite: Mapping[str, Any] | None = None,
+) -> Job:
+    """Returns a job that only evaluates.
+
+    Model, data keys and evaluation come from the checkpoint's run, changed as asked. Raises InputError that
+    lists every problem.
+    """
+    table, before = _table_of_trained(checkpoint, model)
+    table |= {
+        "name": "eval",
+        "optim": {"global_batch_size": nproc, "steps": 1},
+        "timeouts": {"eval_s": LONGEST_S},
+        "eval": {**_kept(before, asked, suite or {}), **asked},
+    }
+    if MASK in json.dumps(table["eval"]):
+        raise InputError(
+            f"{checkpoint}: the data that its run was evaluated on had a secret in its address, which "
+            "checkpoints do not keep: give the data with --data or --zero-shot"
+        )
+    job = job_from_table(_without_unset(table), "clipship eval", overrides)
+    if not (job.eval.in_the_run or job.eval.suite.names):
+        raise InputError(
+            "nothing to evaluate on: give --data for retrieval, --zero-shot for classification, both, or "
+            "--suite for public data sets"
+        )
+    check_evaluated(job)
+    return job
+
+
+def _table_of_trained(checkpoint: str, model: str | None) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Returns [model] and [data] of a job that uses a trained model, and [eval] of the run that trained it.
+
+    `checkpoint` is what the user calls it, `model` what --model names. Raises InputError if there is none.
+    """
+    trained = find_trained(_run_or_weights(checkpoint))
+    name = model or trained.model
+    if name is None:
+        raise InputError(f"{checkpoint}: no file beside these weights names their model: give --model NAME")
+    before: Mapping[str, Any] = trained.job or {}
+    table = {
+        "data": {**before.get("data", {}), "format": "synthetic", "train": [], "weights": None},
+        "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained},
+    }
+    return table, before.get("eval", {})
+
+
+def _run_or_weights(name: str) -> str:
+    """Returns the run folder of a job file, or of a run in ./runs; else the name itself."""
+    is_job = name.endswith(".toml") and Path(name).is_file()
+    return (
+        str(find_run(name)) if is_job or (Path("runs", name).is_dir() and not Path(name).exists()) else name
+    )
+
+
+def _kept(before: Mapping[str, Any], asked: Mapping[str, Any], suite: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that stay from the run's own evaluation, with those asked of the suite.
+
+    Its data sets are dropped if others are asked for, and its class names if the folders asked for name the
+    classes.
+    """
+    others = bool({"retrieval", "zero_shot"} & asked.keys() or "names" in suite)
+    other_sets = {"retrieval", "zero_shot"} if others else set()
+    other_classes = {"class_names"} if image_folder(asked.get("zero_shot", ())) else set()
+    kept = {key: value for key, value in before.items() if key not in other_sets | other_classes}
+    names = {"names": ()} if others else {}
+    return {**kept, "suite": {**before.get("suite", {}), **names, **suite}}
+
+
+def _without_unset(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the table without the keys that hold None, as a job file leaves them out."""
+    return {
+        key: _without_unset(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def export_job(checkpoint: str, model: str | None) -> Job:
+    """Returns a job that only uses the model, in its own precision. Raises InputError with every problem."""
+    table, _ = _table_of_trained(checkpoint, model)
+    table["model"] = {key: value for key, value in table["model"].items() if key not in ("init", "precision")}
+    table |= {"name": "export", "optim": {"global_batch_size": 1, "steps": 1}}
+    job = job_from_table(_without_unset(table), "clipship export")
+    check_evaluated(job)
+    return job
+
+
+def search_job(checkpoint: str, model: str | None, overrides: Sequence[str]) -> Job:
+    """Returns a job that only uses the model, with the limits of its run for pictures.
+
+    Raises InputError that lists every problem.
+    """
+    table, evaluation = _table_of_trained(checkpoint, model)
+    table |= {
+        "name": "search",
+        "optim": {"global_batch_size": 1, "steps": 1},
+        "eval": {key: value for key, value in evaluation.items() if key == "batch_size"},
+    }
+    job = job_from_table(_without_unset(table), "clipship search", overrides)
+    check_evaluated(job)
+    return job

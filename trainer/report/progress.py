@@ -1,0 +1,126 @@
+"""Progress of a run, read from its run folder, for `clipship status`.
+
+Imports no torch and asks no scheduler.
+"""
+
+import datetime
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.report.cost import left_s, samples_per_s, total_steps
+from trainer.report.folder import Numbers, RunFacts, has_started, read_run
+from trainer.report.liveness import inspect, rows
+from trainer.report.metric_words import metric_title, shown_metrics
+from trainer.report.wording import percent, span
+from trainer.run.checkpoints import newest_whole
+from trainer.run.exit_record import rank_name
+from trainer.run.layout import CHECKPOINTS, METRICS_FILE
+from trainer.supervise.left_out import left_out_text
+from trainer.supervise.restart_parts import parts_text
+from trainer.telemetry.goodput import CAUSES, account, shown_causes
+from trainer.text.wording import duration
+
+_RECENT_RESTARTS = 3
+
+
+def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> Iterator[tuple[str, str]]:
+    """Yields topic and text of each row of the status.
+
+    The rows are step, speed, time left, evaluation and last checkpoint; then how the run ended or that it
+    died, and how to resume it. `job` is the job file as the user calls it, `to` the scheduler that the run
+    was submitted to. With `wide`, the evaluation has every metric, and each cause of lost time a row.
+    """
+    if not has_started(folder):
+        yield "step", "none: no rank has started"
+        return
+    facts = read_run(folder)
+    records = facts.metrics.records
+    liveness = inspect(folder, facts)
+    if not records:
+        yield "step", "none: no step is logged yet"
+    else:
+        yield from _speed(facts, going_on=liveness.state == "alive", written=_age(folder / METRICS_FILE))
+    if facts.metrics.evaluations:
+        yield "evaluation", _evaluation(facts.metrics.evaluations[-1], wide=wide)
+    if why := facts.result.get("evaluation_failed"):
+        yield "evaluation", f"the last one failed: {why}"
+    if (step_and_path := last_checkpoint(facts)) is not None:
+        step, path = step_and_path
+        yield "checkpoint", f"step {step}, {path.name}"
+    yield from _times(facts, wide=wide)
+    yield from _restarts(facts.restarts)
+    if facts.result.get("reason"):
+        yield "result", str(facts.result["reason"])
+    elif facts.exit:
+        yield "ended", _ended(facts.exit)
+    yield from rows(facts, liveness, job, to)
+    for remark in facts.remarks:
+        yield "remark", remark
+
+
+def last_checkpoint(facts: RunFacts) -> tuple[int, Path] | None:
+    """Returns step and folder of the newest whole checkpoint; without any, of the last that was recorded."""
+    recorded = facts.metrics.checkpoints[-1:]
+    return newest_whole(facts.folder / CHECKPOINTS) or next(
+        ((int(last["step"]), Path(str(last["checkpoint"]))) for last in recorded), None
+    )
+
+
+def _speed(facts: RunFacts, *, going_on: bool, written: float) -> Iterator[tuple[str, str]]:
+    """Yields rows for the figures that the records have.
+
+    Records of another version, or lines written by hand, may lack any figure but step and loss.
+    """
+    last, total = facts.metrics.records[-1], total_steps(facts)
+    epoch = f", epoch {last['epoch'] + 1:g}" if "epoch" in last else ""
+    of_all = f" of {total:,}{epoch}" if total else ""
+    yield "step", f"{last['step']:,}{of_all}, loss {last['loss']:.4f}, logged {duration(written)} ago"
+    if (speed := samples_per_s(facts)) is not None:
+        yield "speed", f"{speed:,.1f} samples/s"
+    if going_on and (seconds := left_s(facts)) is not None:
+        yield "time left", duration(seconds)
+
+
+def _times(facts: RunFacts, *, wide: bool) -> Iterator[tuple[str, str]]:
+    """Yields what share of the run's time was useful, and where the rest went."""
+    times = account(facts.times)
+    if times.useful_share is None:
+        return
+    causes = list(shown_causes(times))
+    lost = ", ".join(f"{cause} {percent(seconds / times.whole_s)}" for cause, seconds in causes)
+    useful = f"{percent(times.useful_share)} of {span(times.whole_s)} in steps that counted"
+    yield "useful", useful + (f"; lost: {lost}" if lost and not wide else "")
+    for cause, seconds in causes if wide else []:
+        yield "lost", f"{percent(seconds / times.whole_s):>7}  {span(seconds):>8}  {CAUSES[cause]}"
+
+
+def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yields a row for each of the last restarts of the ranks; before them their number if there are more."""
+    if len(restarts) > _RECENT_RESTARTS:
+        yield "restarts", f"{len(restarts)} in this start, of which the last {_RECENT_RESTARTS}:"
+    for restart in restarts[-_RECENT_RESTARTS:]:
+        step, seconds = restart.get("from_step"), restart.get("seconds")
+        where = f"went on from step {step}" if step else "started again from the beginning"
+        took = f"new step after {seconds:g} s" if isinstance(seconds, int | float) else "no new step yet"
+        took += f" ({parts})" if (parts := parts_text(restart.get("parts"))) else ""
+        who = rank_name(restart.get("rank", 0), restart.get("node", ""))
+        yield "restart", f"{who}: {restart.get('cause')}; all ranks {where}, {took}"
+    for phrase in left_out_text(restarts[-1].get("left_out")) if restarts else []:
+        yield "left out", phrase
+
+
+def _age(path: Path) -> float:
+    return max(0.0, time.time() - path.stat().st_mtime)
+
+
+def _evaluation(values: Numbers, *, wide: bool) -> str:
+    shown = (f"{metric_title(name)} {text}" for name, text in shown_metrics(values, wide=wide).items())
+    return f"step {values['step']:,.0f}: {', '.join(shown)}"
+
+
+def _ended(record: Mapping[str, Any]) -> str:
+    when = datetime.datetime.fromtimestamp(float(record.get("time", 0.0))).astimezone()
+    who = rank_name(record.get("rank", 0), record.get("node"), record.get("generation", 1))
+    return f"exit code {record.get('exit_code')}, {who}: {record.get('reason')} ({when:%F %T})"

@@ -1,0 +1,128 @@
+"""The runs of a sweep, their states and their table of results. Imports no torch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from trainer.config import Job
+from trainer.config.loader import load_job
+from trainer.config.typed import from_here
+from trainer.errors import ClusterError, InputError
+from trainer.launch.submission import Outcome, read_record, scheduler
+from trainer.launch.submit import record_folder
+from trainer.report.folder import RunFacts, has_started, read_run
+from trainer.report.metric_words import short_title, shown_metrics
+from trainer.run.find import is_run
+from trainer.run.folder import run_folder
+from trainer.run.layout import RESULT_FILE
+from trainer.run.sweep_record import SweepRecord, record_sweep, sweep_folder
+from trainer.sweep.grid import combinations, names
+from trainer.text.table import aligned
+from trainer.text.terminal import shown
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    name: str
+    values: tuple[str, ...]
+    job: Job
+    folder: Path
+    """Run folder; the folder with the record of its submission if this machine does not see that one."""
+
+    def outcome(self) -> Outcome | None:
+        """Returns how far it got; None if it was never started, or if only its folder says so.
+
+        Raises ClusterError if it was submitted and its scheduler does not answer.
+        """
+        if (self.folder / RESULT_FILE).exists():
+            return "done"
+        record = read_record(self.folder)
+        return scheduler(record.to).outcome(self.folder, record) if record else None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a grid."""
+
+    job: str
+    """Name of the job without the values of a run."""
+    trials: Sequence[Trial]
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the job's sweeps, beside those of the runs."""
+        return sweep_folder(self.trials[0].folder.parent, self.job)
+
+    def record(self) -> None:
+        """Add the runs to the record of the job's sweeps, from which the report is made."""
+        values = {trial.name: dict(value.split("=", 1) for value in trial.values) for trial in self.trials}
+        record_sweep(self.folder, SweepRecord(self.job, values))
+
+
+def find_sweep(job_path: Path, overrides: Sequence[str], grids: Sequence[str], to: str | None) -> Sweep:
+    """Returns the runs of the grid with the folders that they have, or will have once submitted to `to`."""
+    rows, base = combinations(grids), load_job(job_path, overrides).name
+    trials = []
+    for name, values in zip(names(base, rows), rows, strict=True):
+        job = load_job(job_path, (*overrides, *from_here(values), f"name={name}"))
+        trials.append(Trial(name, values, job, _folder(job, to)))
+    return Sweep(base, trials)
+
+
+def _folder(job: Job, to: str | None) -> Path:
+    """Returns where the run or its record is; without `to`, it may have been submitted to any scheduler."""
+    if to is not None:
+        return record_folder(job, to)
+    own = run_folder(job)
+    folders = (own, *(record_folder(job, name) for name in job.schedulers))
+    return next(filter(is_run, folders), own)
+
+
+def show(trials: Sequence[Trial], *, wide: bool = False) -> None:
+    """Print the table: name, values, state, loss and the last evaluation of each run; `wide`: all of it."""
+    rows = [dict(_row(trial, wide=wide)) for trial in trials]
+    titles = list(dict.fromkeys(title for row in rows for title in row))
+    for line in aligned([titles, *([row.get(title, "-") for title in titles] for row in rows)]):
+        click.echo(line)
+
+
+def _row(trial: Trial, *, wide: bool) -> Iterator[tuple[str, str]]:
+    yield "run", shown(trial.name)
+    for override in trial.values:
+        key, _, value = override.partition("=")
+        yield shown(key), shown(value)
+    if not has_started(trial.folder):
+        yield "state", shown(_state_elsewhere(trial))
+        return
+    facts = read_run(trial.folder)
+    yield "state", _state_here(facts)
+    yield from _reached(facts, wide=wide)
+
+
+def _state_elsewhere(trial: Trial) -> str:
+    """Returns what the scheduler calls the state of a run that has written nothing that is seen here."""
+    try:
+        record = read_record(trial.folder)
+        return scheduler(record.to).status(trial.folder, record)[0][1] if record else "not begun"
+    except (ClusterError, InputError) as problem:
+        return f"unknown: {problem}"
+
+
+def _state_here(facts: RunFacts) -> str:
+    if facts.result.get("reason") == "done":
+        return "done"
+    return f"ended with {facts.exit['exit_code']}" if "exit_code" in facts.exit else "begun"
+
+
+def _reached(facts: RunFacts, *, wide: bool) -> Iterator[tuple[str, str]]:
+    if facts.metrics.records:
+        last = facts.metrics.records[-1]
+        yield "step", f"{last['step']:,}"
+        yield "loss", f"{last['loss']:.4f}"
+    for evaluation in facts.metrics.evaluations[-1:]:
+        for name, text in shown_metrics(evaluation, wide=wide).items():
+            yield shown(short_title(name)), text
