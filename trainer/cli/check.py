@@ -12,7 +12,8 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
 from trainer.config.formats import FORMATS
 from trainer.config.world_sizes import check_nodes
-from trainer.data.sample_counts import check_data, check_streams
+from trainer.data.check import check_data
+from trainer.data.sample_counts import check_streams
 from trainer.data.shard_names import expand_shards
 from trainer.data.storage import check_storage
 from trainer.errors import InputError
