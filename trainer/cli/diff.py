@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from trainer.cli.options import suggested
+from trainer.cli import suggested
 from trainer.errors import InputError
 from trainer.report.differences import Difference, differences
 from trainer.report.folder import read_run
@@ -22,7 +22,7 @@ Examples:
   clipship diff first-run try-2
   clipship diff runs/* --json"""
 )
-@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, shell_complete=suggested("runs"))
+@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, shell_complete=suggested.runs)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: topic -> name -> run -> text.")
 def command(runs: tuple[str, ...], as_json: bool) -> None:
     """Show in what runs differ: job, data, environment and results.

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from trainer.cli import schema_words
-from trainer.cli.options import suggested
+from trainer.cli import schema_words, suggested
 from trainer.cli.presets import SCHEMA
 from trainer.errors import InputError
 
@@ -28,7 +27,7 @@ Examples:
   clipship explain optim.lr
   clipship explain warmup_steps    every key of that name"""
 )
-@click.argument("name", metavar="[KEY]", default="", shell_complete=suggested("key_names"))
+@click.argument("name", metavar="[KEY]", default="", shell_complete=suggested.key_names)
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON Schema of KEY.")
 def command(name: str, as_json: bool) -> None:
     """Say what KEY of the job file means: type, unit, default, range, what it does.

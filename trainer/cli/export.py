@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from trainer.cli import suggested
 from trainer.cli.evaluate import table_of_trained, without_unset
 from trainer.cli.near import NearChoice
-from trainer.cli.options import suggested, weights_model_option
+from trainer.cli.options import weights_model_option
 from trainer.errors import EXIT_DONE, InputError
 from trainer.safe_io.plain import read_json
 from trainer.text.live import waiting
@@ -23,7 +24,7 @@ Examples:
   clipship export runs/digits out --to open_clip
   clipship export runs/digits/checkpoints/step-00000300 out --to hf --license apache-2.0"""
 )
-@click.argument("checkpoint", shell_complete=suggested("runs"))
+@click.argument("checkpoint", shell_complete=suggested.runs)
 @click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--to", "form", type=NearChoice(_FORMATS), required=True, help="Form to write.")
 @click.option("--license", "license_name", default="", metavar="NAME", help="License that the card states.")
