@@ -8,7 +8,7 @@ import click
 from trainer.cli.json_output import json_option, print_json
 from trainer.cli.options import run_argument
 from trainer.errors import EXIT_DONE, EXIT_FAILED, ClusterError
-from trainer.launch.submission import find_submission, scheduler
+from trainer.launch.schedulers import find_submission, reachable
 from trainer.text.fitting import fit_to
 from trainer.text.terminal import shown
 
@@ -47,7 +47,7 @@ def command(run: str, wide: bool, as_json: bool) -> int:
     rows, unknown = [], None
     if submission:
         try:
-            rows = scheduler(submission.to).status(folder, submission)
+            rows = reachable(submission.to).status(folder, submission)
         except ClusterError as problem:
             unknown = problem
             rows = [("state", f"unknown: {problem}")]

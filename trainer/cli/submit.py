@@ -10,9 +10,9 @@ from trainer.cli.near import NearChoice
 from trainer.cli.options import job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
-from trainer.launch.submission import make_artefacts_folder, record, removed_if_refused, scheduler
+from trainer.launch.schedulers import reachable, scheduler
+from trainer.launch.submission import record, removed_if_refused
 from trainer.run.known_folders import remember
-from trainer.sysinfo.imports import load
 from trainer.text.paste import word
 from trainer.text.terminal import say
 
@@ -56,36 +56,28 @@ def check_submission(job: "Job", to: str, *, data: bool) -> None:
     from trainer.cli.check import check_job, problems_of
     from trainer.run.folder import check_run_folder
 
-    row = SCHEDULERS[to]
-    checks: list[Callable[[], object]] = [lambda: load(row.validate)(job)]
-    if row.record_folder is None:
+    place = scheduler(to)
+    checks: list[Callable[[], object]] = [lambda: place.validate(job)]
+    if place.same_files:
         checks.insert(0, lambda: check_job(job, job.resources.world_size) if data else check_run_folder(job))
     if problems := dict.fromkeys(line for text in problems_of(checks) for line in text.splitlines()):
         raise InputError("\n".join(problems))
-
-
-def record_folder(job: "Job", to: str) -> Path:
-    """Returns the folder that keeps the record of the job's submission, whether it exists or not."""
-    from trainer.run.folder import run_folder
-
-    row = SCHEDULERS[to]
-    return Path(load(row.record_folder)(job)) if row.record_folder else run_folder(job)
 
 
 def submit(job: "Job", to: str) -> Path:
     """Submit a job that has been checked, and print its id; returns the folder that keeps the record."""
     from trainer.cli.secret_values import secret_warnings
 
-    control = scheduler(to)
+    control = reachable(to)
     try:
-        with removed_if_refused([record_folder(job, to)]):
+        with removed_if_refused([control.record_folder(job)]):
             folder = prepare(job, to)
             for warning in secret_warnings(job):
                 say(f"warning: {warning}")
             submission = control.submit(job, folder)
             record(folder, submission)
     except OSError as problem:
-        where = problem.filename or record_folder(job, to)
+        where = problem.filename or control.record_folder(job)
         raise InputError(
             f"{where}: {problem.strerror}; choose another folder with --set logging.runs=FOLDER"
         ) from None
@@ -95,12 +87,6 @@ def submit(job: "Job", to: str) -> Path:
 
 def prepare(job: "Job", to: str) -> Path:
     """Make the folder that keeps the record of the job's submission, with its artefacts; return it."""
-    from trainer.run.folder import run_folder
-
-    if place := SCHEDULERS[to].prepare:
-        folder = Path(load(place)(job))
-    else:
-        folder = run_folder(job)
-        make_artefacts_folder(folder, "choose another folder with --set logging.runs=FOLDER")
+    folder = scheduler(to).prepare(job)
     remember(folder.parent)
     return folder

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from trainer.comm.backends import launchers_of, over_mpi, row_of
+from trainer.comm.backends import over_mpi, row_of
 from trainer.config import Data, Job
 from trainer.config.comm import TorchComm
 from trainer.config.formats import FORMATS
@@ -18,6 +18,7 @@ from trainer.config.loader import own_keys
 from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
+from trainer.launch.schedulers import launchers_of
 
 
 @dataclass(frozen=True)

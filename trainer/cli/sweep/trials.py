@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.submit import record_folder
 from trainer.cli.sweep.grid import combinations, names
 from trainer.errors import ClusterError, InputError
-from trainer.launch.submission import Outcome, read_record, scheduler
+from trainer.launch.schedulers import reachable, scheduler
+from trainer.launch.submission import Outcome, read_record
 from trainer.report.folder import RunFacts, has_started, read_run
 from trainer.report.metric_words import short_title, shown_metrics
 from trainer.run.find import is_run
@@ -41,7 +41,7 @@ class Trial:
         if (self.folder / RESULT_FILE).exists():
             return "done"
         record = read_record(self.folder)
-        return scheduler(record.to).outcome(self.folder, record) if record else None
+        return reachable(record.to).outcome(self.folder, record) if record else None
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def _folder(job: "Job", to: str | None) -> Path:
     from trainer.run.folder import run_folder
 
     if to is not None:
-        return record_folder(job, to)
+        return scheduler(to).record_folder(job)
     own = run_folder(job)
-    folders = (own, *(record_folder(job, name) for name in job.schedulers))
+    folders = (own, *(scheduler(name).record_folder(job) for name in job.schedulers))
     return next(filter(is_run, folders), own)
 
 
