@@ -1,6 +1,7 @@
 """The options --longer and --shorter: a run goes on to another length than its own. Imports no torch."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +13,12 @@ from trainer.errors import InputError
 from trainer.run.checkpoints import MANIFEST, newest_whole
 from trainer.run.layout import JOB_FILE, Run
 from trainer.safe_io.plain import read_plain
-from trainer.text.pattern import pattern
 from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.config import Job
 
-_FORM = pattern(r"(steps|epochs)=([1-9][0-9]{0,11})")
+_FORM = re.compile(r"(steps|epochs)=([1-9][0-9]{0,11})")
 
 
 AS_LONG_AS_THE_JOB_SAYS = (

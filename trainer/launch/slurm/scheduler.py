@@ -3,9 +3,6 @@
 Asks squeue and sacct, and cancels by scancel. Imports no torch.
 """
 
-import math
-import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,9 +10,9 @@ from pathlib import Path
 from trainer.comm.backends import Launcher
 from trainer.config import Job
 from trainer.errors import ClusterError, InputError
-from trainer.launch import logfiles
 from trainer.launch.slurm import validate
 from trainer.launch.slurm.array import Run, groups, submit_array
+from trainer.launch.slurm.queue import ENDED_STATES, accounted, queued
 from trainer.launch.slurm.sbatch import (
     SCRIPT,
     call,
@@ -27,27 +24,8 @@ from trainer.launch.slurm.sbatch import (
 )
 from trainer.launch.slurm.script import batch_script
 from trainer.launch.submission import Outcome, Scheduler, Submission, read_record
-from trainer.run.layout import ARTEFACTS, LOGS, SUBMISSION_FILE
+from trainer.run.layout import ARTEFACTS, LOGS
 from trainer.text.paste import word
-
-_POLL_S = 5.0
-"""Seconds between two questions whether a job still runs; fewer questions spare Slurm's controller."""
-_SILENCE_LIMIT_S = 600.0
-"""Seconds of silence after which a controller that has answered before counts as gone: it may be busy or
-restarting."""
-_ENDED_STATES = (
-    "COMPLETED",
-    "CANCELLED",
-    "FAILED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "BOOT_FAIL",
-    "DEADLINE",
-    "PREEMPTED",
-    "REVOKED",
-)
-_FORMAT = "%T|%M|%l|%D|%r|%N"  # state, time used, time limit, nodes, why it waits, where it runs
 
 
 class SlurmScheduler(Scheduler):
@@ -99,7 +77,7 @@ class SlurmScheduler(Scheduler):
     def status(self, folder: Path, submission: Submission) -> list[tuple[str, str]]:
         """Returns rows from squeue while it knows the job, then from sacct if accounting is on."""
         head = ("job", f"{submission.id} on Slurm since {submission.at}")
-        jobs = _queue(submission) or _accounting(submission)
+        jobs = queued(submission) or accounted(submission)
         if not jobs:
             return [("state", "unknown: Slurm no longer knows the job, and accounting is off"), head]
         states = Counter(job["state"] for job in jobs)
@@ -119,8 +97,8 @@ class SlurmScheduler(Scheduler):
 
     def outcome(self, folder: Path, submission: Submission) -> Outcome:
         """Returns how far the job got; a chain of jobs runs while one of them does."""
-        states = [row["state"] for row in _queue(submission) or _accounting(submission)]
-        if any(not state.startswith(_ENDED_STATES) for state in states):
+        states = [row["state"] for row in queued(submission) or accounted(submission)]
+        if any(not state.startswith(ENDED_STATES) for state in states):
             return "running"
         return "done" if states and states[-1].startswith("COMPLETED") else "ended"
 
@@ -129,8 +107,8 @@ class SlurmScheduler(Scheduler):
 
         Slurm sends SIGTERM to all ranks, which save, and kills the remaining processes after its KillWait.
         """
-        rows = _queue(submission)
-        if all(row["state"] in _ENDED_STATES for row in rows):
+        rows = queued(submission)
+        if all(row["state"] in ENDED_STATES for row in rows):
             raise ClusterError(
                 f"job {submission.id} has already ended" + (f" ({rows[-1]['state']})" if rows else "")
             )
@@ -146,46 +124,9 @@ class SlurmScheduler(Scheduler):
 
         Before there are log files, the batch script's output tells the reason.
         """
-        if follow:
-            return _followed(folder, submission, rank)
-        return None if rank is not None or logfiles.has_logs(folder) else _script_output(folder, submission)
+        from trainer.launch.slurm.output import log_lines  # it imports what the report knows
 
-
-def _followed(folder: Path, submission: Submission, rank: int | None) -> Iterator[str]:
-    """Yields the ranks' lines until Slurm has ended the job; the script's output if no rank wrote any."""
-    last_question, last_answer, over = -math.inf, -math.inf, False
-
-    def is_over() -> bool:
-        nonlocal last_question, last_answer, over
-        now = time.monotonic()
-        if not over and now - last_question > _POLL_S:
-            last_question = now
-            try:
-                over, last_answer = all(row["state"] in _ENDED_STATES for row in _queue(submission)), now
-            except ClusterError:
-                if now - last_answer > _SILENCE_LIMIT_S:
-                    raise
-        return over
-
-    yield from logfiles.log_lines(folder, rank, follow=True, over=is_over)
-    if not logfiles.has_logs(folder):
-        yield from _script_output(folder, submission) or ()
-
-
-def _script_output(folder: Path, submission: Submission) -> Iterator[str] | None:
-    output = Path(submission.details.get("output") or folder / LOGS / f"slurm-{submission.id}.out")
-    if not output.exists():  # the job was submitted by hand, from elsewhere
-        shown = call("scontrol", "show", "job", *cluster_options(submission), submission.id).stdout
-        output = Path(next(iter(re.findall(r"^ *StdOut=(.+)$", shown, re.MULTILINE)), output))
-    if not output.exists():
-        return None
-    if _owner(output) != _owner(folder / ARTEFACTS / SUBMISSION_FILE):
-        raise InputError(f"{output} is not shown: it belongs to another user than the run in {folder}")
-    return (f"[slurm] {line}" for line in logfiles.plain_lines(output))
-
-
-def _owner(path: Path) -> int:
-    return path.stat().st_uid
+        return log_lines(folder, submission, rank, follow)
 
 
 def _refuse_second_job(folder: Path) -> None:
@@ -193,57 +134,9 @@ def _refuse_second_job(folder: Path) -> None:
     earlier = read_record(folder)
     if earlier is None or earlier.to != "slurm":
         return
-    alive = [row["state"] for row in _queue(earlier) if row["state"] not in _ENDED_STATES]
+    alive = [row["state"] for row in queued(earlier) if row["state"] not in ENDED_STATES]
     if alive:
         raise InputError(
             f"the run in {folder} is already Slurm job {earlier.id} ({alive[0]}): end that job with "
             f"`clipship cancel {word(folder)}`, or give this run another name with --set name=..."
         )
-
-
-def _queue(submission: Submission) -> list[dict[str, str]]:
-    """Returns one row for each job of an array, else one; none if squeue no longer knows the job."""
-    answer = call(
-        "squeue",
-        "--noheader",
-        "--states=all",
-        f"--jobs={submission.id}",
-        f"--format={_FORMAT}",
-        *cluster_options(submission),
-    )
-    if answer.returncode and "Invalid job id" not in answer.stderr:
-        raise ClusterError(f"squeue: {answer.stderr.strip()}")
-    names = ("state", "used", "limit", "nodes", "reason", "where")
-    return [
-        dict(zip(names, line.split("|"), strict=False))
-        for line in answer.stdout.splitlines()
-        if line.count("|") >= len(names) - 1
-    ]
-
-
-def _accounting(submission: Submission) -> list[dict[str, str]]:
-    """Returns the rows that sacct has about the job; none if accounting is off."""
-    fields = "State,Elapsed,Timelimit,NNodes,ExitCode,NodeList"
-    try:
-        answer = call(
-            "sacct",
-            "--noheader",
-            "--parsable2",
-            "--allocations",
-            f"--jobs={submission.id}",
-            f"--format={fields}",
-            *cluster_options(submission),
-        )
-    except ClusterError:
-        return []
-    names = ("state", "used", "limit", "nodes", "exit", "where")
-    rows = [
-        dict(zip(names, line.split("|"), strict=False))
-        for line in answer.stdout.splitlines()
-        if line.count("|") == len(names) - 1
-    ]
-    return (
-        [{**row, "state": f"{row['state']}, exit code {row['exit']}"} for row in rows]
-        if not answer.returncode
-        else []
-    )
