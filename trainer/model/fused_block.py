@@ -16,10 +16,9 @@ from timm.layers.activations import GELUTanh
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.utils._triton import has_triton
 
 from trainer.config import Model
-from trainer.model.host_compiler import missing_parts
+from trainer.model.host_compiler import missing_for_kernels
 from trainer.model.rounding import rounded
 
 QUICK = 1.702
@@ -306,7 +305,7 @@ def block_ops(settings: Model, device: torch.device) -> tuple[BlockOps | None, s
     """
     if device.type != "cuda" or settings.compile:
         return None, ""
-    lacking = [*missing_parts(), *([] if has_triton() else ["Triton"])]
+    lacking = missing_for_kernels()
     if lacking:
         return None, f"this node lacks {' and '.join(lacking)}"
     ops = fused()

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._triton import has_triton
 
 from trainer.config import Model
-from trainer.model.host_compiler import missing_parts
+from trainer.internals import compile_in_this_process
+from trainer.model.host_compiler import missing_for_kernels
 
 _THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 _CLOSE = 1e-4
@@ -87,9 +86,7 @@ def _fusible_siglip(logits_RC: Tensor, bias: Tensor, sums_2: Tensor, match: int)
 def fused() -> TileKernels:
     """Returns the functions as torch compiles them, at their first call, for tiles of any shape."""
     if _THREADS not in os.environ:
-        torch._inductor.config.compile_threads = (
-            1  # a process for each core would be many for three functions
-        )
+        compile_in_this_process()  # a process for each core would be many for three functions
 
     def compiled(function: Callable[..., Any]) -> Any:
         return torch.compile(function, dynamic=True)
@@ -107,7 +104,7 @@ def kernels_for(settings: Model, device: torch.device) -> tuple[TileKernels, str
         return PLAIN, ""
     if settings.kernels == "plain":
         return PLAIN, 'not fused (model.kernels = "plain")'
-    lacking = [*missing_parts(), *([] if has_triton() else ["Triton"])]
+    lacking = missing_for_kernels()
     if lacking:
         return PLAIN, f"not fused (this node lacks {' and '.join(lacking)})"
     kernels = fused()
