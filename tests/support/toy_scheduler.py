@@ -1,6 +1,6 @@
-"""A scheduler in sixty lines: `[nohup]` runs a job's script in the background of this machine.
+"""A scheduler in a hundred lines: `[nohup]` runs a job's script in the background of this machine.
 
-`python -m tests.support.toy_scheduler ...` is the command `clipship` with two more rows in the table of
+`python -m tests.support.toy_scheduler ...` is the command `clipship` with two more rows in the tables of
 schedulers. The second, `[faraway]`, is the same, but its ranks see other files than this machine.
 """
 
@@ -11,16 +11,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from trainer.config.schedulers import SCHEDULERS, SchedulerRow
+from trainer.config.sections import SECTIONS
 from trainer.config.types import SchedulerSection
 from trainer.errors import InputError
-from trainer.launch.submission import Outcome, Submission
+from trainer.launch.schedulers import IMPLEMENTATIONS
+from trainer.launch.submission import Outcome, Scheduler, Submission
 from trainer.launch.templates import sh
 from trainer.run.layout import ARTEFACTS, LOGS, rank_log
 
@@ -37,51 +38,71 @@ class Nohup(SchedulerSection):
         return False
 
 
-def render(job: Any) -> str:
-    """Bash script that says its job's name and waits."""
-    log = Path(job.logging.runs, job.name, LOGS, rank_log(0))
-    return (
-        f"renice -n {job.nohup.nice} $$ >/dev/null\necho {sh(job.name)} goes on >>{sh(log)}\nexec sleep 600\n"
-    )
+class NohupScheduler(Scheduler):
+    """Scripts of bash in sessions of their own."""
+
+    name = "nohup"
+
+    def render(self, job: Any) -> str:
+        """Bash script that says its job's name and waits."""
+        log = Path(job.logging.runs, job.name, LOGS, rank_log(0))
+        begin = f"renice -n {job.nohup.nice} $$ >/dev/null\necho {sh(job.name)} goes on >>{sh(log)}\n"
+        return f"{begin}exec sleep 600\n"
+
+    def starter(self, job: Any) -> str:
+        """Always bash."""
+        return "bash"
+
+    def validate(self, job: Any) -> None:
+        """Raises InputError for more than this one node."""
+        if job.resources.nodes > 1:
+            raise InputError(f"resources.nodes = {job.resources.nodes}: nohup has this node alone")
+
+    def submit(self, job: Any, folder: Path) -> Submission:
+        """Start the script in a session of its own; its process id is the submission's."""
+        (folder / LOGS).mkdir(exist_ok=True)
+        (folder / ARTEFACTS / "job.sh").write_text(self.render(job))
+        process = subprocess.Popen(
+            ["bash", folder / ARTEFACTS / "job.sh"],
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        return Submission(self.name, str(process.pid), now)
+
+    def adopt(self, job: Any, folder: Path | None) -> None:
+        """Nobody starts such a script by hand."""
+
+    def status(self, folder: Path, submission: Submission) -> list[tuple[str, str]]:
+        """Running or over, by the process's entry in /proc."""
+        return [("state", "running" if _lives(submission) else "over")]
+
+    def outcome(self, folder: Path, submission: Submission) -> Outcome:
+        """Such a script never does well: it is ended."""
+        return "running" if _lives(submission) else "ended"
+
+    def cancel(self, folder: Path, submission: Submission) -> str:
+        """Send SIGTERM to the script's session."""
+        with suppress(ProcessLookupError):
+            os.killpg(int(submission.id), signal.SIGTERM)
+        return f"process {submission.id} was asked to end"
+
+    def log_lines(
+        self, folder: Path, submission: Submission, rank: int | None, follow: bool
+    ) -> Iterator[str] | None:
+        """None: the run folder has the log files."""
 
 
-def starter(job: Any) -> str:
-    """Always bash."""
-    return "bash"
+class FarScheduler(NohupScheduler):
+    """The same, for ranks that see other files than this machine."""
 
+    name = "faraway"
+    same_files = False
 
-def validate(job: Any) -> None:
-    """Raises InputError for more than this one node."""
-    if job.resources.nodes > 1:
-        raise InputError(f"resources.nodes = {job.resources.nodes}: nohup has this node alone")
-
-
-def submit(job: Any, folder: Path) -> Submission:
-    """Start the script in a session of its own; its process id is the submission's."""
-    (folder / LOGS).mkdir(exist_ok=True)
-    (folder / ARTEFACTS / "job.sh").write_text(render(job))
-    process = subprocess.Popen(
-        ["bash", folder / ARTEFACTS / "job.sh"],
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    name = FAR.name if folder == record_folder(job) else ROW.name
-    return Submission(name, str(process.pid), datetime.datetime.now(datetime.UTC).isoformat())
-
-
-def adopt(job: Any, folder: Path | None) -> None:
-    """Nobody starts such a script by hand."""
-
-
-def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
-    """Running or over, by the process's entry in /proc."""
-    return [("state", "running" if _lives(submission) else "over")]
-
-
-def outcome(folder: Path, submission: Submission) -> Outcome:
-    """Such a script never does well: it is ended."""
-    return "running" if _lives(submission) else "ended"
+    def record_folder(self, job: Any) -> Path:
+        """Folder for the record of a run whose own folder is far away."""
+        return Path("records", job.name)
 
 
 def _lives(submission: Submission) -> bool:
@@ -89,28 +110,6 @@ def _lives(submission: Submission) -> bool:
         return ") Z " not in Path("/proc", submission.id, "stat").read_text()
     except OSError:
         return False
-
-
-def cancel(folder: Path, submission: Submission) -> str:
-    """Send SIGTERM to the script's session."""
-    with suppress(ProcessLookupError):
-        os.killpg(int(submission.id), signal.SIGTERM)
-    return f"process {submission.id} was asked to end"
-
-
-def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
-    """None: the run folder has the log files."""
-
-
-def record_folder(job: Any) -> Path:
-    """Folder for the record of a run whose own folder is far away."""
-    return Path("records", job.name)
-
-
-def prepare(job: Any) -> Path:
-    """Makes that folder."""
-    (record_folder(job) / ARTEFACTS).mkdir(parents=True)
-    return record_folder(job)
 
 
 def clipship(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -123,19 +122,12 @@ def clipship(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 _HERE = "tests.support.toy_scheduler"
-ROW = SchedulerRow(
-    "nohup",
-    f"{_HERE}:Nohup",
-    f"{_HERE}:render",
-    "The script for bash.",
-    f"{_HERE}:validate",
-    _HERE,
-    f"{_HERE}:starter",
-)
-FAR = replace(ROW, name="faraway", record_folder=f"{_HERE}:record_folder", prepare=f"{_HERE}:prepare")
 
 if __name__ == "__main__":
-    SCHEDULERS |= {ROW.name: ROW, FAR.name: FAR}
+    for made in (NohupScheduler, FarScheduler):
+        SCHEDULERS[made.name] = SchedulerRow(made.name, "The script for bash.")
+        SECTIONS[made.name] = Nohup
+        IMPLEMENTATIONS[made.name] = made
     from trainer.cli.main import main
 
     sys.exit(main(sys.argv[1:]))

@@ -20,6 +20,7 @@ from trainer.comm.backends import (
     row_of,
     starts_again,
 )
+from trainer.comm.connect import IMPLEMENTATIONS
 from trainer.config import Job
 from trainer.config.comm import Backend
 from trainer.errors import InputError
@@ -58,7 +59,7 @@ def test_a_comparison_is_found(tmp_path: Path) -> None:
 
 
 def test_every_backend_of_the_job_file_has_a_row() -> None:
-    assert set(BACKENDS) == set(Backend.__args__)  # type: ignore[attr-defined]
+    assert set(BACKENDS) == set(IMPLEMENTATIONS) == set(Backend.__args__)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -10,7 +10,8 @@ import pytest
 
 from trainer.config import Data, Eval, Job
 from trainer.config.loader import dump_job, load_job
-from trainer.data.sample_counts import check_data, recorded_sizes
+from trainer.data.check import check_data
+from trainer.data.sample_counts import recorded_sizes
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
 from trainer.evaluate.imagenet import imagenet_words

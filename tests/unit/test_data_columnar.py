@@ -24,12 +24,14 @@ from trainer.cli.main import cli
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.formats import FORMATS
+from trainer.data.check import check_data
 from trainer.data.columnar import ColumnarSource
 from trainer.data.distributed_index import open_together
+from trainer.data.formats import READERS
 from trainer.data.loader import train_batches
 from trainer.data.row_groups import GroupCache
 from trainer.data.sample import BadSample, RawSample, Source
-from trainer.data.sample_counts import check_data, shard_weights
+from trainer.data.sample_counts import shard_weights
 from trainer.data.source import open_images, open_source
 from trainer.errors import InputError
 
@@ -355,7 +357,8 @@ def test_a_table_behind_a_url_is_read_in_parts(tmp_path: Path) -> None:
         assert captions(source) == [(text,) for text in rows(10)["caption"]]
 
 
-def test_every_format_is_a_value_of_the_key() -> None:
+def test_every_format_is_a_value_of_the_key_and_has_a_reader() -> None:
+    assert FORMATS.keys() == READERS.keys()
     for name, row in FORMATS.items():
         given = () if not row.unit else (f"x{row.endings[0] if row.endings else '.tar'}",)
         assert Data(train=given, format=name).kind == name  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import webdataset
 from PIL import Image
 
 from trainer.config import Data
-from trainer.data.sample_counts import check_data
+from trainer.data.check import check_data
 from trainer.data.source import open_source
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from trainer.config import Data, Eval
+from trainer.data.check import check_data
 from trainer.data.index import scan
 from trainer.data.sample import Numbering
-from trainer.data.sample_counts import check_data
 from trainer.data.shards import ShardSource, open_shards
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
 from trainer.data.tar import DOTS, Content, Selection

@@ -11,9 +11,9 @@ from PIL import Image
 from tests.support.processes import ended_on_failure
 from tests.support.range_server import serving
 from trainer.config import Data
+from trainer.data.check import check_data
 from trainer.data.pack import Recipe, pack
 from trainer.data.sample import BadSample
-from trainer.data.sample_counts import check_data
 from trainer.data.source import open_images, open_source
 from trainer.data.tables import Table, TableColumns, TableSource, list_rows, missing_images, read_table
 from trainer.errors import InputError

@@ -21,9 +21,9 @@ from trainer.config import Data
 from trainer.config.filters import parse_filter
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import CaptionReader
+from trainer.data.check import check_data
 from trainer.data.distributed_index import open_together
 from trainer.data.index import index_folder, index_shards, open_index, stale, write_catalogue
-from trainer.data.sample_counts import check_data
 from trainer.data.sample_filter import size_of
 from trainer.data.shard_files import write_shard
 from trainer.data.shards import ShardSource, open_indexed

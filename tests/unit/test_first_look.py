@@ -11,8 +11,9 @@ import pytest
 from tests.support.jobs import tiny_job
 from trainer.cli.main import main
 from trainer.config import Data
+from trainer.data.check import check_data
 from trainer.data.first_look import left_out_first
-from trainer.data.sample_counts import check_data
+from trainer.data.formats import READERS
 from trainer.data.source import open_source
 from trainer.data.tar import DOTS
 from trainer.errors import InputError
@@ -80,11 +81,11 @@ def test_a_first_shard_of_several_is_only_an_example(tmp_path: Path) -> None:
 def test_login_node_without_numpy_says_how_to_check_without_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_numpy(name: str) -> Any:
+    def no_numpy(*_: object) -> Any:
         raise ModuleNotFoundError(name="numpy")
 
     (tmp_path / "t.csv").touch()
-    monkeypatch.setattr("trainer.data.sample_counts.load", no_numpy)
+    monkeypatch.setattr(READERS["table"], "check", no_numpy)
     with pytest.raises(
         InputError, match=r"data.train: the Python package numpy .* `clipship check --no-data`"
     ):

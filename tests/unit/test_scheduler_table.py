@@ -1,13 +1,15 @@
-"""One row in the table of schedulers is all that the command line needs to serve one more."""
+"""One row in each table of schedulers is all that the command line needs to serve one more."""
 
 import time
 from pathlib import Path
 
 from tests.support.jobs import VIT
 from tests.support.toy_scheduler import clipship
+from trainer.config import Job
 from trainer.config.schedulers import SCHEDULERS
-from trainer.config.types import SchedulerSection
-from trainer.sysinfo.imports import load
+from trainer.config.sections import SECTIONS
+from trainer.launch.schedulers import IMPLEMENTATIONS, scheduler
+from trainer.launch.submission import Scheduler
 
 JOB = f"""
 name = "toy run"
@@ -63,8 +65,8 @@ def test_check_reports_what_a_scheduler_refuses(tmp_path: Path) -> None:
     assert "nohup has this node alone" in refused.stderr
 
 
-def test_every_place_in_the_table_can_be_loaded() -> None:
-    for row in SCHEDULERS.values():
-        assert issubclass(load(row.section), SchedulerSection)
-        for place in (row.render, row.validate, row.warnings, row.summary, row.record_folder, row.prepare):
-            assert place is None or callable(load(place))
+def test_all_tables_of_schedulers_have_the_same_names() -> None:
+    assert list(SCHEDULERS) == list(SECTIONS) == list(IMPLEMENTATIONS)
+    for name in SCHEDULERS:
+        assert isinstance(scheduler(name), Scheduler)
+        assert name in Job.model_fields

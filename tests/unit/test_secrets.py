@@ -20,7 +20,8 @@ from trainer.config.resume_rule import differences
 from trainer.data.index import catalogue_file, index_shards, rows_file, write_catalogue
 from trainer.data.tar import Selection
 from trainer.errors import InputError
-from trainer.launch.slurm import scheduler
+from trainer.launch.slurm import sbatch
+from trainer.launch.slurm.scheduler import SlurmScheduler
 from trainer.plan.secret_values import secret_warnings
 from trainer.plan.trained import evaluation_job
 from trainer.report.folder import read_run
@@ -93,7 +94,7 @@ def test_what_is_submitted_lies_for_its_owner_alone(tmp_path: Path, monkeypatch:
     class Answer:
         returncode, stdout, stderr = 0, "7", ""
 
-    monkeypatch.setattr(scheduler, "_call", lambda *words, **_: Answer())
+    monkeypatch.setattr(sbatch, "call", lambda *words, **_: Answer())
     folder = tmp_path / "runs" / "x"
     (folder / "artefacts").mkdir(parents=True)
     job = load_job(
@@ -104,7 +105,7 @@ def test_what_is_submitted_lies_for_its_owner_alone(tmp_path: Path, monkeypatch:
             logging={"runs": str(tmp_path / "runs")},
         )
     )
-    scheduler.submit(job, folder)
+    SlurmScheduler().submit(job, folder)
     holding = [path for path in folder.rglob("*") if path.is_file() and "s3cr3t" in path.read_text()]
     assert len(holding) == 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in holding} == {0o600}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainer.cli.main import main
-from trainer.launch.slurm import scheduler
+from trainer.launch.slurm import output
 from trainer.launch.submission import Submission, read_record, record
 
 Capture = pytest.CaptureFixture[str]
@@ -264,7 +264,7 @@ def test_following_outlasts_a_controller_that_is_busy(
             *) echo 'COMPLETED|0:05|1:00|1|None|n1' ;;
             esac""",
     )
-    monkeypatch.setattr(scheduler, "_POLL_S", 0.0)
+    monkeypatch.setattr(output, "_POLL_S", 0.0)
     assert main(["logs", "-f", "mine"]) == 0
     assert capsys.readouterr().out == "[0] one\n[0] two\n"
     assert len((folder / "asked").read_text().splitlines()) > 2
@@ -380,7 +380,7 @@ def test_the_output_of_another_user_is_not_shown(
     submitted(folder, output=str(secret))
     assert main(["logs", "mine"]) == 0
     assert capsys.readouterr().out == "[slurm] a secret\n"
-    monkeypatch.setattr(scheduler, "_owner", lambda path: 1 if path == secret else 2)
+    monkeypatch.setattr(output, "_owner", lambda path: 1 if path == secret else 2)
     assert main(["logs", "mine"]) == 2
     captured = capsys.readouterr()
     assert "secret" not in captured.out

@@ -31,6 +31,7 @@ from trainer.checkpoint.memory_cadence import Cadence
 from trainer.checkpoint.memory_layout import Layout, NamedTensor, NotKept, as_bytes, named_tensors
 from trainer.checkpoint.memory_state import PartWriter
 from trainer.checkpoint.state import TrainState
+from trainer.internals import copy_all
 from trainer.world.state_parts import BUFFERS
 
 _PEERS_S = 10.0
@@ -181,7 +182,7 @@ class _Between:
     def start(self, buffer: int, step: int, about: _About) -> None:
         self._writer.open_buffer(buffer)
         if self._sources:
-            torch._foreach_copy_(self._targets[buffer], self._sources)
+            copy_all(self._targets[buffer], self._sources)
         self._writer.seal(buffer, step, about())
 
     def before_update(self) -> None:
@@ -225,7 +226,7 @@ class _Beside:
     def start(self, buffer: int, step: int, about: _About) -> None:
         self._settle()
         if self._copies:
-            torch._foreach_copy_(self._copies, self._volatile)
+            copy_all(self._copies, self._volatile)
         done = torch.cuda.Event()
         done.record(torch.cuda.current_stream(self._device))
         self._issued.clear()
@@ -266,7 +267,7 @@ class _Beside:
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(done)
             if self._sources:
-                torch._foreach_copy_(self._targets[buffer], self._sources, non_blocking=True)
+                copy_all(self._targets[buffer], self._sources, non_blocking=True)
             self._copied.record(self._stream)
         self._issued.set()
         began = time.perf_counter()

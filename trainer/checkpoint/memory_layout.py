@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.state import State, TrainState
+from trainer.internals import SCALER_TENSORS, scaler_tensor
 from trainer.safe_io.atomic import json_text
 
 BLOCK = 1 << 16
 """Bytes of a block."""
 _ALIGNED = 64
-_SCALER = {"_scale": "scale", "_growth_tracker": "_growth_tracker"}
-"""Names of the scaler's tensors, with the names of their numbers in its state."""
 WEIGHTS, OPTIMIZER, SCALER = "weights", "optimizer", "scaler"
 
 
@@ -148,8 +147,8 @@ def named_tensors(train: TrainState) -> list[NamedTensor]:
     if train.scaler.is_enabled():
         found += [
             NamedTensor(SCALER, name, "", value)
-            for name in _SCALER
-            if isinstance(value := getattr(train.scaler, name), Tensor)
+            for name in SCALER_TENSORS
+            if (value := scaler_tensor(train.scaler, name)) is not None
         ]
     return found
 
@@ -173,7 +172,7 @@ def tensors_of(layout: Layout, row: Tensor) -> tuple[State, dict[str, State], St
         if entry.kind == WEIGHTS:
             weights[entry.name] = tensor
         elif entry.kind == SCALER:
-            scaler[_SCALER[entry.name]] = tensor.item()
+            scaler[SCALER_TENSORS[entry.name]] = tensor.item()
         else:
             optimizer.setdefault(entry.name, {})[entry.key] = tensor
     return weights, optimizer, scaler

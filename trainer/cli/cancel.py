@@ -4,7 +4,7 @@ import click
 
 from trainer.cli.options import run_argument
 from trainer.errors import InputError
-from trainer.launch.submission import find_submission, scheduler
+from trainer.launch.schedulers import find_submission, reachable
 from trainer.text.terminal import shown
 
 
@@ -26,4 +26,4 @@ def command(run: str) -> None:
             f"the run in {folder} was not submitted: press Ctrl-C where `clipship run` runs, or send that "
             "process SIGTERM"
         )
-    click.echo(shown(scheduler(submission.to).cancel(folder, submission)), err=True)
+    click.echo(shown(reachable(submission.to).cancel(folder, submission)), err=True)

@@ -129,7 +129,7 @@ def show(files: tuple[str, ...], data: DataOf, out: Path, samples: int) -> None:
 
 def _source(files: tuple[str, ...], data: DataOf) -> "Source":
     from trainer.data.bad_samples import ANY
-    from trainer.data.sample_counts import check_data
+    from trainer.data.check import check_data
     from trainer.data.shard_names import refuse_streams
     from trainer.data.source import open_source
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from trainer.cli.options import json_option, suggested
+from trainer.cli import suggested
+from trainer.cli.options import json_option
 from trainer.cli.output import print_json
 from trainer.errors import InputError
 from trainer.report.differences import Difference, differences
@@ -22,7 +23,7 @@ Examples:
   clipship diff first-run try-2
   clipship diff runs/* --json"""
 )
-@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, shell_complete=suggested("runs"))
+@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, shell_complete=suggested.runs)
 @json_option("Print one JSON object: topic -> name -> run -> text.")
 def command(runs: tuple[str, ...], as_json: bool) -> None:
     """Show in what runs differ: job, data, environment and results.

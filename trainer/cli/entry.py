@@ -2,10 +2,8 @@
 
 import atexit
 import gc
-import importlib
+import os
 import sys
-from types import ModuleType
-from typing import Any
 
 _INTERRUPTED = 130
 """EXIT_INTERRUPTED of `trainer.errors`; this module imports nothing of ours before it listens."""
@@ -14,29 +12,9 @@ _OBJECTS_BEFORE_COLLECTION = 100_000
 objects that stay, and scanning them again took 5 % of it."""
 
 
-class _NoPlugins(ModuleType):
-    """Stands for the module by which pydantic finds plugins: there are none.
-
-    A job's meaning must not depend on plugins that happen to be installed. PYDANTIC_DISABLE_PLUGINS says so,
-    too, but pydantic then still imports what reads the metadata of packages: a twelfth of a short command.
-    """
-
-    NAME = "pydantic.plugin._loader"
-
-    @staticmethod
-    def get_plugins() -> tuple[()]:
-        return ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        del sys.modules[self.NAME]  # a release of pydantic that asks for something else gets its own module
-        return getattr(importlib.import_module(self.NAME), name)
-
-
 def main() -> int:
     """Runs the command line of this process; returns its exit code."""
-    sys.modules.setdefault(_NoPlugins.NAME, _NoPlugins(_NoPlugins.NAME))
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # a job means the same, whatever is installed
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
     atexit.register(gc.freeze)  # so that the collection at the interpreter's end finds nothing to scan
     try:

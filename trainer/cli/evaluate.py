@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from trainer.cli.options import json_option, set_of, suggested, weights_model_option
+from trainer.cli import suggested
+from trainer.cli.options import json_option, set_of, weights_model_option
 from trainer.cli.output import print_json
 from trainer.errors import EXIT_DONE
 from trainer.run.layout import JOB_FILE, RESULT_FILE
@@ -37,7 +38,7 @@ Examples:
 
 Without --data, --zero-shot and --suite, a checkpoint of Clipship is evaluated as its job file says."""
 )
-@click.argument("checkpoint", shell_complete=suggested("runs"))
+@click.argument("checkpoint", shell_complete=suggested.runs)
 @click.option(
     "--data", multiple=True, metavar="PATTERN", help="Shards or tables for retrieval; may be repeated."
 )
@@ -58,7 +59,7 @@ Without --data, --zero-shot and --suite, a checkpoint of Clipship is evaluated a
     "suites",
     multiple=True,
     metavar="NAME",
-    shell_complete=suggested("suites"),
+    shell_complete=suggested.suites,
     help="Suite of data sets (datacomp, vtab, imagenet, retrieval, own) or one of its sets; may be repeated.",
 )
 @click.option("--suite-root", metavar="FOLDER", help="Folder with the data sets of --suite.")

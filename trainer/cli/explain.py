@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from trainer.cli.options import json_option, suggested
+from trainer.cli import suggested
+from trainer.cli.options import json_option
 from trainer.cli.output import print_json
 from trainer.config import schema_words
 from trainer.errors import InputError
@@ -29,7 +30,7 @@ Examples:
   clipship explain optim.lr
   clipship explain warmup_steps    every key of that name"""
 )
-@click.argument("name", metavar="[KEY]", default="", shell_complete=suggested("key_names"))
+@click.argument("name", metavar="[KEY]", default="", shell_complete=suggested.key_names)
 @json_option("Print the JSON Schema of KEY.")
 def command(name: str, as_json: bool) -> None:
     """Say what KEY of the job file means: type, unit, default, range, what it does.

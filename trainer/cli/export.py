@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from trainer.cli.options import NearChoice, suggested, weights_model_option
+from trainer.cli import suggested
+from trainer.cli.options import NearChoice, weights_model_option
 from trainer.errors import InputError
 from trainer.safe_io.plain import read_json
 from trainer.text.live import waiting
@@ -21,7 +22,7 @@ Examples:
   clipship export runs/digits out --to open_clip
   clipship export runs/digits/checkpoints/step-00000300 out --to hf --license apache-2.0"""
 )
-@click.argument("checkpoint", shell_complete=suggested("runs"))
+@click.argument("checkpoint", shell_complete=suggested.runs)
 @click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--to", "form", type=NearChoice(_FORMATS), required=True, help="Form to write.")
 @click.option("--license", "license_name", default="", metavar="NAME", help="License that the card states.")

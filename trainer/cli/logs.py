@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from trainer.cli.options import run_argument
-from trainer.launch.submission import find_submission, scheduler
+from trainer.launch.schedulers import find_submission, reachable
 from trainer.run.exit_files import last_exit
 from trainer.text.fitting import fit_to
 from trainer.text.paste import word
@@ -31,7 +31,7 @@ def command(run: str, follow: bool, rank: int | None) -> None:
     from trainer.report.liveness import is_dead
 
     folder, submission = find_submission(run)
-    lines = scheduler(submission.to).log_lines(folder, submission, rank, follow) if submission else None
+    lines = reachable(submission.to).log_lines(folder, submission, rank, follow) if submission else None
     for line in lines if lines is not None else log_lines(folder, rank, follow=follow):
         sys.stdout.write(shown(line) + "\n")
         sys.stdout.flush()

@@ -3,12 +3,12 @@
 `--help` is fast because nothing heavy is imported here: no pydantic, no model, no launcher.
 """
 
-import importlib
 import sys
 from collections.abc import Sequence
 
 import click
 
+from trainer.cli.commands import LAZY_COMMANDS
 from trainer.cli.options import NearGroup
 from trainer.errors import (
     EXIT_BAD_INPUT,
@@ -22,100 +22,6 @@ from trainer.errors import (
 from trainer.sysinfo.extras import missing_extra
 from trainer.text.terminal import say
 
-LAZY_COMMANDS = {
-    "init": ("trainer.cli.init:command", "Write a commented job file to start from (default: job.toml)."),
-    "check": (
-        "trainer.cli.check:command",
-        "Show the run that JOB describes, or every problem with it.",
-    ),
-    "run": (
-        "trainer.cli.run:command",
-        "Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint.",
-    ),
-    "train": ("trainer.cli.train:command", "Run one rank of JOB; a launcher starts it once for each rank."),
-    "checkpoint": ("trainer.cli.checkpoint:command", "Ask RUN to save a checkpoint now and to go on."),
-    "explain": (
-        "trainer.cli.explain:command",
-        "Say what a key of the job file means: type, unit, default, range.",
-    ),
-    "doctor": (
-        "trainer.cli.doctor:command",
-        "Check nodes, collectives, network and GPUs as a run would, without training.",
-    ),
-    "resume": ("trainer.cli.resume:command", "Go on with a run: its folder has all that it takes."),
-    "sweep": (
-        "trainer.cli.sweep:command",
-        "Train a job once for each combination of values, with a table of results.",
-    ),
-    "clone": ("trainer.cli.clone:command", "Write the job file of a run, to change it and start again."),
-    "render": ("trainer.cli.render:command", "Print what a job would build or submit."),
-    "submit": ("trainer.cli.submit:command", "Submit a job to Slurm or Kubernetes."),
-    "status": (
-        "trainer.cli.status:command",
-        "Show how a run is doing: its state, step, speed, last checkpoint.",
-    ),
-    "runs": (
-        "trainer.cli.runs:command",
-        "List your runs: where they run, state, step, time left, last line.",
-    ),
-    "logs": ("trainer.cli.logs:command", "Show the output of a run's ranks."),
-    "cancel": ("trainer.cli.cancel:command", "End a run that was submitted."),
-    "eval": (
-        "trainer.cli.evaluate:command",
-        "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification.",
-    ),
-    "search": (
-        "trainer.cli.search:command",
-        "Find the pictures of a folder that are nearest to a text, on a page on this machine.",
-    ),
-    "fetch": (
-        "trainer.cli.fetch:command",
-        "Download what a job names on a hub: weights, tokenizer, text tower.",
-    ),
-    "export": (
-        "trainer.cli.export:command",
-        "Write a trained model for open_clip or transformers, with a model card.",
-    ),
-    "import": (
-        "trainer.cli.import_weights:command",
-        "Convert weights of Chinese-CLIP or transformers for model.pretrained.",
-    ),
-    "image": ("trainer.cli.image:command", "Build, verify and publish the container image of a job."),
-    "data": ("trainer.cli.data:command", "Inspect shards: statistics, a contact sheet."),
-    "index": (
-        "trainer.cli.index:command",
-        "Index shards, so that runs need not read their headers.",
-    ),
-    "pack": ("trainer.cli.pack:command", "Pack a table of images and captions into WebDataset shards."),
-    "from-open-clip": (
-        "trainer.cli.from_open_clip:command",
-        "Print the job file of a command line of open_clip_train.",
-    ),
-    "report": (
-        "trainer.cli.report:command",
-        "Write one HTML page about a run, or comparing several: curves, evaluation, what went wrong.",
-    ),
-    "completion": (
-        "trainer.cli.completion:command",
-        "Print the script that completes commands, runs and keys in your shell.",
-    ),
-    "diff": ("trainer.cli.diff:command", "Show in what runs differ: job, data, environment, results."),
-    "plan": (
-        "trainer.cli.plan:command",
-        "Say what to expect of a run: useful time, checkpoint interval, spare nodes.",
-    ),
-    "fabrics": (
-        "trainer.cli.fabrics:command",
-        "List networks between nodes, and what a job gets for each.",
-    ),
-    "stacks": (
-        "trainer.cli.stacks:command",
-        "List versions that go together: torch, CUDA, NCCL, Python, compilers.",
-    ),
-}
-"""Commands in modules of their own: name -> ("module:attribute" of a click command, its line in `clipship
---help`)."""
-
 
 class Commands(NearGroup):
     """A group that imports the modules of LAZY_COMMANDS only when their command is run."""
@@ -126,13 +32,11 @@ class Commands(NearGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in LAZY_COMMANDS:
             return None
-        module, _, attribute = LAZY_COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        return LAZY_COMMANDS[cmd_name]()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in LAZY_COMMANDS.items()])
+            formatter.write_dl([(name, str(command.__doc__)) for name, command in LAZY_COMMANDS.items()])
 
 
 def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:

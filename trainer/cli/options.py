@@ -1,12 +1,12 @@
 """Arguments that several commands take, with one meaning and one help text. Imports no torch."""
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainer.cli import suggested
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,12 +48,7 @@ def _hint(given: str, known: list[str]) -> str:
 job_argument: Decorator = click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
 
 
-def suggested(of: str) -> Callable[[click.Context, click.Parameter, str], Any]:
-    """Returns a function of `trainer.cli.completion`, which is imported when the shell asks."""
-    return lambda *asked: getattr(import_module("trainer.cli.completion"), of)(*asked)
-
-
-run_argument: Decorator = click.argument("run", metavar="RUN", shell_complete=suggested("runs"))
+run_argument: Decorator = click.argument("run", metavar="RUN", shell_complete=suggested.runs)
 """Name of a run, which `trainer.launch.submission.find_run` reads."""
 
 
@@ -65,7 +60,7 @@ def set_of(what: str) -> Decorator:
         multiple=True,
         metavar="KEY=VALUE",
         callback=_from_here,
-        shell_complete=suggested("keys"),
+        shell_complete=suggested.keys,
         help=f"Change a key {what} May be repeated. A relative path starts at the current folder.",
     )
 

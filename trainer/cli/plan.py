@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.cli.options import json_option, suggested
+from trainer.cli import suggested
+from trainer.cli.options import json_option
 from trainer.cli.output import print_json
 from trainer.cli.plan_scaling import scaling
 from trainer.errors import InputError
@@ -45,7 +46,7 @@ Examples:
   clipship plan goodput runs/first-run --nodes 128 --spares 2
   clipship plan goodput job.toml --fault-times 60,130:node --run-s 600 --json"""
 )
-@click.argument("run", metavar="[JOB or RUN]", required=False, shell_complete=suggested("runs"))
+@click.argument("run", metavar="[JOB or RUN]", required=False, shell_complete=suggested.runs)
 @click.option("--nodes", type=click.IntRange(min=1), help="Nodes that train, without spares.")
 @click.option("--spares", type=click.IntRange(min=0), help="Spare nodes beside them.")
 @click.option(

@@ -3,26 +3,39 @@
 Pure: it uses no daemon, no cluster, no clock and no torch.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trainer.cli.options import NearGroup, job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
-from trainer.sysinfo.imports import load
 from trainer.text.terminal import say
 
-_SECRETS = "trainer.plan.secret_values:secret_warnings"
-_IMAGE_KINDS = {
-    "dockerfile": ("trainer.image.dockerfile:dockerfile", "The container image's Dockerfile."),
-    "apptainer": (
-        "trainer.image.apptainer:definition",
-        "The definition file for Apptainer, with the commands for enroot.",
-    ),
+if TYPE_CHECKING:
+    from trainer.config import Job
+
+
+def _dockerfile(job: "Job") -> str:
+    from trainer.image.dockerfile import dockerfile
+
+    return dockerfile(job)
+
+
+def _apptainer(job: "Job") -> str:
+    from trainer.image.apptainer import definition
+
+    return definition(job)
+
+
+_IMAGES: dict[str, tuple[Callable[["Job"], str], str]] = {
+    "dockerfile": (_dockerfile, "The container image's Dockerfile."),
+    "apptainer": (_apptainer, "The definition file for Apptainer, with the commands for enroot."),
 }
-KINDS = _IMAGE_KINDS | {row.name: (row.render, row.rendered) for row in SCHEDULERS.values()}
-"""Texts that can be rendered: kind -> ("module:function" from a job to its text, its line in `clipship render
---help`)."""
+"""Texts of images: kind -> (function from a job to its text, its line in `clipship render --help`)."""
+KINDS = (*_IMAGES, *SCHEDULERS)
+"""All texts that can be rendered."""
 
 
 class _Kinds(NearGroup):
@@ -48,19 +61,23 @@ def command() -> None:
 
 
 def _command(kind: str) -> click.Command:
-    place, summary = KINDS[kind]
+    summary = _IMAGES[kind][1] if kind in _IMAGES else SCHEDULERS[kind].rendered
 
     @click.command(name=kind, help=summary)
     @job_argument
     @set_option
     def render(job_path: Path, overrides: tuple[str, ...]) -> None:
         from trainer.config.loader import load_job
+        from trainer.launch.schedulers import scheduler
+        from trainer.plan.secret_values import secret_warnings
 
         job = load_job(job_path, overrides)
-        click.echo(load(place)(job), nl=False)
-        if row := SCHEDULERS.get(kind):
-            for warnings in (row.warnings, _SECRETS):
-                for text in load(warnings)(job) if warnings else ():
-                    say(f"warning: {text}")
+        if kind in _IMAGES:
+            click.echo(_IMAGES[kind][0](job), nl=False)
+            return
+        place = scheduler(kind)
+        click.echo(place.render(job), nl=False)
+        for text in (*place.warnings(job), *secret_warnings(job)):
+            say(f"warning: {text}")
 
     return render

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import suggested
+from trainer.cli import suggested
 from trainer.errors import InputError
 from trainer.run.sweep_record import is_sweep
 from trainer.text.terminal import say, shown
@@ -21,7 +21,7 @@ Examples:
   clipship report first-run try-2 try-3
   clipship report runs/first-run-sweep"""
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=suggested("runs"))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=suggested.runs)
 @click.option(
     "--output",
     metavar="FILE",

@@ -15,7 +15,8 @@ from trainer.cli.options import json_option
 from trainer.cli.output import print_json
 from trainer.errors import EXIT_DONE, EXIT_PREEMPTED, ClusterError, InputError
 from trainer.launch.logfiles import last_message
-from trainer.launch.submission import Submission, read_record, scheduler
+from trainer.launch.schedulers import reachable
+from trainer.launch.submission import Submission, read_record
 from trainer.report.metric_words import short_title, shown_metrics
 from trainer.report.state import state_of
 from trainer.run.find import HERE, is_run
@@ -107,7 +108,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 def _asked(folder: Path, submission: Submission) -> str:
     try:
-        return scheduler(submission.to).status(folder, submission)[0][1]
+        return reachable(submission.to).status(folder, submission)[0][1]
     except (ClusterError, InputError) as problem:
         return f"unknown: {problem}"
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.options import set_of, suggested, weights_model_option
+from trainer.cli import suggested
+from trainer.cli.options import set_of, weights_model_option
 from trainer.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from trainer.run.checkpoints import WEIGHTS
 from trainer.text.live import progress
@@ -32,7 +33,7 @@ Examples:
   clipship search digits --images pictures/ --once 'a handwritten seven' --top 5
   clipship search ViT-B-32:laion2b_s34b_b79k --images ~/Pictures --port 8080"""
 )
-@click.argument("checkpoint", metavar="RUN", shell_complete=suggested("runs"))
+@click.argument("checkpoint", metavar="RUN", shell_complete=suggested.runs)
 @click.option(
     "--images",
     required=True,

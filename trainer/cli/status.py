@@ -7,7 +7,7 @@ import click
 from trainer.cli.options import json_option, run_argument
 from trainer.cli.output import print_json, print_lines
 from trainer.errors import EXIT_DONE, EXIT_FAILED, ClusterError
-from trainer.launch.submission import find_submission, scheduler
+from trainer.launch.schedulers import find_submission, reachable
 from trainer.text.table import by_topic
 from trainer.text.terminal import shown
 
@@ -46,7 +46,7 @@ def command(run: str, wide: bool, as_json: bool) -> int:
     rows, unknown = [], None
     if submission:
         try:
-            rows = scheduler(submission.to).status(folder, submission)
+            rows = reachable(submission.to).status(folder, submission)
         except ClusterError as problem:
             unknown = problem
             rows = [("state", f"unknown: {problem}")]

@@ -76,7 +76,7 @@ def command(
 
     if to is not None and (nproc is not None or hosts is not None):
         raise InputError("give either --to, or --nproc or --hosts: a scheduler starts the ranks itself")
-    if parallel is not None and (to is None or SCHEDULERS[to].submit_together is None):
+    if parallel is not None and (to is None or not SCHEDULERS[to].takes_several):
         raise InputError("--parallel is for --to slurm: it submits all runs as one array of jobs")
     if no_check and to is None:
         raise InputError("--no-check is for --to: without it, the ranks run here and need the data here")

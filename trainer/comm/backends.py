@@ -1,20 +1,18 @@
 """Table of communication backends: a row holds all that other modules need to know about one.
 
-A backend is one module that implements `trainer.comm.protocol.Comm`, and one row here. No other module
-compares a backend's name. Imports neither torch nor Horovod.
+A backend is one module that implements `trainer.comm.protocol.Comm`, one row here, and its place in the table
+of `trainer.comm.connect`. No other module compares a backend's name. Imports neither torch nor Horovod.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
 
 from trainer.comm.shard_degree import shard_degree
 from trainer.config import STANDARD_INPUT, Comm, Job, Timeouts
 from trainer.config.optimizers import OPTIMIZERS
-from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
-from trainer.sysinfo.imports import load
 from trainer.text.wording import many
 from trainer.world.variables import MEETS
 
@@ -45,85 +43,6 @@ _BYTES = {"none": 4, "fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of a value by the type in which it travels."""
 
 
-@dataclass(frozen=True)
-class BackendRow:
-    """Properties of one backend."""
-
-    name: str
-    """Value of `comm.backend`."""
-    implementation: str
-    """Class that implements the protocol, as "module:class"; called with job, world, device and heartbeat."""
-    library: str
-    """Python module of the library."""
-    missing: str
-    """Advice at the end of the message that its library cannot be imported."""
-    reads: tuple[str, ...]
-    """Keys and sections of `[comm]` that only some backends read, and this one does."""
-    over_mpi: bool
-    """True if MPI connects the ranks that it has started; else they meet at MASTER_ADDR and MASTER_PORT."""
-    launcher_here: Callable[[Job], Launcher]
-    """Choice of `comm.launcher = "auto"` on one host."""
-    launcher_on_hosts: Callable[[Job, int], Launcher]
-    """Choice of `comm.launcher = "auto"` for so many ranks on several hosts."""
-    bound_to: Callable[[Comm], tuple[str, Launcher] | None]
-    """A setting that works with one launcher alone, as "key = value", and that launcher."""
-    environment: Callable[[Job], Mapping[str, str]]
-    """Variables of a rank that this backend reads."""
-    reduced_mb: Callable[[Comm], float]
-    """MiB of gradients that travel in one all-reduce."""
-    gradient_bytes: Callable[[Comm], int]
-    """Bytes of one value of a gradient that travels."""
-    negotiation_s: Callable[[Job, int, int, float], float]
-    """Seconds in which ranks with GPUs find out, before a collective, that all are ready; 0: they do not ask.
-
-    Called with job, ranks, nodes, and the seconds of a hop between nodes.
-    """
-    splits_model: bool
-    """True if a rank holds only a part of the weights and of the optimizer's state, where there are several.
-
-    Then no steps are kept in memory: restarts go on from the newest checkpoint on disk.
-    """
-    problem: Callable[[Job, int], str]
-    """Reason why other keys of a job, or its number of ranks, exclude this backend; empty if they do not."""
-
-
-def _torch_environment(job: Job) -> dict[str, str]:
-    """Returns variables by which NCCL's watchdogs act after ours, and leave a flight record.
-
-    Without GPUs torch reads none of these.
-    """
-    heartbeat_s = math.ceil(job.timeouts.backstop_s) + 60
-    return {
-        # A failed collective ends the process; 1 would abort work that the flight record needs.
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-        # torch's own 480 s could kill a rank within a longer phase.
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(heartbeat_s),
-        # torch before 2.9 does not dump unless asked.
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        # Collectives that the flight recorder remembers; the default of old versions is 0.
-        "TORCH_FR_BUFFER_SIZE": "2000",
-    }
-
-
-def _horovod_environment(job: Job) -> dict[str, str]:
-    horovod = job.comm.horovod
-    settings = as_variables(
-        {
-            # What travels together is in one tensor already: Horovod would only copy it, through another
-            # buffer, there and back.
-            "HOROVOD_FUSION_THRESHOLD": 0,
-            "HOROVOD_CYCLE_TIME": horovod.cycle_ms,
-            "HOROVOD_CACHE_CAPACITY": horovod.cache_capacity,
-            "HOROVOD_HIERARCHICAL_ALLREDUCE": horovod.hierarchical_allreduce,
-            "HOROVOD_HIERARCHICAL_ALLGATHER": horovod.hierarchical_allgather,
-            "HOROVOD_AUTOTUNE": horovod.autotune or None,
-            "HOROVOD_CPU_OPERATIONS": horovod.cpu_operations,
-            "HOROVOD_TIMELINE": "DYNAMIC" if job.comm.timeline else None,  # off until the trainer starts it
-        }
-    )
-    return settings | _horovod_limits(job.timeouts)
-
-
 def _horovod_limits(timeouts: Timeouts) -> dict[str, str]:
     """Returns variables by which Horovod warns early, and gives up after our supervisors would have.
 
@@ -151,77 +70,6 @@ def as_variables(settings: Mapping[str, str | int | float | None]) -> dict[str, 
     }
 
 
-def _fsdp_problem(job: Job, ranks: int) -> str:
-    if job.comm.find_unused_parameters:
-        return (
-            "comm.find_unused_parameters = true is not possible with comm.backend = fsdp, whose ranks must "
-            "all use the same parameters in a step: leave it out, or use comm.backend = torch"
-        )
-    if ranks > 1 and not OPTIMIZERS[job.optim.optimizer].elementwise:
-        return (
-            f'optim.optimizer = "{job.optim.optimizer}" looks at whole parameters, of which a rank has a '
-            "part with comm.backend = fsdp: use comm.backend = torch, or another optimizer"
-        )
-    if job.model.cuda_graphs:
-        return (
-            "model.cuda_graphs = true is not possible with comm.backend = fsdp, which gathers parameters "
-            "anew for each pass: leave it out, or use comm.backend = torch"
-        )
-    try:
-        if ranks > 1:
-            shard_degree(job.comm.fsdp.shard_degree, [""] * ranks)
-    except InputError as problem:
-        return str(problem)
-    return ""
-
-
-_TORCH = BackendRow(
-    name="torch",
-    implementation="trainer.comm.torch_backend:TorchBackend",
-    library="torch",
-    missing="`pip install torch` brings it",
-    reads=("comm.torch",),
-    over_mpi=False,
-    launcher_here=lambda _job: "clipship",
-    launcher_on_hosts=lambda _job, _ranks: "clipship",
-    bound_to=lambda _comm: None,
-    environment=_torch_environment,
-    reduced_mb=lambda comm: comm.torch.bucket_mb,
-    gradient_bytes=lambda comm: _BYTES[comm.torch.compression],
-    negotiation_s=lambda _job, _ranks, _nodes, _hop_s: 0.0,
-    splits_model=False,
-    problem=lambda _job, _ranks: "",
-)
-_FSDP = replace(
-    _TORCH,
-    name="fsdp",
-    implementation="trainer.comm.fsdp_backend:FsdpBackend",
-    reads=("comm.fsdp", "comm.torch.device_backend"),
-    reduced_mb=lambda _comm: _FSDP_BLOCK_MB,
-    gradient_bytes=lambda comm: _BYTES[comm.fsdp.reduce_dtype],
-    splits_model=True,
-    problem=_fsdp_problem,
-)
-
-
-def _horovod_is_bound_to(comm: Comm) -> tuple[str, Launcher] | None:
-    carrier = comm.horovod.cpu_operations
-    launcher: Launcher = "mpirun" if carrier == "mpi" else "clipship"
-    return None if carrier is None else (f"comm.horovod.cpu_operations = {carrier}", launcher)
-
-
-def _horovods_launcher_here(job: Job) -> Launcher:
-    bound = _horovod_is_bound_to(job.comm)
-    return bound[1] if bound else "clipship"
-
-
-def _horovods_launcher_on_hosts(job: Job, ranks: int) -> Launcher:
-    """MPI ends all ranks when one is gone, which a job that restarts its ranks would rather not have."""
-    if bound := _horovod_is_bound_to(job.comm):
-        return bound[1]
-    return "clipship" if job.recovery.max_restarts > 0 and ranks <= _GLOO_RANKS else "mpirun"
-
-
 def horovods_cycle_ms(*, gpus: bool, over_mpi: bool) -> float:
     """Returns the time between two rounds of negotiation, for a job that does not say it."""
     if not gpus:
@@ -229,43 +77,191 @@ def horovods_cycle_ms(*, gpus: bool, over_mpi: bool) -> float:
     return _GPU_CYCLE_MS if over_mpi else _GPU_GLOO_CYCLE_MS
 
 
-def _horovods_negotiation_s(job: Job, ranks: int, nodes: int, hop_s: float) -> float:
-    """Returns half the time between two rounds, which is the mean wait for the next one, and a round.
+class BackendRow(ABC):
+    """One backend: what other modules need to know about it."""
 
-    A round is an all-reduce of a few bytes: MPI's goes up and down a tree of nodes, Gloo's twice round a ring
-    of all ranks. The next one begins no earlier than it ends.
+    name: ClassVar[str]
+    """Value of `comm.backend`."""
+    library: ClassVar[str]
+    """Python module of the library."""
+    missing: ClassVar[str]
+    """Advice at the end of the message that its library cannot be imported."""
+    reads: ClassVar[tuple[str, ...]]
+    """Keys and sections of `[comm]` that only some backends read, and this one does."""
+    over_mpi: ClassVar[bool] = False
+    """True if MPI connects the ranks that it has started; else they meet at MASTER_ADDR and MASTER_PORT."""
+    splits_model: ClassVar[bool] = False
+    """True if a rank holds only a part of the weights and of the optimizer's state, where there are several.
+
+    Then no steps are kept in memory: restarts go on from the newest checkpoint on disk.
     """
-    chosen = job.comm.launcher
-    if chosen == "auto":
-        chosen = _horovods_launcher_on_hosts(job, ranks) if nodes > 1 else _horovods_launcher_here(job)
-    over_mpi = chosen == "mpirun"
-    hops = 2 * math.ceil(math.log2(nodes)) + 1 if over_mpi else 2 * (ranks - 1)
-    round_s = hops * (hop_s if over_mpi else max(hop_s, _GLOO_HOP_S))
-    cycle_s = (job.comm.horovod.cycle_ms or horovods_cycle_ms(gpus=True, over_mpi=over_mpi)) / 1e3
-    return max(cycle_s, round_s) / 2 + round_s
+
+    def launcher_here(self, job: Job) -> Launcher:
+        """Returns the choice of `comm.launcher = "auto"` on one host."""
+        return "clipship"
+
+    def launcher_on_hosts(self, job: Job, ranks: int) -> Launcher:
+        """Returns the choice of `comm.launcher = "auto"` for so many ranks on several hosts."""
+        return "clipship"
+
+    def bound_to(self, comm: Comm) -> tuple[str, Launcher] | None:
+        """Returns a setting that works with one launcher alone, as "key = value", and that launcher."""
+        return None
+
+    @abstractmethod
+    def environment(self, job: Job) -> Mapping[str, str]:
+        """Returns variables of a rank that this backend reads."""
+
+    @abstractmethod
+    def reduced_mb(self, comm: Comm) -> float:
+        """Returns the MiB of gradients that travel in one all-reduce."""
+
+    @abstractmethod
+    def gradient_bytes(self, comm: Comm) -> int:
+        """Returns the bytes of one value of a gradient that travels."""
+
+    def negotiation_s(self, job: Job, ranks: int, nodes: int, hop_s: float) -> float:
+        """Returns the seconds in which ranks with GPUs find out, before a collective, that all are ready.
+
+        0: they do not ask. `hop_s` is the time of a hop between nodes.
+        """
+        return 0.0
+
+    def problem(self, job: Job, ranks: int) -> str:
+        """Returns why other keys of a job, or its number of ranks, exclude this backend; "" if not."""
+        return ""
 
 
-_HOROVOD = BackendRow(
-    name="horovod",
-    implementation="trainer.comm.horovod_backend:HorovodBackend",
-    library="horovod",
-    missing="`make horovod` builds it, or use backend = torch",
-    reads=("comm.horovod",),
-    over_mpi=True,
-    launcher_here=_horovods_launcher_here,
-    launcher_on_hosts=_horovods_launcher_on_hosts,
-    bound_to=_horovod_is_bound_to,
-    environment=_horovod_environment,
-    reduced_mb=lambda comm: max(
-        _PARAMETER_MB, BUCKET_MB if comm.horovod.fusion_mb is None else comm.horovod.fusion_mb
-    ),
-    gradient_bytes=lambda comm: _BYTES[comm.horovod.compression],
-    negotiation_s=_horovods_negotiation_s,
-    splits_model=False,
-    problem=lambda _job, _ranks: "",
-)
+class _Torch(BackendRow):
+    name = "torch"
+    library = "torch"
+    missing = "`pip install torch` brings it"
+    reads: ClassVar[tuple[str, ...]] = ("comm.torch",)
 
-BACKENDS: dict[str, BackendRow] = {row.name: row for row in (_TORCH, _FSDP, _HOROVOD)}
+    def environment(self, job: Job) -> dict[str, str]:
+        """Returns variables by which NCCL's watchdogs act after ours, and leave a flight record.
+
+        Without GPUs torch reads none of these.
+        """
+        heartbeat_s = math.ceil(job.timeouts.backstop_s) + 60
+        return {
+            # A failed collective ends the process; 1 would abort work that the flight record needs.
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+            # torch's own 480 s could kill a rank within a longer phase.
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(heartbeat_s),
+            # torch before 2.9 does not dump unless asked.
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            # Collectives that the flight recorder remembers; the default of old versions is 0.
+            "TORCH_FR_BUFFER_SIZE": "2000",
+        }
+
+    def reduced_mb(self, comm: Comm) -> float:
+        return comm.torch.bucket_mb
+
+    def gradient_bytes(self, comm: Comm) -> int:
+        return _BYTES[comm.torch.compression]
+
+
+class _Fsdp(_Torch):
+    name = "fsdp"
+    reads: ClassVar[tuple[str, ...]] = ("comm.fsdp", "comm.torch.device_backend")
+    splits_model = True
+
+    def reduced_mb(self, comm: Comm) -> float:
+        return _FSDP_BLOCK_MB
+
+    def gradient_bytes(self, comm: Comm) -> int:
+        return _BYTES[comm.fsdp.reduce_dtype]
+
+    def problem(self, job: Job, ranks: int) -> str:
+        if job.comm.find_unused_parameters:
+            return (
+                "comm.find_unused_parameters = true is not possible with comm.backend = fsdp, whose ranks "
+                "must all use the same parameters in a step: leave it out, or use comm.backend = torch"
+            )
+        if ranks > 1 and not OPTIMIZERS[job.optim.optimizer].elementwise:
+            return (
+                f'optim.optimizer = "{job.optim.optimizer}" looks at whole parameters, of which a rank has a '
+                "part with comm.backend = fsdp: use comm.backend = torch, or another optimizer"
+            )
+        if job.model.cuda_graphs:
+            return (
+                "model.cuda_graphs = true is not possible with comm.backend = fsdp, which gathers parameters "
+                "anew for each pass: leave it out, or use comm.backend = torch"
+            )
+        try:
+            if ranks > 1:
+                shard_degree(job.comm.fsdp.shard_degree, [""] * ranks)
+        except InputError as problem:
+            return str(problem)
+        return ""
+
+
+class _Horovod(BackendRow):
+    name = "horovod"
+    library = "horovod"
+    missing = "`make horovod` builds it, or use backend = torch"
+    reads = ("comm.horovod",)
+    over_mpi = True
+
+    def launcher_here(self, job: Job) -> Launcher:
+        bound = self.bound_to(job.comm)
+        return bound[1] if bound else "clipship"
+
+    def launcher_on_hosts(self, job: Job, ranks: int) -> Launcher:
+        """MPI ends all ranks when one is gone, which a job that restarts its ranks would rather not have."""
+        if bound := self.bound_to(job.comm):
+            return bound[1]
+        return "clipship" if job.recovery.max_restarts > 0 and ranks <= _GLOO_RANKS else "mpirun"
+
+    def bound_to(self, comm: Comm) -> tuple[str, Launcher] | None:
+        carrier = comm.horovod.cpu_operations
+        launcher: Launcher = "mpirun" if carrier == "mpi" else "clipship"
+        return None if carrier is None else (f"comm.horovod.cpu_operations = {carrier}", launcher)
+
+    def environment(self, job: Job) -> dict[str, str]:
+        horovod = job.comm.horovod
+        settings = as_variables(
+            {
+                # What travels together is in one tensor already: Horovod would only copy it, through another
+                # buffer, there and back.
+                "HOROVOD_FUSION_THRESHOLD": 0,
+                "HOROVOD_CYCLE_TIME": horovod.cycle_ms,
+                "HOROVOD_CACHE_CAPACITY": horovod.cache_capacity,
+                "HOROVOD_HIERARCHICAL_ALLREDUCE": horovod.hierarchical_allreduce,
+                "HOROVOD_HIERARCHICAL_ALLGATHER": horovod.hierarchical_allgather,
+                "HOROVOD_AUTOTUNE": horovod.autotune or None,
+                "HOROVOD_CPU_OPERATIONS": horovod.cpu_operations,
+                # off until the trainer starts it
+                "HOROVOD_TIMELINE": "DYNAMIC" if job.comm.timeline else None,
+            }
+        )
+        return settings | _horovod_limits(job.timeouts)
+
+    def reduced_mb(self, comm: Comm) -> float:
+        fused_mb = comm.horovod.fusion_mb
+        return max(_PARAMETER_MB, BUCKET_MB if fused_mb is None else fused_mb)
+
+    def gradient_bytes(self, comm: Comm) -> int:
+        return _BYTES[comm.horovod.compression]
+
+    def negotiation_s(self, job: Job, ranks: int, nodes: int, hop_s: float) -> float:
+        """Returns half the time between two rounds, which is the mean wait for the next one, and a round.
+
+        A round is an all-reduce of a few bytes: MPI's goes up and down a tree of nodes, Gloo's twice round a
+        ring of all ranks. The next one begins no earlier than it ends.
+        """
+        chosen = job.comm.launcher
+        if chosen == "auto":
+            chosen = self.launcher_on_hosts(job, ranks) if nodes > 1 else self.launcher_here(job)
+        over_mpi = chosen == "mpirun"
+        hops = 2 * math.ceil(math.log2(nodes)) + 1 if over_mpi else 2 * (ranks - 1)
+        round_s = hops * (hop_s if over_mpi else max(hop_s, _GLOO_HOP_S))
+        cycle_s = (job.comm.horovod.cycle_ms or horovods_cycle_ms(gpus=True, over_mpi=over_mpi)) / 1e3
+        return max(cycle_s, round_s) / 2 + round_s
+
+
+BACKENDS: dict[str, BackendRow] = {row.name: row for row in (_Torch(), _Fsdp(), _Horovod())}
 """Rows by the value of `comm.backend`."""
 
 
@@ -363,16 +359,6 @@ def launcher_for(job: Job, *, several_hosts: bool, ranks: int | None = None) -> 
             "leave one out"
         )
     return launcher
-
-
-def launchers_of(job: Job, *, local: bool = False) -> list[Launcher]:
-    """Returns the launcher of the job's ranks under each of its schedulers; without any, `clipship run`'s.
-
-    `local`: on this machine, whatever schedulers it has.
-    """
-    places = [] if local else [place for name in job.schedulers if (place := SCHEDULERS[name].launcher)]
-    several = not local and job.resources.nodes > 1
-    return [load(place)(job) for place in places] or [launcher_for(job, several_hosts=several)]
 
 
 def connection(job: Job, launcher: Launcher) -> str:

@@ -2,6 +2,9 @@
 
 from torch import nn
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""torch's batch norms; others, such as timm's, are subclasses."""
+
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """Returns the members of the innermost containers of several composite modules of one kind."""

@@ -3,7 +3,7 @@
 A backend's library is imported only by a job that asks for it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -13,9 +13,11 @@ from trainer.comm.protocol import Comm
 from trainer.comm.reach import check_resolvable
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.sysinfo.imports import load
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World, master_address, shared_devices
+
+Implementation = Callable[[Job, World, torch.device, Heartbeat], Comm]
+"""Class that implements the protocol."""
 
 
 def connect(job: Job, world: World, env: Mapping[str, str], heartbeat: Heartbeat | None = None) -> Comm:
@@ -45,12 +47,37 @@ def _backend(
 ) -> Comm:
     row = row_of(job)
     try:
-        implementation = load(row.implementation)
+        implementation = IMPLEMENTATIONS[row.name]()
     except ImportError as error:
         raise InputError(
             f"comm.backend = {row.name}, but its library cannot be imported ({error}): {row.missing}"
         ) from None
     if not over_mpi(job, launcher_of(env)) and world.size > 1:
         check_resolvable(*master_address(env, world))
-    comm: Comm = implementation(job, world, device, heartbeat)
-    return comm
+    return implementation(job, world, device, heartbeat)
+
+
+def _torch() -> Implementation:
+    from trainer.comm.torch_backend import TorchBackend
+
+    return TorchBackend
+
+
+def _fsdp() -> Implementation:
+    from trainer.comm.fsdp_backend import FsdpBackend
+
+    return FsdpBackend
+
+
+def _horovod() -> Implementation:
+    from trainer.comm.horovod_backend import HorovodBackend
+
+    return HorovodBackend
+
+
+IMPLEMENTATIONS: dict[str, Callable[[], Implementation]] = {
+    "torch": _torch,
+    "fsdp": _fsdp,
+    "horovod": _horovod,
+}
+"""Functions that import the class of each row of BACKENDS, by its name."""

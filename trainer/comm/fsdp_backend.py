@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from trainer.comm.blocks import repeated_blocks
+from trainer.comm.blocks import BATCH_NORMS, repeated_blocks
 from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.protocol import Reducer
 from trainer.comm.shard_degree import shard_degree
@@ -69,7 +69,7 @@ class FsdpBackend(TorchBackend):
         settings = self._job.comm.fsdp
         half = _HALF.get(self._job.model.precision)
         gathered = half if settings.param_dtype == "auto" and self.gathers_half else None
-        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        if any(isinstance(module, BATCH_NORMS) for module in model.modules()):
             gathered = None  # its kernels want parameters as wide as the statistics
         reduced = torch.float32 if gathered is not None else None  # None: the parameters' own
         if self._job.model.precision != "fp64":
@@ -292,20 +292,24 @@ def _scalars_aside(model: nn.Module, device: torch.device) -> Iterator[list[nn.P
     places = [
         (module, name, parameter)
         for module in model.modules()
-        for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.ndim == 0
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        if parameter.ndim == 0
     ]
-    orders = {module: list(module._parameters) for module, *_ in places}
+    orders = {
+        module: [name for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)]
+        for module, *_ in places
+    }
     for module, name, parameter in places:
         parameter.data = parameter.data.to(device)
-        del module._parameters[name]
+        delattr(module, name)
     yield list({id(parameter): parameter for *_, parameter in places}.values())
     for module, name, parameter in places:
-        module._parameters[name] = parameter
+        module.register_parameter(name, parameter)
     for module, order in orders.items():
-        parameters = dict(module._parameters)
-        module._parameters.clear()
-        module._parameters.update({name: parameters[name] for name in order})
+        for name in order:  # each goes behind the others
+            parameter = getattr(module, name)
+            delattr(module, name)
+            module.register_parameter(name, parameter)
 
 
 def _move(unit: nn.Module, device: torch.device) -> None:

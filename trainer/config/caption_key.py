@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
-from trainer.text.pattern import pattern
-
 EVERY: Final = None
 """Step that takes every element of a list."""
 Step = str | int | None
@@ -27,9 +25,9 @@ PLAIN = ("txt",)
 MOST_STEPS = 32
 """Largest number of steps of a path."""
 
-_JSON = pattern(r"(?:^|\.)json$", re.IGNORECASE)
-_JSON_LINES = pattern(r"(?:^|\.)jsonl(?::|$)", re.IGNORECASE)
-_STEP = pattern(r"(?:^|(?<=.)\.)(?P<name>[^.\[\]]+)|\[(?:(?P<number>[0-9]{1,9})|\*)\]", re.DOTALL)
+_JSON = re.compile(r"(?:^|\.)json$", re.IGNORECASE)
+_JSON_LINES = re.compile(r"(?:^|\.)jsonl(?::|$)", re.IGNORECASE)
+_STEP = re.compile(r"(?:^|(?<=.)\.)(?P<name>[^.\[\]]+)|\[(?:(?P<number>[0-9]{1,9})|\*)\]", re.DOTALL)
 
 
 class CaptionKey(NamedTuple):

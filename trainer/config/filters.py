@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from trainer.config.caption_key import EVERY, Path, parse_caption_key
-from trainer.text.pattern import pattern
 
 MEASURES: Mapping[str, Callable[[int, int], float]] = {
     "width": lambda width, height: width,
@@ -35,7 +34,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
-_FILTER = pattern(
+_FILTER = re.compile(
     r"\s*(?P<name>[^<>=!]*[^<>=!\s])\s*(?P<operator><=|>=|==|!=|<|>)\s*"
     r"(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<truth>true|false)|"
     r"\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)')\s*",

@@ -1,7 +1,6 @@
-"""Table of the formats of training data: one row holds everything that is needed to read one.
+"""Table of the formats of training data: what keys and messages need to know of one.
 
-Rows name code as "module:attribute", which `trainer.sysinfo.imports.load` imports when it is needed: a
-command that only checks shards imports no numpy. Pure; opens no file.
+How a format is read is a class, in the table of `trainer.data.formats`. Pure; opens no file.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class FormatRow:
-    """One format. Code is named as "module:attribute"."""
+    """Facts about one format."""
 
     name: str
     """Value of data.format."""
@@ -23,21 +22,6 @@ class FormatRow:
     all other names."""
     reads: tuple[str, ...]
     """Keys of `[data]` that only some formats read, those that this one reads; without their section."""
-    check: str
-    """Function (files, data, key) that returns the number of samples, or None if they are not counted yet.
-
-    Raises InputError, which lists every problem of the files. The key named the files.
-    """
-    images: str
-    """Function (data, progress) that opens the samples for evaluation: each image once, with all captions."""
-    captions: str | None = None
-    """Function (file, data) that yields the captions of a file from its beginning, without its images."""
-    source: str | None = None
-    """Function (data, allowed) that opens the samples for training; None for a format that is indexed."""
-    selection: str | None = None
-    """Function (data) that returns what an index has of the files: `trainer.data.index.Selects`."""
-    indexed: str | None = None
-    """Function (index, data, allowed) that opens the samples for training through an index."""
     fields: Literal["json", "columns", "nested columns"] = "columns"
     """Meaning of the names of fields: paths into a sample's JSON, columns, or paths that begin with one."""
     measures_images: bool = False
@@ -60,11 +44,6 @@ SHARDS = FormatRow(
     unit="shard",
     endings=(),
     reads=(*_IN_FILES, "image_key", "caption_key", "caption_lines", "index", "encoding"),
-    check="trainer.data.sample_counts:check_shards",
-    captions="trainer.data.first_look:captions_of_shard",
-    selection="trainer.data.shards:shard_selection",
-    indexed="trainer.data.source:indexed_shards",
-    images="trainer.data.source:all_shards",
     fields="json",
     measures_images=True,
 )
@@ -73,10 +52,6 @@ _TABLE = FormatRow(
     unit="table",
     endings=(".csv", ".tsv"),
     reads=(*_IN_FILES, *_IN_TABLES, "separator", "quotes", "encoding"),
-    check="trainer.data.tables:check_tables",
-    captions="trainer.data.tables:captions_of_table",
-    source="trainer.data.source:tables",
-    images="trainer.data.source:tables_by_image",
 )
 
 
@@ -87,11 +62,6 @@ def _columnar(name: str, *endings: str) -> FormatRow:
         unit=f"{name.title()} file",
         endings=endings,
         reads=(*_IN_FILES, *_IN_TABLES, "index", "row_group_cache_mb"),
-        check="trainer.data.table_groups:check_row_groups",
-        captions="trainer.data.table_groups:captions_of_groups",
-        selection="trainer.data.columnar:row_selection",
-        indexed="trainer.data.columnar:open_columnar",
-        images="trainer.data.table_groups:row_groups_by_image",
         fields="nested columns",
         measures_images=True,
     )
@@ -103,9 +73,6 @@ _SYNTHETIC = FormatRow(
     unit="",
     endings=(),
     reads=("synthetic_samples",),
-    check="trainer.data.sample_counts:check_synthetic",
-    source="trainer.data.source:synthetic",
-    images="trainer.data.source:synthetic",
 )
 
 FORMATS: dict[str, FormatRow] = {row.name: row for row in (SHARDS, _TABLE, *_IN_ROW_GROUPS, _SYNTHETIC)}

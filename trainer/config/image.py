@@ -21,7 +21,6 @@ from trainer.config.types import (
     refuse_names,
 )
 from trainer.text.masking import looks_secret, secret_in
-from trainer.text.pattern import pattern
 
 _CUDA_OF_BASE = OnlyIf(
     lambda job: "base" in (job.image.toolkit, job.stack.torch),
@@ -30,7 +29,7 @@ _CUDA_OF_BASE = OnlyIf(
 _PART = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _HOST = rf"localhost|{_PART}(?:\.{_PART})+|{_PART}(?=:\d)|\[[0-9a-fA-F:]+\]"
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
-_IMAGE_NAME = pattern(
+_IMAGE_NAME = re.compile(
     rf"(?P<name>(?:(?:{_HOST})(?::(?P<port>\d{{1,5}}))?/)?{_COMPONENT}(?:/{_COMPONENT})*)"
     r"(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
     re.ASCII,
@@ -39,13 +38,13 @@ _IMAGE_NAME = pattern(
 or is localhost is a host."""
 _LONGEST_NAME = 255
 _LARGEST_PORT = 65535
-_APT_PACKAGE = pattern(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[\w.+:~-]+)?", re.ASCII)
-_RELEASE = pattern(RELEASE, re.ASCII)
+_APT_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[\w.+:~-]+)?", re.ASCII)
+_RELEASE = re.compile(RELEASE, re.ASCII)
 
 Line = Annotated[str, StringConstraints(min_length=1, pattern=ONE_LINE)]
 Version = Annotated[str, StringConstraints(pattern=VERSION)]
 
-_LABEL = pattern(r"[a-z0-9]([a-z0-9._/-]*[a-z0-9])?", re.ASCII)
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9._/-]*[a-z0-9])?", re.ASCII)
 _OWN_LABELS = ("org.clipship.", "org.opencontainers.image.revision")
 """Labels that say what the image was built from."""
 

@@ -17,7 +17,7 @@ from trainer.config.keys import MAY_CHANGE, OnlyIf
 from trainer.config.recovery import Recovery
 from trainer.config.resources import Resources
 from trainer.config.results import EMA, Checkpoint, Eval, Logging
-from trainer.config.schedulers import SCHEDULERS
+from trainer.config.sections import SECTIONS
 from trainer.config.timeouts import Timeouts
 from trainer.config.training import Model, Optim
 from trainer.config.types import (
@@ -28,7 +28,6 @@ from trainer.config.types import (
     optional_section,
     refuse,
 )
-from trainer.sysinfo.imports import load
 
 if TYPE_CHECKING:
     from trainer.config.kubernetes import Kubernetes
@@ -72,7 +71,7 @@ class Job(Section):
     image: Annotated[Image, MAY_CHANGE, _WITH_IMAGE] = optional_section(Image)
     resources: Annotated[Resources, MAY_CHANGE] = optional_section(Resources)
 
-    if TYPE_CHECKING:  # the schedulers' sections, which are added below for each row of SCHEDULERS
+    if TYPE_CHECKING:  # the schedulers' sections, which are added below for each of SECTIONS
         slurm: Slurm
         kubernetes: Kubernetes
 
@@ -96,8 +95,8 @@ class Job(Section):
 
     @property
     def schedulers(self) -> dict[str, SchedulerSection]:
-        """Sections of the schedulers that the job file names, in the order of SCHEDULERS."""
-        return {name: getattr(self, name) for name in SCHEDULERS if name in self.model_fields_set}
+        """Sections of the schedulers that the job file names, in the order of SECTIONS."""
+        return {name: getattr(self, name) for name in SECTIONS if name in self.model_fields_set}
 
     @property
     def offline(self) -> bool:
@@ -185,7 +184,6 @@ class Job(Section):
 
 
 if not TYPE_CHECKING:
-    _sections = {row.name: load(row.section) for row in SCHEDULERS.values()}
     Job = create_model(
         "Job",
         __base__=Job,
@@ -193,6 +191,6 @@ if not TYPE_CHECKING:
         __module__=__name__,
         **{
             name: (Annotated[section, MAY_CHANGE], optional_section(section))
-            for name, section in _sections.items()
+            for name, section in SECTIONS.items()
         },
     )

@@ -3,32 +3,31 @@
 Pure; imports no torch.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import parse_qsl
 
-from trainer.text.pattern import pattern
-
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-DNS_LABEL = pattern(_LABEL)
+DNS_LABEL = re.compile(_LABEL)
 """A DNS label as RFC 1123 defines it."""
-DNS_1035_LABEL = pattern(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
-DNS_SUBDOMAIN = pattern(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
-QUALIFIED_NAME = pattern(
+DNS_1035_LABEL = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+DNS_SUBDOMAIN = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
+QUALIFIED_NAME = re.compile(
     rf"((?=[^/]{{1,253}}/){_LABEL}(\.{_LABEL})*/)?[A-Za-z0-9]([A-Za-z0-9_.-]{{0,61}}[A-Za-z0-9])?"
 )
-LABEL_VALUE = pattern(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
-_DATA_KEY = pattern(r"[A-Za-z0-9_.-]{1,253}")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+_DATA_KEY = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
-_MOUNT = pattern(
+_MOUNT = re.compile(
     r"(?P<kind>pvc|host|nfs|secret|configmap|csi|empty)(:(?P<rest>[^\x00-\x1f]+?))??(?P<ro>:ro)?"
 )
-_EMPTY = pattern(r"(?P<medium>memory)?(:?(?P<size>[0-9]+(\.[0-9]+)?[KMGT]i?))?")
-_TOLERATION = pattern(
+_EMPTY = re.compile(r"(?P<medium>memory)?(:?(?P<size>[0-9]+(\.[0-9]+)?[KMGT]i?))?")
+_TOLERATION = re.compile(
     r"(?P<key>[^=:]+)(=(?P<value>[^:]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
 )
-_REFERENCE = pattern(r"(?P<kind>secret|configmap):(?P<name>[^:]+)(:(?P<key>[^:]+))?")
+_REFERENCE = re.compile(r"(?P<kind>secret|configmap):(?P<name>[^:]+)(:(?P<key>[^:]+))?")
 
 MOUNT_FORMS = (
     "pvc:CLAIM, pvc:CLAIM/FOLDER, host:/FOLDER, nfs:SERVER:/FOLDER or csi:DRIVER?NAME=VALUE&NAME=VALUE, with "

@@ -19,7 +19,6 @@ from trainer.errors import InputError
 from trainer.safe_io.plain import open_regular
 from trainer.text.masking import masked_values
 from trainer.text.paste import word
-from trainer.text.pattern import pattern
 from trainer.text.wording import many
 
 _MOST_BYTES = 1_000_000  # the limit of a ConfigMap
@@ -30,7 +29,7 @@ _MOST_RESOLVED_BYTES = 16_000_000
 list of shards."""
 _MOST_LEVELS = 64
 _INTEGERS = 2**63
-_TWICE = pattern(r"Cannot declare \((.*)\) twice")
+_TWICE = re.compile(r"Cannot declare \((.*)\) twice")
 """Message of tomllib about a section that stands twice, with the parts of its name."""
 
 

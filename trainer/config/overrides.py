@@ -4,6 +4,7 @@ Pure; imports neither the model nor torch.
 """
 
 import datetime
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +12,9 @@ from typing import Any
 
 from trainer.config.toml_lines import Key
 from trainer.errors import InputError
-from trainer.text.pattern import pattern
 
 _EXAMPLES = """optim.lr=1e-3, data.train=shards/*.tar or 'kubernetes.mounts."/data"=pvc:data'"""
-_KEY = pattern(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,13 @@ from trainer.config.slurm_options import (
 )
 from trainer.config.slurm_values import TIME, Gres, check_output, memory_bytes, parse_gres, seconds
 from trainer.config.types import SchedulerSection, Text, refuse_names
-from trainer.text.pattern import pattern
 
-_NO_SPACE = pattern(r"[!-~]+")
-_CHAIN = pattern(r"\d+(-\d+)?%1", re.ASCII)
+_NO_SPACE = re.compile(r"[!-~]+")
+_CHAIN = re.compile(r"\d+(-\d+)?%1", re.ASCII)
 _REMOVAL_S = 30
 """Seconds that the removal of a pyxis container may take after its ranks have left; it takes 7 to 26 s with
 an image of 6 GB."""
-_MODULE = pattern(r"[\w./+@:=-]+", re.ASCII)
+_MODULE = re.compile(r"[\w./+@:=-]+", re.ASCII)
 
 OneLine = Annotated[str, StringConstraints(min_length=1)]
 

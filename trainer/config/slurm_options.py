@@ -1,10 +1,9 @@
 """Options of sbatch and srun that a job file may not give under their own names. Imports no pydantic."""
 
+import re
 from collections.abc import Mapping
 
-from trainer.text.pattern import pattern
-
-_OPTION = pattern(r"[a-z][a-z0-9-]*")
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
 OWN_OPTIONS = {
     "job-name": "name",
     "nodes": "resources.nodes",

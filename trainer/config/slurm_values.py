@@ -3,17 +3,15 @@
 import re
 from dataclasses import dataclass
 
-from trainer.text.pattern import pattern
-
-TIME = pattern(
+TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<hours>\d|[01]\d|2[0-3])(?::(?P<rest>[0-5]\d(?::[0-5]\d)?))?"
     r"|(?P<plain>\d+(?::[0-5]\d){0,2}))",
     re.ASCII,
 )
-_WORD = pattern(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
-MEMORY = pattern(r"(?P<count>[1-9]\d*)(?P<unit>[KMGT]?)|0", re.ASCII)
-_COUNT = pattern(r"([1-9]\d*)[KMGT]?", re.ASCII)
-_REPLACED = pattern(r"%(.?)", re.DOTALL)
+_WORD = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
+MEMORY = re.compile(r"(?P<count>[1-9]\d*)(?P<unit>[KMGT]?)|0", re.ASCII)
+_COUNT = re.compile(r"([1-9]\d*)[KMGT]?", re.ASCII)
+_REPLACED = re.compile(r"%(.?)", re.DOTALL)
 _KNOWN = ("j", "x", "u", "A", "a", "%")
 """Letters behind a % in a file's name that do not depend on the node."""
 

@@ -7,11 +7,9 @@ import re
 import tomllib
 from collections.abc import Iterator
 
-from trainer.text.pattern import pattern
-
 Key = tuple[str, ...]
 
-_TOKEN = pattern(
+_TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}'  # multi-line strings may end in up to two quotes of their own
     r"|'''.*?'{3,5}"
     r'|"(?:\\.|[^"\\\n])*"'
@@ -22,7 +20,7 @@ _TOKEN = pattern(
     r"|.",
     re.DOTALL,
 )
-_KEY_BEGIN = pattern(r"[,{#]")
+_KEY_BEGIN = re.compile(r"[,{#]")
 _OPENING = "[{"
 _CLOSING = "]}"
 

@@ -2,20 +2,9 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    SerializerFunctionWrapHandler,
-    StringConstraints,
-)
-from pydantic.fields import FieldInfo
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 NO_NUL = r"\A[^\x00]*\z"
 ONE_LINE = r"\A[^\x00\r\n]*\z"
@@ -69,8 +58,7 @@ def refuse_names(names: Iterable[str], pattern: re.Pattern[str], allowed: str) -
 class Section(BaseModel):
     """A table of the job file: frozen, strict (no "8" for 8), unknown keys refused.
 
-    It is built on first use, so that a command waits only for the tables that it reads, and builds none
-    twice.
+    Its validator is built on first use: a table is built once, as a part of the job's.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
@@ -98,33 +86,10 @@ class SchedulerSection(Section):
 Table = TypeVar("Table", bound=Section)
 
 
-@dataclass(frozen=True)
-class _BuiltOnUse:
-    """Says of a field that its table is built when a job file has it, and not with the job's model."""
-
-    table: type[Section]
-
-    def __get_pydantic_core_schema__(self, _source: object, _handler: object) -> CoreSchema:
-        # An error in the table keeps its place: pydantic puts the field's name before it.
-        return core_schema.no_info_plain_validator_function(
-            self.table.model_validate,
-            serialization=core_schema.wrap_serializer_function_ser_schema(self._dumped),
-        )
-
-    def _dumped(self, value: Section, dump: SerializerFunctionWrapHandler) -> object:
-        self.table.model_rebuild()
-        return dump(value)
-
-    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        self.table.model_rebuild()
-        return handler(self.table.__pydantic_core_schema__)
-
-
 def optional_section(table: type[Table]) -> Table:
     """Returns the field of a table that a job file may leave out; its keys then have their defaults.
 
     The default is made with the job, not at import.
     """
     field: Table = Field(default_factory=table.model_construct)
-    cast(FieldInfo, field).metadata.append(_BuiltOnUse(table))
     return field

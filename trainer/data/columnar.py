@@ -109,7 +109,7 @@ class RowSelection(NamedTuple):
 
 
 def row_selection(data: Data) -> RowSelection:
-    """Returns the columns of tables that the job reads, and its filters: a format of FORMATS."""
+    """Returns the columns of tables that the job reads, and its filters: one of READERS."""
     columns = Columns.by(data)
     return RowSelection(data.kind, tuple(columns.names), columns.image, data.filters)
 
@@ -283,7 +283,7 @@ class ColumnarSource:
 
 
 def open_columnar(index: FileIndex, data: Data, allowed: Allowed = WHOLE) -> ColumnarSource:
-    """Returns the rows of tables that are indexed: a format of FORMATS.
+    """Returns the rows of tables that are indexed: one of READERS.
 
     Raises InputError if more is wrong than allowed, or if no row is left.
     """

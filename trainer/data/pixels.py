@@ -21,6 +21,7 @@ from torch import Tensor
 
 from trainer.data.pictures import MOST_PIXELS, ORIENTATION, check_size, decode
 from trainer.data.sample import RawSample
+from trainer.internals import resize_into
 
 TRIES = 10
 REDUCTIONS = (8, 4, 2)
@@ -37,8 +38,6 @@ _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 """Orientation in XMP, by the pattern with which Pillow finds it."""
 RGB_COLOURS = ("YCbCr", "RGB", "Gray")
-_resize_into: Callable[..., object] = torch._C._nn._upsample_bicubic2d_aa
-"""The function that `interpolate` calls; unlike that, it takes the tensor to write into."""
 
 
 class Box(NamedTuple):
@@ -147,13 +146,12 @@ def decoded_jpeg(image: bytes, height: int, width: int, *, soft: bool) -> NDArra
 def resize(pixels: NDArray[np.uint8], out: Tensor) -> None:
     """Resizes uint8 [height, width, 4] into `out`, uint8 [4, new height, new width]: bicubic with antialias.
 
-    The bytes of a pixel lie together in both. `torch.nn.functional.interpolate` gives the same bytes, but in
-    memory of its own, from which they would have to be copied.
+    The bytes of a pixel lie together in both.
     """
     # It takes whole rows, and a batch dimension that torch sees as channels last: any other layout takes half
     # as long again.
     image = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
-    _resize_into(image, out.shape[1:], False, None, None, out=out[None])
+    resize_into(image, out[None])
 
 
 def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ Its errors come without a worker's traceback.
 import faulthandler
 import multiprocessing
 import multiprocessing.forkserver
-import multiprocessing.util
 import os
 import signal
 import weakref
@@ -20,11 +19,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from trainer.data.shared_buffers import Borrowed, BufferPool, Lent
 from trainer.errors import InputError, MachineError
+from trainer.internals import look_every, name_resources, spawn, spawning_by
 from trainer.run.exit_record import RANK_DIR
 from trainer.sysinfo.forks import can_fork, fork
 from trainer.sysinfo.parent import end_with_parent
@@ -32,7 +30,6 @@ from trainer.sysinfo.parent import end_with_parent
 Loaded = TypeVar("Loaded")
 LOOK_S = 0.5
 """Seconds after which a rank that waits for a batch looks whether its loader processes are alive."""
-_spawn = multiprocessing.util.spawnv_passfds
 _loader_numbers = count()
 _borrowed = Borrowed()
 _pools: list[BufferPool] = []
@@ -58,11 +55,8 @@ def start_process_server() -> None:
     """
     _process_context()
     no_fork = torch.cuda.is_initialized() or not can_fork()
-    multiprocessing.util.spawnv_passfds = _spawn_quietly if no_fork else _fork_instead
-    try:
+    with spawning_by(_spawn_quietly if no_fork else _fork_instead):
         multiprocessing.forkserver.ensure_running()
-    finally:
-        multiprocessing.util.spawnv_passfds = _spawn
 
 
 def _fork_instead(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
@@ -88,7 +82,7 @@ def _spawn_quietly(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> 
     That rank left its semaphores behind, which the tracker or the rank's supervisor removes.
     """
     quiet = ["-W", "ignore:resource_tracker"] if "resource_tracker" in args[-1] else []
-    return _spawn(path, [args[0], *quiet, *args[1:]], passfds)
+    return spawn(path, [args[0], *quiet, *args[1:]], passfds)
 
 
 _LONGEST_FOLDER = 80
@@ -102,10 +96,7 @@ def _leave_nothing_behind() -> None:
     multiprocessing's tracker removes those of a rank that was killed, unless it was killed with the rank.
     """
     if folder := os.environ.get(RANK_DIR):
-        settings = vars(multiprocessing.current_process())["_config"]
-        settings["semprefix"] = f"/{Path(folder).name}"
-        if len(folder) <= _LONGEST_FOLDER:
-            settings["tempdir"] = folder
+        name_resources(f"/{Path(folder).name}", folder if len(folder) <= _LONGEST_FOLDER else None)
 
 
 def _close_all_but(kept: Collection[int]) -> None:
@@ -126,7 +117,7 @@ def load(
     An InputError travels as a value and is raised here: torch would wrap it in a worker's traceback.
     """
     number = next(_loader_numbers)
-    _look_every(LOOK_S)
+    look_every(LOOK_S)
     loader = DataLoader(
         dataset,
         sampler=requests,
@@ -142,16 +133,6 @@ def load(
     loaded = iter(loader)
     weakref.finalize(loaded, _borrowed.forget, number).atexit = False
     return _unwrapped(loaded, workers)
-
-
-def _look_every(seconds: float) -> None:
-    """Lets torch look that often whether a loader process that sends nothing is still alive.
-
-    It looks every 5 s by itself: a loader process is no child of its rank, so no signal tells of its end.
-    """
-    look = _MultiProcessingDataLoaderIter._try_get_data
-    if look.__defaults__ == (MP_STATUS_CHECK_INTERVAL,):  # as in torch 2.6 to 2.15
-        look.__defaults__ = (seconds,)
 
 
 def empty_to_send(samples: int, channels: int, height: int, width: int) -> Tensor:

@@ -1,56 +1,20 @@
-"""Checks the training data that a job names and returns its number of samples, if that is recorded.
+"""Counts the samples of training data, as files beside it or an index record them. Imports no torch."""
 
-Imports no torch.
-"""
-
-import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.config import Data, is_remote
-from trainer.config.formats import FORMATS, SHARDS, FormatRow, row_of
-from trainer.data.shard_names import expand_key, expand_shards
+from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
 from trainer.safe_io.plain import read_json
-from trainer.sysinfo.extras import missing_extra
-from trainer.sysinfo.imports import load
 from trainer.text.wording import many
 
 TRAIN = "data.train"
 
 
-def check_data(data: Data, key: str = TRAIN) -> int | None:
-    """Returns the number of samples; None for shards that no file beside them counts.
-
-    `key` is the job file's key that gave `data.train`. Raises InputError, which lists what is missing or
-    unreadable.
-    """
-    row = FORMATS[data.kind]
-    files = expand_key(key, data.train) if row.unit else []
-    _check_readable(files, key)
-    if data.streams:
-        return data.stream_samples
-    _check_one_format(files, row, key)
-    try:
-        counted: int | None = load(row.check)(files, data, key)
-    except ModuleNotFoundError as missing:
-        if not (remedy := missing_extra(missing.name or "")):
-            raise
-        raise InputError(
-            f"{key}: {remedy}; or leave the data to the ranks, by `clipship check --no-data` and `clipship "
-            "submit --no-check`"
-        ) from None
-    return counted
-
-
-def check_synthetic(_files: Sequence[str], data: Data, _key: str) -> int:
-    """Returns the number of made-up samples: a check of FORMATS."""
-    return data.synthetic_samples
-
-
 def check_shards(files: Sequence[str], data: Data, key: str) -> int | None:
-    """Returns the number of samples of an epoch if an index or files beside them count: a check of FORMATS.
+    """Returns the number of samples of an epoch if an index or files beside them count.
 
     Otherwise the first samples of the first shard are looked at. Raises InputError if the job can use none,
     and for training data of which more is known to be bad than the job allows.
@@ -127,24 +91,3 @@ def _json(file: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}
-
-
-def _check_readable(files: Sequence[str], key: str) -> None:
-    refused = [file for file in files if not is_remote(file) and not os.access(file, os.R_OK)]
-    if refused:
-        raise InputError(
-            f"{key}: no permission to read {len(refused)} of {len(files)} files, the first is {refused[0]}"
-        )
-
-
-def _check_one_format(files: Sequence[str], row: FormatRow, key: str) -> None:
-    """Raises InputError if a file has the ending of another format than `row`."""
-    if other := next((file for file in files if row_of(file) not in (row, SHARDS)), None):
-        raise InputError(
-            f"{key}: {other} is {_a(row_of(other).unit)} among {row.unit}s: name only files of one format "
-            f'({", ".join(row.endings) or ".tar"} for data.format = "{row.name}")'
-        )
-
-
-def _a(noun: str) -> str:
-    return f"{'an' if noun[0] in 'AEIOU' else 'a'} {noun}"

@@ -119,7 +119,7 @@ class ShardSource:
 
 
 def shard_selection(data: Data) -> Selection:
-    """Returns the members of shards that the job reads, and its filters: a format of FORMATS."""
+    """Returns the members of shards that the job reads, and its filters: one of READERS."""
     return Selection(tuple(data.image_key), data.caption_keys.ending, data.filters)
 
 

@@ -39,7 +39,7 @@ class Lent(NamedTuple):
 
 class _Buffer:
     def __init__(self, size: int) -> None:
-        self.memory = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size + 1))
+        self.memory: Tensor = torch.empty(size + 1, dtype=torch.uint8).share_memory_()
         self.bytes: Memory = self.memory.numpy()
         self.bytes[-1] = 0
         self.held_here = self.sent = False

@@ -1,4 +1,4 @@
-"""Checks Parquet and Arrow tables, and opens them for evaluation: a format of FORMATS. No torch."""
+"""Checks Parquet and Arrow tables, and opens them for evaluation: one of READERS. No torch."""
 
 import math
 import os
@@ -88,7 +88,7 @@ def check_row_groups(files: Sequence[str], data: Data, key: str) -> int | None:
 
 
 def captions_of_groups(file: str, data: Data) -> Iterator[str]:
-    """Yields the captions of a table's rows, of which it reads no image: `captions` of FORMATS."""
+    """Yields the captions of a table's rows, of which it reads no image: `captions` of READERS."""
     columns = Columns.by(data)
     with opened(file) as content:
         groups = groups_in(content, file, data.kind)

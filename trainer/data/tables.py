@@ -386,7 +386,7 @@ def _captions(
 
 
 def check_tables(files: Sequence[str], data: Data, key: str) -> int:
-    """Returns the number of samples of an epoch: a check of FORMATS.
+    """Returns the number of samples of an epoch: `check` of READERS.
 
     Raises InputError, which lists the tables that cannot be read and the images that are missing.
     """
@@ -419,7 +419,7 @@ def check_tables(files: Sequence[str], data: Data, key: str) -> int:
 
 
 def captions_of_table(file: str, data: Data) -> Iterator[str]:
-    """Yields the captions of a table's rows: `captions` of FORMATS."""
+    """Yields the captions of a table's rows: `captions` of READERS."""
     table = read_table(file, TableColumns.by(data))
     for number in range(len(table.rows)):
         yield from table.captions_of(number).texts

@@ -146,7 +146,7 @@ class QuickTokenizer:
         # ftfy and html.unescape change nothing in printable ASCII without an ampersand, but take half the
         # time.
         if (
-            self._simple.clean_fn is open_clip_tokenizer._clean_lower
+            self._simple.clean_fn is open_clip_tokenizer.get_clean_fn("lower")
             and text.isascii()
             and text.isprintable()
             and "&" not in text

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from trainer.config import Eval, Job
 from trainer.config.results import NAMED_SET
+from trainer.data.check import check_data
 from trainer.data.image_folder import class_folders, image_folder, spoken
-from trainer.data.sample_counts import check_data
 from trainer.data.shard_names import expand_key
 from trainer.errors import InputError
 from trainer.evaluate.imagenet import NotInstalled

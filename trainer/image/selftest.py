@@ -155,13 +155,14 @@ def _libraries() -> dict[str, Any]:
     import open_clip
     import torch
 
+    from trainer.internals import architectures_in_torch
     from trainer.sysinfo.libraries import nccl_facts
 
     hvd.init()
     size, nccl = hvd.size(), nccl_facts()
     open_clip.create_model("ViT-S-32-alt")
     hvd.shutdown()
-    flags = torch._C._cuda_getArchFlags() or ""
+    flags = architectures_in_torch()
     return {
         "python": platform.python_version(),
         "torch": torch.__version__.partition("+")[0],

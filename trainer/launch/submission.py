@@ -1,18 +1,13 @@
-"""Records of submitted runs, and the schedulers that control them.
+"""Records of submitted runs, and what a scheduler must do. Imports no torch, and no scheduler."""
 
-Imports no torch, and no scheduler before it is needed.
-"""
-
-import importlib
-import importlib.util
 import re
 import shutil
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import ClusterError, InputError, NoAnswer
@@ -22,6 +17,7 @@ from trainer.safe_io.atomic import write_json
 from trainer.safe_io.plain import read_json
 
 if TYPE_CHECKING:
+    from trainer.comm.backends import Launcher
     from trainer.config import Job
 
 
@@ -46,15 +42,74 @@ Outcome = Literal["running", "done", "ended"]
 """running: its scheduler has it, in a queue too. done: it ended well. ended: it failed or was cancelled."""
 
 
-class Scheduler(Protocol):
-    """Protocol of the module that a row of `trainer.config.schedulers` names as `control`.
+class Scheduler(ABC):
+    """One scheduler: how a job is rendered, checked and submitted there, and what became of it.
 
-    All methods raise ClusterError if the scheduler does not answer or refuses.
+    `trainer.launch.schedulers` has them by name. The methods of a submission raise ClusterError if the
+    scheduler does not answer or refuses.
     """
 
+    same_files: ClassVar[bool] = True
+    """False if its ranks see other files than this machine: they check the job's data when they start."""
+
+    @abstractmethod
+    def render(self, job: "Job") -> str:
+        """Returns the text that is submitted. Pure; raises InputError."""
+
+    @abstractmethod
+    def validate(self, job: "Job") -> None:
+        """Raises InputError with every reason why the job cannot run there."""
+
+    @abstractmethod
+    def starter(self, job: "Job") -> str:
+        """Returns the program that starts the ranks of the job there, as messages name it."""
+
+    def launcher(self, job: "Job") -> "Launcher | None":
+        """Returns the launcher of the job's ranks there, as the backends know it; None if that is open."""
+        return None
+
+    def warnings(self, job: "Job") -> Iterator[str]:
+        """Yields a sentence for each setting that is allowed but rarely meant."""
+        yield from ()
+
+    def summary(self, job: "Job") -> str:
+        """Returns one line for `clipship check`; "" for none."""
+        return ""
+
+    def unique_name(self, job: "Job") -> str | None:
+        """Returns the job's name there, which no other may have; None if names may be equal."""
+        return None
+
+    def record_folder(self, job: "Job") -> Path:
+        """Returns the folder that keeps the record of the job's submission, whether it exists or not.
+
+        The run folder, if this machine sees it.
+        """
+        from trainer.run.folder import run_folder
+
+        return run_folder(job)
+
+    def prepare(self, job: "Job") -> Path:
+        """Make that folder for a checked job, with its artefacts, and return it."""
+        folder = self.record_folder(job)
+        make_artefacts_folder(folder, "choose another folder with --set logging.runs=FOLDER")
+        return folder
+
+    @abstractmethod
     def submit(self, job: "Job", folder: Path) -> Submission:
         """Write the submitted text into the folder's artefacts, and submit it. The folder exists."""
 
+    def submit_together(
+        self, runs: Sequence[tuple["Job", Path]], folder: Path, parallel: int | None
+    ) -> Iterator[tuple[Path, Submission]]:
+        """Submit the runs of a sweep; yields each one's folder with its submission as soon as it is there.
+
+        `folder` is the sweep's. One that `takes_several` starts at most `parallel` of them at a time.
+        """
+        for job, own in runs:
+            yield own, self.submit(job, own)
+
+    @abstractmethod
     def adopt(self, job: "Job", folder: Path | None) -> tuple[Path, Submission] | None:
         """Find what was submitted for the job by hand, and record it.
 
@@ -62,33 +117,23 @@ class Scheduler(Protocol):
         none here.
         """
 
+    @abstractmethod
     def status(self, folder: Path, submission: Submission) -> list[tuple[str, str]]:
         """Returns topic and text, one line each; the first is `state`."""
 
+    @abstractmethod
     def outcome(self, folder: Path, submission: Submission) -> Outcome:
         """Returns how far the run got. One that the scheduler has forgotten has ended."""
 
+    @abstractmethod
     def cancel(self, folder: Path, submission: Submission) -> str:
         """End the run; returns a sentence on what happened."""
 
+    @abstractmethod
     def log_lines(
         self, folder: Path, submission: Submission, rank: int | None, follow: bool
     ) -> Iterator[str] | None:
         """Returns the ranks' output in the order of time; None if it is in the run folder's log files."""
-
-
-def scheduler(name: str) -> Scheduler:
-    """Returns the module that controls the scheduler.
-
-    Raises InputError if the client that it needs is not installed.
-    """
-    needs = SCHEDULERS[name].client
-    if needs is not None and importlib.util.find_spec(needs) is None:
-        raise InputError(
-            f"{name} needs the Python package {needs}, which {sys.executable} does not have: pip install "
-            "'clipship[launch]'"
-        )
-    return cast(Scheduler, importlib.import_module(SCHEDULERS[name].control))
 
 
 def make_artefacts_folder(run_folder: Path, advice: str) -> None:
@@ -201,36 +246,3 @@ def find_run(name: str) -> Path:
     raise InputError(
         f"{name} is not a run: give a run folder, a job file, or the name of a run in ./runs{run_hint(name)}"
     )
-
-
-def find_submission(name: str) -> tuple[Path, Submission | None]:
-    """Returns the run folder as `find_run` does, with the run's record.
-
-    It also finds a run submitted by hand, if a scheduler of the job file knows it.
-    """
-    try:
-        folder = find_run(name)
-    except InputError as missing:
-        try:
-            adopted = _adopted(Path(name), None)
-        except (ClusterError, InputError) as problem:
-            raise InputError(f"{missing}; its cluster could not be asked: {problem}") from None
-        if adopted is None:
-            raise
-        return adopted
-    submission = read_record(folder)
-    if submission is None:
-        with suppress(ClusterError, InputError):  # the folder's own files are enough
-            return _adopted(Path(name), folder) or (folder, None)
-    return folder, submission
-
-
-def _adopted(path: Path, folder: Path | None) -> tuple[Path, Submission] | None:
-    """Returns what was submitted by hand for a job file; None if there is nothing or `path` is no file."""
-    if not path.is_file():
-        return None
-    from trainer.config.loader import load_job
-
-    job = load_job(path)
-    answers = (scheduler(name).adopt(job, folder) for name in job.schedulers)
-    return next((adopted for adopted in answers if adopted is not None), None)

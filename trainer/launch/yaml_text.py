@@ -1,12 +1,11 @@
 """Writes values as YAML text that every reader of YAML 1.1 and 1.2 reads back unchanged. Pure."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
-from trainer.text.pattern import pattern
-
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_PLAIN_KEY = pattern(r"[A-Za-z][A-Za-z0-9_./-]*")
+_PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _NO_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 """Words that YAML 1.1 does not read as text, in any case."""
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
 from trainer.comm.protocol import Comm
 
@@ -102,6 +101,14 @@ def _move_running(norm: Any, mean_C: Tensor, unbiased_C: Tensor) -> None:
     norm.running_var.lerp_(unbiased_C.to(norm.running_var.dtype), weight)
 
 
+def _memory_format(x: Tensor) -> torch.memory_format:
+    """Returns in which order the elements of x, [B, C, ...], lie in memory."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
+        return torch.contiguous_format
+    return last
+
+
 class _OnGpu(torch.autograd.Function):
     """The same in the kernels of torch's SyncBatchNorm, which asks for torch.distributed itself.
 
@@ -110,7 +117,7 @@ class _OnGpu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, norm: Any) -> Tensor:
-        ctx.format = suggest_memory_format(x)
+        ctx.format = _memory_format(x)
         x = x.contiguous(memory_format=ctx.format)
         comm = norm.comm
         all_W2C = comm.all_gather(torch.stack(torch.batch_norm_stats(x, norm.eps))[None])

@@ -12,6 +12,7 @@ from typing import Any
 
 import open_clip
 import torch
+from open_clip.pretrained import download_pretrained_from_hf
 from torch import Tensor, nn
 
 from trainer.comm.protocol import Comm
@@ -308,7 +309,10 @@ def model_config(name: str, cache_dir: str | None) -> dict[str, Any] | None:
     """
     config: dict[str, Any] | None
     if name.startswith(HUB):
-        found = open_clip.factory._get_hf_config(name.removeprefix(HUB), cache_dir=cache_dir)
+        file = download_pretrained_from_hf(
+            name.removeprefix(HUB), filename="open_clip_config.json", cache_dir=cache_dir
+        )
+        found = json.loads(Path(file).read_text("utf-8"))
         config = found.get("model_cfg", found)
     else:
         config = open_clip.get_model_config(name)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import nn
 
 from trainer.comm.blocks import repeated_blocks
+from trainer.internals import allow_graphs
 from trainer.model.sync_batch_norm import SyncBatchNorm, SyncBatchNormAct
 from trainer.sysinfo.user_cache import node_cache
 from trainer.text.wording import many
@@ -66,8 +66,7 @@ def compile_blocks(model: nn.Module) -> Compiled:
         block.forward = _in_training(block, block.forward)
     # Dropout rates and sizes that differ between blocks are constants of a kernel; past this limit blocks
     # would not be compiled.
-    limits = torch._dynamo.config
-    limits.cache_size_limit = max(limits.cache_size_limit, _PASSES * len(alone))
+    allow_graphs(_PASSES * len(alone))
     return Compiled(len(alone), len(blocks) - len(alone))
 
 

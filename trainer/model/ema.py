@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from trainer.checkpoint.state import EMA
 from trainer.config import Optim
+from trainer.internals import copy_all, move_all
 
 _AT_ONCE = 64
 """Parameters that are updated together; their differences take memory for a moment."""
@@ -69,11 +70,9 @@ def _move(pairs: _Pairs, weight: Tensor, *, whole: bool) -> None:
     parameters: list[Tensor] = [parameter for parameter, _ in pairs]
     averages: list[Tensor] = [average for _, average in pairs]
     if whole:
-        torch._foreach_copy_(averages, parameters)
-        return
-    difference = torch._foreach_sub(parameters, averages)
-    torch._foreach_mul_(difference, weight.to(difference[0].dtype))
-    torch._foreach_add_(averages, difference)
+        copy_all(averages, parameters)
+    else:
+        move_all(averages, parameters, weight)
 
 
 @torch.no_grad()

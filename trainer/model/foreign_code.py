@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainer.errors import InputError
+from trainer.internals import attention_of
 
 SAFELY: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Arguments of each `from_pretrained` of transformers."""
@@ -31,7 +32,7 @@ def runs_no_code(folder: str) -> Iterator[None]:
 
 def check_attention(config: Any, folder: str) -> None:
     """Raises InputError if a config of transformers takes its attention from a hub."""
-    name = getattr(config, "_attn_implementation", None)
+    name = attention_of(config)
     if name is not None and "/" in str(name):
         raise InputError(
             f"model.text: the config.json in {folder} takes its attention from a hub "

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 
 import torch
-from torch.utils._triton import has_triton
 
-from trainer.model.host_compiler import missing_parts
+from trainer.model.host_compiler import missing_for_kernels
 
 
 def lacking() -> str:
     """Returns, in words, what this node lacks to compile for its GPU; empty if it has all."""
-    parts = [*missing_parts(), *([] if has_triton() else ["Triton"])]
+    parts = missing_for_kernels()
     return f"this node lacks {' and '.join(parts)}" if parts else ""
 
 

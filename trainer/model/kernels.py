@@ -348,7 +348,7 @@ def _usual_block(block: Any, _: Model) -> bool:
         and type(mlp.c_proj) is nn.Linear
         and type(attn) is nn.MultiheadAttention
         and attn.batch_first
-        and attn._qkv_same_embed_dim
+        and attn.in_proj_weight is not None
         and attn.bias_k is None
         and not attn.add_zero_attn
         and not attn.dropout

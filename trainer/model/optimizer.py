@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from timm.optim._optim_factory import create_optimizer_v2
+from timm.optim import create_optimizer_v2
 from torch import nn
 from torch.optim import Optimizer
 
@@ -29,14 +29,6 @@ def build_optimizer(
     return create_optimizer_v2(
         groups, row.factory, lr=settings.lr, weight_decay=settings.weight_decay, **arguments
     )
-
-
-def leaves_out_by_itself(optimizer: Optimizer) -> bool:
-    """Returns whether the optimizer's kernels leave a step out that the device finds to be not finite.
-
-    It is torch's own mark of those that understand `found_inf`.
-    """
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def set_learning_rate(optimizer: Optimizer, value: float) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.internals import copy_all
+
 
 def rounded(dtype: torch.dtype, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
     """Returns the parameters in a shorter type; themselves if they have it, as FSDP gathers them.
@@ -25,7 +27,7 @@ class _Rounded(torch.autograd.Function):
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.dtypes = [tensor.dtype for tensor in tensors]
         rounded = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-        torch._foreach_copy_(rounded, tensors)
+        copy_all(rounded, tensors)
         fixed = (new for new, needed in zip(rounded, ctx.needs_input_grad[1:], strict=True) if not needed)
         ctx.mark_non_differentiable(*fixed)
         ctx.set_materialize_grads(False)
@@ -36,5 +38,5 @@ class _Rounded(torch.autograd.Function):
         given = {number: grad for number, grad in enumerate(grads) if grad is not None}
         wide = {number: torch.empty_like(grad, dtype=ctx.dtypes[number]) for number, grad in given.items()}
         if given:
-            torch._foreach_copy_(list(wide.values()), list(given.values()))
+            copy_all(list(wide.values()), list(given.values()))
         return None, *(wide.get(number) for number in range(len(grads)))

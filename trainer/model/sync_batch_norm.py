@@ -6,11 +6,14 @@ torch's and Horovod's own raise on CPUs.
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
+from trainer.comm.blocks import BATCH_NORMS
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
+from trainer.internals import copy_all
 from trainer.model.batch_norm_math import normalise
 
 
@@ -20,7 +23,7 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def _takes_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, Locked)
+    return isinstance(module, BATCH_NORMS) and not isinstance(module, Locked)
 
 
 class Locked(nn.Module):
@@ -72,9 +75,7 @@ class RunningStatistics:
         """Copies the statistics back, in place, if `finite` is false, a scalar on their device."""
         for group, new, old in zip(self._groups, self.copy(), before, strict=True):
             kept = torch.where(finite, new, old).split([buffer.numel() for buffer in group])
-            torch._foreach_copy_(
-                group, [part.view_as(buffer) for part, buffer in zip(kept, group, strict=True)]
-            )
+            copy_all(group, [part.view_as(buffer) for part, buffer in zip(kept, group, strict=True)])
 
 
 def synchronise_batch_norm(model: nn.Module, comm: Comm) -> None:
@@ -107,18 +108,18 @@ def _synchronised(norm: nn.Module, comm: Comm, name: str) -> nn.Module:
     return replacement
 
 
-class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+class SyncBatchNorm(nn.BatchNorm1d):
     """Replaces a torch batch norm. The input is [B, C, ...]; B is the same on all ranks."""
 
     comm: Comm
 
-    def _check_input_dim(self, x: Tensor) -> None:
+    def forward(self, x: Tensor) -> Tensor:
         if x.dim() < 2:
             raise ValueError(f"expected [batch, channels, ...], got {tuple(x.shape)}")
-
-    def forward(self, x: Tensor) -> Tensor:
-        self._check_input_dim(x)
-        return normalise(self, x) if self.training else super().forward(x)
+        if self.training:
+            return normalise(self, x)
+        mean, variance = self.running_mean, self.running_var
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, mean is None, eps=self.eps)
 
 
 class SyncBatchNormAct(BatchNormAct2d):

@@ -14,13 +14,20 @@ from typing import Any
 import open_clip.model
 import torch
 from open_clip.hf_configs import arch_dict
-from open_clip.hf_model import HFTextEncoder
+from open_clip.hf_model import ClsLastHiddenStatePooler, ClsPooler, HFTextEncoder, MaxPooler, MeanPooler
 from torch import nn
 
 from trainer.comm.blocks import repeated_blocks
 from trainer.errors import InputError
 from trainer.model.foreign_code import SAFELY, check_attention, runs_no_code
 
+_POOLERS = {
+    "mean_pooler": MeanPooler,
+    "max_pooler": MaxPooler,
+    "cls_pooler": ClsPooler,
+    "cls_last_hidden_state_pooler": ClsLastHiddenStatePooler,
+}
+"""open_clip's ways to a text's features, by their names in its configs."""
 _RATES = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "attention_probs_dropout_prob")
 """Attributes, with which transformers' modules call functions that drop values. No layer can be put in their
 place that draws by sample."""
@@ -65,7 +72,7 @@ class TextTower(HFTextEncoder):  # type: ignore[misc]  # open_clip has no types
             setattr(self.transformer, "pooler", None)  # noqa: B010  # no attribute of a Module by its type
         self.vocab_size = int(getattr(self.config, "vocab_size", 0))
         self.context_length = most_tokens(self.config) or 0
-        self.pooler = open_clip.hf_model._POOLERS[pooler_type]()
+        self.pooler = _POOLERS[pooler_type]()
         self.proj = _projection(_width(self.config), output_dim, proj_type)
         self.without_dropout = tuple(_turn_off_functional_dropout(self.transformer))
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.config import Model
+from trainer.internals import compile_in_this_process
 from trainer.model import kernel_trial
 
 _THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
@@ -86,9 +86,7 @@ def _fusible_siglip(logits_RC: Tensor, bias: Tensor, sums_2: Tensor, match: int)
 def fused() -> TileKernels:
     """Returns the functions as torch compiles them, at their first call, for tiles of any shape."""
     if _THREADS not in os.environ:
-        torch._inductor.config.compile_threads = (
-            1  # a process for each core would be many for three functions
-        )
+        compile_in_this_process()  # a process for each core would be many for three functions
 
     def compiled(function: Callable[..., Any]) -> Any:
         return torch.compile(function, dynamic=True)

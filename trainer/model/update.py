@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.comm.shards import Shards
-from trainer.model.optimizer import leaves_out_by_itself
+from trainer.internals import found_inf, leaves_out_by_itself
 
 
 def clip_gradients(shards: Shards, limit: float | None) -> Tensor:
@@ -35,8 +35,8 @@ def update_if(finite: Tensor, optimizer: torch.optim.Optimizer, scaler: torch.am
     if scaler.is_enabled():
         # The scaler checks single elements. Elements that are all finite can have a norm that float32 cannot
         # hold, and an element that is not makes the norm so.
-        for found_inf in scaler._found_inf_per_device(optimizer).values():
-            found_inf.copy_(skip)
+        for mark in found_inf(scaler, optimizer):
+            mark.copy_(skip)
         scaler.step(optimizer)
         scaler.update()
         return

@@ -11,22 +11,22 @@ from trainer.comm.backends import check_backend, check_lost_nodes, check_restart
 from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
 from trainer.config.formats import FORMATS
-from trainer.config.schedulers import SCHEDULERS
 from trainer.config.world_sizes import check_nodes
-from trainer.data.sample_counts import check_data, check_streams
+from trainer.data.check import check_data
+from trainer.data.sample_counts import check_streams
 from trainer.data.shard_names import expand_shards
 from trainer.data.storage import check_storage
 from trainer.errors import InputError
 from trainer.estimate.fit import check_micro_batch
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
 from trainer.evaluate.suite_folders import check_suite, check_suite_files
+from trainer.launch.schedulers import scheduler
 from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag, check_teacher
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
 from trainer.run.checkpoints import check_resume
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
-from trainer.sysinfo.imports import load
 from trainer.telemetry.writers import check_installed
 
 
@@ -130,9 +130,9 @@ def check_submission(job: Job, to: str, *, data: bool) -> None:
     `data` is False if this machine does not see the data. A scheduler whose ranks see other files than this
     machine checks them when they start.
     """
-    row = SCHEDULERS[to]
-    checks: list[Callable[[], object]] = [lambda: load(row.validate)(job)]
-    if row.record_folder is None:
+    place = scheduler(to)
+    checks: list[Callable[[], object]] = [lambda: place.validate(job)]
+    if place.same_files:
         checks.insert(0, lambda: check_job(job, job.resources.world_size) if data else check_run_folder(job))
     if problems := dict.fromkeys(line for text in problems_of(checks) for line in text.splitlines()):
         raise InputError("\n".join(problems))

@@ -6,13 +6,12 @@ from pathlib import Path
 
 from trainer.config import Job
 from trainer.config.loader import load_job
-from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
 from trainer.launch.hosts import Host
 from trainer.launch.local import ranks_of
+from trainer.launch.schedulers import scheduler
 from trainer.plan.check import check_job, check_without_files, problems_of
 from trainer.plan.device import no_gpu_here
-from trainer.sysinfo.imports import load
 
 _ELSEWHERE = (
     "if only the cluster's nodes see the files of the job, use `clipship check --no-data` and `clipship "
@@ -69,4 +68,4 @@ def _submission_checks(job: Job, ranks: int | None, *, files: bool) -> Iterator[
 
         yield lambda job: check_files(job.image.site)
     for name in job.schedulers if ranks is None else ():
-        yield load(SCHEDULERS[name].validate)
+        yield scheduler(name).validate

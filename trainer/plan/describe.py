@@ -7,18 +7,18 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainer.comm.backends import connection, launchers_of
+from trainer.comm.backends import connection
 from trainer.config import Data, Job, Model, Optim
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
 from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import words
 from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
-from trainer.config.schedulers import SCHEDULERS
 from trainer.config.stack_table import KnownBad, table
 from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
 from trainer.estimate.fit import with_gpu_limit
+from trainer.launch.schedulers import launchers_of, scheduler
 from trainer.model.image_edges import lost_pixels
 from trainer.model.text_size import text_parameters
 from trainer.plan.device import device_rows, has_a_gpu, no_gpu_here, on_gpus
@@ -34,7 +34,6 @@ from trainer.plan.state_memory import in_memory, too_little_memory
 from trainer.plan.suite import suite_rows
 from trainer.plan.unused_keys import unused_keys
 from trainer.run.folder import run_folder, used_again
-from trainer.sysinfo.imports import load
 from trainer.sysinfo.open_clip_release import PACKAGE, unsupported
 from trainer.sysinfo.variables import name_problems
 from trainer.sysinfo.versions import installed
@@ -144,8 +143,8 @@ def all_warnings(facts: Facts) -> Iterator[str]:
 def _summaries(job: Job) -> Iterator[tuple[str, str]]:
     """Yields one row for each scheduler of the job that has a summary."""
     for name in job.schedulers:
-        if place := SCHEDULERS[name].summary:
-            yield name, load(place)(job)
+        if text := scheduler(name).summary(job):
+            yield name, text
 
 
 def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[str]:
@@ -189,8 +188,7 @@ def _of_clusters(job: Job) -> Iterator[str]:
     if job.image.tag is not None:
         yield from _known_bad(job)
     for name in job.schedulers:
-        if place := SCHEDULERS[name].warnings:
-            yield from load(place)(job)
+        yield from scheduler(name).warnings(job)
 
 
 def _known_bad(job: Job) -> Iterator[str]:
@@ -271,7 +269,7 @@ def _backend(job: Job, *, local: bool) -> str:
 def _launcher(job: Job, *, local: bool) -> str:
     if not local:
         for name in job.schedulers:
-            return f"{load(SCHEDULERS[name].starter)(job)} ([{name}])"
+            return f"{scheduler(name).starter(job)} ([{name}])"
     launcher = launchers_of(job, local=local)[0]
     return f"{launcher} (auto)" if job.comm.launcher == "auto" else launcher
 

@@ -9,11 +9,11 @@ from itertools import islice
 from trainer.config import Job, is_remote
 from trainer.config.formats import FORMATS
 from trainer.data.caption_lengths import CAPTIONS, CaptionLengths
+from trainer.data.formats import READERS
 from trainer.data.mojibake import gbk_warning
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
 from trainer.model.light_tokenizer import lengths_for
-from trainer.sysinfo.imports import load
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class FirstSamples:
     def file(self) -> str | None:
         """The first file; None if there is none that may be looked into."""
         data = self.job.data
-        if FORMATS[data.kind].captions is None or data.streams or not find_spec("numpy"):
+        if not FORMATS[data.kind].unit or data.streams or not find_spec("numpy"):
             return None
         file = expand_shards(data.train)[0]
         return None if is_remote(file) else file
@@ -38,7 +38,7 @@ class FirstSamples:
         if self.file is None:
             return []
         try:
-            return list(islice(load(str(FORMATS[data.kind].captions))(self.file, data), CAPTIONS))
+            return list(islice(READERS[data.kind].captions(self.file, data), CAPTIONS))
         except (InputError, OSError):
             return []
 

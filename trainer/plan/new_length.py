@@ -1,6 +1,7 @@
 """Another length of a run than its own, which it goes on to (--longer, --shorter). Imports no torch."""
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,10 +16,9 @@ from trainer.run.checkpoints import MANIFEST, newest_whole
 from trainer.run.folder import run_folder
 from trainer.run.layout import JOB_FILE, Run
 from trainer.safe_io.plain import read_plain
-from trainer.text.pattern import pattern
 from trainer.text.wording import many
 
-_FORM = pattern(r"(steps|epochs)=([1-9][0-9]{0,11})")
+_FORM = re.compile(r"(steps|epochs)=([1-9][0-9]{0,11})")
 
 
 AS_LONG_AS_THE_JOB_SAYS = (

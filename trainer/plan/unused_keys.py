@@ -7,12 +7,13 @@ Each key says at its declaration what it needs (`trainer.config.keys.OnlyIf`). K
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer.comm.backends import launchers_of, over_mpi
+from trainer.comm.backends import over_mpi
 from trainer.config import Job
 from trainer.config.keys import OnlyIf, conditions_of, section_of
 from trainer.config.loader import own_keys
 from trainer.config.schedulers import SCHEDULERS
 from trainer.config.types import Section
+from trainer.launch.schedulers import launchers_of
 
 _OVER_MPI = OnlyIf(
     lambda job: any(over_mpi(job, launcher) for launcher in launchers_of(job)),

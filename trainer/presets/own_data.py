@@ -131,7 +131,7 @@ def _path(pattern: str, folder: Path) -> str:
 def _count(files: Sequence[str]) -> tuple[int, bool]:
     """Returns the number of samples, and whether it is exact. Raises InputError for what is malformed."""
     from trainer.config import Data
-    from trainer.data.sample_counts import check_data
+    from trainer.data.check import check_data
 
     data = Data(train=tuple(files))
     if (counted := check_data(data, "--data")) is not None:

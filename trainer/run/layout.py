@@ -5,13 +5,13 @@ package but errors and safe_io.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError
 from trainer.safe_io.plain import read_json
-from trainer.text.pattern import pattern
 
 JOB_FILE = "job.toml"
 """The resolved job, which is enough to start the run again."""
@@ -89,7 +89,7 @@ LEFT_BEFORE = frozenset(
 )
 """Names that a folder without a run may hold: a start that ends before it becomes a run leaves them."""
 
-_RANK_LOG = pattern(r"rank-(\d{5,})\.log")
+_RANK_LOG = re.compile(r"rank-(\d{5,})\.log")
 
 
 def generation_file(generation: int) -> str:

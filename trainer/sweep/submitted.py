@@ -7,13 +7,13 @@ import click
 
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
+from trainer.launch.schedulers import scheduler
 from trainer.launch.submission import read_record, record, removed_if_refused
-from trainer.launch.submit import prepare, record_folder, submit
+from trainer.launch.submit import prepare, submit
 from trainer.plan.check import check_submission
 from trainer.plan.secret_values import secret_warnings
 from trainer.sweep.checks import refuse
 from trainer.sweep.trials import Sweep, Trial
-from trainer.sysinfo.imports import load
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
 from trainer.text.wording import many
@@ -46,17 +46,17 @@ def submit_all(sweep: Sweep, trials: Sequence[Trial], to: str, *, data: bool, pa
 
 def _submitted(trials: Sequence[Trial], to: str, folder: Path, parallel: int | None) -> Iterator[None]:
     """Submits the runs, and yields after each one."""
-    place = SCHEDULERS[to].submit_together
-    if place is None or len(trials) == 1:
+    if not SCHEDULERS[to].takes_several or len(trials) == 1:
         for trial in trials:
             submit(trial.job, to, secret_warnings(trial.job))
             yield
         return
     for warning in dict.fromkeys(warning for trial in trials for warning in secret_warnings(trial.job)):
         say(f"warning: {warning}")
-    with removed_if_refused([record_folder(trial.job, to) for trial in trials]):
+    place = scheduler(to)
+    with removed_if_refused([place.record_folder(trial.job) for trial in trials]):
         runs = [(trial.job, prepare(trial.job, to)) for trial in trials]
-        for own, submission in load(place)(runs, folder, parallel):
+        for own, submission in place.submit_together(runs, folder, parallel):
             record(own, submission)
             click.echo(submission.id)
             yield
@@ -64,11 +64,11 @@ def _submitted(trials: Sequence[Trial], to: str, folder: Path, parallel: int | N
 
 def _refuse_equal_names(trials: Sequence[Trial], to: str) -> None:
     """Raises InputError if two runs would have the same name on a scheduler that takes each name once."""
-    if (place := SCHEDULERS[to].unique_name) is None:
-        return
+    place = scheduler(to)
     by_name: dict[str, str] = {}
     for trial in trials:
-        name = load(place)(trial.job)
+        if (name := place.unique_name(trial.job)) is None:
+            continue
         if name in by_name:
             raise InputError(
                 f"no run was started\n{by_name[name]} and {trial.name} would both be named {name} on {to}: "

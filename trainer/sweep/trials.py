@@ -10,8 +10,8 @@ from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.config.typed import from_here
 from trainer.errors import ClusterError, InputError
-from trainer.launch.submission import Outcome, read_record, scheduler
-from trainer.launch.submit import record_folder
+from trainer.launch.schedulers import reachable, scheduler
+from trainer.launch.submission import Outcome, read_record
 from trainer.report.folder import RunFacts, has_started, read_run
 from trainer.report.metric_words import short_title, shown_metrics
 from trainer.run.find import is_run
@@ -41,7 +41,7 @@ class Trial:
         if (self.folder / RESULT_FILE).exists():
             return "done"
         record = read_record(self.folder)
-        return scheduler(record.to).outcome(self.folder, record) if record else None
+        return reachable(record.to).outcome(self.folder, record) if record else None
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ def find_sweep(job_path: Path, overrides: Sequence[str], grids: Sequence[str], t
 def _folder(job: Job, to: str | None) -> Path:
     """Returns where the run or its record is; without `to`, it may have been submitted to any scheduler."""
     if to is not None:
-        return record_folder(job, to)
+        return scheduler(to).record_folder(job)
     own = run_folder(job)
-    folders = (own, *(record_folder(job, name) for name in job.schedulers))
+    folders = (own, *(scheduler(name).record_folder(job) for name in job.schedulers))
     return next(filter(is_run, folders), own)
 
 

@@ -1,15 +1,8 @@
-"""Imports what a table names, when it is needed."""
+"""Imports a module without some of the packages that it can do without."""
 
 import importlib
 import sys
 from collections.abc import Iterable
-from typing import Any
-
-
-def load(name: str) -> Any:
-    """Import "module:attribute" and return the attribute. Raises ImportError."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def import_without(absent: Iterable[str], name: str) -> None:

@@ -1,15 +1,14 @@
 """Fits lines into a terminal, whose own line breaks cut words. Files and pipes get whole lines. No torch."""
 
 import os
+import re
 import textwrap
 from typing import TextIO
 
-from trainer.text.pattern import pattern
-
-_TOPIC = pattern(r"\S+(?: \S+)* {2,}")
+_TOPIC = re.compile(r"\S+(?: \S+)* {2,}")
 """Matches what a line is about, up to the column of its text."""
 _WIDEST_TOPIC = 14
-_STEP = pattern(r"step +\d+/")
+_STEP = re.compile(r"step +\d+/")
 _GAP = "  "
 _LEAST_WANTED = ("data ", "scale ", "grad ", "epoch ", "lr ")
 """Beginnings of the parts that a step's line loses first; metrics.jsonl has them all."""

@@ -1,6 +1,6 @@
 """Masks secrets in text that others read: one table finds them, one function masks them.
 
-Imports no other module of this package but `pattern`. References of a shell (`$HF_TOKEN`, `$(cat FILE)`)
+Imports no other module of this package. References of a shell (`$HF_TOKEN`, `$(cat FILE)`)
 and of Kubernetes (`secret:NAME:KEY`) hold no value and stay as they are.
 """
 
@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
-
-from trainer.text.pattern import pattern
 
 MASK = "***"
 
@@ -43,18 +41,18 @@ _QUERY_NAMES = frozenset({"key", "auth", "code"})
 _HEADERS = frozenset(
     {"authorization", "proxy-authorization", "cookie", "set-cookie", "private-token", "job-token", "api-key"}
 )
-_WORD = pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SCHEME = r"(?:Basic|Bearer|Token|Digest|Negotiate)"
-_REFERENCE = pattern(
+_REFERENCE = re.compile(
     r"\$(?:\w+|\{[^}]{0,200}\}|\([^)]{0,500}\))"  # a shell's reference
     r"|^(?:secret|configmap):.*"  # a reference of [kubernetes.env]
     rf"|\b{_SCHEME}(?=\s)",  # names how a credential is sent, and is none itself
     re.I,
 )
-_HARMLESS = pattern(r"[~.]*/.*|[-+]?[\d.]+(?:e[-+]?\d+)?|true|false|yes|no|on|off|none", re.I | re.S)
+_HARMLESS = re.compile(r"[~.]*/.*|[-+]?[\d.]+(?:e[-+]?\d+)?|true|false|yes|no|on|off|none", re.I | re.S)
 """Values that are not secret even if their name looks like a secret's: paths, numbers, switches."""
-_VALUE = pattern(r"\"(?P<double>[^\"\n]*)|'(?P<single>[^'\n]*)|(?P<bare>[^\s&;'\"#]+)")
-_OUTSIDE_QUOTES = pattern(rf"(?:{_SCHEME}(?:\\?\s)+)?(?:\\.|[^\s'\"])+", re.I)
+_VALUE = re.compile(r"\"(?P<double>[^\"\n]*)|'(?P<single>[^'\n]*)|(?P<bare>[^\s&;'\"#]+)")
+_OUTSIDE_QUOTES = re.compile(rf"(?:{_SCHEME}(?:\\?\s)+)?(?:\\.|[^\s'\"])+", re.I)
 
 Span = tuple[int, int]
 
@@ -109,25 +107,25 @@ def _of_header(match: re.Match[str]) -> Span | None:
 
 
 _KINDS = (
-    Kind("a password in an address", pattern(r"https?://(?P<secret>[^\s/?#]+)@", re.I)),
+    Kind("a password in an address", re.compile(r"https?://(?P<secret>[^\s/?#]+)@", re.I)),
     Kind(
         "a password in an address",
-        pattern(r"://(?!\[)(?P<secret>[^\s/?#@:]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*)@"),
+        re.compile(r"://(?!\[)(?P<secret>[^\s/?#@:]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*)@"),
     ),
     Kind(
         "a signature, a token or a password",
-        pattern(r"(?<![\w.%-])(?P<name>[\w.%-]++)(?:[ \t]*+=(?!=)[ \t]*+|[\"'][ \t]*+:[ \t]*+(?=[\"']))"),
+        re.compile(r"(?<![\w.%-])(?P<name>[\w.%-]++)(?:[ \t]*+=(?!=)[ \t]*+|[\"'][ \t]*+:[ \t]*+(?=[\"']))"),
         _of_name,
     ),
-    Kind("a password of a command", pattern(r"(?<!\S)--(?P<name>[\w-]++)[ \t]++(?!-)"), _of_option),
+    Kind("a password of a command", re.compile(r"(?<!\S)--(?P<name>[\w-]++)[ \t]++(?!-)"), _of_option),
     Kind(
         "a password of a command",
-        pattern(r"(?<!\S)(?:-[uU]|--(?:proxy-)?user)[ =]?(?P<secret>['\"]?[^\s:'\"]*+:[^\s'\"]+)"),
+        re.compile(r"(?<!\S)(?:-[uU]|--(?:proxy-)?user)[ =]?(?P<secret>['\"]?[^\s:'\"]*+:[^\s'\"]+)"),
     ),
-    Kind("a header with credentials", pattern(r"(?<![\w-])(?P<name>[\w-]++):[ \t]*+"), _of_header),
+    Kind("a header with credentials", re.compile(r"(?<![\w-])(?P<name>[\w-]++):[ \t]*+"), _of_header),
     Kind(
         "a token",
-        pattern(
+        re.compile(
             r"\b(?P<secret>hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
             r"|glpat-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
             r"|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{35}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
@@ -135,7 +133,7 @@ _KINDS = (
     ),
     Kind(
         "a private key",
-        pattern(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?P<secret>.+?)(?=-----END|\Z)", re.S),
+        re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?P<secret>.+?)(?=-----END|\Z)", re.S),
     ),
 )
 """Table of all kinds of secrets; a new kind is a new row."""

@@ -2,11 +2,9 @@
 
 import re
 
-from trainer.text.pattern import pattern
-
-_PLAIN = pattern(r"[A-Za-z0-9_@+:,./-][A-Za-z0-9_@+=:,./-]*", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-][A-Za-z0-9_@+=:,./-]*", re.ASCII)
 """Words that no shell changes."""
-_APART = pattern(r"(['\\]+)")
+_APART = re.compile(r"(['\\]+)")
 
 
 def word(text: object) -> str:

@@ -10,7 +10,6 @@ import sys
 from typing import TextIO
 
 from trainer.text.masking import masked
-from trainer.text.pattern import pattern
 
 ERASE = "\r\x1b[K"
 """Moves a terminal's cursor to the first column and erases the line."""
@@ -23,8 +22,8 @@ _ACTS = (
     "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f"
     "\ud800-\udfff]"  # surrogates, which no stream can encode
 )
-_ACTING = pattern(_ACTS)
-_ACTING_ON_LINES = pattern(rf"[\t\n]|{_ACTS}")
+_ACTING = re.compile(_ACTS)
+_ACTING_ON_LINES = re.compile(rf"[\t\n]|{_ACTS}")
 
 
 def printable(text: str) -> str:

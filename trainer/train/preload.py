@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from trainer.comm.backends import row_of
 from trainer.config import Job
 from trainer.data.processes import PRELOADED
 from trainer.model.light_import import import_open_clip
@@ -27,6 +26,7 @@ def preload(arguments: Sequence[str]) -> None:
             for name in _modules(job):
                 with suppress(ImportError):
                     importlib.import_module(name)
+            _import_backend(job)
             _load_tables(job)
             _remember_versions()
 
@@ -45,9 +45,15 @@ def _log_untouched() -> Iterator[None]:
 def _modules(job: Job) -> Iterator[str]:
     yield "trainer.train.main"
     yield from (name for name in PRELOADED if name != "__main__")
-    yield row_of(job).implementation.partition(":")[0]
     if job.logging.tensorboard:
         yield "torch.utils.tensorboard"
+
+
+def _import_backend(job: Job) -> None:
+    from trainer.comm.connect import IMPLEMENTATIONS  # after `import_open_clip`: it imports torch
+
+    with suppress(ImportError):
+        IMPLEMENTATIONS[job.comm.backend]()
 
 
 def _remember_versions() -> None:

@@ -18,7 +18,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
-from trainer.launch.kubernetes.kinds import KindRow
+from trainer.launch.kubernetes.kind_row import KindRow
 from trainer.safe_io.plain import read_plain
 from trainer.text.terminal import say
 

@@ -4,7 +4,7 @@ A pod of each index starts the supervisors of its ranks. Pure.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import ClassVar
 
 from trainer.errors import (
     EXIT_BAD_INPUT,
@@ -13,6 +13,7 @@ from trainer.errors import (
     EXIT_START_AGAIN,
     EXIT_TIMED_OUT,
 )
+from trainer.launch.kubernetes.kind_row import KindName, KindRow, Object
 from trainer.launch.kubernetes.pod.names import JOB_UID
 from trainer.launch.kubernetes.pod_values import Yaml
 from trainer.launch.kubernetes.pods import JOB_FILE, PYTHON, Pods
@@ -89,27 +90,56 @@ class IndexedJob(Pods):
         return [{"name": "supervisors", "port": int(place.rpartition(":")[2])}]
 
 
-def pods(objects: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns the part of the Job, the last of the objects, that holds its pods' template."""
-    return {"worker": objects[-1]["spec"]}
+class IndexedJobKind(KindRow):
+    """Indexed Jobs."""
 
+    name: ClassVar[KindName] = "job"
+    kind = "Job"
+    group = "batch"
+    version = "v1"
+    plural = "jobs"
+    controller = "Kubernetes"
+    advice = "Kubernetes 1.29 or newer has them (batch/v1)"
+    view = IndexedJob
+    template = "k8s/job.yaml.j2"
+    succeeded = "Complete"
+    starter = "their pods"
+    starts_ranks_by = "each pod starts its own"
+    keeps_going = True
+    pod_label = JOB_NAME_LABEL
+    output: ClassVar[Mapping[str, str]] = {INDEX_LABEL: "0"}
+    output_pod = "pod of index 0"
+    without: ClassVar[tuple[str, ...]] = (
+        "launcher_cpu",
+        "launcher_cpu_limit",
+        "launcher_mem_gb",
+        "launcher_annotations",
+        "launcher_node_selector",
+        "launcher_start",
+        "gang",
+        "gang_queue",
+        "gang_timeout_s",
+        "patch.launcher",
+    )
 
-def workers(job: Mapping[str, Any]) -> int:
-    """Returns the number of pods that a Job asks for."""
-    return int(job["spec"]["parallelism"])
+    def pods(self, objects: Sequence[Object]) -> dict[str, Object]:
+        """Returns the part of the Job, the last of the objects, that holds its pods' template."""
+        return {"worker": objects[-1]["spec"]}
 
+    def workers(self, found: Object) -> int:
+        """Returns the number of pods that a Job asks for."""
+        return int(found["spec"]["parallelism"])
 
-def ended_at(job: Mapping[str, Any]) -> str | None:
-    """Returns when a Job or a TrainJob has ended; None if it has not."""
-    for each in job.get("status", {}).get("conditions", []):
-        if each["type"] in ("Complete", "Failed") and each["status"] == "True":
-            return str(each["lastTransitionTime"])
-    return None
-
-
-def phase(job: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Returns a word for what a Job does, and since when; None if it has not been started."""
-    status = job.get("status", {})
-    if "startTime" not in status:
+    def ended_at(self, found: Object) -> str | None:
+        """Returns when a Job or a TrainJob has ended; None if it has not."""
+        for each in found.get("status", {}).get("conditions", []):
+            if each["type"] in ("Complete", "Failed") and each["status"] == "True":
+                return str(each["lastTransitionTime"])
         return None
-    return "running" if status.get("ready") else "waiting", str(status["startTime"])
+
+    def phase(self, found: Object) -> tuple[str, str] | None:
+        """Returns a word for what a Job does, and since when; None if it has not been started."""
+        status = found.get("status", {})
+        if "startTime" not in status:
+            return None
+        return "running" if status.get("ready") else "waiting", str(status["startTime"])

@@ -1,8 +1,9 @@
 """The MPIJob of the MPI Operator: a launcher pod starts the ranks in worker pods with mpirun. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import ClassVar
 
+from trainer.launch.kubernetes.kind_row import KindRow, Object
 from trainer.launch.kubernetes.pod.names import JOB_UID, SSH_KEY
 from trainer.launch.kubernetes.pod_values import Yaml, cores, memory, plain_variables
 from trainer.launch.kubernetes.pods import FILES_OF_OTHERS, JOB_FILE, NO_GPU, PYTHON, Pods
@@ -154,39 +155,59 @@ class MpiJob(Pods):
         return self._security((*FILES_OF_OTHERS, *_SSH) if self.k8s.is_root else ())
 
 
-def pods(objects: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns the parts of the MPIJob, the last of the objects, that hold a pod's template, by its role."""
-    specs = objects[-1]["spec"]["mpiReplicaSpecs"]
-    return {"launcher": specs["Launcher"], "worker": specs["Worker"]}
-
-
-def workers(mpijob: Mapping[str, Any]) -> int:
-    """Returns the number of workers that an MPIJob asks for."""
-    return int(mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"])
-
-
-def ended_at(mpijob: Mapping[str, Any]) -> str | None:
-    """Returns when an MPIJob has ended; None if it has not.
-
-    After an eviction the operator reports Failed for a job that goes on.
-    """
-    at = mpijob.get("status", {}).get("completionTime")
-    return None if at is None else str(at)
-
-
-def phase(mpijob: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Returns a word for what an MPIJob does, and since when; None if the operator has not seen it."""
-    conditions = mpijob.get("status", {}).get("conditions", [])
-    true = {each["type"]: each for each in conditions if each["status"] == "True"}
-    for kind, word in _PHASES:
-        if kind in true:
-            return word, str(true[kind]["lastTransitionTime"])
-    return None
-
-
 _PHASES = (
     ("Running", "running"),
     ("Restarting", "restarting"),
     ("Failed", "failing"),
     ("Created", "waiting"),
 )
+
+
+class MpiJobKind(KindRow):
+    """MPIJobs."""
+
+    name = "mpijob"
+    kind = "MPIJob"
+    group = "kubeflow.org"
+    version = "v2beta1"
+    plural = "mpijobs"
+    controller = "the MPI Operator"
+    advice = "the MPI Operator, v0.3 or newer, must be installed (kubeflow.org/v2beta1)"
+    view = MpiJob
+    template = "k8s/mpijob.yaml.j2"
+    succeeded = "Succeeded"
+    starter = "mpirun"
+    starts_ranks_by = "the MPI Operator starts ranks by mpirun"
+    keeps_going = False
+    pod_label = JOB_NAME_LABEL
+    output: ClassVar[Mapping[str, str]] = {ROLE_LABEL: "launcher"}
+    output_pod = "launcher"
+
+    def pods(self, objects: Sequence[Object]) -> dict[str, Object]:
+        """Returns the parts of the MPIJob, the last of the objects, that hold a pod's template, by role."""
+        specs = objects[-1]["spec"]["mpiReplicaSpecs"]
+        return {"launcher": specs["Launcher"], "worker": specs["Worker"]}
+
+    def workers(self, found: Object) -> int:
+        """Returns the number of workers that an MPIJob asks for."""
+        return int(found["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"])
+
+    def ended_at(self, found: Object) -> str | None:
+        """Returns when an MPIJob has ended; None if it has not.
+
+        After an eviction the operator reports Failed for a job that goes on.
+        """
+        at = found.get("status", {}).get("completionTime")
+        return None if at is None else str(at)
+
+    def phase(self, found: Object) -> tuple[str, str] | None:
+        """Returns a word for what an MPIJob does, and since when; None if the operator has not seen it."""
+        conditions = found.get("status", {}).get("conditions", [])
+        true = {each["type"]: each for each in conditions if each["status"] == "True"}
+        for kind, word in _PHASES:
+            if kind in true:
+                return word, str(true[kind]["lastTransitionTime"])
+        return None
+
+    def made_by(self, name: str) -> set[str]:
+        return {f"{name}-launcher"}

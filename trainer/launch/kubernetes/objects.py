@@ -9,7 +9,7 @@ from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
 from trainer.launch.kubernetes.cluster import Cluster, Object, lacks_permission, warn
-from trainer.launch.kubernetes.kinds import KindRow
+from trainer.launch.kubernetes.kind_row import KindRow
 from trainer.launch.kubernetes.pods import beside_name
 
 _DRY_RUN = {"dry_run": "All"}

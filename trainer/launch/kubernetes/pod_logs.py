@@ -14,7 +14,7 @@ from kubernetes.stream import stream
 
 from trainer.errors import ClusterError, InputError
 from trainer.launch.kubernetes.cluster import Cluster, Object
-from trainer.launch.kubernetes.kinds import KindRow
+from trainer.launch.kubernetes.kind_row import KindRow
 from trainer.launch.kubernetes.state import output_pods, pods_of
 
 _POLL_S = 1.0

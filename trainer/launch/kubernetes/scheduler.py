@@ -1,4 +1,4 @@
-"""Submit, status, logs and cancel for Kubernetes, as `trainer.launch.submission.Scheduler` requires them.
+"""Kubernetes for `clipship render`, `check`, `submit`, `status`, `logs` and `cancel`.
 
 Imports no torch.
 """
@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.comm.backends import Launcher
 from trainer.config import Job
 from trainer.errors import ClusterError, InputError
-from trainer.launch.kubernetes.kinds import KINDS, KindRow, kind_of
+from trainer.launch.kubernetes import validate
+from trainer.launch.kubernetes.kind_row import KindRow
+from trainer.launch.kubernetes.kinds import KINDS, kind_of
 from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.kubernetes.places import on_volume
 from trainer.launch.kubernetes.pods import run_name
-from trainer.launch.kubernetes.validate import warnings
-from trainer.launch.submission import Outcome, Submission, make_artefacts_folder, record
+from trainer.launch.submission import Outcome, Scheduler, Submission, make_artefacts_folder, record
 from trainer.run.folder import run_folder
 from trainer.run.layout import ARTEFACTS, JOB_FILE, LOGS
 from trainer.safe_io.atomic import write_whole
@@ -31,78 +33,169 @@ _POLL_S = 0.5
 _RENAME = "--set name=... or --set kubernetes.name=..."
 
 
-def prepare(job: Job) -> Path:
-    """Make the folder that keeps what was submitted, warn of what is rarely meant, and return the folder.
+class KubernetesScheduler(Scheduler):
+    """Objects of [kubernetes]."""
 
-    It is the run folder if this machine has its volume too, else a folder in ./runs.
-    """
-    from trainer.launch.kubernetes.cluster import warn
+    same_files = False
 
-    for text in warnings(job):
-        warn(text)
-    return _prepare_folder(job)
+    def render(self, job: Job) -> str:
+        return manifest(job)
 
+    def validate(self, job: Job) -> None:
+        validate.validate(job)
 
-def _prepare_folder(job: Job) -> Path:
-    """Make `record_folder` and return it. Raises InputError if it cannot be made."""
-    folder = record_folder(job)
-    make_artefacts_folder(folder, "submit from a folder in which you may write")
-    if os.geteuid() == 0 and folder == run_folder(job):
-        for made in (folder, folder / ARTEFACTS):
-            os.chown(made, job.kubernetes.run_as_user, -1)  # the ranks write there too
-    return folder
+    def starter(self, job: Job) -> str:
+        return kind_of(job).starter
 
+    def launcher(self, job: Job) -> Launcher:
+        return kind_of(job).launcher
 
-def record_folder(job: Job) -> Path:
-    """Returns the folder that `prepare` makes, whether it exists or not."""
-    mount = on_volume(job.logging.runs, job)
-    here = mount is not None and os.path.isdir(mount.path) and os.access(_nearest(run_folder(job)), os.W_OK)
-    return run_folder(job) if here else Path("runs", job.name)
+    def warnings(self, job: Job) -> Iterator[str]:
+        return validate.warnings(job)
 
+    def summary(self, job: Job) -> str:
+        return validate.summary(job)
 
-def submit(job: Job, folder: Path) -> Submission:
-    """Submit the job after a dry run of every object on the server.
+    def unique_name(self, job: Job) -> str:
+        return run_name(job)
 
-    A refusal thus leaves nothing half submitted.
-    """
-    import yaml
+    def prepare(self, job: Job) -> Path:
+        """Make the folder that keeps what was submitted, warn of what is rarely meant, and return the folder.
 
-    from trainer.launch.kubernetes.cluster import connect
-    from trainer.launch.kubernetes.objects import create, try_all
+        It is the run folder if this machine has its volume too, else a folder in ./runs.
+        """
+        from trainer.launch.kubernetes.cluster import warn
 
-    text = manifest(job)
-    write_whole(folder / ARTEFACTS / MANIFEST, text, private=True)
-    *beside, wanted = yaml.safe_load_all(text)
-    row, cluster, name = kind_of(job), connect(job.kubernetes.namespace), wanted["metadata"]["name"]
-    ended = _ended_before(cluster, row, name)
-    try_all(cluster, row, beside, wanted, taken=ended)
-    if ended:
-        _delete(cluster, row, name)
-    uid = create(cluster, row, beside, wanted)
-    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return _submission(cluster, row, name, uid, at)
+        for text in self.warnings(job):
+            warn(text)
+        return self._prepare_folder(job)
 
+    def _prepare_folder(self, job: Job) -> Path:
+        """Make `record_folder` and return it. Raises InputError if it cannot be made."""
+        folder = self.record_folder(job)
+        make_artefacts_folder(folder, "submit from a folder in which you may write")
+        if os.geteuid() == 0 and folder == run_folder(job):
+            for made in (folder, folder / ARTEFACTS):
+                os.chown(made, job.kubernetes.run_as_user, -1)  # the ranks write there too
+        return folder
 
-def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
-    """Record the job's object that `kubectl` made, and return it with its folder; None if there is none.
+    def record_folder(self, job: Job) -> Path:
+        """Returns the folder that `prepare` makes, whether it exists or not."""
+        mount = on_volume(job.logging.runs, job)
+        here = (
+            mount is not None and os.path.isdir(mount.path) and os.access(_nearest(run_folder(job)), os.W_OK)
+        )
+        return run_folder(job) if here else Path("runs", job.name)
 
-    If the run has a folder, it must be the one that `record_folder` names. Raises ClusterError and
-    InputError.
-    """
-    from trainer.launch.kubernetes.cluster import connect
-    from trainer.launch.kubernetes.objects import is_ours
+    def submit(self, job: Job, folder: Path) -> Submission:
+        """Submit the job after a dry run of every object on the server.
 
-    if folder not in (None, record_folder(job)):
-        return None
-    cluster, row = connect(job.kubernetes.namespace), kind_of(job)
-    found = cluster.read(row, run_name(job))
-    if found is None or not is_ours(found):
-        return None
-    metadata = found["metadata"]
-    submission = _submission(cluster, row, metadata["name"], metadata["uid"], metadata["creationTimestamp"])
-    folder = _prepare_folder(job)
-    record(folder, submission)
-    return folder, submission
+        A refusal thus leaves nothing half submitted.
+        """
+        import yaml
+
+        from trainer.launch.kubernetes.cluster import connect
+        from trainer.launch.kubernetes.objects import create, try_all
+
+        text = manifest(job)
+        write_whole(folder / ARTEFACTS / MANIFEST, text, private=True)
+        *beside, wanted = yaml.safe_load_all(text)
+        row, cluster, name = kind_of(job), connect(job.kubernetes.namespace), wanted["metadata"]["name"]
+        ended = _ended_before(cluster, row, name)
+        try_all(cluster, row, beside, wanted, taken=ended)
+        if ended:
+            _delete(cluster, row, name)
+        uid = create(cluster, row, beside, wanted)
+        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return _submission(cluster, row, name, uid, at)
+
+    def adopt(self, job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
+        """Record the job's object that `kubectl` made, and return it with its folder; None if there is none.
+
+        If the run has a folder, it must be the one that `record_folder` names. Raises ClusterError and
+        InputError.
+        """
+        from trainer.launch.kubernetes.cluster import connect
+        from trainer.launch.kubernetes.objects import is_ours
+
+        if folder not in (None, self.record_folder(job)):
+            return None
+        cluster, row = connect(job.kubernetes.namespace), kind_of(job)
+        found = cluster.read(row, run_name(job))
+        if found is None or not is_ours(found):
+            return None
+        metadata = found["metadata"]
+        submission = _submission(
+            cluster, row, metadata["name"], metadata["uid"], metadata["creationTimestamp"]
+        )
+        folder = self._prepare_folder(job)
+        record(folder, submission)
+        return folder, submission
+
+    def status(self, folder: Path, submission: Submission) -> list[tuple[str, str]]:
+        """Returns rows with state, pods and important events.
+
+        If the run folder is not on this machine, the run's step is read from the launcher's log.
+        """
+        from trainer.launch.kubernetes.state import rows
+
+        cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
+        found = cluster.read(row, name)
+        if replaced := _replaced(row, found, submission):
+            return [("state", f"gone: {replaced}")]
+        return rows(cluster, row, name, found, visible=(folder / JOB_FILE).exists())
+
+    def outcome(self, folder: Path, submission: Submission) -> Outcome:
+        """Returns how far the run got; an object that was deleted has ended."""
+        cluster, row = _cluster(submission), _row(submission)
+        found = cluster.read(row, submission.details["name"])
+        if found is None or _replaced(row, found, submission):
+            return "ended"
+        if not row.ended_at(found):
+            return "running"
+        true = {each["type"] for each in found["status"].get("conditions", []) if each["status"] == "True"}
+        return "done" if row.succeeded in true else "ended"
+
+    def cancel(self, folder: Path, submission: Submission) -> str:
+        """Delete the job's object and return a sentence about it.
+
+        Kubernetes asks its pods to stop, and they save first.
+        """
+        from trainer.launch.kubernetes.objects import adopt_what_kubectl_made
+
+        cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
+        found = cluster.read(row, name)
+        if found is None:
+            return f"{row.kind} {submission.id} does not exist any more"
+        if replaced := _replaced(row, found, submission):
+            return f"{replaced}; nothing is deleted"
+        graces = [pod["spec"].get("terminationGracePeriodSeconds", 30) for pod in _pods(cluster, row, name)]
+        adopt_what_kubectl_made(cluster, row, found)
+        cluster.delete(row, name, "Background", f"delete the {row.kind} {name}")
+        if row.ended_at(found):
+            return f"{row.kind} {submission.id} had ended; it is deleted, together with its pods' logs"
+        return (
+            f"{row.kind} {submission.id} is deleted; its ranks save and exit within "
+            f"{max(graces, default=0)} s (kubernetes.grace_s)"
+        )
+
+    def log_lines(
+        self, folder: Path, submission: Submission, rank: int | None, follow: bool
+    ) -> Iterator[str] | None:
+        """Returns the log of the pods that have the run's output, or one rank's file from a pod.
+
+        Returns None if the rank's file is in the run folder on this machine.
+        """
+        from trainer.launch.kubernetes.pod_logs import output_lines, rank_lines
+
+        if rank is not None and (folder / LOGS).is_dir():
+            return None
+        cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
+        if replaced := _replaced(row, cluster.read(row, name), submission):
+            raise InputError(f"{replaced}; the logs of this run's pods were deleted with them")
+        if rank is None:
+            return output_lines(cluster, row, name, follow)
+        return rank_lines(cluster, row, name, rank, follow)
 
 
 def _submission(cluster: "Cluster", row: KindRow, name: str, uid: str, at: str) -> Submission:
@@ -114,73 +207,6 @@ def _submission(cluster: "Cluster", row: KindRow, name: str, uid: str, at: str) 
         "uid": uid,
     }
     return Submission("kubernetes", f"{cluster.namespace}/{name}", at, details)
-
-
-def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
-    """Returns rows with state, pods and important events.
-
-    If the run folder is not on this machine, the run's step is read from the launcher's log.
-    """
-    from trainer.launch.kubernetes.state import rows
-
-    cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
-    found = cluster.read(row, name)
-    if replaced := _replaced(row, found, submission):
-        return [("state", f"gone: {replaced}")]
-    return rows(cluster, row, name, found, visible=(folder / JOB_FILE).exists())
-
-
-def outcome(folder: Path, submission: Submission) -> Outcome:
-    """Returns how far the run got; an object that was deleted has ended."""
-    cluster, row = _cluster(submission), _row(submission)
-    found = cluster.read(row, submission.details["name"])
-    if found is None or _replaced(row, found, submission):
-        return "ended"
-    if not row.ended_at(found):
-        return "running"
-    true = {each["type"] for each in found["status"].get("conditions", []) if each["status"] == "True"}
-    return "done" if row.succeeded in true else "ended"
-
-
-def cancel(folder: Path, submission: Submission) -> str:
-    """Delete the job's object and return a sentence about it.
-
-    Kubernetes asks its pods to stop, and they save first.
-    """
-    from trainer.launch.kubernetes.objects import adopt_what_kubectl_made
-
-    cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
-    found = cluster.read(row, name)
-    if found is None:
-        return f"{row.kind} {submission.id} does not exist any more"
-    if replaced := _replaced(row, found, submission):
-        return f"{replaced}; nothing is deleted"
-    graces = [pod["spec"].get("terminationGracePeriodSeconds", 30) for pod in _pods(cluster, row, name)]
-    adopt_what_kubectl_made(cluster, row, found)
-    cluster.delete(row, name, "Background", f"delete the {row.kind} {name}")
-    if row.ended_at(found):
-        return f"{row.kind} {submission.id} had ended; it is deleted, together with its pods' logs"
-    return (
-        f"{row.kind} {submission.id} is deleted; its ranks save and exit within {max(graces, default=0)} s "
-        "(kubernetes.grace_s)"
-    )
-
-
-def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
-    """Returns the log of the pods that have the run's output, or one rank's file from a pod.
-
-    Returns None if the rank's file is in the run folder on this machine.
-    """
-    from trainer.launch.kubernetes.pod_logs import output_lines, rank_lines
-
-    if rank is not None and (folder / LOGS).is_dir():
-        return None
-    cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
-    if replaced := _replaced(row, cluster.read(row, name), submission):
-        raise InputError(f"{replaced}; the logs of this run's pods were deleted with them")
-    if rank is None:
-        return output_lines(cluster, row, name, follow)
-    return rank_lines(cluster, row, name, rank, follow)
 
 
 def _row(submission: Submission) -> KindRow:

@@ -12,7 +12,7 @@ import urllib3
 from kubernetes.client.exceptions import ApiException
 
 from trainer.launch.kubernetes.cluster import Cluster, Object
-from trainer.launch.kubernetes.kinds import KindRow
+from trainer.launch.kubernetes.kind_row import KindRow
 from trainer.text.wording import many
 
 Row = tuple[str, str]

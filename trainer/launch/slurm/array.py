@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.launch.slurm.scheduler import SCRIPT, earlier_end_aside, sbatch, submission_of, submit, write_run
+from trainer.launch.slurm.sbatch import SCRIPT, earlier_end_aside, sbatch, submission_of, write_run
 from trainer.launch.slurm.script import directives
 from trainer.launch.submission import Submission
 from trainer.launch.templates import render
@@ -19,24 +19,6 @@ _FOLDER = "slurm"
 """Folder of a sweep with the scripts of its arrays, and with what Slurm itself prints about them."""
 _OWN = ("job-name", "array")
 """Options of sbatch that are not those of the run's own script."""
-
-
-def submit_together(
-    runs: Sequence[Run], folder: Path, parallel: int | None
-) -> Iterator[tuple[Path, Submission]]:
-    """Submits the runs, and yields each with its run folder as soon as Slurm has it.
-
-    Runs that ask Slurm for the same make one array; one that is a chain of jobs itself (`slurm.array`) is a
-    job of its own. `folder` is the sweep's; at most `parallel` runs of an array run at a time.
-    """
-    for number, group in enumerate(_groups(runs), 1):
-        if len(group) == 1:
-            job, own = group[0]
-            yield own, submit(job, own)
-        else:
-            script = folder / _FOLDER / f"{folder.name}-{number}.sbatch"
-            ids = _submit_array(group, script, parallel)
-            yield from zip((own for _, own in group), ids, strict=True)
 
 
 def array_script(runs: Sequence[Run], name: str, parallel: int | None) -> str:
@@ -59,7 +41,8 @@ def array_script(runs: Sequence[Run], name: str, parallel: int | None) -> str:
     )
 
 
-def _groups(runs: Sequence[Run]) -> list[list[Run]]:
+def groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """Returns the runs that ask Slurm for the same together; a chain of jobs is alone."""
     groups: dict[object, list[Run]] = {}
     for job, own in runs:
         groups.setdefault(own if job.slurm.array else _request(job), []).append((job, own))
@@ -71,7 +54,14 @@ def _request(job: Job) -> tuple[tuple[str, str | None], ...]:
     return tuple((option, value) for option, value in directives(job) if option not in _OWN)
 
 
-def _submit_array(runs: Sequence[Run], script: Path, parallel: int | None) -> list[Submission]:
+def submit_array(
+    runs: Sequence[Run], folder: Path, number: int, parallel: int | None
+) -> Iterator[tuple[Path, Submission]]:
+    """Submits runs that ask Slurm for the same as one array; yields each folder with its submission.
+
+    `folder` is the sweep's, and `number` is that of its array; at most `parallel` tasks run at a time.
+    """
+    script = folder / _FOLDER / f"{folder.name}-{number}.sbatch"
     text = array_script(runs, script.stem, parallel)
     script.parent.mkdir(parents=True, exist_ok=True)
     write_whole(script, text)
@@ -80,4 +70,5 @@ def _submit_array(runs: Sequence[Run], script: Path, parallel: int | None) -> li
             write_run(job, own, in_array=True)
             stack.enter_context(earlier_end_aside(own))
         array, cluster = sbatch(script, script.parent)
-    return [submission_of(job, f"{array}_{task}", cluster) for task, (job, _) in enumerate(runs)]
+    for task, (job, own) in enumerate(runs):
+        yield own, submission_of(job, f"{array}_{task}", cluster)

@@ -25,7 +25,6 @@ from trainer.launch.slurm.validate import can_keep_going, launcher, validate
 from trainer.launch.templates import render, sh
 from trainer.run.exit_record import STOPPED_THEN, SUPERVISOR_LOST
 from trainer.run.goodput_log import BEGAN
-from trainer.text.pattern import pattern
 from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
@@ -37,8 +36,8 @@ _WAIT_S = 30  # supervisors exit together: one that stays is on a lost node
 _LINE = 120
 _TASK_ID = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
 """Id of an array's task, as `squeue --jobs` takes it; that of the job if the script is submitted alone."""
-_PLAIN = pattern(r"[\w=:/.,@%+-]{1,80}", re.ASCII)
-_LIST_OF_ONE = pattern(r"= \[\n    ([^\n]*),\n\]\n")
+_PLAIN = re.compile(r"[\w=:/.,@%+-]{1,80}", re.ASCII)
+_LIST_OF_ONE = re.compile(r"= \[\n    ([^\n]*),\n\]\n")
 
 
 @dataclass(frozen=True)

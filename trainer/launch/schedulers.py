@@ -1,0 +1,96 @@
+"""Table of what schedulers do, and the runs that were submitted to them. Imports none before it is needed."""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config.schedulers import SCHEDULERS
+from trainer.errors import ClusterError, InputError
+from trainer.launch.submission import Scheduler, Submission, find_run, read_record
+
+if TYPE_CHECKING:
+    from trainer.comm.backends import Launcher
+    from trainer.config import Job
+
+
+def _slurm() -> Scheduler:
+    from trainer.launch.slurm.scheduler import SlurmScheduler
+
+    return SlurmScheduler()
+
+
+def _kubernetes() -> Scheduler:
+    from trainer.launch.kubernetes.scheduler import KubernetesScheduler
+
+    return KubernetesScheduler()
+
+
+IMPLEMENTATIONS: dict[str, Callable[[], Scheduler]] = {"slurm": _slurm, "kubernetes": _kubernetes}
+"""Functions that import and make each scheduler of `trainer.config.schedulers`, by its name."""
+
+
+def scheduler(name: str) -> Scheduler:
+    """Returns the scheduler, for what asks no cluster."""
+    return IMPLEMENTATIONS[name]()
+
+
+def reachable(name: str) -> Scheduler:
+    """Returns the scheduler, for what asks its cluster.
+
+    Raises InputError if the client that this needs is not installed.
+    """
+    needs = SCHEDULERS[name].client
+    if needs is not None and find_spec(needs) is None:
+        raise InputError(
+            f"{name} needs the Python package {needs}, which {sys.executable} does not have: pip install "
+            "'clipship[launch]'"
+        )
+    return scheduler(name)
+
+
+def launchers_of(job: "Job", *, local: bool = False) -> list["Launcher"]:
+    """Returns the launcher of the job's ranks under each of its schedulers; without any, `clipship run`'s.
+
+    `local`: on this machine, whatever schedulers it has.
+    """
+    from trainer.comm.backends import launcher_for
+
+    asked = [scheduler(name).launcher(job) for name in ([] if local else job.schedulers)]
+    several = not local and job.resources.nodes > 1
+    return [launcher for launcher in asked if launcher] or [launcher_for(job, several_hosts=several)]
+
+
+def find_submission(name: str) -> tuple[Path, Submission | None]:
+    """Returns the run folder as `find_run` does, with the run's record.
+
+    It also finds a run submitted by hand, if a scheduler of the job file knows it.
+    """
+    try:
+        folder = find_run(name)
+    except InputError as missing:
+        try:
+            adopted = _adopted(Path(name), None)
+        except (ClusterError, InputError) as problem:
+            raise InputError(f"{missing}; its cluster could not be asked: {problem}") from None
+        if adopted is None:
+            raise
+        return adopted
+    submission = read_record(folder)
+    if submission is None:
+        with suppress(ClusterError, InputError):  # the folder's own files are enough
+            return _adopted(Path(name), folder) or (folder, None)
+    return folder, submission
+
+
+def _adopted(path: Path, folder: Path | None) -> tuple[Path, Submission] | None:
+    """Returns what was submitted by hand for a job file; None if there is nothing or `path` is no file."""
+    if not path.is_file():
+        return None
+    from trainer.config.loader import load_job
+
+    job = load_job(path)
+    answers = (reachable(name).adopt(job, folder) for name in job.schedulers)
+    return next((adopted for adopted in answers if adopted is not None), None)

@@ -1,0 +1,176 @@
+"""Submits a batch script by sbatch, and calls Slurm's other commands. Imports no torch."""
+
+import datetime
+import getpass
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from trainer.config import Job
+from trainer.config.loader import dump_job
+from trainer.config.slurm_values import output_file
+from trainer.errors import ClusterError, InputError, NoAnswer
+from trainer.launch.commands import answer_of
+from trainer.launch.slurm.script import batch_script
+from trainer.launch.submission import Submission
+from trainer.run.layout import ARTEFACTS, EXIT_BEFORE_FILE, EXIT_FILE, JOB_FILE, LOGS
+from trainer.safe_io.atomic import write_whole
+
+SCRIPT = "train.sbatch"
+_ANSWER_LIMIT_S = 60
+_GPU_KEYS = "slurm.gres, slurm.gpus, slurm.gpu_type, resources.gpus_per_node"
+_KEYS_OF_MESSAGES = {
+    "invalid account": "slurm.account, slurm.partition",
+    "accounting/qos policy": "slurm.qos, slurm.time, [resources]: a limit of the account or of the QOS",
+    "partition": "slurm.partition (`sinfo` lists the partitions)",
+    "account": "slurm.account, slurm.partition",
+    "qos": "slurm.qos",
+    "time limit": "slurm.time",
+    "feature": "slurm.constraint",
+    "reservation": "slurm.reservation",
+    "node name": "slurm.nodelist, slurm.exclude",
+    "dependency": "slurm.dependency",
+    "gres": _GPU_KEYS,
+    "generic resource": _GPU_KEYS,
+    "memory specification": "slurm.mem, resources.mem_gb_per_gpu",
+    "node configuration": (
+        "resources.nodes, gpus_per_node, cpus_per_gpu, mem_gb_per_gpu (`sinfo -Nl` shows what nodes have)"
+    ),
+    "node count": "resources.nodes",
+    "processors": "resources.cpus_per_gpu, resources.gpus_per_node",
+    "unrecognized option": "slurm.extra",
+    "mail": "slurm.mail_type, slurm.mail_user",
+    "array": "slurm.array, or the grid of a sweep (`scontrol show config` has MaxArraySize)",
+}
+"""Keys of the job file to change, by a text that Slurm's message contains."""
+
+
+def write_run(job: Job, folder: Path, *, in_array: bool = False) -> None:
+    """Write the run's script and its job into the run folder, and make the folders of what it prints."""
+    text = batch_script(job, in_array=in_array)
+    (folder / LOGS).mkdir(exist_ok=True)
+    write_whole(folder / ARTEFACTS / JOB_FILE, dump_job(job), private=True)
+    write_whole(folder / ARTEFACTS / SCRIPT, text, private=True)
+    if job.slurm.output:
+        Path(job.slurm.output).parent.mkdir(parents=True, exist_ok=True)
+
+
+def sbatch(script: Path, folder: Path) -> tuple[str, str]:
+    """Submit the script from the folder; returns the job's number, and the cluster's name or "".
+
+    Raises InputError with the keys to change, or ClusterError.
+    """
+    answer = call(
+        "sbatch",
+        "--parsable",
+        str(script.absolute()),
+        cwd=folder,
+        environment=_submit_environment(os.environ),
+    )
+    if answer.returncode:
+        _raise_refusal(answer.stderr)
+    return _job_id(answer.stdout)
+
+
+def submission_of(job: Job, job_id: str, cluster: str) -> Submission:
+    """Returns the record of a job, or of one task of an array, that was submitted now."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    details = {"cluster": cluster} if cluster else {}
+    if job.slurm.output and not ("_" in job_id and "%j" in job.slurm.output):  # %j of a task is not known yet
+        details["output"] = output_file(job.slurm.output, job_id, job.name, getpass.getuser())
+    return Submission("slurm", job_id, now, details)
+
+
+@contextmanager
+def earlier_end_aside(folder: Path) -> Iterator[None]:
+    """Move the record of an earlier end aside; it is restored if nothing is submitted.
+
+    Otherwise `status` would show that end until the script begins.
+    """
+    record, aside = folder / EXIT_FILE, folder / ARTEFACTS / EXIT_BEFORE_FILE
+    with suppress(FileNotFoundError):
+        record.replace(aside)
+    try:
+        yield
+    except BaseException:
+        with suppress(FileNotFoundError):
+            aside.replace(record)
+        raise
+    aside.unlink(missing_ok=True)
+
+
+def _submit_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables for sbatch, whose environment the job inherits.
+
+    Those of a Slurm session in which this command may run are left out.
+    """
+    return {
+        name: value
+        for name, value in variables.items()
+        if not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_CLUSTERS")
+    }
+
+
+def _job_id(output: str) -> tuple[str, str]:
+    """Returns the job's number and the cluster's name or "".
+
+    A site's sbatch may print other lines before them.
+    """
+    matches = [
+        match for line in output.splitlines() if (match := re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()))
+    ]
+    if not matches:
+        raise ClusterError(
+            "sbatch printed no job number, so it is not known whether the job is queued (`squeue --me` "
+            f"shows it); sbatch printed: {output.strip()}"
+        )
+    return matches[-1][1], matches[-1][2] or ""
+
+
+def cluster_options(submission: Submission) -> list[str]:
+    """Returns the options by which Slurm's commands ask the cluster of the submission."""
+    return [f"--clusters={submission.details['cluster']}"] if "cluster" in submission.details else []
+
+
+def call(
+    *command: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm, in English unless its environment is given.
+
+    Raises ClusterError if it is missing or does not answer.
+    """
+    environment = environment or {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    try:
+        return answer_of(*command, cwd=cwd, env=environment, timeout=_ANSWER_LIMIT_S)
+    except FileNotFoundError:
+        raise ClusterError(
+            f"{command[0]} is not on PATH: run this on a machine with Slurm's commands, such as a login "
+            f"node; or render the script (`clipship render slurm JOB > {SCRIPT}`) and submit it there "
+            f"(`sbatch {SCRIPT}`)"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(
+            f"{command[0]} did not answer within {_ANSWER_LIMIT_S} s: is Slurm's controller running? "
+            "(`scontrol ping` says so)"
+        ) from None
+
+
+def _raise_refusal(message: str) -> NoReturn:
+    """Raises InputError with Slurm's message and the keys to change.
+
+    Raises ClusterError if the keys are not known.
+    """
+    text = message.strip() or "no reason given"
+    keys = _keys(text.lower().splitlines())
+    if keys is None:
+        raise ClusterError(f"sbatch: {text}")
+    raise InputError(f"Slurm refuses the job: {text}\nchange {keys}")
+
+
+def _keys(lines: Sequence[str]) -> str | None:
+    matches = (keys for line in reversed(lines) for text, keys in _KEYS_OF_MESSAGES.items() if text in line)
+    return next(matches, None)
