@@ -11,7 +11,8 @@ from pathlib import Path
 from trainer.errors import EXIT_FAILED
 from trainer.launch.commands import answer_of
 from trainer.launch.hosts import SSH_OPTIONS
-from trainer.run.exit_files import exit_record_of, requested_start
+from trainer.run.exit_files import exit_record_of
+from trainer.run.launcher_word import requested_start
 from trainer.sysinfo.addresses import is_here
 
 _POLL_S = 0.5

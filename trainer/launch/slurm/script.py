@@ -23,7 +23,6 @@ from trainer.launch.fabric import cluster_environment, pins_memory
 from trainer.launch.image_name import for_enroot
 from trainer.launch.slurm.validate import can_keep_going, launcher, validate
 from trainer.launch.templates import render, sh
-from trainer.run.exit_record import STOPPED_THEN, SUPERVISOR_LOST
 from trainer.run.goodput_log import BEGAN
 from trainer.text.pattern import pattern
 from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
@@ -91,10 +90,6 @@ class SbatchContext:
     """Words that start a container with apptainer, before its folders and its image."""
     python: str
     mpi: str
-    stopped_then: str
-    """Begin of the reason of a run that lost a supervisor after a request to stop."""
-    supervisor_lost: str
-    """Beginning of the reason in exit.json of a run that lost a supervisor, and so perhaps a node."""
     without_pmix: str
     """Keys that start the ranks on a cluster without PMIx; "" if the ranks do not need it."""
     mem_bind: str
@@ -194,8 +189,6 @@ def _context(job: Job, in_array: bool) -> SbatchContext:
         ],
         python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
         mpi=slurm.mpi if over_mpi(job, launcher(job)) else "none",
-        supervisor_lost=SUPERVISOR_LOST,
-        stopped_then=STOPPED_THEN,
         without_pmix=_without_pmix(job),
         mem_bind=str(slurm.extra.get("mem-bind") or ""),
         pins_memory=pins_memory(job),

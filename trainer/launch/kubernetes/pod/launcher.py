@@ -31,30 +31,27 @@ from trainer.errors import (
     EXIT_START_AGAIN,
     InputError,
 )
-from trainer.launch.kubernetes.pod.attempts import (
-    AttemptRecord,
-    decide,
-    newest_checkpoint,
-    read_attempts,
-    write_attempts,
-)
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
 from trainer.launch.kubernetes.pod.last_word import leave
 from trainer.launch.kubernetes.pod.names import JOB_UID, known_host, rendezvous
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens, read_end
 from trainer.launch.processes import supervise
 from trainer.launch.start_again import asked_after, run_generations
+from trainer.run.best import folder_name
+from trainer.run.checkpoints import newest_step
 from trainer.run.exit_files import remove_exit_files
 from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
-from trainer.run.layout import METRICS_FILE, Run
+from trainer.run.layout import CHECKPOINTS, METRICS_FILE, Run
+from trainer.run.starts import StartsSoFar, add_starts, read_starts
 from trainer.safe_io.plain import last_text
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.stopping import REPEAT_S
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 from trainer.world.rendezvous import Rendezvous
+from trainer.world.restart_policy import after_end
 from trainer.world.variables import GENERATION, STARTS_AGAIN
 
 HOSTFILE = Path("/etc/mpi/hostfile")
@@ -83,7 +80,7 @@ class Launcher:
         self._rendezvous = self._named_rendezvous = rendezvous(env)
         self._hosts = read_hostfile(HOSTFILE)
         self._folder = run_folder(job)
-        self._record = read_attempts(self._folder, env.get(JOB_UID, ""))
+        self._record = read_starts(self._folder, env.get(JOB_UID, ""))
         self._asked = 0
         self._began: float | None = None
         """Time at which the first worker answered: from then on pods wait for the others."""
@@ -98,19 +95,16 @@ class Launcher:
         while True:
             code, reason = self._attempt()
             message = f"{reason}; {self._progress()}"
-            decision = decide(
-                self._record,
-                code,
-                asked=bool(self._asked),
-                checkpoint=newest_checkpoint(self._folder),
-                retries=self._job.kubernetes.retries,
-                message=message,
+            retries = self._job.kubernetes.retries
+            saved = newest_step(self._folder / CHECKPOINTS)
+            asked = bool(self._asked)
+            self._store(
+                after_end(self._record, code, asked=asked, saved_step=saved, retries=retries, message=message)
             )
-            self._store(decision.record)
-            if decision.action == "leave":
+            if not self._record.again:
                 return leave(code, message)
             again = (
-                f"{decision.record.failures} of at most {self._job.kubernetes.retries}"
+                f"{self._record.failures} of at most {retries}"
                 if code != EXIT_PREEMPTED
                 else "a worker was asked to stop"
             )
@@ -252,16 +246,17 @@ class Launcher:
         )
 
     def _progress(self) -> str:
-        checkpoint = newest_checkpoint(self._folder)
+        saved = newest_step(self._folder / CHECKPOINTS)
+        checkpoint = folder_name(saved) if saved else "none"
         return (
-            f"last logged step: {_last_step(self._folder)}, newest checkpoint: {checkpoint or 'none'}, run "
+            f"last logged step: {_last_step(self._folder)}, newest checkpoint: {checkpoint}, run "
             f"folder: {self._folder}"
         )
 
-    def _store(self, record: AttemptRecord) -> None:
+    def _store(self, record: StartsSoFar) -> None:
         self._record = record
         try:
-            write_attempts(self._folder, record)
+            add_starts(self._folder, record)
         except OSError as problem:
             say(
                 f"{self._folder} cannot be written ({problem.strerror}): a new launcher would count the "

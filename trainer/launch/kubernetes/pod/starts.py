@@ -16,11 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.errors import EXIT_PREEMPTED, EXIT_START_AGAIN
-from trainer.launch.kubernetes.pod.attempts import AttemptRecord, decide, newest_checkpoint
-from trainer.run.layout import ARTEFACTS, PODS
+from trainer.run.checkpoints import newest_step
+from trainer.run.layout import ARTEFACTS, CHECKPOINTS, PODS
+from trainer.run.starts import StartsSoFar
 from trainer.safe_io.atomic import make_once
 from trainer.safe_io.plain import read_plain
 from trainer.world.rendezvous import Rendezvous
+from trainer.world.restart_policy import after_end
 
 _TOKEN, _MARKS, _BEGIN, _END = "token", "marks", "begin", "end"
 _BEING_WRITTEN_S = 10.0
@@ -33,7 +35,7 @@ class StartEnd:
     code: int
     """Exit code of the run, as its first cause has it."""
     message: str
-    record: AttemptRecord
+    record: StartsSoFar
     """Failures so far; `final` is set if the run has ended for good."""
 
     @property
@@ -98,16 +100,16 @@ class Start:
         if not (self.folder / _END).exists():
             return None
         stored = json.loads(_written(self.folder / _END))
-        return StartEnd(stored["code"], stored["message"], AttemptRecord(**stored["record"]))
+        return StartEnd(stored["code"], stored["message"], StartsSoFar(**stored["record"]))
 
     def settle(self, code: int, message: str, retries: int) -> StartEnd:
         """Ends this start with the run's exit code; returns the end that the first pod has recorded."""
         before = Start(self.run_folder, self.job, self.number - 1)
         earlier = before.end if self.number > 1 else None
-        record = earlier.record if earlier is not None else AttemptRecord(self.job)
-        checkpoint = newest_checkpoint(self.run_folder)
-        decision = decide(record, code, asked=False, checkpoint=checkpoint, retries=retries, message=message)
-        end = StartEnd(code, message, decision.record)
+        record = earlier.record if earlier is not None else StartsSoFar(self.job)
+        saved = newest_step(self.run_folder / CHECKPOINTS)
+        record = after_end(record, code, asked=False, saved_step=saved, retries=retries, message=message)
+        end = StartEnd(code, message, record)
         make_once(self.folder / _END, json.dumps(asdict(end)), private=True)
         return self.end or end
 
