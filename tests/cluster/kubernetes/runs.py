@@ -168,9 +168,10 @@ class Demo:
         (folder / "artefacts" / "submission.json").write_text(record)
         return folder
 
-    def memory(self, name: str) -> dict[str, str]:
-        """Returns the launcher's last record of its starts."""
-        return read_values(self.run(name) / RECORD)
+    def memory(self, name: str) -> dict[str, int]:
+        """Returns the launcher's last count of its starts and failures."""
+        counted = read_values(self.run(name) / RECORD)
+        return {name: int(counted[name]) for name in ("starts", "failures")}
 
     def pods(self, mpijob: str, role: str) -> list[dict[str, Any]]:
         return [

@@ -110,7 +110,7 @@ def test_a_worker_that_is_evicted_or_deleted_saves_first_and_that_is_no_fault(
     job.lose("worker-1", demo.evict_pod if how == "evicted" else demo.delete_pod)
     job.ended_well()
     assert demo.result(job.name)["restarts"] == []
-    assert demo.memory(job.name)["failures"] == "0"
+    assert demo.memory(job.name)["failures"] == 0
     said = demo.said(job.name)
     assert "is saved, and the run can go on" in said
     assert "the ranks are started again (a worker was asked to stop)" in said
@@ -124,7 +124,7 @@ def test_a_deleted_launcher_saves_first_and_its_successor_goes_on(demo: Demo, ba
     job.lose("launcher", demo.delete_pod)
     job.ended_well()
     assert demo.memory(job.name)["starts"] == 2
-    assert demo.memory(job.name)["failures"] == "0"
+    assert demo.memory(job.name)["failures"] == 0
 
 
 @full
@@ -136,4 +136,4 @@ def test_after_a_launcher_that_vanishes_its_successor_goes_on_from_memory(demo: 
     job.ended_well()
     assert "from the memory of" in demo.said(job.name)
     assert demo.memory(job.name)["starts"] == 2
-    assert demo.memory(job.name)["failures"] == "0"
+    assert demo.memory(job.name)["failures"] == 0
