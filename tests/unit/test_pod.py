@@ -21,7 +21,7 @@ import pytest
 from tests.support.processes import ended_on_failure
 from trainer.errors import InputError
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
-from trainer.launch.kubernetes.pod.launcher import mpirun_command, told_variables
+from trainer.launch.kubernetes.pod.launcher import ranks_command, told_variables
 from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
 from trainer.launch.kubernetes.pod.rank import environment, read_environment
 from trainer.launch.kubernetes.pod.watch import WATCH_S, Watch
@@ -316,9 +316,9 @@ def test_ranks_are_told_their_generation_by_mpirun_and_all_else_by_their_pods(
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/mpirun")
     names = ("CLIPSHIP_STARTS_AGAIN", "CLIPSHIP_GENERATION")
-    command = mpirun_command(Path("/etc/clipship/job.toml"), 4, names)
+    command = ranks_command(Path("/etc/clipship/job.toml"), 4, names)
     assert [command[at + 1] for at, word in enumerate(command) if word == "-x"] == list(names)
-    assert "-x" not in mpirun_command(Path("/etc/clipship/job.toml"), 4)
+    assert "-x" not in ranks_command(Path("/etc/clipship/job.toml"), 4)
     pod = {"CLIPSHIP_SUPERVISORS": "w0:4711", "CLIPSHIP_SSH_KEY": str(key), "HOME": "/root"}
     own = {"CLIPSHIP_GENERATION": "3", "CLIPSHIP_STARTS_AGAIN": "always", "HOME": "/"}
     found = environment(pod, own)

@@ -460,7 +460,7 @@ def test_clipship_run_starts_mpirun_again_with_the_same_token(
         return EXIT_PREEMPTED
 
     monkeypatch.setattr(local, "supervise", supervise)
-    monkeypatch.setattr(local, "_open_mpi", lambda: "mpirun")
+    monkeypatch.setattr(local, "find_open_mpi", lambda: "mpirun")
     job = tiny_job(comm={"backend": "horovod", "launcher": "mpirun"}, recovery={"max_restarts": 3})
     assert local.start_ranks(["true"], job, nproc=2, hosts=None, folder=tmp_path) == EXIT_PREEMPTED
     assert [one[1:] for one in seen] == [("1", "always"), ("2", "always"), ("3", "always")]

@@ -45,7 +45,8 @@ def ask(run_folder: Path, start: str, its: StartRequest, *, if_killed: bool) -> 
     """
     before = read_values(run_folder / WORD)
     generation = its.record.generation
-    if if_killed and before.get("word") == "again" and before.get("generation") == str(generation):
+    asked = [before.get(name) for name in ("start", "word", "generation")]
+    if if_killed and asked == [start, "again", str(generation)]:
         return
     word: Word = "again-if-killed" if if_killed else "again"
     request = json_text(masked_values(asdict(its)))

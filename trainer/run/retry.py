@@ -77,15 +77,20 @@ def until(look: Callable[[], Result], waits_s: Iterable[float]) -> Result:
 
 
 def shown(look: Callable[[], Result], folder: Path, longest_s: float, poll_s: float = 0.2) -> Result:
-    """Returns what another machine has written into the folder, once `look` finds it; else its last answer.
-
-    A network file system remembers for a while which names a folder has, and which it has not: reading the
-    folder refreshes that.
-    """
+    """Returns what another machine has written into the folder, once `look` sees it; else its last answer."""
 
     def look_again() -> Result:
-        with suppress(OSError):
-            os.listdir(folder)
+        names_in(folder)
         return look()
 
     return until(look_again, every(poll_s, longest_s))
+
+
+def names_in(folder: Path) -> list[str]:
+    """Returns the names in a folder; none if it cannot be read.
+
+    That refreshes what a network file system remembers: which names are there, and which are not.
+    """
+    with suppress(OSError):
+        return os.listdir(folder)
+    return []

@@ -21,6 +21,7 @@ from trainer.config.slurm import GpuRequest
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
 from trainer.launch.image_name import for_enroot
+from trainer.launch.open_mpi import exports, mpirun_options
 from trainer.launch.slurm.validate import can_keep_going, launcher, validate
 from trainer.launch.templates import render, sh
 from trainer.run.goodput_log import BEGAN
@@ -123,17 +124,12 @@ class SbatchContext:
         return self.python.rpartition("/")[0]
 
     @property
-    def mpirun_exports(self) -> list[str]:
-        """Lines with the options of mpirun that name the variables to pass on.
-
-        Values stay off the command line, which any user of the machine can read.
-        """
-        return [
-            line.replace("=", " ")
-            for line in textwrap.wrap(
-                " ".join(f"-x={name}" for name in self.variable_names), _LINE, break_on_hyphens=False
-            )
-        ]
+    def mpirun(self) -> list[str]:
+        """Lines with the options of mpirun: the first says where the ranks are, the others what they get."""
+        pairs = zip(*[iter(exports(self.variable_names))] * 2, strict=True)
+        names = textwrap.wrap(" ".join(map("=".join, pairs)), _LINE, break_on_hyphens=False)
+        places = mpirun_options(self.ranks, f"ppr:{self.ranks_per_node}:node")
+        return [" ".join(places), *(line.replace("=", " ") for line in names)]
 
 
 def batch_script(job: Job, *, in_array: bool = False) -> str:
@@ -167,7 +163,7 @@ def _context(job: Job, in_array: bool) -> SbatchContext:
         task_id=_TASK_ID if in_array or job.slurm.array else "$SLURM_JOB_ID",
         starts_again=bool(_starts_again(job)),
         max_starts=slurm.max_restarts + 1,
-        exports=_exports(variables),
+        exports=_export_lines(variables),
         variable_names=sorted(
             {*variables, *RENDEZVOUS, BEGAN, *((GENERATION,) if _starts_again(job) else ())}
         ),
@@ -226,7 +222,7 @@ def _compact(text: str) -> str:
     return _LIST_OF_ONE.sub(r"= [\1]\n", text)
 
 
-def _exports(variables: Mapping[str, str]) -> list[str]:
+def _export_lines(variables: Mapping[str, str]) -> list[str]:
     """Returns what follows `export`: short plain values share lines, each other one has its own."""
     words = [f"{name}={sh(value)}" for name, value in variables.items()]
     plain = [word for word in words if _PLAIN.fullmatch(word)]

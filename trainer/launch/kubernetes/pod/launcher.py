@@ -9,7 +9,6 @@ shows. Imports no torch.
 import argparse
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -34,16 +33,18 @@ from trainer.errors import (
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
 from trainer.launch.kubernetes.pod.last_word import leave
 from trainer.launch.kubernetes.pod.names import JOB_UID, known_host, rendezvous
-from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens, read_end
+from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens
+from trainer.launch.open_mpi import find_mpirun, mpirun_command
 from trainer.launch.processes import supervise
 from trainer.launch.start_again import asked_after, run_generations
 from trainer.run.best import folder_name
 from trainer.run.checkpoints import newest_step
-from trainer.run.exit_files import remove_exit_files
+from trainer.run.exit_files import exit_record_of, remove_exit_files
 from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
 from trainer.run.layout import CHECKPOINTS, METRICS_FILE, Run
+from trainer.run.retry import shown
 from trainer.run.starts import StartsSoFar, add_starts, read_starts
 from trainer.safe_io.plain import last_text
 from trainer.supervise.stop_request import send_stop_request
@@ -214,7 +215,7 @@ class Launcher:
         }
         with watch:
             return supervise(
-                mpirun_command(self._job_path, self._job.resources.world_size, tuple(told)),
+                ranks_command(self._job_path, self._job.resources.world_size, tuple(told)),
                 variables,
                 folder,
                 self._pass_on,
@@ -227,14 +228,17 @@ class Launcher:
         mpirun's exit code is used only if they recorded nothing.
         """
         run = Run(self._folder)
-        deadline = time.monotonic() + SHOWN_S
-        while time.monotonic() < deadline:
-            record = read_end(self._folder, self._rendezvous)
+
+        def recorded() -> tuple[int, str] | None:
+            record = exit_record_of(self._folder, self._rendezvous.start)
             if record is not None:
                 return record.exit_code, record.headline().removeprefix("clipship: ")
             if (code == EXIT_DONE or _stamp(run.result) != before) and run.result.exists() and run.finished():
                 return EXIT_DONE, "done"
-            time.sleep(WATCH_S / 2)
+            return None
+
+        if end := shown(recorded, self._folder, SHOWN_S, WATCH_S / 2):
+            return end
         cause = first_cause(folder)
         if cause is not None and cause.exit_code != EXIT_START_AGAIN:
             return cause.exit_code, cause.headline().removeprefix("clipship: ")
@@ -286,28 +290,14 @@ def told_variables(began: float | None, starts_again: str, generation: int) -> d
     return again | ({} if began is None else {BEGAN: f"{began:.3f}"})
 
 
-def mpirun_command(job_path: Path, ranks: int, exported: Sequence[str] = ()) -> list[str]:
-    """Returns the command line of mpirun, the same for Open MPI 4 and 5.
+def ranks_command(job_path: Path, ranks: int, exported: Sequence[str] = ()) -> list[str]:
+    """Returns the command line of mpirun.
 
     It passes on the variables that are named in `exported`: ranks take the others from their pods.
     """
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        raise InputError("mpirun is neither beside this Python nor on PATH: the image has no Open MPI")
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    where = ["-n", str(ranks), "--hostfile", str(HOSTFILE), "--map-by", "slot", "--bind-to", "none"]
-    return [
-        mpirun,
-        *root,
-        *where,
-        *(option for name in exported for option in ("-x", name)),
-        sys.executable,
-        "-P",
-        "-m",
-        "trainer.launch.kubernetes.pod.rank",
-        str(job_path),
-    ]
+    mpirun = find_mpirun("the image has no Open MPI")
+    rank = (sys.executable, "-P", "-m", "trainer.launch.kubernetes.pod.rank", str(job_path))
+    return mpirun_command(mpirun, rank, ranks, HOSTFILE, exported)
 
 
 def ssh_variables(port: int, known_hosts: Path) -> dict[str, str]:

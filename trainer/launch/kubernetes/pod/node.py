@@ -40,7 +40,9 @@ from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import ExitRecord
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
+from trainer.run.retry import shown
 from trainer.sysinfo.addresses import is_here, listening_address
+from trainer.sysinfo.children import reap
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 from trainer.world.rendezvous import Rendezvous
@@ -210,14 +212,7 @@ class Node:
 
     def _record(self, start: Start, shown_s: float) -> ExitRecord | None:
         """Returns how the run has ended; None if its supervisors have recorded nothing."""
-        deadline = time.monotonic() + shown_s
-        while True:
-            with suppress(OSError):
-                os.listdir(self._folder)  # refreshes a network file system's cache
-            record = exit_record_of(self._folder, start.name)
-            if record is not None or time.monotonic() > deadline:
-                return record
-            time.sleep(WATCH_S / 2)
+        return shown(lambda: exit_record_of(self._folder, start.name), self._folder, shown_s, WATCH_S / 2)
 
     def _end_with(self, start: Start) -> None:
         """Ends supervisors that have not noticed the end of their start; runs in a thread of its own."""
@@ -243,12 +238,8 @@ class Node:
 
     def _on_child(self, number: int, frame: FrameType | None) -> None:
         """Reaps orphans, as a first process must, and leaves the supervisors to those who wait for them."""
-        own = {started.process.pid for started in self._supervisors}
-        with suppress(ChildProcessError):
-            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                if ended.si_pid in own or os.getpid() != 1:
-                    return
-                os.waitpid(ended.si_pid, os.WNOHANG)
+        if os.getpid() == 1:
+            reap(but={started.process.pid for started in self._supervisors})
 
 
 _UNRECORDED = {

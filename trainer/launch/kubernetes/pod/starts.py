@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import secrets
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from trainer.errors import EXIT_PREEMPTED, EXIT_START_AGAIN
 from trainer.run.checkpoints import newest_step
 from trainer.run.layout import ARTEFACTS, CHECKPOINTS, PODS
+from trainer.run.retry import every, names_in, until
 from trainer.run.starts import StartsSoFar
 from trainer.safe_io.atomic import make_once
 from trainer.safe_io.plain import read_plain
@@ -90,13 +90,13 @@ class Start:
     @property
     def began_at(self) -> str | None:
         """Address of the pod of index 0 when the ranks started; None if they have not."""
-        _refresh(self.folder)
+        names_in(self.folder)
         return _written(self.folder / _BEGIN) if (self.folder / _BEGIN).exists() else None
 
     @property
     def end(self) -> StartEnd | None:
         """End of this start; None while it goes on."""
-        _refresh(self.folder)
+        names_in(self.folder)
         if not (self.folder / _END).exists():
             return None
         stored = json.loads(_written(self.folder / _END))
@@ -137,15 +137,6 @@ def _folder(run_folder: Path, job: str) -> Path:
 
 def _written(path: Path) -> str:
     """Returns a file's text; waits for it if another pod has only just made the file. Raises OSError."""
-    deadline = time.monotonic() + _BEING_WRITTEN_S
-    while not (text := read_plain(path)):
-        if time.monotonic() > deadline:
-            raise OSError(errno.ENODATA, "the pod that made this file has not filled it", str(path))
-        time.sleep(0.1)
-    return text
-
-
-def _refresh(folder: Path) -> None:
-    """Refreshes what a network file system remembers of the folder: also that a file is missing."""
-    with suppress(OSError):
-        os.listdir(folder)
+    if text := until(lambda: read_plain(path), every(0.1, _BEING_WRITTEN_S)):
+        return text
+    raise OSError(errno.ENODATA, "the pod that made this file has not filled it", str(path))
