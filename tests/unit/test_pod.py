@@ -107,31 +107,31 @@ def test_a_pod_without_the_operators_key_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "asked", "failures", "saved", "again", "final", "counted"),
+    ("code", "asked", "failures", "saved", "over", "counted"),
     [
-        (0, False, 0, 0, False, 0, 0),
-        (0, True, 0, 0, False, 0, 0),
-        (2, False, 0, 0, False, 2, 0),
-        (75, True, 0, 0, False, None, 0),
-        (75, False, 3, 0, True, None, 3),
-        (143, True, 0, 0, False, None, 0),
-        (1, False, 0, 0, True, None, 1),
-        (1, False, 3, 0, False, 1, 4),
-        (124, False, 3, 0, False, 124, 4),
-        (124, False, 3, 10, True, None, 1),
+        (0, False, 0, 0, True, 0),
+        (0, True, 0, 0, True, 0),
+        (2, False, 0, 0, True, 0),
+        (75, True, 0, 0, False, 0),
+        (75, False, 3, 0, False, 3),
+        (143, True, 0, 0, False, 0),
+        (1, False, 0, 0, False, 1),
+        (1, False, 3, 0, True, 4),
+        (124, False, 3, 0, True, 4),
+        (124, False, 3, 10, False, 1),
     ],
 )
 def test_failures_without_progress_are_bounded_and_requests_are_heeded(
-    code: int, asked: bool, failures: int, saved: int, again: bool, final: int | None, counted: int
+    code: int, asked: bool, failures: int, saved: int, over: bool, counted: int
 ) -> None:
     before = StartsSoFar("uid", failures=failures)
     after = after_end(before, code, asked=asked, saved_step=saved, retries=3, message="m")
-    assert (after.again, after.final, after.failures) == (again, final, counted)
+    assert (after.over, after.code, after.failures) == (over, code, counted)
 
 
 def test_a_new_launcher_remembers_and_a_new_submission_does_not(tmp_path: Path) -> None:
     add_starts(tmp_path, StartsSoFar("uid-1", starts=1))
-    last = StartsSoFar("uid-1", starts=2, failures=1, again=False, final=1, message="rank 3\n= gone")
+    last = StartsSoFar("uid-1", starts=2, failures=1, code=1, over=True, message="rank 3\n= gone")
     add_starts(tmp_path, last)
     assert read_starts(tmp_path, "uid-1") == replace(last, message="rank 3 = gone")
     assert read_starts(tmp_path, "uid-2") == StartsSoFar("uid-2")

@@ -167,8 +167,8 @@ class ExitFiles:
                 launcher_word.ask(folder, self._start, its, if_killed=if_killed)
 
     def _withdraw_start(self) -> None:
-        if self._folder is not None and not _is_held_by_other(self._folder, self._start):
-            launcher_word.withdraw(self._folder, self._start)
+        if (folder := self._writable()) is not None:
+            launcher_word.withdraw(folder, self._start)
 
     def _writable(self) -> Path | None:
         """Returns the folder, which is made if it is missing; None if this start may not write there."""

@@ -15,7 +15,6 @@ from trainer.safe_io.values import last_values, value_lines
 
 RECORD = Path(ARTEFACTS, STARTS_FILE)
 """Path of the record in the run folder."""
-_NUMBERS = ("starts", "failures", "saved_step", "final")
 
 
 @dataclass(frozen=True)
@@ -29,22 +28,27 @@ class StartsSoFar:
     """Failures in a row without a new checkpoint in between."""
     saved_step: int = 0
     """Step of the newest checkpoint at the last failure; 0 for none."""
-    again: bool = True
-    """True if another start follows the last one."""
-    final: int | None = None
-    """Exit code with which the run ended for good; later launchers leave with it. None while it goes on."""
+    code: int = 0
+    """Exit code of the last start."""
+    over: bool = False
+    """True if the run has ended for good: later launchers leave with the code."""
     message: str = ""
+
+
+def starts_of(text: str) -> StartsSoFar:
+    """Returns the record with these lines, as `add_starts` writes it. Raises KeyError or ValueError."""
+    values = last_values(text)
+    numbers = {name: int(values[name]) for name in ("starts", "failures", "saved_step", "code")}
+    over, message = values["over"] == "yes", values["message"]
+    return StartsSoFar(values["job"], over=over, message=message, **numbers)
 
 
 def read_starts(run_folder: Path, job: str) -> StartsSoFar:
     """Returns the last record of this submission; an empty one if there is none."""
-    with suppress(OSError, ValueError):
-        *_, last = read_plain(run_folder / RECORD).rstrip("\n").split("\n\n")
-        values = last_values(last)
-        if values.get("job") == job:
-            numbers = {name: int(values[name]) for name in _NUMBERS if name in values}
-            again = values.get("again") != "no"
-            return StartsSoFar(job, again=again, message=values.get("message", ""), **numbers)
+    with suppress(OSError, ValueError, KeyError):
+        last = starts_of(read_plain(run_folder / RECORD).rstrip("\n").rpartition("\n\n")[2])
+        if last.job == job:
+            return last
     return StartsSoFar(job)
 
 

@@ -144,21 +144,17 @@ class RestartPolicy:
 def after_end(
     so_far: StartsSoFar, code: int, *, asked: bool, saved_step: int, retries: int, message: str
 ) -> StartsSoFar:
-    """Returns the starts of a run after one has ended with this exit code; `again` says what follows.
+    """Returns the starts of a run after one has ended with this exit code.
 
     `asked` says that the launcher was asked to stop: the next one resumes the run. A run also ends with 75 if
     one of its nodes was asked to stop; it is then started again.
     """
-    if asked and code != EXIT_DONE:
-        return replace(so_far, again=False, message=message)
-    if code in (EXIT_DONE, EXIT_BAD_INPUT):
-        return replace(so_far, again=False, final=code, message=message)
-    if code == EXIT_PREEMPTED:
-        return replace(so_far, again=True)
+    ended = replace(so_far, code=code, message=message)
+    if code == EXIT_DONE or asked or code in (EXIT_BAD_INPUT, EXIT_PREEMPTED):
+        return replace(ended, over=code == EXIT_DONE or (code == EXIT_BAD_INPUT and not asked))
     failures = Failures(so_far.failures, so_far.saved_step).one_more(saved_step)
-    again = failures.count <= retries
-    counted = replace(so_far, failures=failures.count, saved_step=failures.saved_step, message=message)
-    return replace(counted, again=again, final=None if again else code)
+    over = failures.count > retries
+    return replace(ended, failures=failures.count, saved_step=failures.saved_step, over=over)
 
 
 def left_by_itself(returncode: int, *, over_ssh: bool) -> bool:

@@ -44,7 +44,7 @@ from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
 from trainer.run.layout import CHECKPOINTS, METRICS_FILE, Run
-from trainer.run.retry import shown
+from trainer.run.retry import every, shown, until
 from trainer.run.starts import StartsSoFar, add_starts, read_starts
 from trainer.safe_io.plain import last_text
 from trainer.supervise.stop_request import send_stop_request
@@ -91,8 +91,8 @@ class Launcher:
 
     def run(self) -> int:
         """Start the ranks until they are done, have failed too often, or this pod is asked to stop."""
-        if self._record.final is not None:
-            return leave(self._record.final, self._record.message)
+        if self._record.over:
+            return leave(self._record.code, self._record.message)
         while True:
             code, reason = self._attempt()
             message = f"{reason}; {self._progress()}"
@@ -102,7 +102,7 @@ class Launcher:
             self._store(
                 after_end(self._record, code, asked=asked, saved_step=saved, retries=retries, message=message)
             )
-            if not self._record.again:
+            if self._record.over or asked:
                 return leave(code, message)
             again = (
                 f"{self._record.failures} of at most {retries}"
@@ -185,11 +185,8 @@ class Launcher:
             if not send_stop_request(self._rendezvous, signal.SIGTERM):
                 return True
             say("ranks of an earlier launcher still run: they are asked to save and exit")
-            deadline = time.monotonic() + max(patience, REPEAT_S + 1.0)
-            while time.monotonic() < deadline and not self._asked:
-                if not listens(self._rendezvous):
-                    return True
-                time.sleep(WATCH_S)
+            waits_s = every(WATCH_S, max(patience, REPEAT_S + 1.0))
+            until(lambda: self._asked or not listens(self._rendezvous), waits_s)
         return not listens(self._rendezvous)
 
     def _mpirun(self, folder: Path, generation: int) -> int:
@@ -275,9 +272,7 @@ class Launcher:
         self._asked = self._asked or number
 
     def _pause(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self._asked:
-            time.sleep(0.1)
+        until(lambda: self._asked, every(0.1, seconds))
 
 
 def told_variables(began: float | None, starts_again: str, generation: int) -> dict[str, str]:

@@ -33,7 +33,7 @@ from trainer.errors import (
 )
 from trainer.launch.kubernetes.pod.last_word import leave
 from trainer.launch.kubernetes.pod.names import JOB_UID
-from trainer.launch.kubernetes.pod.starts import Start, StartEnd, open_start
+from trainer.launch.kubernetes.pod.starts import Start, leave_code, open_start
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S
 from trainer.launch.ranks.started_ranks import StartedRank, run_ranks
 from trainer.run.exit_files import exit_record_of
@@ -41,6 +41,7 @@ from trainer.run.exit_record import ExitRecord
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
 from trainer.run.retry import shown
+from trainer.run.starts import StartsSoFar
 from trainer.sysinfo.addresses import is_here, listening_address
 from trainer.sysinfo.children import reap
 from trainer.sysinfo.signals import reset_inherited_signals
@@ -271,10 +272,9 @@ def rank_variables(index: int, local_rank: int, ranks: int, pods: int) -> dict[s
     }
 
 
-def leave_with(end: StartEnd) -> int:
+def leave_with(end: StartsSoFar) -> int:
     """Leaves as the end of the start says."""
-    again = "" if end.record.final is not None else "; the pods start again"
-    return leave(end.leave, f"{end.message}{again}")
+    return leave(leave_code(end), f"{end.message}{'' if end.over else '; the pods start again'}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ torch.
 """
 
 import errno
-import json
 import os
 import secrets
 from contextlib import suppress
@@ -18,9 +17,10 @@ from trainer.errors import EXIT_PREEMPTED, EXIT_START_AGAIN
 from trainer.run.checkpoints import newest_step
 from trainer.run.layout import ARTEFACTS, CHECKPOINTS, PODS
 from trainer.run.retry import every, names_in, until
-from trainer.run.starts import StartsSoFar
+from trainer.run.starts import StartsSoFar, starts_of
 from trainer.safe_io.atomic import make_once
 from trainer.safe_io.plain import read_plain
+from trainer.safe_io.values import value_lines
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.restart_policy import after_end
 
@@ -28,22 +28,9 @@ _TOKEN, _MARKS, _BEGIN, _END = "token", "marks", "begin", "end"
 _BEING_WRITTEN_S = 10.0
 
 
-@dataclass(frozen=True)
-class StartEnd:
-    """End of a start, the same for every pod."""
-
-    code: int
-    """Exit code of the run, as its first cause has it."""
-    message: str
-    record: StartsSoFar
-    """Failures so far; `final` is set if the run has ended for good."""
-
-    @property
-    def leave(self) -> int:
-        """Exit code of the pods, which tells the Job whether to start others in their place."""
-        if self.record.final is not None:
-            return self.record.final
-        return EXIT_PREEMPTED if self.code == EXIT_PREEMPTED else EXIT_START_AGAIN
+def leave_code(end: StartsSoFar) -> int:
+    """Returns the exit code of the pods, which tells the Job whether to start others in their place."""
+    return end.code if end.over or end.code == EXIT_PREEMPTED else EXIT_START_AGAIN
 
 
 @dataclass(frozen=True)
@@ -94,23 +81,25 @@ class Start:
         return _written(self.folder / _BEGIN) if (self.folder / _BEGIN).exists() else None
 
     @property
-    def end(self) -> StartEnd | None:
-        """End of this start; None while it goes on."""
+    def end(self) -> StartsSoFar | None:
+        """End of this start, the same for every pod; None while it goes on."""
         names_in(self.folder)
-        if not (self.folder / _END).exists():
-            return None
-        stored = json.loads(_written(self.folder / _END))
-        return StartEnd(stored["code"], stored["message"], StartsSoFar(**stored["record"]))
+        return starts_of(_written(self.folder / _END)) if (self.folder / _END).exists() else None
 
-    def settle(self, code: int, message: str, retries: int) -> StartEnd:
+    def settle(self, code: int, message: str, retries: int) -> StartsSoFar:
         """Ends this start with the run's exit code; returns the end that the first pod has recorded."""
         before = Start(self.run_folder, self.job, self.number - 1)
         earlier = before.end if self.number > 1 else None
-        record = earlier.record if earlier is not None else StartsSoFar(self.job)
         saved = newest_step(self.run_folder / CHECKPOINTS)
-        record = after_end(record, code, asked=False, saved_step=saved, retries=retries, message=message)
-        end = StartEnd(code, message, record)
-        make_once(self.folder / _END, json.dumps(asdict(end)), private=True)
+        end = after_end(
+            earlier or StartsSoFar(self.job),
+            code,
+            asked=False,
+            saved_step=saved,
+            retries=retries,
+            message=message,
+        )
+        make_once(self.folder / _END, value_lines(asdict(end)), private=True)
         return self.end or end
 
 
@@ -123,7 +112,7 @@ def open_start(run_folder: Path, job: str) -> Start:
     folder.mkdir(parents=True, exist_ok=True)
     newest = Start(run_folder, job, max((int(name) for name in os.listdir(folder)), default=0))
     end = newest.end if newest.number else None
-    if newest.number and (end is None or end.record.final is not None):
+    if newest.number and (end is None or end.over):
         return newest
     start = Start(run_folder, job, newest.number + 1)
     (start.folder / _MARKS).mkdir(parents=True, exist_ok=True)
