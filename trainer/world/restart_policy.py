@@ -1,7 +1,8 @@
 """Decides what is started again: how often, after which wait, and when that is of no use any more.
 
 Three ask: the coordinator about its ranks (`RestartPolicy`), a launcher about the supervisors that it has
-started (`RespawnPolicy`, `Deaths`), and whoever started a run that has ended, about the run (`after_end`).
+started (`RespawnPolicy`), and whoever started a run that has ended, about the run (`after_end`). All count
+with `in_a_row`.
 Which nodes do without a rank, `trainer.supervise.membership` decides. All decisions are pure: no clock, no
 process, no file. No torch.
 """
@@ -42,19 +43,9 @@ _SSH_FAILED = 255
 _BY_A_SIGNAL = 128
 
 
-@dataclass(frozen=True)
-class Failures:
-    """Failures in a row, without a newer checkpoint in between."""
-
-    count: int = 0
-    saved_step: int = 0
-    """Step of the newest checkpoint at the last failure; 0 for none."""
-
-    def one_more(self, saved_step: int) -> "Failures":
-        """Returns them after another failure, at which the newest checkpoint was of this step."""
-        if saved_step > self.saved_step:
-            return Failures(1, saved_step)
-        return Failures(self.count + 1, self.saved_step)
+def in_a_row(before: int, *, progress: bool) -> int:
+    """Returns how many failures there were in a row, with this one; `progress` since the last begins anew."""
+    return 1 if progress else before + 1
 
 
 @dataclass(frozen=True)
@@ -110,25 +101,27 @@ class RestartPolicy:
         """`jitter` returns numbers from 0 to below 1."""
         self._max_restarts, self._same_fault_limit = max_restarts, same_fault_limit
         self._backoff, self._jitter = Backoff(backoff_s, _LONGEST_WAIT * backoff_s), jitter
-        self._failures = Failures()
+        self._failures = self._saved_step = 0
+        """Faults without a newer checkpoint in between, and the step of that checkpoint."""
         self._fruitless = 0
-        """Restarts in a row after which no new step was done and nothing was saved."""
+        """Faults in a row before which no new step was done and nothing was saved."""
         self._last: Fault | None = None
-        self._in_a_row = 0
+        self._alike = 0
+        """Faults in a row that are like the last one."""
 
     def decide(self, fault: Fault, saved_step: int, *, new_step: bool = False) -> GoOn | GiveUp:
         """Returns what to do about a fault; `saved_step` is the step of the newest checkpoint, 0 for none.
 
         `new_step` says that a step was done since the last fault that had never been done before.
         """
-        self._failures = self._failures.one_more(saved_step)
-        number = self._failures.count
-        self._fruitless = 1 if new_step or number == 1 else self._fruitless + 1
-        self._in_a_row = self._in_a_row + 1 if self._last and fault.is_like(self._last) else 1
-        self._last = fault
-        if self._in_a_row >= self._same_fault_limit:
+        number = self._failures = in_a_row(self._failures, progress=saved_step > self._saved_step)
+        self._saved_step = max(self._saved_step, saved_step)
+        self._fruitless = in_a_row(self._fruitless, progress=new_step or number == 1)
+        is_like_last = self._last is not None and fault.is_like(self._last)
+        self._alike, self._last = in_a_row(self._alike, progress=not is_like_last), fault
+        if self._alike >= self._same_fault_limit:
             return GiveUp(
-                f"the same fault at the same step {self._in_a_row} times in a row looks like a bug and not "
+                f"the same fault at the same step {self._alike} times in a row looks like a bug and not "
                 f"like a fault of a machine (recovery.same_fault_limit = {self._same_fault_limit})"
             )
         if number > self._max_restarts:
@@ -152,9 +145,9 @@ def after_end(
     ended = replace(so_far, code=code, message=message)
     if code == EXIT_DONE or asked or code in (EXIT_BAD_INPUT, EXIT_PREEMPTED):
         return replace(ended, over=code == EXIT_DONE or (code == EXIT_BAD_INPUT and not asked))
-    failures = Failures(so_far.failures, so_far.saved_step).one_more(saved_step)
-    over = failures.count > retries
-    return replace(ended, failures=failures.count, saved_step=failures.saved_step, over=over)
+    failures = in_a_row(so_far.failures, progress=saved_step > so_far.saved_step)
+    saved_step = max(so_far.saved_step, saved_step)
+    return replace(ended, failures=failures, saved_step=saved_step, over=failures > retries)
 
 
 def left_by_itself(returncode: int, *, over_ssh: bool) -> bool:
@@ -169,18 +162,6 @@ def left_by_itself(returncode: int, *, over_ssh: bool) -> bool:
     return 0 <= returncode < _SSH_FAILED and (number <= 0 or number in [int(signal) for signal in SIGNALS])
 
 
-class Deaths:
-    """Deaths in a row of one supervisor that is started again."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def wait_s(self, lived_s: float) -> float:
-        """Counts a death; returns the seconds until the supervisor is started again."""
-        self._count = 1 if lived_s > FORGIVEN_S else self._count + 1
-        return KILLED.wait_s(self._count)
-
-
 class RespawnPolicy:
     """Decides which supervisors of a start are started again, and with which exit code the launcher leaves.
 
@@ -192,10 +173,10 @@ class RespawnPolicy:
         self._members = members
         self._running = set(range(members))
         self._again_at: dict[int, float] = {}
-        self._deaths = [Deaths() for _ in range(members)]
+        self._deaths: Counter[int] = Counter()
         self._left: dict[int, int] = {}
         """Exit codes of members that left by themselves, the last one last."""
-        self._in_vain: Counter[int] = Counter()
+        self._cut_off: Counter[int] = Counter()
         self._came_back: set[int] = set()
         self._first_death = 0
         self._ending_since: float | None = None
@@ -209,14 +190,15 @@ class RespawnPolicy:
             self._left[member] = returncode
             wait = None
             if returncode in _CODES_OF_CUT_OFF:
-                again = member in self._came_back and lived_s <= JOINED_S
-                self._in_vain[member] = self._in_vain[member] + 1 if again else 0
-                wait = CUT_OFF.wait_s(1 + self._in_vain[member])
+                has_joined = member not in self._came_back or lived_s > JOINED_S
+                self._cut_off[member] = in_a_row(self._cut_off[member], progress=has_joined)
+                wait = CUT_OFF.wait_s(self._cut_off[member])
             if self.is_ending and self._ending_since is None:
                 self._ending_since = now
         else:
             self._first_death = self._first_death or as_exit_code(returncode)
-            wait = self._deaths[member].wait_s(lived_s)
+            self._deaths[member] = in_a_row(self._deaths[member], progress=lived_s > FORGIVEN_S)
+            wait = KILLED.wait_s(self._deaths[member])
         if wait is None or self.is_ending or not self._running:
             return None
         self._again_at[member] = now + wait
@@ -236,7 +218,7 @@ class RespawnPolicy:
 
     def in_vain(self, member: int) -> int:
         """Returns how many times in a row a member was started again and left with an error."""
-        return self._in_vain[member]
+        return max(0, self._cut_off[member] - 1)
 
     @property
     def is_ending(self) -> bool:

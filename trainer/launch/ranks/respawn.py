@@ -16,7 +16,7 @@ from types import FrameType
 from trainer.run.layout import EXIT_FILE
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.world.rank_process import SIGNALS
-from trainer.world.restart_policy import Deaths, as_exit_code, left_by_itself
+from trainer.world.restart_policy import FORGIVEN_S, KILLED, as_exit_code, in_a_row, left_by_itself
 from trainer.world.variables import RESPAWNED
 
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     reset_inherited_signals()
     started: list[subprocess.Popen[bytes]] = []
     _pass_signals_on(started)
-    deaths, environment = Deaths(), dict(os.environ)
+    deaths, environment = 0, dict(os.environ)
     while True:
         began = time.monotonic()
         started[:] = [subprocess.Popen(command, env=environment)]
@@ -37,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         # one that a request to stop killed had only just started
         if left_by_itself(code, over_ssh=False) or -code in SIGNALS or Path(run_folder, EXIT_FILE).exists():
             return as_exit_code(code)
-        wait_s = deaths.wait_s(time.monotonic() - began)
+        deaths = in_a_row(deaths, progress=time.monotonic() - began > FORGIVEN_S)
+        wait_s = KILLED.wait_s(deaths)
         node = os.environ.get("SLURMD_NODENAME", os.uname().nodename)
         line = f"clipship: a supervisor on {node} was killed; it is started again in {wait_s:.0f} s"
         print(line, file=sys.stderr, flush=True)
