@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from trainer.run.retry import every, until
 from trainer.supervise.stopping import REPEAT_S
 from trainer.sysinfo.parent import signal_with_parent
 
@@ -204,15 +203,14 @@ def _end(process: subprocess.Popen[bytes], exit_dir: Path) -> None:
     if process.poll() is None:
         process.kill()
     else:
+        deadline = time.monotonic() + GRACE_S
         _signal_all(_members(exit_dir), signal.SIGTERM)
-        until(lambda: not _members(exit_dir), every(_POLL_S, GRACE_S))
-
-    def are_killed() -> bool:
-        left = _members(exit_dir)
+        while _members(exit_dir) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+    deadline = time.monotonic() + _KILL_S
+    while (left := _members(exit_dir)) and time.monotonic() < deadline:
         _signal_all(left, signal.SIGKILL)
-        return not left
-
-    until(are_killed, every(_POLL_S, _KILL_S))
+        time.sleep(_POLL_S)
 
 
 def _members(exit_dir: Path) -> list[int]:
