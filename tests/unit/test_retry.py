@@ -24,7 +24,7 @@ def test_waits_end_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(wait_s)
         now[0] += wait_s
     assert found == [4.0, 4.0, 2.0]
-    assert list(islice(Backoff(1.0, 3.0, factor=3.0).within(100.0), 3)) == [1.0, 3.0, 3.0]
+    assert list(islice(Backoff(1.0, 3.0).within(100.0), 3)) == [1.0, 2.0, 3.0]
     assert list(every(1.0, 0.0)) == []
 
 

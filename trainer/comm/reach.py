@@ -13,7 +13,7 @@ RESOLVE_S = 30.0
 A name server may be busy, and a pod's name may appear after its ranks start.
 """
 _RESOLVE_AGAIN_S = 1.0
-_CONNECT_AGAIN = Backoff(0.01, 1.0, factor=1.5)
+_CONNECT_AGAIN = Backoff(0.01, 1.0)
 
 
 def check_resolvable(host: str, port: int) -> None:

@@ -9,24 +9,23 @@ from pathlib import Path
 from typing import TypeVar
 
 Result = TypeVar("Result")
-_MOST_STEPS = 50
-"""Most times that a wait grows, before its longest value counts."""
+_DOUBLINGS = 50
+"""Most doublings of a wait, before its longest value counts."""
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waits that grow from failure to failure, up to the longest one."""
+    """Waits that double from failure to failure, up to the longest one."""
 
     first_s: float
     longest_s: float
-    factor: float = 2.0
 
     def wait_s(self, failures: int, jitter: float = 0.0) -> float:
         """Returns the seconds to wait after so many failures in a row, from 1.
 
         `jitter`, from 0 to 1, leaves out up to half of them, so that many who wait do not all come at once.
         """
-        wait_s = min(self.first_s * self.factor ** min(failures - 1, _MOST_STEPS), self.longest_s)
+        wait_s = min(self.first_s * 2.0 ** min(failures - 1, _DOUBLINGS), self.longest_s)
         return wait_s * (1.0 - 0.5 * jitter)
 
     def within(self, longest_s: float) -> Iterator[float]:
