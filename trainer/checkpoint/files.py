@@ -66,17 +66,16 @@ class Folder:
         """
         seals = {name: self.partial / f"{name}.seal" for name in names}
 
-        def are_sealed() -> bool:
-            sealed = all(seal.exists() for seal in seals.values())
-            for failure in () if sealed else self.partial.glob(f"*{_FAILED}"):
+        def missing() -> list[str]:
+            left = [name for name, seal in seals.items() if not seal.exists()]
+            for failure in self.partial.glob(f"*{_FAILED}") if left else ():
                 raise OSError(f"checkpoint of step {self.step}: {read_plain(failure)}")
-            return sealed
+            return left
 
-        if not until(are_sealed, every(_POLL_S, timeout_s)):
-            missing = [name for name, seal in seals.items() if not seal.exists()]
+        if not until(lambda: not missing(), every(_POLL_S, timeout_s)):
             raise TimeoutError(
                 f"checkpoint of step {self.step}: these files were not written within {timeout_s:g} s: "
-                f"{', '.join(missing)}"
+                f"{', '.join(missing())}"
             )
         parts = {name: read_json(seal) for name, seal in seals.items()}
         for seal in seals.values():

@@ -166,29 +166,17 @@ def persistent_each(
             return error
 
     results: dict[str, Result | Exception] = {}
-
-    def failed() -> list[str]:
-        return [
-            path
-            for path, result in results.items()
-            if isinstance(result, Exception) and not isinstance(result, InputError)
-        ]
+    left = list(paths)
 
     def attempt_left() -> None:
-        left = failed() if results else paths
         results.update(zip(left, pool.map(attempt, left), strict=True))
-        if failed():
+        left[:] = [path for path in left if _is_left(results[path])]
+        if left:
             raise StorageError
 
     def tell(_error: Exception, wait_s: float) -> None:
-        left = failed()
-        log.info(
-            "%s cannot be read, %s among them (%r): trying again in %g s",
-            many(len(left), "file"),
-            left[0],
-            results[left[0]],
-            wait_s,
-        )
+        what = "%s cannot be read, %s among them (%r): trying again in %g s"
+        log.info(what, many(len(left), "file"), left[0], results[left[0]], wait_s)
 
     with suppress(StorageError):
         retried(attempt_left, WAITS_S, lambda error: isinstance(error, StorageError), tell)
@@ -196,6 +184,10 @@ def persistent_each(
         _unreadable(path, result, WAITS_S) if isinstance(result := results[path], Exception) else result
         for path in paths
     ]
+
+
+def _is_left(result: object) -> bool:
+    return isinstance(result, Exception) and not isinstance(result, InputError)
 
 
 def _will_not_pass(path: str, error: Exception) -> bool:
