@@ -52,7 +52,9 @@ def refused(folder: Path, job: Path, *words: str) -> str:
     assert all(line.startswith("index ") for line in done.stdout.splitlines()), done.stdout
     left = {path for path in files(folder) if Path(path).is_file() and INDEX not in path} - before.keys()
     names = {Path(path).name for path in left if not Path(path).match("artefacts/start-*.toml")}
-    assert names <= {"exit.json", ".start.json"}, "what was asked, its last word, and nothing of a run"
+    assert names <= {"exit.json", "launcher.env", ".start.json"}, (
+        "what was asked, its last word, and nothing of a run"
+    )
     return done.stderr
 
 

@@ -225,7 +225,7 @@ def test_modules_of_the_working_folder_are_not_taken_for_ours(
 def test_system_mpirun_starts_the_same_world(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(local, "_open_mpi", lambda: "/usr/bin/mpirun")
+    monkeypatch.setattr(local, "find_open_mpi", lambda: "/usr/bin/mpirun")
     assert start_ranks(PROBE, job_for("mpirun"), nproc=2, hosts=None) == 0
     assert [
         (record["rank"], record["size"], record["local_size"]) for record in records(capfd.readouterr().out)

@@ -264,7 +264,7 @@ def test_the_index_is_waited_for_as_the_shards_are(
     rows.rename(away)
     with pytest.raises(StorageError, match=rf"{rows}: cannot be read after 3 attempts"):
         source.read(0)
-    monkeypatch.setattr("trainer.data.files.time.sleep", lambda seconds: away.exists() and away.rename(rows))
+    monkeypatch.setattr("trainer.run.retry.time.sleep", lambda seconds: away.exists() and away.rename(rows))
     assert source.read(0).key == "0/k0"
 
 
@@ -275,7 +275,7 @@ def test_a_shard_that_comes_back_is_read(
     away = tmp_path / "away"
     Path(shards[0]).rename(away)
     monkeypatch.setattr(
-        "trainer.data.files.time.sleep", lambda seconds: away.exists() and away.rename(shards[0])
+        "trainer.run.retry.time.sleep", lambda seconds: away.exists() and away.rename(shards[0])
     )
     assert source.read(0).key == "0/k0"
 

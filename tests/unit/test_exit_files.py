@@ -15,7 +15,7 @@ import pytest
 from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
 from trainer.run.file_work import within
-from trainer.run.layout import EXIT_FILE, GOODPUT_FILE
+from trainer.run.layout import ARTEFACTS, EXIT_FILE, GOODPUT_FILE
 
 
 def record(reason: str) -> dict[str, object]:
@@ -34,13 +34,13 @@ def test_the_first_exit_record_of_a_start_is_not_overwritten(tmp_path: Path, sta
     found = exit_record_of(tmp_path, start)
     assert found is not None
     assert found.reason == "first"
-    assert {path.name for path in tmp_path.iterdir()} == {EXIT_FILE, GOODPUT_FILE}
+    assert {path.name for path in tmp_path.iterdir()} == {EXIT_FILE, GOODPUT_FILE, ARTEFACTS}
     assert len((tmp_path / GOODPUT_FILE).read_text().splitlines()) == 1
 
 
 def test_the_end_of_a_run_that_did_not_begin_leaves_no_goodput_file(tmp_path: Path) -> None:
     keep(ExitFiles(str(tmp_path), "now"), "refused")
-    assert [path.name for path in tmp_path.iterdir()] == [EXIT_FILE]
+    assert {path.name for path in tmp_path.iterdir()} == {EXIT_FILE, ARTEFACTS}
 
 
 def test_a_start_by_hand_removes_the_exit_files_of_the_previous_one(tmp_path: Path) -> None:

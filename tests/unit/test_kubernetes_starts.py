@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN
-from trainer.launch.kubernetes.pod.starts import open_start
+from trainer.launch.kubernetes.pod.starts import leave_code, open_start
 
 
 def test_all_pods_of_a_job_find_the_same_start_and_its_token(tmp_path: Path) -> None:
@@ -37,29 +37,29 @@ def test_the_first_pod_to_tell_the_end_counts_and_the_next_start_follows(tmp_pat
     start = open_start(tmp_path, "uid")
     end = start.settle(EXIT_FAILED, "rank 3 failed", retries=1)
     assert start.settle(EXIT_DONE, "done", retries=1) == end
-    assert (end.leave, end.message) == (EXIT_START_AGAIN, "rank 3 failed")
+    assert (leave_code(end), end.message) == (EXIT_START_AGAIN, "rank 3 failed")
     following = open_start(tmp_path, "uid")
     assert following.number == 2
     assert following.token != start.token
 
 
 def test_a_run_that_fails_more_often_than_it_may_ends_for_good(tmp_path: Path) -> None:
-    assert open_start(tmp_path, "uid").settle(EXIT_FAILED, "why", retries=1).leave == EXIT_START_AGAIN
-    assert open_start(tmp_path, "uid").settle(EXIT_FAILED, "why", retries=1).leave == EXIT_FAILED
+    assert leave_code(open_start(tmp_path, "uid").settle(EXIT_FAILED, "why", retries=1)) == EXIT_START_AGAIN
+    assert leave_code(open_start(tmp_path, "uid").settle(EXIT_FAILED, "why", retries=1)) == EXIT_FAILED
     last = open_start(tmp_path, "uid")
     assert last.number == 2, "a run that has ended for good was started again"
     assert last.end is not None
-    assert last.end.leave == EXIT_FAILED
+    assert leave_code(last.end) == EXIT_FAILED
 
 
 def test_a_request_to_stop_is_no_failure(tmp_path: Path) -> None:
     for _ in range(3):
         end = open_start(tmp_path, "uid").settle(EXIT_PREEMPTED, "asked to stop", retries=0)
-        assert end.leave == EXIT_PREEMPTED
+        assert leave_code(end) == EXIT_PREEMPTED
     assert open_start(tmp_path, "uid").number == 4
 
 
 def test_what_is_done_and_what_cannot_work_end_for_good(tmp_path: Path) -> None:
-    assert open_start(tmp_path, "a").settle(EXIT_DONE, "done", retries=3).leave == EXIT_DONE
-    assert open_start(tmp_path, "b").settle(EXIT_BAD_INPUT, "no", retries=3).leave == EXIT_BAD_INPUT
+    assert leave_code(open_start(tmp_path, "a").settle(EXIT_DONE, "done", retries=3)) == EXIT_DONE
+    assert leave_code(open_start(tmp_path, "b").settle(EXIT_BAD_INPUT, "no", retries=3)) == EXIT_BAD_INPUT
     assert [open_start(tmp_path, job).number for job in "ab"] == [1, 1]

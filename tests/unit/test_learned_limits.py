@@ -11,7 +11,6 @@ from benchmarks import hang
 from benchmarks.hang_world import simulate
 from tests.support.jobs import tiny_job
 from trainer.run.exit_record import RANK_DIR
-from trainer.supervise.restarts import Fault
 from trainer.train.hang_limits import limit_learner
 from trainer.world import heartbeat, learned_limits
 from trainer.world.heartbeat import Heartbeat
@@ -26,6 +25,7 @@ from trainer.world.learned_limits import (
     LimitLearner,
     to_text,
 )
+from trainer.world.restart_policy import Fault
 
 CEILINGS = {"step": 300.0, "data": 240.0, "evaluation": 1800.0}
 

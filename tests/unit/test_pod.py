@@ -20,23 +20,20 @@ import pytest
 
 from tests.support.processes import ended_on_failure
 from trainer.errors import InputError
-from trainer.launch.kubernetes.pod.attempts import (
-    AttemptRecord,
-    decide,
-    newest_checkpoint,
-    read_attempts,
-    write_attempts,
-)
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
-from trainer.launch.kubernetes.pod.launcher import mpirun_command, told_variables
+from trainer.launch.kubernetes.pod.launcher import ranks_command, told_variables
 from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
 from trainer.launch.kubernetes.pod.rank import environment, read_environment
 from trainer.launch.kubernetes.pod.watch import WATCH_S, Watch
 from trainer.launch.start_again import asked_after
-from trainer.run.exit_files import ExitFiles, StartRequest
+from trainer.run.checkpoints import newest_step
+from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord, first_cause
+from trainer.run.launcher_word import StartRequest
 from trainer.run.layout import EXIT_FILE
+from trainer.run.starts import RECORD, StartsSoFar, add_starts, read_starts
 from trainer.world.rendezvous import Rendezvous
+from trainer.world.restart_policy import after_end
 
 # What a rank inherits
 
@@ -110,55 +107,49 @@ def test_a_pod_without_the_operators_key_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "asked", "failures", "checkpoint", "action", "final", "counted"),
+    ("code", "asked", "failures", "saved", "over", "counted"),
     [
-        (0, False, 0, "", "leave", 0, 0),
-        (0, True, 0, "", "leave", 0, 0),
-        (2, False, 0, "", "leave", 2, 0),
-        (75, True, 0, "", "leave", None, 0),
-        (75, False, 3, "", "again", None, 3),
-        (143, True, 0, "", "leave", None, 0),
-        (1, False, 0, "", "again", None, 1),
-        (1, False, 3, "", "leave", 1, 4),
-        (124, False, 3, "", "leave", 124, 4),
-        (124, False, 3, "step-00000010", "again", None, 1),
+        (0, False, 0, 0, True, 0),
+        (0, True, 0, 0, True, 0),
+        (2, False, 0, 0, True, 0),
+        (75, True, 0, 0, False, 0),
+        (75, False, 3, 0, False, 3),
+        (143, True, 0, 0, False, 0),
+        (1, False, 0, 0, False, 1),
+        (1, False, 3, 0, True, 4),
+        (124, False, 3, 0, True, 4),
+        (124, False, 3, 10, False, 1),
     ],
 )
 def test_failures_without_progress_are_bounded_and_requests_are_heeded(
-    code: int, asked: bool, failures: int, checkpoint: str, action: str, final: int | None, counted: int
+    code: int, asked: bool, failures: int, saved: int, over: bool, counted: int
 ) -> None:
-    decision = decide(
-        AttemptRecord("uid", failures=failures),
-        code,
-        asked=asked,
-        checkpoint=checkpoint,
-        retries=3,
-        message="m",
-    )
-    assert (decision.action, decision.record.final, decision.record.failures) == (action, final, counted)
+    before = StartsSoFar("uid", failures=failures)
+    after = after_end(before, code, asked=asked, saved_step=saved, retries=3, message="m")
+    assert (after.over, after.code, after.failures) == (over, code, counted)
 
 
 def test_a_new_launcher_remembers_and_a_new_submission_does_not(tmp_path: Path) -> None:
-    write_attempts(tmp_path, AttemptRecord("uid-1", starts=2, failures=1, final=1, message="rank 3"))
-    assert read_attempts(tmp_path, "uid-1") == AttemptRecord(
-        "uid-1", starts=2, failures=1, final=1, message="rank 3"
-    )
-    assert read_attempts(tmp_path, "uid-2") == AttemptRecord("uid-2")
+    add_starts(tmp_path, StartsSoFar("uid-1", starts=1))
+    last = StartsSoFar("uid-1", starts=2, failures=1, code=1, over=True, message="rank 3\n= gone")
+    add_starts(tmp_path, last)
+    assert read_starts(tmp_path, "uid-1") == replace(last, message="rank 3 = gone")
+    assert read_starts(tmp_path, "uid-2") == StartsSoFar("uid-2")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "uid", "unknown": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "job=uid\nstarts=many\n\n"])
 def test_a_memory_that_cannot_be_read_counts_as_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "artefacts").mkdir()
-    (tmp_path / "artefacts" / "launcher.json").write_text(text)
-    assert read_attempts(tmp_path, "uid") == AttemptRecord("uid")
+    (tmp_path / RECORD).write_text(text)
+    assert read_starts(tmp_path, "uid") == StartsSoFar("uid")
 
 
 def test_a_checkpoint_counts_once_it_is_whole(tmp_path: Path) -> None:
     for step in (5, 10):
         (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
-    assert newest_checkpoint(tmp_path) == ""
+    assert newest_step(tmp_path / "checkpoints") == 0
     (tmp_path / "checkpoints" / "step-00000005" / "manifest.json").write_text("{}")
-    assert newest_checkpoint(tmp_path) == "step-00000005"
+    assert newest_step(tmp_path / "checkpoints") == 5
 
 
 # The other pods
@@ -325,9 +316,9 @@ def test_ranks_are_told_their_generation_by_mpirun_and_all_else_by_their_pods(
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/mpirun")
     names = ("CLIPSHIP_STARTS_AGAIN", "CLIPSHIP_GENERATION")
-    command = mpirun_command(Path("/etc/clipship/job.toml"), 4, names)
+    command = ranks_command(Path("/etc/clipship/job.toml"), 4, names)
     assert [command[at + 1] for at, word in enumerate(command) if word == "-x"] == list(names)
-    assert "-x" not in mpirun_command(Path("/etc/clipship/job.toml"), 4)
+    assert "-x" not in ranks_command(Path("/etc/clipship/job.toml"), 4)
     pod = {"CLIPSHIP_SUPERVISORS": "w0:4711", "CLIPSHIP_SSH_KEY": str(key), "HOME": "/root"}
     own = {"CLIPSHIP_GENERATION": "3", "CLIPSHIP_STARTS_AGAIN": "always", "HOME": "/"}
     found = environment(pod, own)

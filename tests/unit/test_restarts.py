@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.supervise.restarts import Fault, GiveUp, GoOn, Restart, RestartPolicy
+from trainer.supervise.restarts import Restart
+from trainer.world.restart_policy import Fault, GiveUp, GoOn, RestartPolicy
 
 FAULT = Fault(1, "n1", 812, "killed by SIGKILL in step, step 812")
 

@@ -3,7 +3,6 @@
 tests/cluster has a real Slurm.
 """
 
-import json
 import os
 import re
 import shlex
@@ -27,6 +26,7 @@ from trainer.errors import InputError
 from trainer.launch.slurm.script import RENDEZVOUS, batch_script
 from trainer.launch.slurm.validate import warnings
 from trainer.presets.files import preset_text
+from trainer.safe_io.values import read_values, value_lines
 from trainer.world.rendezvous import Rendezvous
 
 Golden = Callable[[str, str], None]
@@ -317,72 +317,30 @@ def test_binding_of_memory_that_the_job_asks_for_reaches_the_ranks(tmp_path: Pat
     assert [line for line in said.splitlines() if "MEM_BIND" in line] == ["SLURM_MEM_BIND=verbose,local"]
 
 
-def test_a_killed_supervisor_is_started_again_and_then_joins_the_run(tmp_path: Path) -> None:
-    """Waits are as short as they can be: the shell's own `sleep` is not."""
-    supervisor = """
-    if [ -z "$CLIPSHIP_RESPAWNED" ]; then echo first; kill -KILL $$; fi
-    [ -e killed-twice ] || { touch killed-twice; kill -KILL $$; }
-    echo "joins, given $1"; exit 7"""
-    said = in_bash(
-        f"cd {tmp_path}; sh -c \"$keep\" {tmp_path} sh -c '{supervisor}' sh a-word; exit $?",
-        tmp_path,
-        {"recovery": SPARE},
-        sleep='echo "waits $1 s"',
-    )
-    lines = [line for line in said.splitlines() if "was killed" not in line and "Killed" not in line]
-    assert lines == ["first", "waits 1 s", "waits 2 s", "joins, given a-word", "exit 7"]
-    assert said.count("clipship: a supervisor on this node was killed; it is started again in ") == 2
-
-
-@pytest.mark.parametrize(
-    ("ends", "code"),
-    [
-        ("exit 124", 124),
-        ("kill -TERM $$", 143),
-        ("kill -USR2 $$", 140),
-        ("touch exit.json; kill -KILL $$", 137),
-    ],
-)
-def test_a_supervisor_that_left_or_whose_run_has_ended_is_not_started_again(
-    tmp_path: Path, ends: str, code: int
-) -> None:
-    ends = ends.replace("touch exit.json", "echo x >exit.json")
-    program = f"cd {tmp_path}; sh -c \"$keep\" {tmp_path} sh -c '{ends}'; exit $?"
-    said = in_bash(program, tmp_path, {"recovery": SPARE}, sleep="echo waits")
-    assert said.endswith(f"exit {code}")
-    assert "started again" not in said
-
-
-def test_requests_to_stop_do_not_end_what_starts_a_supervisor_again(tmp_path: Path) -> None:
-    """Slurm signals every process of a step, or under proctrack/cgroup the first one of each task alone."""
-    asks = "sleep 0.3; kill -s $name $PPID; while :; do sleep 0.05; done"
-    asked = f'trap "echo asked \\$name; exit 75" $name; {asks}'
-    for name in ("USR2", "TERM", "HUP"):
-        program = f"sh -c \"$keep\" {tmp_path} sh -c 'name={name}; {asked}'; exit $?"
-        assert in_bash(program, tmp_path, {"recovery": SPARE}).endswith(f"asked {name}\nexit 75")
+def tell(folder: Path, **values: object) -> str:
+    """Returns a command of the shell that tells the script this, as the ranks' supervisors do."""
+    return f"printf %s {shlex.quote(value_lines(values))} >{folder}/first-run/artefacts/launcher.env"
 
 
 @pytest.mark.parametrize(
     ("before", "left_out", "asked"),
     [
-        ("ExcNodeList=(null)", '[\n    "n2.cluster"\n  ]', "ExcNodeList=n2"),
-        ("ExcNodeList=n7,n[8-9]", '[\n    "n1",\n    "n2"\n  ]', "ExcNodeList=n7,n[8-9],n1,n2"),
-        ("ExcNodeList=n7", "[]", None),
-        ("ExcNodeList=(null)", "[]", None),
+        ("ExcNodeList=(null)", ["n2.cluster"], "ExcNodeList=n2"),
+        ("ExcNodeList=n7,n[8-9]", ["n1", "n2"], "ExcNodeList=n7,n[8-9],n1,n2"),
+        ("ExcNodeList=n7", [], None),
+        ("ExcNodeList=(null)", [], None),
     ],
 )
 def test_the_next_start_does_without_nodes_that_the_run_has_left_out(
-    tmp_path: Path, before: str, left_out: str, asked: str | None
+    tmp_path: Path, before: str, left_out: list[str], asked: str | None
 ) -> None:
-    run = tmp_path / "first-run"
-    run.mkdir()
-    (run / "exit.json").write_text(f'{{\n  "rank": 0,\n  "left_out": {left_out},\n  "start": ""\n}}\n')
+    told = tell(tmp_path, rank=0, left_out=left_out, start="")
     scontrol = f"""case $* in
     *hostnames*) echo n1; echo n2 ;;
     *update*) echo "asked for $*" ;;
     *) echo 'JobId=7 ReqNodeList=(null) {before} NodeList=n1 ' ;;
     esac"""
-    said = in_bash("code=75; exclude_bad_nodes", tmp_path, {"recovery": SPARE}, scontrol=scontrol)
+    said = in_bash(f"{told}; code=75; exclude_bad_nodes", tmp_path, {"recovery": SPARE}, scontrol=scontrol)
     lines = [line for line in said.splitlines() if line.startswith("asked")]
     assert lines == ([] if asked is None else [f"asked for update JobId=7 {asked}"])
 
@@ -392,9 +350,6 @@ def test_a_bad_node_is_not_excluded_where_the_job_would_then_wait_for_ever(
     tmp_path: Path, nodes: str, excluded: bool
 ) -> None:
     """The job takes two nodes and a spare one; sinfo names a node once for each of its features."""
-    run = tmp_path / "first-run"
-    run.mkdir()
-    (run / "exit.json").write_text('{\n  "left_out": [\n    "n2"\n  ]\n}\n')
     scontrol = """case $* in
     *hostnames\\ n2) echo n2 ;;
     *hostnames*) echo n1; echo n2 ;;
@@ -403,7 +358,7 @@ def test_a_bad_node_is_not_excluded_where_the_job_would_then_wait_for_ever(
     esac"""
     sinfo = f"printf '%s\\n' {nodes}" if nodes else "exit 1"
     sections = {"recovery": SPARE, "resources": {"nodes": 2, "gpus_per_node": 1}}
-    program = "SLURM_JOB_PARTITION=main code=75; exclude_bad_nodes"
+    program = f"{tell(tmp_path, left_out=['n2'])}; SLURM_JOB_PARTITION=main code=75; exclude_bad_nodes"
     said = in_bash(program, tmp_path, sections, scontrol=scontrol, sinfo=sinfo)
     assert ("asked for update JobId=7 ExcNodeList=n2" in said) is excluded, said
     assert ("may have node n2 again: without it the partition has fewer than 3 nodes" in said) is not excluded
@@ -428,18 +383,18 @@ MPI_ENDS = """
 [[ $* == *trainer.rank* ]] || exec echo looks >&2
 echo "generation $CLIPSHIP_GENERATION" >&2
 if ((CLIPSHIP_GENERATION < 3)); then
-    printf '{{\\n  "generation": %s,\\n}}\\n' $((CLIPSHIP_GENERATION * 2)) >"{run}/start-again.json"
+    printf '%s\\n' word=again "generation=$((CLIPSHIP_GENERATION * 2))" >"{run}/artefacts/launcher.env"
     exit 76
 fi
-printf '{{\\n  "node": "n1",\\n  "exit_code": 0,\\n  "reason": "the end"\\n}}\\n' >"{run}/exit.json"
+printf '%s\\n' word=end node=n1 exit_code=0 'reason=the end' >"{run}/artefacts/launcher.env"
 exit 5
 """
 
 
 def test_over_mpi_the_script_starts_all_again_while_the_run_asks_for_it(tmp_path: Path) -> None:
     run = tmp_path / "first-run"
-    run.mkdir()
-    (run / "start-again.json").write_text('{\n  "generation": 2,\n}')  # of an earlier start
+    (run / "artefacts").mkdir(parents=True)
+    (run / "artefacts" / "launcher.env").write_text("word=again\ngeneration=2\n")  # of an earlier start
     said = start(tmp_path, MPI_ENDS.format(run=run), **OVER_MPI)
     assert [line for line in said if line.startswith("generation")] == [
         "generation 1",
@@ -451,8 +406,8 @@ def test_over_mpi_the_script_starts_all_again_while_the_run_asks_for_it(tmp_path
 
 def test_over_mpi_a_start_that_asks_for_nothing_is_not_started_again(tmp_path: Path) -> None:
     run = tmp_path / "first-run"
-    run.mkdir()
-    (run / "start-again.json").write_text('{\n  "generation": 2,\n}')  # of an earlier start
+    (run / "artefacts").mkdir(parents=True)
+    (run / "artefacts" / "launcher.env").write_text("word=again\ngeneration=2\n")  # of an earlier start
     srun = '[[ $* == *trainer.rank* ]] || exit 0; echo "generation $CLIPSHIP_GENERATION" >&2; exit 9'
     said = start(tmp_path, srun, **OVER_MPI)
     assert [line for line in said if line.startswith("generation")] == ["generation 1"]
@@ -466,15 +421,15 @@ def test_over_mpi_ranks_that_slurm_killed_at_once_start_again(tmp_path: Path) ->
     [[ $* == *trainer.rank* ]] || exit 0
     echo "generation $CLIPSHIP_GENERATION" >&2
     ((CLIPSHIP_GENERATION == 1)) || exit 137
-    printf '{{\\n  "time": 1.5,\\n  "generation": 2,\\n}}\\n' >{run}/if-killed.json
+    {tell(tmp_path, word="again-if-killed", generation=2)}
     exit 137"""
     began = int(time.time())
     said = start(tmp_path, srun, **OVER_MPI)
     assert [line for line in said if line.startswith("generation")] == ["generation 1", "generation 2"]
     assert "clipship: the ranks were killed before a supervisor could say why" in said
-    asked = re.search(r'"time": (\d+),', (run / "start-again.json").read_text())
-    assert asked is not None
-    assert int(asked[1]) >= began, "the time of the end, not that of the request"
+    asked = read_values(run / "artefacts" / "launcher.env")
+    assert asked["word"] == "again"
+    assert int(asked["time"]) >= began, "the time of the end, not that of the request"
     assert said[-1] == "exit 137", said
 
 
@@ -483,7 +438,7 @@ def test_over_mpi_ranks_that_slurm_killed_at_once_start_again(tmp_path: Path) ->
     [
         ("exit 137", "2026-01-01T12:00:30"),
         ("kill -USR2 $PPID; exit 137", "None"),
-        ("printf '{\\n  \"exit_code\": 1,\\n}\\n' >exit.json; exit 137", "None"),
+        ("printf '%s\\n' word=end exit_code=1 >artefacts/launcher.env; exit 137", "None"),
         ("exit 0", "None"),
         ("exit 75", "None"),
     ],
@@ -497,7 +452,7 @@ def test_over_mpi_ranks_that_end_in_another_way_are_not_started_again(
     [[ $* == *trainer.rank* ]] || exit 0
     echo "generation $CLIPSHIP_GENERATION" >&2
     cd {run}
-    printf '{{\\n  "time": 1.5,\\n  "generation": 2,\\n}}\\n' >if-killed.json
+    {tell(tmp_path, word="again-if-killed", generation=2)}
     {deed}"""
     said = start(tmp_path, srun, preempted=preempted, **OVER_MPI)
     assert [line for line in said if line.startswith("generation")] == ["generation 1"], said
@@ -506,8 +461,8 @@ def test_over_mpi_ranks_that_end_in_another_way_are_not_started_again(
 def test_over_mpi_a_lost_node_queues_the_job_again(tmp_path: Path) -> None:
     run = tmp_path / "first-run"
     srun = f"""
-    if [[ $* != *trainer.rank* ]]; then [[ ! -e {run}/start-again.json ]]; exit; fi
-    printf '{{\\n  "generation": 2,\\n}}\\n' >{run}/start-again.json; exit 76"""
+    if [[ $* != *trainer.rank* ]]; then [[ ! -e {run}/artefacts/launcher.env ]]; exit; fi
+    {tell(tmp_path, word="again", generation=2)}; exit 76"""
     said = start(tmp_path, srun, **OVER_MPI)
     assert said[-3:] == ["clipship: a node is lost; queued again", "requeue", "exit 1"], said
 
@@ -598,8 +553,7 @@ def test_a_time_limit_before_the_ranks_start_starts_none(tmp_path: Path) -> None
 
 def failing(folder: Path, code: int) -> str:
     """srun whose rank 1 ends the run with this exit code."""
-    record = json.dumps({"rank": 1, "node": "n2", "exit_code": code, "reason": "why"}, indent=2)
-    return f"echo {shlex.quote(record)} >{folder}/first-run/exit.json; exit {code}"
+    return f"{tell(folder, word='end', rank=1, node='n2', exit_code=code, reason='why')}; exit {code}"
 
 
 def test_a_failure_is_tried_again_without_its_node_as_often_as_the_job_allows(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from tests.support.jobs import tiny_job
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN
 from trainer.launch import local
 from trainer.launch.start_again import asked_after, run_generations
-from trainer.run.exit_files import ExitFiles, StartRequest, exit_record_of, requested_start
+from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
+from trainer.run.launcher_word import WORD, StartRequest, requested_start
 from trainer.run.lock import Holder
+from trainer.safe_io.values import read_values
 from trainer.supervise import coordinator
 from trainer.supervise.actions import Actions, Message
 from trainer.supervise.coordinator import Coordinator
@@ -72,7 +74,7 @@ class Story:
     async def begin_and_ask(self) -> None:
         """Begins its generation, until it has asked for the case that all are killed."""
         await self.its.begin()
-        while not (self.folder / "if-killed.json").exists():
+        while word(self.folder).get("word") != "again-if-killed":
             await asyncio.sleep(0.01)
 
     async def ended(self) -> ExitRecord:
@@ -99,6 +101,17 @@ def failed(rank: int, generation: int, cause: str = "killed") -> Message:
 
 def lost(rank: int) -> Message:
     return {"kind": "lost", "rank": rank, "node": f"n{rank}", "reason": "its connection closed"}
+
+
+def word(folder: Path) -> dict[str, str]:
+    """Returns what the supervisors have told their launcher."""
+    return read_values(folder / WORD)
+
+
+def take_word(folder: Path, at: float = 0.0) -> None:
+    """Takes the request for the case that all are killed, as the batch script does."""
+    with (folder / WORD).open("a") as file:
+        file.write(f"word=again\ntime={at or time.time()}\n")
 
 
 def rows(folder: Path) -> list[dict[str, object]]:
@@ -325,13 +338,13 @@ def test_all_ranks_killed_at_once_are_counted_by_the_next_coordinator(tmp_path: 
 
     asyncio.run(asyncio.wait_for(work(1), 30))
     assert asked_after(tmp_path, "now", 1) == 0, "nobody was killed"
-    (tmp_path / "if-killed.json").rename(tmp_path / "start-again.json")
+    take_word(tmp_path)
     assert asked_after(tmp_path, "now", 1) == 2
     asyncio.run(asyncio.wait_for(work(2), 30))
     (row,) = rows(tmp_path)
     assert (row["generation"], row["node"], row["kind"]) == (2, "", "lost")
     assert (row["step"], row["from_step"]) == (4, 4), "what is in memory was done"
-    assert json.loads((tmp_path / "if-killed.json").read_text())["generation"] == 3
+    assert (word(tmp_path)["word"], word(tmp_path)["generation"]) == ("again-if-killed", "3")
 
 
 def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_killed(tmp_path: Path) -> None:
@@ -342,7 +355,7 @@ def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_killed(tmp
         story.its.close()
 
     asyncio.run(asyncio.wait_for(work(), 30))
-    assert not (tmp_path / "if-killed.json").exists()
+    assert not word(tmp_path)
 
 
 @pytest.mark.parametrize("message", ["stop", "done"])
@@ -351,7 +364,7 @@ def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, messa
         story = Story(tmp_path, starts_again="always")
         await story.begin_and_ask()
         story.its.receive({"kind": message, "signal": 12, "rank": 0, "node": "n0", "code": 0})
-        while (tmp_path / "if-killed.json").exists():
+        while word(tmp_path).get("word") == "again-if-killed":
             await asyncio.sleep(0.01)
         story.its.close()
 
@@ -370,7 +383,7 @@ def test_what_another_start_has_asked_for_is_not_withdrawn(
         story.its.close()
 
     asyncio.run(asyncio.wait_for(work(), 30))
-    assert (tmp_path / "if-killed.json").exists()
+    assert word(tmp_path)["word"] == "again-if-killed"
 
 
 def test_restarts_that_name_no_node_speak_against_none(tmp_path: Path) -> None:
@@ -379,7 +392,7 @@ def test_restarts_that_name_no_node_speak_against_none(tmp_path: Path) -> None:
     async def killed(generation: int) -> None:
         story = Story(tmp_path, starts_again="always", generation=generation, max_restarts=9)
         await story.begin_and_ask()
-        (tmp_path / "if-killed.json").rename(tmp_path / "start-again.json")
+        take_word(tmp_path)
         story.its.close()
 
     async def ends() -> ExitRecord:
@@ -447,7 +460,7 @@ def test_clipship_run_starts_mpirun_again_with_the_same_token(
         return EXIT_PREEMPTED
 
     monkeypatch.setattr(local, "supervise", supervise)
-    monkeypatch.setattr(local, "_open_mpi", lambda: "mpirun")
+    monkeypatch.setattr(local, "find_open_mpi", lambda: "mpirun")
     job = tiny_job(comm={"backend": "horovod", "launcher": "mpirun"}, recovery={"max_restarts": 3})
     assert local.start_ranks(["true"], job, nproc=2, hosts=None, folder=tmp_path) == EXIT_PREEMPTED
     assert [one[1:] for one in seen] == [("1", "always"), ("2", "always"), ("3", "always")]
@@ -477,8 +490,8 @@ def test_the_end_names_the_bad_nodes_also_those_that_nobody_could_replace(tmp_pa
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(work(), 30))
-    text = (tmp_path / "exit.json").read_text()
-    assert '\n  "left_out": [\n    "n0",\n    "n2"\n  ]' in text, "as the batch script reads it"
+    told = (tmp_path / WORD).read_text()
+    assert "\nleft_out=n0\nleft_out=n2\n" in told, "as the batch script reads it"
     record = exit_record_of(tmp_path, "now")
     assert record is not None
     assert record.left_out == ("n0", "n2")

@@ -1,12 +1,15 @@
-"""A supervisor stays light: every rank of every node has one."""
+"""A supervisor stays light, and what starts it again under srun: every rank of every node has them."""
 
 import subprocess
 import sys
 
+import pytest
 
-def test_supervisor_imports_neither_torch_nor_the_jobs_model() -> None:
+
+@pytest.mark.parametrize("module", ["trainer.rank", "trainer.launch.ranks.respawn"])
+def test_supervisor_imports_neither_torch_nor_the_jobs_model(module: str) -> None:
     program = (
-        "import sys, trainer.rank; "
+        f"import sys, {module}; "
         "print([name for name in ('torch', 'numpy', 'pydantic', 'click') if name in sys.modules])"
     )
     assert (

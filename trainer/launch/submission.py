@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import ClusterError, InputError, NoAnswer
 from trainer.run.find import HERE, is_run, run_hint
-from trainer.run.layout import ARTEFACTS, LOGS, SUBMISSION_FILE
-from trainer.safe_io.atomic import write_json
+from trainer.run.layout import ARTEFACTS, LOGS, SUBMISSION_FILE, SUBMISSION_ID_FILE
+from trainer.safe_io.atomic import write_json, write_whole
 from trainer.safe_io.plain import read_json
+from trainer.safe_io.values import value_lines
 
 if TYPE_CHECKING:
     from trainer.comm.backends import Launcher
@@ -177,7 +178,8 @@ def removed_if_refused(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def record(folder: Path, submission: Submission) -> None:
-    """Write the record into the run folder, whole or not at all."""
+    """Write the record into the run folder, whole or not at all; the batch script reads the id alone."""
+    write_whole(folder / ARTEFACTS / SUBMISSION_ID_FILE, value_lines({"id": submission.id}))
     write_json(folder / ARTEFACTS / SUBMISSION_FILE, asdict(submission))
 
 

@@ -6,7 +6,6 @@ The hub's own client tries each file six times, over 23 s, with two lines for ea
 import logging
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,14 +15,15 @@ from trainer.config import Model
 from trainer.config.training import HUB_TEXT
 from trainer.errors import InputError
 from trainer.model.catalog import HUB, read_config
+from trainer.run.retry import retried
 from trainer.text.terminal import one_line
 
 log = logging.getLogger("clipship")
 
 _ENDPOINT = "https://huggingface.co"
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
-_TRIES_S = (0.0, 0.5, 1.5)
-"""Seconds to wait before each try: a name server may be busy for a moment."""
+_WAITS_S = (0.5, 1.5)
+"""Seconds to wait before the second and the third try: a name server may be busy for a moment."""
 _CONNECT_S = 3.0
 
 
@@ -74,13 +74,11 @@ def cache_alone_without_hub() -> Iterator[str]:
 
 @cache
 def _unreachable(host: str, port: int) -> str:
-    problem = ""
-    for wait_s in _TRIES_S:
-        time.sleep(wait_s)
-        try:
-            socket.create_connection((host, port), timeout=_CONNECT_S).close()
-        except OSError as error:
-            problem = f"{host} cannot be reached, {error.strerror or error}"
-        else:
-            return ""
-    return problem
+    def connect() -> None:
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+
+    try:
+        retried(connect, _WAITS_S, lambda error: isinstance(error, OSError))
+    except OSError as error:
+        return f"{host} cannot be reached, {error.strerror or error}"
+    return ""

@@ -1,6 +1,7 @@
 """Writes exit.json and diagnosis.json into the run folder when a start ends, and restarts.json before.
 
-The times of restarts and of the end also go to goodput.jsonl.
+The times of restarts and of the end also go to goodput.jsonl, and what the launcher must know to
+`launcher_word`.
 
 The first supervisor to write exit.json or diagnosis.json wins. While another start of the run holds the
 folder, nothing is written or removed. A shared file system may hang together with the run, so no call waits
@@ -12,32 +13,31 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.run import goodput_log
+from trainer.run import goodput_log, launcher_word
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
 from trainer.run.file_work import answered, within
 from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims, remove_handed_over
+from trainer.run.launcher_word import StartRequest, requested_start
 from trainer.run.layout import (
     CHECKPOINTS,
     DIAGNOSIS_FILE,
     EXIT_FILE,
     GOODPUT_FILE,
-    IF_KILLED_FILE,
     LOCK,
     RESTARTS_FILE,
-    START_AGAIN_FILE,
 )
 from trainer.run.lock import who_holds
 from trainer.safe_io.atomic import write_json
 from trainer.safe_io.plain import read_json
+from trainer.safe_io.values import read_values
 from trainer.text.masking import masked_values
 
 WAIT_S = 3.0
-_FILES = (EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE, START_AGAIN_FILE, IF_KILLED_FILE)
+_FILES = (EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE)
 
 
 class ExitFiles:
@@ -82,20 +82,18 @@ class ExitFiles:
         holder = None if folder is None else await within(WAIT_S, lambda: who_holds(folder))
         return holder is not None and holder.start == self._start
 
-    async def request_start(self, its: "StartRequest", *, if_killed: bool = False) -> None:
+    async def request_start(self, its: StartRequest, *, if_killed: bool = False) -> None:
         """Asks the launcher to start all supervisors again as the generation that the request's record names.
 
         With `if_killed` it counts only if all supervisors are killed before one of them can ask.
         """
-        name = IF_KILLED_FILE if if_killed else START_AGAIN_FILE
-        value = {**asdict(its.record), **{each: getattr(its, each) for each in _REQUEST_STEPS}}
-        await within(WAIT_S, lambda: self._write(name, value, again=True))
+        await within(WAIT_S, lambda: self._ask(its, if_killed))
 
     async def withdraw_start(self) -> None:
         """Withdraws what was asked for with `if_killed`."""
         await within(WAIT_S, self._withdraw_start)
 
-    async def requested_start(self) -> "StartRequest | None":
+    async def requested_start(self) -> StartRequest | None:
         """Returns the last request of this start to start all supervisors again; None if there is none."""
         folder = self._folder
         return None if folder is None else await within(WAIT_S, lambda: requested_start(folder, self._start))
@@ -163,23 +161,37 @@ class ExitFiles:
         if self._folder is not None:
             remove_exit_files(self._folder, self._start)
 
-    def _withdraw_start(self) -> None:
-        if self._folder is not None and not _is_held_by_other(self._folder, self._start):
-            (self._folder / IF_KILLED_FILE).unlink(missing_ok=True)
+    def _ask(self, its: StartRequest, if_killed: bool) -> None:
+        if (folder := self._writable()) is not None:
+            with self._writing:
+                launcher_word.ask(folder, self._start, its, if_killed=if_killed)
 
-    def _write(self, name: str, value: Mapping[str, Any], *, again: bool = False) -> str:
+    def _withdraw_start(self) -> None:
+        if (folder := self._writable()) is not None:
+            launcher_word.withdraw(folder, self._start)
+
+    def _writable(self) -> Path | None:
+        """Returns the folder, which is made if it is missing; None if this start may not write there."""
         if self._folder is None or _is_held_by_other(self._folder, self._start):
-            return ""
+            return None
         if self._seen and not self._folder.is_dir():
-            return ""  # made again, it would stand in the way of the one that was renamed
+            return None  # made again, it would stand in the way of the one that was renamed
         self._folder.mkdir(parents=True, exist_ok=True)  # it is missing if the ranks never met
         self._seen = True
-        path = self._folder / name
+        return self._folder
+
+    def _write(self, name: str, value: Mapping[str, Any], *, again: bool = False) -> str:
+        if (folder := self._writable()) is None:
+            return ""
+        path = folder / name
         with self._writing:
             # The first supervisor of this start to write wins.
             if again or _read(path).get("start") != self._start:
+                told = {**masked_values(value), "start": self._start}
+                if name == EXIT_FILE:  # a batch script reads its last word once the file is there
+                    launcher_word.tell_end(folder, self._start, told)
                 temporary = path.with_name(f".{name}.of-{self._writer}")  # others may be writing meanwhile
-                write_json(temporary, {**masked_values(value), "start": self._start})
+                write_json(temporary, told)
                 os.replace(temporary, path)
                 if name == EXIT_FILE:
                     end = {each: value.get(each) for each in ("generation", "exit_code")}
@@ -194,8 +206,8 @@ def remove_exit_files(run_folder: Path, start: str) -> None:
     lock.
     """
     if not _is_held_by_other(run_folder, start):
-        for name in _FILES:
-            (run_folder / name).unlink(missing_ok=True)
+        for path in (*_FILES, launcher_word.WORD):
+            (run_folder / path).unlink(missing_ok=True)
         remove_claims(run_folder, start)
         remove_handed_over(run_folder)
         with suppress(OSError):
@@ -210,6 +222,8 @@ def remove_other_exit_files(run_folder: Path, start: str) -> None:
     for name in _FILES:
         if start and _read(run_folder / name).get("start", start) != start:
             (run_folder / name).unlink(missing_ok=True)
+    if start and read_values(run_folder / launcher_word.WORD).get("start", start) != start:
+        (run_folder / launcher_word.WORD).unlink(missing_ok=True)
 
 
 def _is_held_by_other(run_folder: Path, start: str) -> bool:
@@ -230,32 +244,6 @@ def last_exit(run_folder: Path) -> ExitRecord | None:
     """Returns how the last start of the run that ended did so; None if nothing says it."""
     with suppress(TypeError):
         return ExitRecord(**_read(run_folder / EXIT_FILE))
-    return None
-
-
-@dataclass(frozen=True)
-class StartRequest:
-    """Request of a start's supervisors to be started again."""
-
-    record: ExitRecord
-    """Record of the fault, with the generation to start."""
-    steps_done: int = 0
-    """Last step that was done, as far as the writer knows; 0 if it does not know."""
-    in_memory: int = 0
-    """Newest step in the memory of the writer's node; 0 if there is none."""
-    fault_step: int = 0
-    """Step that the rank of the record was working on; 0 if it is not known or a supervisor is gone."""
-
-
-_REQUEST_STEPS = ("steps_done", "in_memory", "fault_step")
-
-
-def requested_start(run_folder: Path, start: str) -> StartRequest | None:
-    """Returns the last request of this start to start all supervisors again; None if there is none."""
-    found = _read(run_folder / START_AGAIN_FILE)
-    steps = {name: found.pop(name) for name in _REQUEST_STEPS if name in found}
-    with suppress(TypeError):
-        return StartRequest(ExitRecord(**found), **steps) if found.get("start") == start else None
     return None
 
 

@@ -19,10 +19,14 @@ ARTEFACTS = "artefacts"
 """Folder with what was rendered and submitted. It exists before a submitted run begins."""
 SUBMISSION_FILE = "submission.json"
 """File in ARTEFACTS that says where the run was submitted, and its id there."""
+SUBMISSION_ID_FILE = "submission.env"
+"""File in ARTEFACTS with the submission's id in a line that a batch script reads."""
 EXIT_BEFORE_FILE = "exit-before.json"
 """File in ARTEFACTS that says how the start before a new submission ended."""
-LAUNCHER_FILE = "launcher.json"
-"""File in ARTEFACTS with the restarts that an MPIJob's launcher has counted."""
+LAUNCHER_FILE = "launcher.env"
+"""File in ARTEFACTS with what the run tells whoever has started it; see `trainer.run.launcher_word`."""
+STARTS_FILE = "starts.env"
+"""File in ARTEFACTS with the starts that a launcher pod or a batch script has counted."""
 PODS = "pods"
 """Folder in ARTEFACTS with the starts of a Job's pods, which meet there."""
 LOGS = "logs"
@@ -42,10 +46,6 @@ EXIT_FILE = "exit.json"
 DIAGNOSIS_FILE = "diagnosis.json"
 RESTARTS_FILE = "restarts.json"
 """Restarts of the ranks within the last start, each with its cause; missing if there was none."""
-START_AGAIN_FILE = "start-again.json"
-"""Request to the launcher to start all supervisors again, as the generation that is named in it."""
-IF_KILLED_FILE = "if-killed.json"
-"""Request like START_AGAIN_FILE, which counts if all supervisors are killed before one can ask."""
 GENERATIONS = "generations"
 """Folder with a file for each generation of the last start, from the second on: who coordinates it."""
 HANDED_OVER = "handed-over"
@@ -80,8 +80,6 @@ LEFT_BEFORE = frozenset(
         EXIT_FILE,
         DIAGNOSIS_FILE,
         RESTARTS_FILE,
-        START_AGAIN_FILE,
-        IF_KILLED_FILE,
         GENERATIONS,
         FLIGHT_RECORDS,
         GOODPUT_FILE,

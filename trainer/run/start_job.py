@@ -14,6 +14,7 @@ from trainer.config.loader import dump_job
 from trainer.errors import InputError
 from trainer.run.layout import ARTEFACTS, JOB_FILE
 from trainer.run.lock import who_holds
+from trainer.run.retry import shown
 from trainer.safe_io.atomic import write_whole
 
 APPEARS_S = 5.0
@@ -71,9 +72,4 @@ def check_seen(path: Path, node: str = "") -> None:
 
 def appears(path: Path) -> bool:
     """Returns whether the file appears in time."""
-    limit = time.monotonic() + APPEARS_S
-    while not path.exists():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.2)
-    return True
+    return shown(path.exists, path.parent, APPEARS_S)

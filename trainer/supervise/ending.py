@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
-from trainer.run.exit_files import StartRequest
 from trainer.run.exit_record import ExitRecord, record_cause
+from trainer.run.launcher_word import StartRequest
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.supervise.own_rank import OwnRank

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from trainer.errors import EXIT_FAILED
+from trainer.sysinfo.children import is_child, reap
 from trainer.sysinfo.forks import adopt_orphans
 from trainer.world.rank_process import RankProcess, start_rank
 
@@ -148,12 +149,9 @@ class AdoptedRank:
     def poll(self) -> int | None:
         """Returns the exit code, minus the signal's number after a signal, or None while it runs."""
         if self.returncode is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:
-                self.returncode = EXIT_FAILED
-            else:
-                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+            self.returncode = reap(self.pid).get(self.pid)
+            if self.returncode is None and not is_child(self.pid):
+                self.returncode = EXIT_FAILED  # somebody else has taken note of its end
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:

@@ -21,10 +21,10 @@ from trainer.supervise.presence import REGROUP_S, Presence
 from trainer.supervise.relaunch import Relaunch
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line, too_few
-from trainer.supervise.restarts import Fault, GiveUp, GoOn
 from trainer.supervise.round import Failure, Round
 from trainer.supervise.run_state import RunState
 from trainer.text.wording import many
+from trainer.world.restart_policy import Fault, GiveUp, GoOn
 from trainer.world.variables import HANDED_OVER_BY
 
 GROW_S = 3.0

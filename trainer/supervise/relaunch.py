@@ -8,14 +8,15 @@ import time
 from dataclasses import replace
 
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
-from trainer.run.exit_files import StartRequest
 from trainer.run.exit_record import ExitRecord
+from trainer.run.launcher_word import StartRequest
 from trainer.supervise.patience import Patience
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line
-from trainer.supervise.restarts import Fault, GiveUp, GoOn, Kind
+from trainer.supervise.restarts import Kind
 from trainer.supervise.round import Failure
 from trainer.supervise.run_state import RunState
+from trainer.world.restart_policy import Fault, GiveUp, GoOn
 
 LEAVE_S = 4.0
 """Longest wait, in seconds, for every supervisor to confirm that its rank has ended before all leave."""

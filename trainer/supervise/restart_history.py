@@ -11,8 +11,9 @@ from typing import Any
 from trainer.run.exit_files import ExitFiles
 from trainer.supervise.limits import Limits
 from trainer.supervise.restart_parts import RestartClock
-from trainer.supervise.restarts import Fault, GiveUp, GoOn, Restart, RestartPolicy, restart_from_json
+from trainer.supervise.restarts import Restart, restart_from_json
 from trainer.supervise.round import Failure
+from trainer.world.restart_policy import Fault, GiveUp, GoOn, RestartPolicy
 
 _DETAILS = 4000
 """Characters of a fault's details that are kept with its restart."""
@@ -43,7 +44,9 @@ class RestartHistory:
     def restore(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Restart, ...]:
         """Counts the restarts of an earlier coordinator, as restarts.json has them, and returns them."""
         self._restarts = [restart_from_json(row) for row in rows]
-        self._policy.restore(self._restarts)
+        for each in self._restarts:
+            if each.kind != "taken in":
+                self._policy.decide(each.fault, each.saved_step, new_step=each.new_step)
         return tuple(self._restarts)
 
     def reach_restarted_steps(self) -> None:

@@ -2,10 +2,10 @@
 
 from trainer.run.exit_record import rank_name
 from trainer.supervise.membership import WorldPlan
-from trainer.supervise.restarts import Fault, GoOn
 from trainer.supervise.round import Failure
 from trainer.supervise.run_state import RunState
 from trainer.text.wording import many
+from trainer.world.restart_policy import Fault, GoOn
 
 
 def restart_line(

@@ -5,16 +5,15 @@ it has no rank that could send the step. The supervisor copies the step's files 
 rank 0 reads them there, with headers and checksums as in memory. No torch.
 """
 
-import os
 import shutil
 import stat
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from trainer.run.generations import remove_handed_over
 from trainer.run.layout import HANDED_OVER
+from trainer.run.retry import names_in, shown
 from trainer.safe_io.plain import open_plain
 from trainer.world.state_parts import files_of, whole_steps
 
@@ -54,15 +53,8 @@ def give(run_folder: Path, generation: int, state: Path, start: str, goes_on: Ca
 def take(run_folder: Path, generation: int, longest_s: float) -> Path | None:
     """Waits up to `longest_s` for the step of a generation; returns its folder, or None."""
     whole, _ = _places(run_folder, generation)
-    until = time.monotonic() + longest_s
-    while True:
-        with suppress(OSError):
-            os.listdir(run_folder)  # else a network file system may remember what was there before
-            if whole.name in os.listdir(whole.parent):
-                return whole
-        if time.monotonic() >= until:
-            return None
-        time.sleep(_POLL_S)
+    there = shown(lambda: whole.name in names_in(whole.parent), run_folder, longest_s, _POLL_S)
+    return whole if there else None
 
 
 def _copy(source: Path, copy: Path, goes_on: Callable[[], bool]) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trainer.safe_io.plain import is_own_folder, open_plain
+from trainer.sysinfo.children import reap
 from trainer.sysinfo.parent import signal_with_parent
 
 REAP_S = 3.0
@@ -128,9 +129,7 @@ def reap_group(rank: RankProcess) -> None:
 
     The rank itself must have ended and been waited for.
     """
-    with suppress(ChildProcessError):
-        while os.waitpid(-rank.pid, os.WNOHANG)[0]:
-            pass
+    reap(-rank.pid)
 
 
 def kill_rank(rank: RankProcess) -> None:

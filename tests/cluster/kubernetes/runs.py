@@ -26,6 +26,8 @@ from trainer.launch.kubernetes.indexed_job import INDEX_LABEL
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.pod_logs import disconnecting
 from trainer.launch.kubernetes.state import pods_of
+from trainer.run.starts import RECORD
+from trainer.safe_io.values import read_values
 
 LIMIT_S = 600.0
 """For one job on a busy machine; no test says how long one takes."""
@@ -166,10 +168,10 @@ class Demo:
         (folder / "artefacts" / "submission.json").write_text(record)
         return folder
 
-    def memory(self, name: str) -> dict[str, Any]:
-        """Returns the launcher's record of its starts."""
-        found: dict[str, Any] = json.loads((self.run(name) / "artefacts" / "launcher.json").read_text())
-        return found
+    def memory(self, name: str) -> dict[str, int]:
+        """Returns the launcher's last count of its starts and failures."""
+        counted = read_values(self.run(name) / RECORD)
+        return {name: int(counted[name]) for name in ("starts", "failures")}
 
     def pods(self, mpijob: str, role: str) -> list[dict[str, Any]]:
         return [

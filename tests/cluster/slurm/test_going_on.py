@@ -4,9 +4,11 @@ The first tests look at Slurm and the batch script alone: in place of supervisor
 down when they start, and leave when the run folder has an end.
 """
 
+import asyncio
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -25,15 +27,18 @@ from tests.cluster.slurm.going_on import (
     processes,
 )
 from tests.cluster.slurm.runs import Demo
+from trainer.run.exit_files import ExitFiles
+from trainer.run.layout import EXIT_FILE
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
 _SUPERVISOR = """\
 #!/bin/sh
+[ "$3" = trainer.rank ] || exec {python} "$@" # what starts it again is the real one
 run=$(dirname "$(dirname "$4")")
 trap 'echo "$SLURMD_NODENAME" >>"$run/asked"' USR2
-echo "$SLURM_PROCID $SLURMD_NODENAME ${CLIPSHIP_RESPAWNED:-0} $$ $CLIPSHIP_TOKEN" >>"$run/started"
+echo "$SLURM_PROCID $SLURMD_NODENAME ${{CLIPSHIP_RESPAWNED:-0}} $$ $CLIPSHIP_TOKEN" >>"$run/started"
 until [ -s "$run/exit.json" ]; do sleep 0.2; done
-exit "$(sed -n 's/.*"exit_code": \\([0-9]*\\).*/\\1/p' "$run/exit.json")"
+exit "$(sed -n 's/^exit_code=//p' "$run/artefacts/launcher.env")"
 """
 
 
@@ -42,7 +47,7 @@ class StandIns:
 
     def __init__(self, demo: Demo, name: str, **recovery: int) -> None:
         python = demo.folder / "supervisor"
-        python.write_text(_SUPERVISOR)
+        python.write_text(_SUPERVISOR.format(python=sys.executable))
         python.chmod(0o755)
         self.demo, self.name = demo, name
         self.job = demo.submit(
@@ -63,9 +68,8 @@ class StandIns:
     def end(self, code: int, left_out: tuple[str, ...] = ()) -> None:
         """Ends the run, as rank 0's supervisor does."""
         record = {"rank": 0, "node": "n1", "exit_code": code, "reason": "the test's", "left_out": left_out}
-        path = self.demo.run(self.name) / "exit.json"
-        path.with_suffix(".new").write_text(json.dumps(record, indent=2))
-        path.with_suffix(".new").rename(path)
+        files = ExitFiles(str(self.demo.run(self.name)))
+        asyncio.run(files.write(EXIT_FILE, record))
 
     def state(self) -> Mapping[str, str]:
         return self.demo.cluster.job(self.job)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from trainer.launch.ranks.keep_going import LONGEST_CUT_OFF_WAIT_S, KeepGoing, left_by_itself
 from trainer.run.exit_record import EXIT_DIR
 from trainer.supervise.stop_request import send_stop_request
 from trainer.world.rendezvous import Rendezvous
+from trainer.world.restart_policy import CUT_OFF, RespawnPolicy, left_by_itself
 from trainer.world.variables import RESPAWNED
 
 GRACE_S = 5.0
@@ -101,7 +101,7 @@ class _KeptRanks:
         self._start, self._received, self._launcher = start, received, launcher
         self._first_rank = first_rank
         self._running = dict(enumerate(started))
-        self._plan = KeepGoing(len(started))
+        self._plan = RespawnPolicy(len(started))
 
     def wait(self) -> int:
         """Waits until all have ended, and starts dead ones again meanwhile; returns the exit code."""
@@ -141,7 +141,7 @@ class _KeptRanks:
         elif in_vain == 1:
             self._say(
                 f"{self._name(member)} is started again, since it left with an error; if it does so "
-                f"again, the waits grow up to {LONGEST_CUT_OFF_WAIT_S:.0f} s, and nothing more is said"
+                f"again, the waits grow up to {CUT_OFF.longest_s:.0f} s, and nothing more is said"
             )
         try:
             self._running[member] = self._start(member, {RESPAWNED: str(in_vain + 1)})

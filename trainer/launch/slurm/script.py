@@ -21,9 +21,9 @@ from trainer.config.slurm import GpuRequest
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
 from trainer.launch.image_name import for_enroot
+from trainer.launch.open_mpi import exports, mpirun_options
 from trainer.launch.slurm.validate import can_keep_going, launcher, validate
 from trainer.launch.templates import render, sh
-from trainer.run.exit_record import STOPPED_THEN, SUPERVISOR_LOST
 from trainer.run.goodput_log import BEGAN
 from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 
@@ -90,10 +90,6 @@ class SbatchContext:
     """Words that start a container with apptainer, before its folders and its image."""
     python: str
     mpi: str
-    stopped_then: str
-    """Begin of the reason of a run that lost a supervisor after a request to stop."""
-    supervisor_lost: str
-    """Beginning of the reason in exit.json of a run that lost a supervisor, and so perhaps a node."""
     without_pmix: str
     """Keys that start the ranks on a cluster without PMIx; "" if the ranks do not need it."""
     mem_bind: str
@@ -127,17 +123,12 @@ class SbatchContext:
         return self.python.rpartition("/")[0]
 
     @property
-    def mpirun_exports(self) -> list[str]:
-        """Lines with the options of mpirun that name the variables to pass on.
-
-        Values stay off the command line, which any user of the machine can read.
-        """
-        return [
-            line.replace("=", " ")
-            for line in textwrap.wrap(
-                " ".join(f"-x={name}" for name in self.variable_names), _LINE, break_on_hyphens=False
-            )
-        ]
+    def mpirun(self) -> list[str]:
+        """Lines with the options of mpirun: the first says where the ranks are, the others what they get."""
+        pairs = zip(*[iter(exports(self.variable_names))] * 2, strict=True)
+        names = textwrap.wrap(" ".join(map("=".join, pairs)), _LINE, break_on_hyphens=False)
+        places = mpirun_options(self.ranks, f"ppr:{self.ranks_per_node}:node")
+        return [" ".join(places), *(line.replace("=", " ") for line in names)]
 
 
 def batch_script(job: Job, *, in_array: bool = False) -> str:
@@ -171,7 +162,7 @@ def _context(job: Job, in_array: bool) -> SbatchContext:
         task_id=_TASK_ID if in_array or job.slurm.array else "$SLURM_JOB_ID",
         starts_again=bool(_starts_again(job)),
         max_starts=slurm.max_restarts + 1,
-        exports=_exports(variables),
+        exports=_export_lines(variables),
         variable_names=sorted(
             {*variables, *RENDEZVOUS, BEGAN, *((GENERATION,) if _starts_again(job) else ())}
         ),
@@ -193,8 +184,6 @@ def _context(job: Job, in_array: bool) -> SbatchContext:
         ],
         python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
         mpi=slurm.mpi if over_mpi(job, launcher(job)) else "none",
-        supervisor_lost=SUPERVISOR_LOST,
-        stopped_then=STOPPED_THEN,
         without_pmix=_without_pmix(job),
         mem_bind=str(slurm.extra.get("mem-bind") or ""),
         pins_memory=pins_memory(job),
@@ -232,7 +221,7 @@ def _compact(text: str) -> str:
     return _LIST_OF_ONE.sub(r"= [\1]\n", text)
 
 
-def _exports(variables: Mapping[str, str]) -> list[str]:
+def _export_lines(variables: Mapping[str, str]) -> list[str]:
     """Returns what follows `export`: short plain values share lines, each other one has its own."""
     words = [f"{name}={sh(value)}" for name, value in variables.items()]
     plain = [word for word in words if _PLAIN.fullmatch(word)]

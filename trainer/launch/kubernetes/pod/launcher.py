@@ -9,7 +9,6 @@ shows. Imports no torch.
 import argparse
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -31,30 +30,29 @@ from trainer.errors import (
     EXIT_START_AGAIN,
     InputError,
 )
-from trainer.launch.kubernetes.pod.attempts import (
-    AttemptRecord,
-    decide,
-    newest_checkpoint,
-    read_attempts,
-    write_attempts,
-)
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
 from trainer.launch.kubernetes.pod.last_word import leave
 from trainer.launch.kubernetes.pod.names import JOB_UID, known_host, rendezvous
-from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens, read_end
+from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens
+from trainer.launch.open_mpi import find_mpirun, mpirun_command
 from trainer.launch.processes import supervise
 from trainer.launch.start_again import asked_after, run_generations
-from trainer.run.exit_files import remove_exit_files
+from trainer.run.best import folder_name
+from trainer.run.checkpoints import newest_step
+from trainer.run.exit_files import exit_record_of, remove_exit_files
 from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
-from trainer.run.layout import METRICS_FILE, Run
+from trainer.run.layout import CHECKPOINTS, METRICS_FILE, Run
+from trainer.run.retry import every, shown, until
+from trainer.run.starts import StartsSoFar, add_starts, read_starts
 from trainer.safe_io.plain import last_text
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.stopping import REPEAT_S
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 from trainer.world.rendezvous import Rendezvous
+from trainer.world.restart_policy import after_end
 from trainer.world.variables import GENERATION, STARTS_AGAIN
 
 HOSTFILE = Path("/etc/mpi/hostfile")
@@ -83,7 +81,7 @@ class Launcher:
         self._rendezvous = self._named_rendezvous = rendezvous(env)
         self._hosts = read_hostfile(HOSTFILE)
         self._folder = run_folder(job)
-        self._record = read_attempts(self._folder, env.get(JOB_UID, ""))
+        self._record = read_starts(self._folder, env.get(JOB_UID, ""))
         self._asked = 0
         self._began: float | None = None
         """Time at which the first worker answered: from then on pods wait for the others."""
@@ -93,24 +91,21 @@ class Launcher:
 
     def run(self) -> int:
         """Start the ranks until they are done, have failed too often, or this pod is asked to stop."""
-        if self._record.final is not None:
-            return leave(self._record.final, self._record.message)
+        if self._record.over:
+            return leave(self._record.code, self._record.message)
         while True:
             code, reason = self._attempt()
             message = f"{reason}; {self._progress()}"
-            decision = decide(
-                self._record,
-                code,
-                asked=bool(self._asked),
-                checkpoint=newest_checkpoint(self._folder),
-                retries=self._job.kubernetes.retries,
-                message=message,
+            retries = self._job.kubernetes.retries
+            saved = newest_step(self._folder / CHECKPOINTS)
+            asked = bool(self._asked)
+            self._store(
+                after_end(self._record, code, asked=asked, saved_step=saved, retries=retries, message=message)
             )
-            self._store(decision.record)
-            if decision.action == "leave":
+            if self._record.over or asked:
                 return leave(code, message)
             again = (
-                f"{decision.record.failures} of at most {self._job.kubernetes.retries}"
+                f"{self._record.failures} of at most {retries}"
                 if code != EXIT_PREEMPTED
                 else "a worker was asked to stop"
             )
@@ -190,11 +185,8 @@ class Launcher:
             if not send_stop_request(self._rendezvous, signal.SIGTERM):
                 return True
             say("ranks of an earlier launcher still run: they are asked to save and exit")
-            deadline = time.monotonic() + max(patience, REPEAT_S + 1.0)
-            while time.monotonic() < deadline and not self._asked:
-                if not listens(self._rendezvous):
-                    return True
-                time.sleep(WATCH_S)
+            waits_s = every(WATCH_S, max(patience, REPEAT_S + 1.0))
+            until(lambda: self._asked or not listens(self._rendezvous), waits_s)
         return not listens(self._rendezvous)
 
     def _mpirun(self, folder: Path, generation: int) -> int:
@@ -220,7 +212,7 @@ class Launcher:
         }
         with watch:
             return supervise(
-                mpirun_command(self._job_path, self._job.resources.world_size, tuple(told)),
+                ranks_command(self._job_path, self._job.resources.world_size, tuple(told)),
                 variables,
                 folder,
                 self._pass_on,
@@ -233,14 +225,17 @@ class Launcher:
         mpirun's exit code is used only if they recorded nothing.
         """
         run = Run(self._folder)
-        deadline = time.monotonic() + SHOWN_S
-        while time.monotonic() < deadline:
-            record = read_end(self._folder, self._rendezvous)
+
+        def recorded() -> tuple[int, str] | None:
+            record = exit_record_of(self._folder, self._rendezvous.start)
             if record is not None:
                 return record.exit_code, record.headline().removeprefix("clipship: ")
             if (code == EXIT_DONE or _stamp(run.result) != before) and run.result.exists() and run.finished():
                 return EXIT_DONE, "done"
-            time.sleep(WATCH_S / 2)
+            return None
+
+        if end := shown(recorded, self._folder, SHOWN_S, WATCH_S / 2):
+            return end
         cause = first_cause(folder)
         if cause is not None and cause.exit_code != EXIT_START_AGAIN:
             return cause.exit_code, cause.headline().removeprefix("clipship: ")
@@ -252,16 +247,17 @@ class Launcher:
         )
 
     def _progress(self) -> str:
-        checkpoint = newest_checkpoint(self._folder)
+        saved = newest_step(self._folder / CHECKPOINTS)
+        checkpoint = folder_name(saved) if saved else "none"
         return (
-            f"last logged step: {_last_step(self._folder)}, newest checkpoint: {checkpoint or 'none'}, run "
+            f"last logged step: {_last_step(self._folder)}, newest checkpoint: {checkpoint}, run "
             f"folder: {self._folder}"
         )
 
-    def _store(self, record: AttemptRecord) -> None:
+    def _store(self, record: StartsSoFar) -> None:
         self._record = record
         try:
-            write_attempts(self._folder, record)
+            add_starts(self._folder, record)
         except OSError as problem:
             say(
                 f"{self._folder} cannot be written ({problem.strerror}): a new launcher would count the "
@@ -276,9 +272,7 @@ class Launcher:
         self._asked = self._asked or number
 
     def _pause(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self._asked:
-            time.sleep(0.1)
+        until(lambda: self._asked, every(0.1, seconds))
 
 
 def told_variables(began: float | None, starts_again: str, generation: int) -> dict[str, str]:
@@ -291,28 +285,14 @@ def told_variables(began: float | None, starts_again: str, generation: int) -> d
     return again | ({} if began is None else {BEGAN: f"{began:.3f}"})
 
 
-def mpirun_command(job_path: Path, ranks: int, exported: Sequence[str] = ()) -> list[str]:
-    """Returns the command line of mpirun, the same for Open MPI 4 and 5.
+def ranks_command(job_path: Path, ranks: int, exported: Sequence[str] = ()) -> list[str]:
+    """Returns the command line of mpirun.
 
     It passes on the variables that are named in `exported`: ranks take the others from their pods.
     """
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        raise InputError("mpirun is neither beside this Python nor on PATH: the image has no Open MPI")
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    where = ["-n", str(ranks), "--hostfile", str(HOSTFILE), "--map-by", "slot", "--bind-to", "none"]
-    return [
-        mpirun,
-        *root,
-        *where,
-        *(option for name in exported for option in ("-x", name)),
-        sys.executable,
-        "-P",
-        "-m",
-        "trainer.launch.kubernetes.pod.rank",
-        str(job_path),
-    ]
+    mpirun = find_mpirun("the image has no Open MPI")
+    rank = (sys.executable, "-P", "-m", "trainer.launch.kubernetes.pod.rank", str(job_path))
+    return mpirun_command(mpirun, rank, ranks, HOSTFILE, exported)
 
 
 def ssh_variables(port: int, known_hosts: Path) -> dict[str, str]:

@@ -33,14 +33,17 @@ from trainer.errors import (
 )
 from trainer.launch.kubernetes.pod.last_word import leave
 from trainer.launch.kubernetes.pod.names import JOB_UID
-from trainer.launch.kubernetes.pod.starts import Start, StartEnd, open_start
+from trainer.launch.kubernetes.pod.starts import Start, leave_code, open_start
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S
 from trainer.launch.ranks.started_ranks import StartedRank, run_ranks
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import ExitRecord
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
+from trainer.run.retry import shown
+from trainer.run.starts import StartsSoFar
 from trainer.sysinfo.addresses import is_here, listening_address
+from trainer.sysinfo.children import reap
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 from trainer.world.rendezvous import Rendezvous
@@ -210,14 +213,7 @@ class Node:
 
     def _record(self, start: Start, shown_s: float) -> ExitRecord | None:
         """Returns how the run has ended; None if its supervisors have recorded nothing."""
-        deadline = time.monotonic() + shown_s
-        while True:
-            with suppress(OSError):
-                os.listdir(self._folder)  # refreshes a network file system's cache
-            record = exit_record_of(self._folder, start.name)
-            if record is not None or time.monotonic() > deadline:
-                return record
-            time.sleep(WATCH_S / 2)
+        return shown(lambda: exit_record_of(self._folder, start.name), self._folder, shown_s, WATCH_S / 2)
 
     def _end_with(self, start: Start) -> None:
         """Ends supervisors that have not noticed the end of their start; runs in a thread of its own."""
@@ -243,12 +239,8 @@ class Node:
 
     def _on_child(self, number: int, frame: FrameType | None) -> None:
         """Reaps orphans, as a first process must, and leaves the supervisors to those who wait for them."""
-        own = {started.process.pid for started in self._supervisors}
-        with suppress(ChildProcessError):
-            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                if ended.si_pid in own or os.getpid() != 1:
-                    return
-                os.waitpid(ended.si_pid, os.WNOHANG)
+        if os.getpid() == 1:
+            reap(but={started.process.pid for started in self._supervisors})
 
 
 _UNRECORDED = {
@@ -280,10 +272,9 @@ def rank_variables(index: int, local_rank: int, ranks: int, pods: int) -> dict[s
     }
 
 
-def leave_with(end: StartEnd) -> int:
+def leave_with(end: StartsSoFar) -> int:
     """Leaves as the end of the start says."""
-    again = "" if end.record.final is not None else "; the pods start again"
-    return leave(end.leave, f"{end.message}{again}")
+    return leave(leave_code(end), f"{end.message}{'' if end.over else '; the pods start again'}")
 
 
 if __name__ == "__main__":

@@ -7,41 +7,30 @@ torch.
 """
 
 import errno
-import json
 import os
 import secrets
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.errors import EXIT_PREEMPTED, EXIT_START_AGAIN
-from trainer.launch.kubernetes.pod.attempts import AttemptRecord, decide, newest_checkpoint
-from trainer.run.layout import ARTEFACTS, PODS
+from trainer.run.checkpoints import newest_step
+from trainer.run.layout import ARTEFACTS, CHECKPOINTS, PODS
+from trainer.run.retry import every, names_in, until
+from trainer.run.starts import StartsSoFar, starts_of
 from trainer.safe_io.atomic import make_once
 from trainer.safe_io.plain import read_plain
+from trainer.safe_io.values import value_lines
 from trainer.world.rendezvous import Rendezvous
+from trainer.world.restart_policy import after_end
 
 _TOKEN, _MARKS, _BEGIN, _END = "token", "marks", "begin", "end"
 _BEING_WRITTEN_S = 10.0
 
 
-@dataclass(frozen=True)
-class StartEnd:
-    """End of a start, the same for every pod."""
-
-    code: int
-    """Exit code of the run, as its first cause has it."""
-    message: str
-    record: AttemptRecord
-    """Failures so far; `final` is set if the run has ended for good."""
-
-    @property
-    def leave(self) -> int:
-        """Exit code of the pods, which tells the Job whether to start others in their place."""
-        if self.record.final is not None:
-            return self.record.final
-        return EXIT_PREEMPTED if self.code == EXIT_PREEMPTED else EXIT_START_AGAIN
+def leave_code(end: StartsSoFar) -> int:
+    """Returns the exit code of the pods, which tells the Job whether to start others in their place."""
+    return end.code if end.over or end.code == EXIT_PREEMPTED else EXIT_START_AGAIN
 
 
 @dataclass(frozen=True)
@@ -88,27 +77,29 @@ class Start:
     @property
     def began_at(self) -> str | None:
         """Address of the pod of index 0 when the ranks started; None if they have not."""
-        _refresh(self.folder)
+        names_in(self.folder)
         return _written(self.folder / _BEGIN) if (self.folder / _BEGIN).exists() else None
 
     @property
-    def end(self) -> StartEnd | None:
-        """End of this start; None while it goes on."""
-        _refresh(self.folder)
-        if not (self.folder / _END).exists():
-            return None
-        stored = json.loads(_written(self.folder / _END))
-        return StartEnd(stored["code"], stored["message"], AttemptRecord(**stored["record"]))
+    def end(self) -> StartsSoFar | None:
+        """End of this start, the same for every pod; None while it goes on."""
+        names_in(self.folder)
+        return starts_of(_written(self.folder / _END)) if (self.folder / _END).exists() else None
 
-    def settle(self, code: int, message: str, retries: int) -> StartEnd:
+    def settle(self, code: int, message: str, retries: int) -> StartsSoFar:
         """Ends this start with the run's exit code; returns the end that the first pod has recorded."""
         before = Start(self.run_folder, self.job, self.number - 1)
         earlier = before.end if self.number > 1 else None
-        record = earlier.record if earlier is not None else AttemptRecord(self.job)
-        checkpoint = newest_checkpoint(self.run_folder)
-        decision = decide(record, code, asked=False, checkpoint=checkpoint, retries=retries, message=message)
-        end = StartEnd(code, message, decision.record)
-        make_once(self.folder / _END, json.dumps(asdict(end)), private=True)
+        saved = newest_step(self.run_folder / CHECKPOINTS)
+        end = after_end(
+            earlier or StartsSoFar(self.job),
+            code,
+            asked=False,
+            saved_step=saved,
+            retries=retries,
+            message=message,
+        )
+        make_once(self.folder / _END, value_lines(asdict(end)), private=True)
         return self.end or end
 
 
@@ -121,7 +112,7 @@ def open_start(run_folder: Path, job: str) -> Start:
     folder.mkdir(parents=True, exist_ok=True)
     newest = Start(run_folder, job, max((int(name) for name in os.listdir(folder)), default=0))
     end = newest.end if newest.number else None
-    if newest.number and (end is None or end.record.final is not None):
+    if newest.number and (end is None or end.over):
         return newest
     start = Start(run_folder, job, newest.number + 1)
     (start.folder / _MARKS).mkdir(parents=True, exist_ok=True)
@@ -135,15 +126,6 @@ def _folder(run_folder: Path, job: str) -> Path:
 
 def _written(path: Path) -> str:
     """Returns a file's text; waits for it if another pod has only just made the file. Raises OSError."""
-    deadline = time.monotonic() + _BEING_WRITTEN_S
-    while not (text := read_plain(path)):
-        if time.monotonic() > deadline:
-            raise OSError(errno.ENODATA, "the pod that made this file has not filled it", str(path))
-        time.sleep(0.1)
-    return text
-
-
-def _refresh(folder: Path) -> None:
-    """Refreshes what a network file system remembers of the folder: also that a file is missing."""
-    with suppress(OSError):
-        os.listdir(folder)
+    if text := until(lambda: read_plain(path), every(0.1, _BEING_WRITTEN_S)):
+        return text
+    raise OSError(errno.ENODATA, "the pod that made this file has not filled it", str(path))

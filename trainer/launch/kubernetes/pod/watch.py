@@ -3,17 +3,16 @@
 Imports no torch.
 """
 
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN, EXIT_TIMED_OUT
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, record_cause
+from trainer.run.retry import names_in
 from trainer.world.rendezvous import Rendezvous
 
 SHOWN_S = 10.0
@@ -85,8 +84,7 @@ class Watch:
 
 def read_end(folder: Path, rendezvous: Rendezvous) -> ExitRecord | None:
     """Returns how the start of this rendezvous ended; None if it goes on or left no record."""
-    with suppress(OSError):
-        os.listdir(folder)  # refreshes a network file system's cache
+    names_in(folder)
     return exit_record_of(folder, rendezvous.start)
 
 

@@ -6,7 +6,6 @@ Kubernetes kills what is left after the pod's grace period. It also reaps orphan
 Imports no torch.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -14,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.errors import EXIT_FAILED
+from trainer.sysinfo.children import reap
+from trainer.sysinfo.forks import adopt_orphans
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 
@@ -21,7 +22,6 @@ _ASKED = (signal.SIGTERM, signal.SIGINT)
 _WATCHED = (*_ASKED, signal.SIGCHLD)
 _POLL_S = 0.2
 _IDLE_S = 3600.0
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _SUPERVISOR = b"\0-m\0trainer.rank\0"
 
 
@@ -31,13 +31,14 @@ def main(command: Sequence[str]) -> int:
     If the command ends without a request, that is a failure, and Kubernetes restarts the container.
     """
     reset_inherited_signals()
-    _adopt()
+    adopt_orphans()  # process 1 of a container has them in any case
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # before the child starts, so that no signal is missed
     child = os.posix_spawnp(command[0], list(command), os.environ, setsigmask=[])
     asked = False
     while True:
         number = _next_signal(_POLL_S if asked else _IDLE_S)
-        code = _bury(child)
+        ended = reap().get(child)
+        code = None if ended is None else abs(ended)
         if number in _ASKED:
             if not asked:
                 say("asked to stop: no new ranks start; running ranks save and exit")
@@ -68,31 +69,12 @@ def _next_signal(limit_s: float) -> int | None:
     return None if received is None else received.si_signo
 
 
-def _bury(child: int) -> int | None:
-    """Reap every process that has ended; returns the child's exit code if it is among them, else None."""
-    code = None
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return code
-        if pid == 0:
-            return code
-        if pid == child:
-            code = abs(os.waitstatus_to_exitcode(status))
-
-
 def _send(pids: Sequence[int], number: int) -> None:
     for pid in pids:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
-
-
-def _adopt() -> None:
-    """Make orphaned descendants children of this process. Process 1 of a container has them in any case."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _parent(process: Path) -> int:

@@ -9,54 +9,54 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED, EXIT_START_AGAIN, EXIT_TIMED_OUT
-from trainer.launch.ranks import keep_going
-from trainer.launch.ranks.keep_going import (
-    CUT_OFF_WAIT_S,
-    FORGIVEN_S,
-    JOINED_S,
-    LEAVE_S,
-    LONGEST_CUT_OFF_WAIT_S,
-    LONGEST_WAIT_S,
-    KeepGoing,
-    left_by_itself,
-)
 from trainer.launch.ranks.ssh_start import start_here, start_on
 from trainer.launch.ranks.started_ranks import StartedRank, StartRank, run_ranks
+from trainer.run.retry import Backoff
+from trainer.world import restart_policy
+from trainer.world.restart_policy import (
+    CUT_OFF,
+    FORGIVEN_S,
+    JOINED_S,
+    KILLED,
+    LEAVE_S,
+    RespawnPolicy,
+    left_by_itself,
+)
 from trainer.world.variables import RESPAWNED
 
-KILLED = -signal.SIGKILL
+BY_KILL = -signal.SIGKILL
 
 
-def end(plan: KeepGoing, member: int, code: int, now: float = 0.0, lived_s: float = 1.0) -> float | None:
+def end(plan: RespawnPolicy, member: int, code: int, now: float = 0.0, lived_s: float = 1.0) -> float | None:
     return plan.record_end(member, code, now, lived_s=lived_s)
 
 
 def test_a_killed_supervisor_is_started_again_after_a_wait_that_doubles() -> None:
-    plan = KeepGoing(2)
+    plan = RespawnPolicy(2)
     now, waits = 0.0, []
     for _ in range(8):
-        wait = end(plan, 1, KILLED, now)
+        wait = end(plan, 1, BY_KILL, now)
         assert wait is not None
         waits.append(wait)
         assert plan.due(now + wait - 0.01) == []
         now += wait
         assert plan.due(now) == [1]
         assert plan.due(now) == []  # once
-    assert waits == [1, 2, 4, 8, 16, 32, LONGEST_WAIT_S, LONGEST_WAIT_S]
+    assert waits == [1, 2, 4, 8, 16, 32, KILLED.longest_s, KILLED.longest_s]
     assert not plan.is_over
 
 
 def test_the_wait_is_short_again_for_a_supervisor_that_had_lived_long() -> None:
-    plan = KeepGoing(2)
+    plan = RespawnPolicy(2)
     for _ in range(3):
-        end(plan, 1, KILLED)
+        end(plan, 1, BY_KILL)
         plan.due(100.0)
-    assert end(plan, 1, KILLED, lived_s=FORGIVEN_S + 1) == 1.0
+    assert end(plan, 1, BY_KILL, lived_s=FORGIVEN_S + 1) == 1.0
 
 
 def test_nobody_is_started_again_when_the_last_one_is_gone() -> None:
-    plan = KeepGoing(2)
-    assert end(plan, 0, KILLED) == 1.0
+    plan = RespawnPolicy(2)
+    assert end(plan, 0, BY_KILL) == 1.0
     assert end(plan, 1, -signal.SIGTERM) is None
     assert plan.due(1000.0) == []
     assert plan.is_over
@@ -64,8 +64,8 @@ def test_nobody_is_started_again_when_the_last_one_is_gone() -> None:
 
 
 def test_the_exit_code_is_that_of_the_survivors() -> None:
-    plan = KeepGoing(3)
-    end(plan, 0, KILLED)
+    plan = RespawnPolicy(3)
+    end(plan, 0, BY_KILL)
     assert end(plan, 1, 0) is None
     assert end(plan, 2, 0) is None
     assert plan.is_over
@@ -73,24 +73,24 @@ def test_the_exit_code_is_that_of_the_survivors() -> None:
 
 
 def test_nobody_is_started_again_while_the_run_ends() -> None:
-    plan = KeepGoing(5)
-    end(plan, 3, KILLED)
+    plan = RespawnPolicy(5)
+    end(plan, 3, BY_KILL)
     end(plan, 0, 75)
     end(plan, 1, 75)
     assert not plan.is_ending
     end(plan, 4, 75)
     assert plan.is_ending
     assert plan.due(1000.0) == []
-    assert end(plan, 2, KILLED, 1000.0) is None
+    assert end(plan, 2, BY_KILL, 1000.0) is None
     assert plan.is_over
     assert plan.exit_code == 75
 
 
 def test_one_that_comes_back_in_vain_does_not_end_the_run_of_the_other() -> None:
-    plan = KeepGoing(2)
+    plan = RespawnPolicy(2)
     now = 0.0
     for _ in range(5):
-        wait = end(plan, 1, KILLED if not now else 1, now)
+        wait = end(plan, 1, BY_KILL if not now else 1, now)
         assert wait is not None
         now += wait
         assert plan.due(now) == [1]
@@ -99,7 +99,7 @@ def test_one_that_comes_back_in_vain_does_not_end_the_run_of_the_other() -> None
 
 
 def test_one_that_cannot_join_is_started_less_and_less_often() -> None:
-    plan = KeepGoing(3)
+    plan = RespawnPolicy(3)
     now, waits = 0.0, []
     for _ in range(7):
         wait = end(plan, 2, EXIT_TIMED_OUT, now)
@@ -107,16 +107,16 @@ def test_one_that_cannot_join_is_started_less_and_less_often() -> None:
         waits.append(wait)
         now += wait
         assert plan.due(now) == [2]
-    assert waits == [30, 60, 120, 240, 480, LONGEST_CUT_OFF_WAIT_S, LONGEST_CUT_OFF_WAIT_S]
+    assert waits == [30, 60, 120, 240, 480, CUT_OFF.longest_s, CUT_OFF.longest_s]
     assert plan.in_vain(2) == 6
-    assert end(plan, 2, EXIT_TIMED_OUT, lived_s=JOINED_S + 1) == CUT_OFF_WAIT_S
+    assert end(plan, 2, EXIT_TIMED_OUT, lived_s=JOINED_S + 1) == CUT_OFF.first_s
     assert plan.in_vain(2) == 0, "it had joined"
 
 
 def test_a_supervisor_that_leaves_in_vain_is_spoken_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(keep_going, "CUT_OFF_WAIT_S", 0.0)
+    monkeypatch.setattr(restart_policy, "CUT_OFF", Backoff(0.0, 0.0))
     tries = tmp_path / "tries"
     tries.touch()
     in_vain = f'echo "${{CLIPSHIP_RESPAWNED:-0}}" >>{tries}; exit {EXIT_TIMED_OUT}'
@@ -129,10 +129,10 @@ def test_a_supervisor_that_leaves_in_vain_is_spoken_of_once(
 
 
 def test_a_supervisor_that_leaves_while_the_others_go_on_was_cut_off_and_comes_back() -> None:
-    plan = KeepGoing(3)
-    assert end(plan, 2, 1) == CUT_OFF_WAIT_S
+    plan = RespawnPolicy(3)
+    assert end(plan, 2, 1) == CUT_OFF.first_s
     assert not plan.is_ending
-    assert plan.due(CUT_OFF_WAIT_S) == [2]
+    assert plan.due(CUT_OFF.first_s) == [2]
     for member in (0, 1, 2):
         end(plan, member, 0)
     assert plan.exit_code == 0
@@ -140,20 +140,20 @@ def test_a_supervisor_that_leaves_while_the_others_go_on_was_cut_off_and_comes_b
 
 @pytest.mark.parametrize("code", [EXIT_DONE, EXIT_BAD_INPUT, EXIT_PREEMPTED, EXIT_START_AGAIN])
 def test_a_supervisor_that_leaves_with_the_whole_run_is_not_started_again(code: int) -> None:
-    plan = KeepGoing(2)
+    plan = RespawnPolicy(2)
     assert end(plan, 0, code) is None
-    assert plan.due(10 * CUT_OFF_WAIT_S) == []
+    assert plan.due(10 * CUT_OFF.first_s) == []
 
 
 def test_of_two_that_left_with_different_codes_the_latest_counts() -> None:
-    plan = KeepGoing(2)
+    plan = RespawnPolicy(2)
     end(plan, 1, 1)  # cut off
     end(plan, 0, 0, 500.0)
     assert plan.exit_code == 0
 
 
 def test_those_that_stay_long_after_the_end_are_overdue() -> None:
-    plan = KeepGoing(3)
+    plan = RespawnPolicy(3)
     end(plan, 0, 0, 10.0)
     assert not plan.is_overdue(10.0 + 2 * LEAVE_S)  # one of three
     end(plan, 1, 0, 20.0)
@@ -167,7 +167,7 @@ def test_those_that_stay_long_after_the_end_are_overdue() -> None:
         (0, False, True),
         (1, False, True),
         (143, False, True),
-        (KILLED, False, False),
+        (BY_KILL, False, False),
         (0, True, True),
         (124, True, True),
         (255, True, False),  # ssh lost its host
@@ -264,5 +264,5 @@ def test_a_successor_on_another_host_kills_what_is_left_of_the_dead_one(
         number = 0 if left is old else 1
         successor = start_on("another-host.invalid", ["true"], {RESPAWNED: "1"}, ssh, number)
         assert successor.process.wait() == 0
-        assert left.process.wait() in (KILLED, 128 - KILLED)
+        assert left.process.wait() in (BY_KILL, 128 - BY_KILL)
         assert staying is None or staying.process.poll() is None

@@ -1,0 +1,35 @@
+"""Children that have ended are taken note of, and nobody waits for one that runs."""
+
+import os
+import subprocess
+import time
+
+from trainer.sysinfo.children import is_child, reap
+
+
+def ended(code: int) -> int:
+    child = os.posix_spawnp("sh", ["sh", "-c", f"exit {code}"], os.environ)
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(0.001)
+    return child
+
+
+def test_children_that_have_ended_are_reaped_with_their_codes() -> None:
+    first, second = ended(3), ended(0)
+    assert reap(first) | reap(second) == {first: 3, second: 0}
+    assert not is_child(first)
+
+
+def test_one_of_others_is_left_to_those_who_wait_for_it() -> None:
+    child = ended(4)
+    reap(but={child})
+    assert is_child(child)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+
+
+def test_one_that_runs_is_not_waited_for() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert reap(process.pid) == {}
+        assert is_child(process.pid)
+        process.kill()
+    assert reap(process.pid) == {}

@@ -1,0 +1,59 @@
+"""What is tried again, after which waits, and when a file of another machine is seen."""
+
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from trainer.run.retry import Backoff, every, retried, shown, until
+
+
+def test_waits_double_up_to_the_longest_and_jitter_leaves_out_up_to_half() -> None:
+    its = Backoff(1.0, 60.0)
+    assert [its.wait_s(failures) for failures in (1, 2, 3, 6, 7, 10_000)] == [1, 2, 4, 32, 60, 60]
+    assert its.wait_s(3, jitter=1.0) == 2.0
+
+
+def test_waits_end_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    waits = every(4.0, 10.0)
+    found = []
+    for wait_s in waits:
+        found.append(wait_s)
+        now[0] += wait_s
+    assert found == [4.0, 4.0, 2.0]
+    assert list(islice(Backoff(1.0, 3.0).within(100.0), 3)) == [1.0, 2.0, 3.0]
+    assert list(every(1.0, 0.0)) == []
+
+
+def test_an_error_that_may_pass_is_tried_again_and_told_and_the_last_is_raised() -> None:
+    errors: list[Exception] = [OSError("first"), OSError("second"), KeyError("other")]
+    told: list[tuple[str, float]] = []
+
+    def attempt() -> None:
+        raise errors.pop(0)
+
+    def tell(error: Exception, wait_s: float) -> None:
+        told.append((str(error), wait_s))
+
+    with pytest.raises(OSError, match="second"):
+        retried(attempt, [0.0], lambda error: isinstance(error, OSError), tell)
+    assert told == [("first", 0.0)]
+    with pytest.raises(KeyError):
+        retried(attempt, [0.0], lambda error: isinstance(error, OSError), tell)
+    assert len(told) == 1
+
+
+def test_an_answer_is_asked_for_until_it_is_true_and_once_more_at_the_end() -> None:
+    answers = [0, 0, 7]
+    assert until(lambda: answers.pop(0), [0.0] * 9) == 7
+    answers = [0, 0]
+    assert until(lambda: answers.pop(0), [0.0]) == 0
+    assert not answers
+
+
+def test_a_file_of_another_machine_is_looked_for_at_least_once(tmp_path: Path) -> None:
+    assert shown((tmp_path / "no").exists, tmp_path / "no folder", 0.0) is False
+    assert shown(tmp_path.exists, tmp_path, 0.0)
