@@ -37,8 +37,8 @@ from benchmarks.at_scale import (
 from benchmarks.meeting import Met, meet
 from tests.support.stub_world import LIMITS, StubWorld, until
 from trainer.supervise import supervisor as supervisor_module
-from trainer.supervise import tree
-from trainer.supervise.tree import FANOUT, Link
+from trainer.supervise.network import tree
+from trainer.supervise.network.tree import FANOUT, Link
 from trainer.world.rendezvous import Message
 
 WORKERS = 4

@@ -26,7 +26,7 @@ from benchmarks.rank import MARK, cpu_s
 from tests.support.jobs import tiny_job
 from tests.support.start import start
 from trainer.config.loader import dump_job
-from trainer.supervise.tree import FANOUT, Link, Tree
+from trainer.supervise.network.tree import FANOUT, Link, Tree
 from trainer.sysinfo.addresses import free_port
 from trainer.world.rendezvous import Message, Rendezvous
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.supervise import supervisor as module
-from trainer.supervise.coordinator import Coordinator
+from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.limits import Limits
+from trainer.supervise.network.tree import Tree
 from trainer.supervise.supervisor import Supervisor
-from trainer.supervise.tree import Tree
 from trainer.sysinfo.addresses import free_port
 from trainer.world.heartbeat import Heartbeat, request_stop
 from trainer.world.launchers import World, detect, first_world

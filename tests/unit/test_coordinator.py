@@ -14,8 +14,8 @@ from typing import Any
 from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise.actions import Actions, Message
-from trainer.supervise.coordinator import Coordinator
+from trainer.supervise.coordinate.actions import Actions, Message
+from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.limits import Limits
 
 LIMITS = Limits(checkpoint_s=0.3, shutdown_s=0.3)
@@ -141,7 +141,7 @@ def test_late_rank_makes_a_diagnosis_of_all(tmp_path: Path) -> None:
 
 
 def test_the_run_ends_even_if_no_supervisor_answers(monkeypatch: Any) -> None:
-    monkeypatch.setattr("trainer.supervise.report_collection.ANSWER_S", 0.2)
+    monkeypatch.setattr("trainer.supervise.coordinate.report_collection.ANSWER_S", 0.2)
     record, _ = decided(
         lambda coordinator, broadcast: coordinator.receive({"kind": "late", "what": "init lasts too long"})
     )
@@ -150,7 +150,7 @@ def test_the_run_ends_even_if_no_supervisor_answers(monkeypatch: Any) -> None:
 
 
 def test_repeated_signal_is_one_request_and_a_later_one_leaves_at_once(monkeypatch: Any) -> None:
-    monkeypatch.setattr("trainer.supervise.stopping.REPEAT_S", 0.2)
+    monkeypatch.setattr("trainer.supervise.coordinate.stopping.REPEAT_S", 0.2)
     stop = {"kind": "stop", "signal": 15, "rank": 0, "node": "n0"}
 
     def send(coordinator: Coordinator, broadcast: list[Message]) -> Any:

@@ -13,12 +13,12 @@ import pytest
 from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise import coordinator as module
-from trainer.supervise import recovery
-from trainer.supervise.actions import Actions, Message
-from trainer.supervise.coordinator import Coordinator
+from trainer.supervise.coordinate import coordinator as module
+from trainer.supervise.coordinate import recovery
+from trainer.supervise.coordinate.actions import Actions, Message
+from trainer.supervise.coordinate.coordinator import Coordinator
+from trainer.supervise.coordinate.membership import Membership
 from trainer.supervise.limits import Limits
-from trainer.supervise.membership import Membership
 from trainer.world.variables import HANDED_OVER_BY
 
 LIMITS = Limits(checkpoint_s=60.0, shutdown_s=60.0, max_restarts=2, backoff_s=0.0)

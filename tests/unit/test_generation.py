@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from trainer.run.exit_record import EXIT_DIR, RANK_DIR
-from trainer.supervise import generation
-from trainer.supervise.generation import Generation, fresh_variables
-from trainer.supervise.nursery import Nursery
+from trainer.supervise.rank import generation
+from trainer.supervise.rank.fork_server import Nursery
+from trainer.supervise.rank.generation import Generation, fresh_variables
 from trainer.world import heartbeat
 from trainer.world.heartbeat import HEARTBEAT_FILE, published_state
 from trainer.world.launchers import detect

@@ -2,8 +2,8 @@
 
 import json
 
-from trainer.supervise.left_out import LeftOut, left_out, left_out_text
-from trainer.supervise.membership import Membership
+from trainer.supervise.coordinate.left_out import LeftOut, left_out, left_out_text
+from trainer.supervise.coordinate.membership import Membership
 from trainer.supervise.restarts import Restart, restart_from_json
 
 

@@ -16,8 +16,8 @@ from trainer.config.loader import dump_job, load_job
 from trainer.config.phases import LIMIT_KEYS
 from trainer.errors import InputError
 from trainer.launch.rank_env import rank_environment
-from trainer.supervise import nccl_debug
 from trainer.supervise.limits import Limits, read_limits
+from trainer.supervise.rank import nccl_debug
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import RANK_DIR
 from trainer.run.generations import GenerationClaim
-from trainer.supervise import coordinator_seat, presence, recovery
-from trainer.supervise.left_out import left_out_text
-from trainer.supervise.own_rank import OwnRank
+from trainer.supervise.coordinate import coordinator_host, presence, recovery
+from trainer.supervise.coordinate.left_out import left_out_text
+from trainer.supervise.rank.own_rank import OwnRank
 from trainer.world.condemned import condemn
 
 FEWER = replace(LIMITS, min_nodes=1)
@@ -159,7 +159,7 @@ def test_supervisor_that_may_live_is_waited_for(tmp_path: Path, monkeypatch: pyt
         asked.append(address)
         return False
 
-    monkeypatch.setattr(coordinator_seat, "is_refused", is_refused)
+    monkeypatch.setattr(coordinator_host, "is_refused", is_refused)
     world = four_nodes(tmp_path, limits=FEWER)
 
     async def story() -> None:

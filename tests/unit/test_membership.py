@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.supervise.membership import Membership, Place, WorldPlan
+from trainer.supervise.coordinate.membership import Membership, Place, WorldPlan
 
 SIZES = (1, 2, 4, 8, 16)
 

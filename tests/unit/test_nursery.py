@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from tests.support.processes import ended_on_failure
-from trainer.supervise.nursery import Nursery, may_fork
+from trainer.supervise.rank.fork_server import Nursery, may_fork
 from trainer.sysinfo.forks import adopt_orphans
 from trainer.world.rank_process import RankProcess, end_rank, reap_group
 
 PROGRAM = """
 import json, os, signal, sys, threading, time
-from trainer.supervise.prefork import leave_nursery
+from trainer.supervise.rank.prefork import leave_nursery
 
 def preload():
     if "THREAD" in os.environ:
@@ -171,7 +171,7 @@ def test_a_killed_nursery_is_replaced(nursery: Nursery, tmp_path: Path) -> None:
 def test_a_stopped_nursery_delays_a_start_and_does_not_prevent_it(
     nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.supervise.nursery._ANSWER_S", 0.2)
+    monkeypatch.setattr("trainer.supervise.rank.fork_server._ANSWER_S", 0.2)
     first(nursery, tmp_path / "says")
     os.kill(nursery._pid, signal.SIGSTOP)
     rank, facts = begin(nursery, tmp_path / "says")
@@ -238,7 +238,7 @@ def test_a_spare_supervisor_has_a_nursery_and_no_rank(nursery: Nursery, tmp_path
 SUPERVISOR = f"""
 import json, os, sys, time
 from pathlib import Path
-from trainer.supervise.nursery import Nursery
+from trainer.supervise.rank.fork_server import Nursery
 nursery = Nursery({COMMAND!r})
 nursery.keep_if(True)
 says = Path(sys.argv[1])

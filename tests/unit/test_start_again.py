@@ -16,11 +16,11 @@ from trainer.launch.start_again import asked_after, run_generations
 from trainer.run.exit_files import ExitFiles, StartRequest, exit_record_of, requested_start
 from trainer.run.exit_record import ExitRecord
 from trainer.run.lock import Holder
-from trainer.supervise import coordinator
-from trainer.supervise.actions import Actions, Message
-from trainer.supervise.coordinator import Coordinator
+from trainer.supervise.coordinate import coordinator
+from trainer.supervise.coordinate.actions import Actions, Message
+from trainer.supervise.coordinate.coordinator import Coordinator
+from trainer.supervise.coordinate.membership import Membership
 from trainer.supervise.limits import Limits
-from trainer.supervise.membership import Membership
 from trainer.supervise.restart_history import RestartHistory
 from trainer.world.rendezvous import Rendezvous
 

@@ -12,14 +12,15 @@ import pytest
 from trainer.launch import processes
 from trainer.run.file_work import _Workers
 from trainer.supervise.background import on_error, spawn
-from trainer.supervise.rank_report import STACK_FILE, python_stack
-from trainer.supervise.tree import Tree
+from trainer.supervise.network.tree import Tree
+from trainer.supervise.rank.rank_report import STACK_FILE, python_stack
 from trainer.sysinfo.addresses import free_port
 from trainer.world.rendezvous import Message, Rendezvous
 
 SUPERVISOR = """
 import os, sys, threading
-from trainer.supervise import coordinator, supervisor
+from trainer.supervise.coordinate import coordinator
+from trainer.supervise import supervisor
 from trainer.supervise.limits import Limits
 from trainer.world.launchers import World
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.listeners import listeners, outer_address
-from trainer.supervise.stop_request import send_stop_request
-from trainer.supervise.tree import FANOUT, Tree
-from trainer.supervise.tree_plan import TreePlan
+from trainer.supervise.network.stop_request import send_stop_request
+from trainer.supervise.network.tree import FANOUT, Tree
+from trainer.supervise.network.tree_plan import TreePlan
 from trainer.sysinfo.addresses import free_port
 from trainer.world.rendezvous import Message, Rendezvous, signed
 

@@ -11,8 +11,8 @@ import pytest
 from tests.support.stub_world import LIMITS, StubWorld, play
 from trainer.errors import UnfitNode
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
-from trainer.supervise.left_out import left_out_text
-from trainer.supervise.membership import Membership
+from trainer.supervise.coordinate.left_out import left_out_text
+from trainer.supervise.coordinate.membership import Membership
 
 FEWER = replace(LIMITS, min_nodes=1)
 WHY = "collectives give wrong values: rank 2 on n1: all_reduce: 1 of 65,536 values are wrong"

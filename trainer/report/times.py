@@ -11,7 +11,7 @@ from trainer.report.folder import RunFacts
 from trainer.report.scale import Scale
 from trainer.report.wording import number, percent, span
 from trainer.run.exit_record import rank_name
-from trainer.supervise.left_out import left_out_text
+from trainer.supervise.coordinate.left_out import left_out_text
 from trainer.supervise.restart_parts import parts_text
 from trainer.telemetry.goodput import CAUSES, GenerationTimes, Goodput, by_generation
 from trainer.text.wording import many

@@ -11,9 +11,9 @@ from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
 from trainer.run.exit_files import StartRequest
 from trainer.run.exit_record import ExitRecord, record_cause
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
-from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
-from trainer.supervise.own_rank import OwnRank
-from trainer.supervise.supervisor_context import SupervisorContext
+from trainer.supervise.context import SupervisorContext
+from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, cut_off, text
+from trainer.supervise.rank.own_rank import OwnRank
 from trainer.text.terminal import shown
 from trainer.world.state_folder import newest_kept
 from trainer.world.variables import RESPAWNED, STARTS_AGAIN

@@ -8,13 +8,13 @@ import asyncio
 
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
 from trainer.run.exit_record import supervisor_lost
-from trainer.supervise.actions import Message
-from trainer.supervise.coordinator_seat import CoordinatorSeat
-from trainer.supervise.diagnosis import Missing
+from trainer.supervise.context import SupervisorContext
+from trainer.supervise.coordinate.actions import Message
+from trainer.supervise.coordinate.coordinator_host import CoordinatorSeat
+from trainer.supervise.coordinate.diagnosis import Missing
 from trainer.supervise.ending import Ending
-from trainer.supervise.own_rank import OwnRank
-from trainer.supervise.roster import Roster
-from trainer.supervise.supervisor_context import SupervisorContext
+from trainer.supervise.network.roster import Roster
+from trainer.supervise.rank.own_rank import OwnRank
 
 ORPHAN_S = 0.2
 """Seconds that a supervisor without a parent waits for an end that may be on its way.

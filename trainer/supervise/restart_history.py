@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.run.exit_files import ExitFiles
+from trainer.supervise.coordinate.generation_state import Failure
 from trainer.supervise.limits import Limits
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restarts import Fault, GiveUp, GoOn, Restart, RestartPolicy, restart_from_json
-from trainer.supervise.round import Failure
 
 _DETAILS = 4000
 """Characters of a fault's details that are kept with its restart."""

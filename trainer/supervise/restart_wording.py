@@ -1,10 +1,10 @@
 """Lines for people about restarts: who goes on from where, and why nobody can. No torch."""
 
 from trainer.run.exit_record import rank_name
-from trainer.supervise.membership import WorldPlan
+from trainer.supervise.coordinate.generation_state import Failure
+from trainer.supervise.coordinate.membership import WorldPlan
+from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.restarts import Fault, GoOn
-from trainer.supervise.round import Failure
-from trainer.supervise.run_state import RunState
 from trainer.text.wording import many
 
 

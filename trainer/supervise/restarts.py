@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from trainer.supervise.left_out import LeftOut, left_out_from_json
+from trainer.supervise.coordinate.left_out import LeftOut, left_out_from_json
 from trainer.text.wording import many
 
 _LONGEST_WAIT = 8

@@ -15,19 +15,19 @@ from functools import partial
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.file_work import prepare_file_work
-from trainer.supervise.actions import Message
 from trainer.supervise.background import on_error
-from trainer.supervise.coordinator_seat import CoordinatorSeat
-from trainer.supervise.diagnosis import Missing
+from trainer.supervise.context import SupervisorContext
+from trainer.supervise.coordinate.actions import Message
+from trainer.supervise.coordinate.coordinator_host import CoordinatorSeat
+from trainer.supervise.coordinate.diagnosis import Missing
 from trainer.supervise.ending import Ending
-from trainer.supervise.generation import Generation
 from trainer.supervise.limits import Limits
-from trainer.supervise.nursery import Nursery
-from trainer.supervise.own_rank import OwnRank
+from trainer.supervise.network.tree import Tree
+from trainer.supervise.network.tree_plan import Address
 from trainer.supervise.parent_loss import ParentLoss
-from trainer.supervise.supervisor_context import SupervisorContext
-from trainer.supervise.tree import Tree
-from trainer.supervise.tree_plan import Address
+from trainer.supervise.rank.fork_server import Nursery
+from trainer.supervise.rank.generation import Generation
+from trainer.supervise.rank.own_rank import OwnRank
 from trainer.world import heartbeat
 from trainer.world.launchers import World, cross_of, first_world, rank_variables
 from trainer.world.rank_process import SIGNALS, end_rank

@@ -16,7 +16,7 @@ from types import FrameType
 
 from trainer.launch.ranks.keep_going import LONGEST_CUT_OFF_WAIT_S, KeepGoing, left_by_itself
 from trainer.run.exit_record import EXIT_DIR
-from trainer.supervise.stop_request import send_stop_request
+from trainer.supervise.network.stop_request import send_stop_request
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.variables import RESPAWNED
 

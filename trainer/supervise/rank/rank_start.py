@@ -1,4 +1,4 @@
-"""Starts a rank's module: `python -m trainer.supervise.rank_start MODULE [WORD ...]`.
+"""Starts a rank's module: `python -m trainer.supervise.rank.rank_start MODULE [WORD ...]`.
 
 Before it imports the module, it lets the supervisor ask for the stack, so that an import that hangs on a slow
 file system shows where. If the supervisor asks for a nursery, ranks of later generations begin here too. It
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from trainer.run.exit_record import RANK_DIR
-from trainer.supervise.prefork import leave_nursery
-from trainer.supervise.rank_report import STACK_FILE, STACK_SIGNAL
+from trainer.supervise.rank.prefork import leave_nursery
+from trainer.supervise.rank.rank_report import STACK_FILE, STACK_SIGNAL
 from trainer.sysinfo.signals import reset_inherited_signals
 
 _PRELOAD = "trainer.train.preload"

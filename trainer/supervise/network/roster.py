@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.supervise.membership import WorldPlan, members_of, runs_text
-from trainer.supervise.tree_plan import Address
+from trainer.supervise.coordinate.membership import WorldPlan, members_of, runs_text
+from trainer.supervise.network.tree_plan import Address
 
 SUCCESSORS = 8
 """Number of supervisors that may become the coordinator, in a fixed order."""

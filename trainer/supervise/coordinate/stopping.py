@@ -7,8 +7,8 @@ from typing import Any
 
 from trainer.errors import EXIT_PREEMPTED
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise.actions import Message
-from trainer.supervise.run_state import RunState
+from trainer.supervise.coordinate.actions import Message
+from trainer.supervise.coordinate.run_state import RunState
 
 REPEAT_S = 5.0
 """Signals within this many seconds of the first are one request: launchers and schedulers send several."""

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from trainer.run.exit_record import supervisor_lost
-from trainer.supervise.round import Round
-from trainer.supervise.run_state import RunState
+from trainer.supervise.coordinate.generation_state import Round
+from trainer.supervise.coordinate.run_state import RunState
 
 REGROUP_S = 30.0
 """Longest wait, in seconds, for every supervisor to confirm that its rank has ended before a restart."""

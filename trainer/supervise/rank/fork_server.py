@@ -1,7 +1,7 @@
 """The supervisor's side of the nursery: a process that has imported what a rank needs and forks ranks.
 
 The first rank of a supervisor leaves a copy of itself behind as soon as its modules are imported; see
-`trainer.supervise.prefork`. That copy, the nursery, forks the rank of each later generation within
+`trainer.supervise.rank.prefork`. That copy, the nursery, forks the rank of each later generation within
 milliseconds. A rank that it forks is a child of the supervisor like any other. No torch.
 """
 

@@ -9,7 +9,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from trainer.supervise.tree import OUTSIDER
+from trainer.supervise.network.tree import OUTSIDER
 from trainer.world.rendezvous import Rendezvous, is_signed, signed
 
 ANSWER_S = 2.0

@@ -12,13 +12,13 @@ from typing import Any
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
-from trainer.supervise.actions import Actions
 from trainer.supervise.background import spawn
-from trainer.supervise.diagnosis import text
+from trainer.supervise.coordinate.actions import Actions
+from trainer.supervise.coordinate.diagnosis import text
+from trainer.supervise.coordinate.generation_state import Failure, Round
+from trainer.supervise.coordinate.membership import Membership, WorldPlan
 from trainer.supervise.limits import Limits
-from trainer.supervise.membership import Membership, WorldPlan
 from trainer.supervise.restart_history import RestartHistory
-from trainer.supervise.round import Failure, Round
 
 _WATCH_S = 0.1
 

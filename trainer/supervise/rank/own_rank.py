@@ -16,13 +16,13 @@ from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.run.file_work import within
 from trainer.run.layout import FLIGHT_RECORDS
-from trainer.supervise.actions import Message
-from trainer.supervise.generation import Generation, fresh_variables
-from trainer.supervise.membership import Place, place_in
-from trainer.supervise.nccl_debug import flight_record
-from trainer.supervise.rank_report import STACK_FILE, RankReport, is_stopped, python_stack, report
-from trainer.supervise.stopped_rank import STOPPED_S, StoppedRank
-from trainer.supervise.supervisor_context import SupervisorContext
+from trainer.supervise.context import SupervisorContext
+from trainer.supervise.coordinate.actions import Message
+from trainer.supervise.coordinate.membership import Place, place_in
+from trainer.supervise.rank.generation import Generation, fresh_variables
+from trainer.supervise.rank.nccl_debug import flight_record
+from trainer.supervise.rank.rank_report import STACK_FILE, RankReport, is_stopped, python_stack, report
+from trainer.supervise.rank.stopped_rank import STOPPED_S, StoppedRank
 from trainer.sysinfo import memory
 from trainer.text.terminal import say
 from trainer.world import heartbeat

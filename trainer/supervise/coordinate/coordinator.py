@@ -18,17 +18,17 @@ from dataclasses import replace
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord, supervisor_lost
-from trainer.supervise.actions import Actions, Message
-from trainer.supervise.diagnosis import Missing, cut_off
+from trainer.supervise.coordinate.actions import Actions, Message
+from trainer.supervise.coordinate.diagnosis import Missing, cut_off
+from trainer.supervise.coordinate.generation_state import Failure, Round, Weight
+from trainer.supervise.coordinate.membership import Membership, WorldPlan
+from trainer.supervise.coordinate.presence import Presence
+from trainer.supervise.coordinate.recovery import Recovery
+from trainer.supervise.coordinate.report_collection import ReportCollection
+from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.coordinate.stopping import Stopping
 from trainer.supervise.limits import Limits
-from trainer.supervise.membership import Membership, WorldPlan
-from trainer.supervise.presence import Presence
-from trainer.supervise.recovery import Recovery
-from trainer.supervise.report_collection import ReportCollection
 from trainer.supervise.restarts import Kind
-from trainer.supervise.round import Failure, Round, Weight
-from trainer.supervise.run_state import RunState
-from trainer.supervise.stopping import Stopping
 
 SETTLE_S = 0.4
 """Seconds between the first report of a failure and the decision.

@@ -11,19 +11,19 @@ from dataclasses import replace
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import STOPPED_THEN, ExitRecord, supervisor_lost
-from trainer.supervise.actions import Message
-from trainer.supervise.diagnosis import Missing
-from trainer.supervise.fencing import Fence
-from trainer.supervise.left_out import LeftOut, left_out
-from trainer.supervise.membership import WorldPlan, source_of
-from trainer.supervise.patience import Patience
-from trainer.supervise.presence import REGROUP_S, Presence
-from trainer.supervise.relaunch import Relaunch
+from trainer.supervise.coordinate.actions import Message
+from trainer.supervise.coordinate.diagnosis import Missing
+from trainer.supervise.coordinate.fencing import Fence
+from trainer.supervise.coordinate.generation_state import Failure, Round
+from trainer.supervise.coordinate.left_out import LeftOut, left_out
+from trainer.supervise.coordinate.membership import WorldPlan, source_of
+from trainer.supervise.coordinate.presence import REGROUP_S, Presence
+from trainer.supervise.coordinate.relaunch import Relaunch
+from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.coordinate.storage_retry import Patience
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line, too_few
 from trainer.supervise.restarts import Fault, GiveUp, GoOn
-from trainer.supervise.round import Failure, Round
-from trainer.supervise.run_state import RunState
 from trainer.text.wording import many
 from trainer.world.variables import HANDED_OVER_BY
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from trainer.supervise.run_state import RunState
+from trainer.supervise.coordinate.run_state import RunState
 
 AGAIN_S = 0.5
 """Seconds between two tries."""

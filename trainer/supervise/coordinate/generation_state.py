@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise.actions import Message
-from trainer.supervise.diagnosis import Diagnosis
-from trainer.supervise.rank_report import RankReport
+from trainer.supervise.coordinate.actions import Message
+from trainer.supervise.coordinate.diagnosis import Diagnosis
+from trainer.supervise.rank.rank_report import RankReport
 from trainer.supervise.restarts import Kind
 
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from trainer.supervise.background import spawn
-from trainer.supervise.tree_plan import Address, TreePlan
+from trainer.supervise.network.tree_plan import Address, TreePlan
 from trainer.sysinfo.addresses import is_loopback, listening_address
 from trainer.world.rendezvous import Message, Rendezvous, is_signed, signed
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
 from trainer.run.exit_files import StartRequest
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise.patience import Patience
+from trainer.supervise.coordinate.generation_state import Failure
+from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.coordinate.storage_retry import Patience
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line
 from trainer.supervise.restarts import Fault, GiveUp, GoOn, Kind
-from trainer.supervise.round import Failure
-from trainer.supervise.run_state import RunState
 
 LEAVE_S = 4.0
 """Longest wait, in seconds, for every supervisor to confirm that its rank has ended before all leave."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.supervise.rank_report import RankReport
+from trainer.supervise.rank.rank_report import RankReport
 
 _STOPPED = ("stopped by a signal", "stopped by a debugger", "ended", "gone")
 _NAMED = 8

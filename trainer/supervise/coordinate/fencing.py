@@ -8,10 +8,10 @@ import time
 from collections.abc import Collection
 
 from trainer.run.generations import GenerationClaim
-from trainer.supervise.patience import Patience
-from trainer.supervise.presence import ORPHANS_S, Presence
-from trainer.supervise.round import Round
-from trainer.supervise.run_state import RunState
+from trainer.supervise.coordinate.generation_state import Round
+from trainer.supervise.coordinate.presence import ORPHANS_S, Presence
+from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.coordinate.storage_retry import Patience
 
 FENCE_S = 3.0
 """Seconds from the silence of a supervisor until its rank has surely been ended by itself.

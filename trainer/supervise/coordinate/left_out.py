@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trainer.supervise.membership import Membership, WorldPlan
+from trainer.supervise.coordinate.membership import Membership, WorldPlan
 from trainer.text.wording import many
 
 _MOST = 16

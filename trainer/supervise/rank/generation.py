@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from trainer.run.exit_record import RANK_DIR
-from trainer.supervise.nccl_debug import rank_variables
-from trainer.supervise.nursery import Nursery
+from trainer.supervise.rank.fork_server import Nursery
+from trainer.supervise.rank.nccl_debug import rank_variables
 from trainer.sysinfo.addresses import free_port, is_here, listening_address, own_ipv4
 from trainer.world import heartbeat
 from trainer.world.heartbeat import publish_heartbeat

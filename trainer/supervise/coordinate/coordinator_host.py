@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from trainer.errors import EXIT_DONE, EXIT_START_AGAIN
 from trainer.run.exit_record import ExitRecord
 from trainer.run.generations import GenerationClaim
-from trainer.supervise.actions import Actions, Message
-from trainer.supervise.coordinator import Coordinator
-from trainer.supervise.diagnosis import Missing
+from trainer.supervise.context import SupervisorContext
+from trainer.supervise.coordinate.actions import Actions, Message
+from trainer.supervise.coordinate.coordinator import Coordinator
+from trainer.supervise.coordinate.diagnosis import Missing
+from trainer.supervise.coordinate.membership import Membership
 from trainer.supervise.ending import Ending
-from trainer.supervise.membership import Membership
-from trainer.supervise.own_rank import OwnRank
-from trainer.supervise.roster import SUCCESSORS, Roster
-from trainer.supervise.supervisor_context import SupervisorContext
-from trainer.supervise.tree import is_refused
-from trainer.supervise.tree_plan import Address
+from trainer.supervise.network.roster import SUCCESSORS, Roster
+from trainer.supervise.network.tree import is_refused
+from trainer.supervise.network.tree_plan import Address
+from trainer.supervise.rank.own_rank import OwnRank
 from trainer.sysinfo.addresses import is_loopback
 from trainer.text.terminal import shown
 from trainer.world.launchers import number_of_spares

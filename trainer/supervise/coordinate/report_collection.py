@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 from trainer.errors import EXIT_TIMED_OUT
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise.actions import Message
-from trainer.supervise.diagnosis import Diagnosis, Missing, text
-from trainer.supervise.nccl_debug import ras_status
-from trainer.supervise.rank_report import STACK_WAIT_S, RankReport
-from trainer.supervise.round import Failure
-from trainer.supervise.run_state import RunState
+from trainer.supervise.coordinate.actions import Message
+from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, text
+from trainer.supervise.coordinate.generation_state import Failure
+from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.rank.nccl_debug import ras_status
+from trainer.supervise.rank.rank_report import STACK_WAIT_S, RankReport
 
 ANSWER_S = 4.0
 """Longest wait, in seconds, for every supervisor to report what its rank does."""

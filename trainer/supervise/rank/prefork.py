@@ -1,6 +1,6 @@
 """The rank's side of the nursery: a copy of a rank, taken after its imports, forks further ranks.
 
-The supervisor's side is `trainer.supervise.nursery`. It imports no torch itself.
+The supervisor's side is `trainer.supervise.rank.fork_server`. It imports no torch itself.
 """
 
 import faulthandler
@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from trainer.supervise.nursery import CHANNEL, KEEP, WAIT
-from trainer.supervise.rank_report import STACK_SIGNAL
+from trainer.supervise.rank.fork_server import CHANNEL, KEEP, WAIT
+from trainer.supervise.rank.rank_report import STACK_SIGNAL
 from trainer.sysinfo.forks import can_fork, fork_for
 
 _ORDER_S = 3.0
