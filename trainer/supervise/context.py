@@ -7,8 +7,8 @@ from typing import Any
 
 from trainer.run.exit_files import ExitFiles
 from trainer.supervise.background import spawn
-from trainer.supervise.coordinate.actions import Message
 from trainer.supervise.limits import Limits
+from trainer.supervise.messages import Message
 from trainer.supervise.network.tree import Tree
 from trainer.supervise.network.tree_plan import Address
 from trainer.world.launchers import World

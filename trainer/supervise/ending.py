@@ -13,6 +13,7 @@ from trainer.run.exit_record import ExitRecord, record_cause
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, cut_off, text
+from trainer.supervise.messages import CutOff
 from trainer.supervise.rank.own_rank import OwnRank
 from trainer.text.terminal import shown
 from trainer.world.state_folder import newest_kept
@@ -74,7 +75,7 @@ class Ending:
         """Ends this supervisor and all below it, since others go on without them."""
         if self._context.tree is not None:
             self._context.tree.ending = True
-            self._context.tree.down({"kind": "cut off", "other": other})
+            self._context.tree.down(CutOff(other))
         self.end_cut_off(EXIT_FAILED, other)
 
     def end_cut_off(self, code: int, other: str) -> None:

@@ -50,8 +50,7 @@ from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
 from trainer.run.layout import METRICS_FILE, Run
 from trainer.safe_io.plain import last_text
-from trainer.supervise.coordinate.stopping import REPEAT_S
-from trainer.supervise.network.stop_request import send_stop_request
+from trainer.supervise.network.stop_request import REPEAT_S, send_stop_request
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 from trainer.world.rendezvous import Rendezvous
