@@ -252,7 +252,6 @@ class Recovery:
                     return
                 if not run.keeps_going or run.membership.next_world() == world:
                     self._start(its, world, meeting.variables)
-                    await run.history.write()
                     return
                 its.number += 1  # this number is used up
             run.go(Event.CHANGED)
@@ -283,7 +282,12 @@ class Recovery:
         run.go(Event.START)
         run.actions.broadcast(start)
         run.actions.members_changed()
-        run.watch(run.watch_progress())
+        run.watch(self._follow_start())
+
+    async def _follow_start(self) -> None:
+        # One after the other: two threads that write the same file may come in any order.
+        await self._run.history.write()
+        await self._run.watch_progress()
 
     def _source(self, its: GenerationState, world: WorldPlan) -> tuple[int, int | None]:
         """Returns what `source_of` says about the members who are there.
