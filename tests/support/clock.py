@@ -17,13 +17,14 @@ from trainer.run import file_work
 Result = TypeVar("Result")
 _real = time.monotonic
 _GRACE_S = 0.0002
-"""Real seconds that a neighbour's message has to arrive before the clock jumps."""
+"""Real seconds that a message over a socket has to arrive before the clock jumps."""
 
 
 class Clock:
     """Seconds that have been jumped over, and the work in threads for which the clock waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float = _GRACE_S) -> None:
+        self.grace_s = grace_s
         self.jumped_s = 0.0
         self.in_threads = 0
 
@@ -43,9 +44,10 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None or timeout <= 0:
             return super().select(timeout)
-        if ready := super().select(min(timeout, _GRACE_S)):
+        is_busy = self._clock.in_threads > 0  # asked first: a thread may end, and say so, just after the look
+        if ready := super().select(min(timeout, self._clock.grace_s)):
             return ready
-        if self._clock.in_threads:
+        if is_busy:
             return super().select(min(timeout, 0.01))
         self._clock.jump(timeout)
         return []
