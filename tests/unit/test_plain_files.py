@@ -247,7 +247,6 @@ OPENS_ELSEWHERE = {
     "search/cache.py": "the user's cache",
     "search/server.py": "the package's own files",
     "world/heartbeat.py": "the supervisor's own folder",
-    "supervise/rank/nccl_debug.py": "the supervisor's own folder",
     "supervise/rank/own_rank.py": "the supervisor's own folder",
     "world/rank_process.py": "the supervisor's own folder",
     "supervise/rank/rank_report.py": "the supervisor's own folder, /proc",

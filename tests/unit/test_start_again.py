@@ -245,7 +245,7 @@ def test_rank_and_its_supervisor_lost_while_ranks_are_being_ended_are_one_fault(
         story.its.receive(Ended(member=0, generation=2))
         story.its.receive(lost(1))
         assert (await story.ended()).exit_code == EXIT_START_AGAIN
-        assert story.its._run.membership.bad_nodes == {}
+        assert story.its._run.membership.excluded == {}
 
     clock.run(work())
     (row,) = rows(tmp_path)
@@ -463,7 +463,7 @@ def test_the_end_names_the_bad_nodes_also_those_that_nobody_could_replace(tmp_pa
         for member in range(3):
             its.receive(Joined(member=member, node=f"n{member}"))
         for node in ("n0", "n2"):
-            membership.condemn(node, "its network is slow")
+            membership.exclude(node, "condemned", "its network is slow")
         its.receive(failed(0, 1))
         while not ends:
             await asyncio.sleep(0.01)

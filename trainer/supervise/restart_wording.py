@@ -17,7 +17,7 @@ def restart_line(
     others = "all ranks"
     if world.size != run.membership.wanted:
         others = f"{many(world.size, 'rank')} of {run.membership.wanted}"
-    bad = "".join(f"; without node {node}: {why}" for node, why in run.membership.left_out(world).items())
+    bad = "".join(f"; without node {node}: {why}" for node, why in run.membership.unused(world).items())
     if failure.kind == "taken in":
         return f"clipship: {fault.cause}: {others} {where}{bad}"
     who = rank_name(fault.rank, fault.node, failure.record.generation)

@@ -26,7 +26,7 @@ from trainer.supervise.messages import Message
 from trainer.supervise.network.tree import Tree
 from trainer.supervise.network.tree_plan import Address
 from trainer.supervise.parent_loss import ParentLoss
-from trainer.supervise.rank.fork_server import Nursery
+from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.rank.generation import Generation
 from trainer.supervise.rank.own_rank import OwnRank
 from trainer.world import heartbeat
@@ -55,18 +55,18 @@ def supervise(
     env: Mapping[str, str],
     limits: Callable[[], Limits],
     *,
-    nursery: Nursery | None = None,
+    fork_server: ForkServer | None = None,
 ) -> int:
     """Runs the command as this rank, under the run's supervision; returns the run's exit code.
 
     `limits` is called once the rank runs. After a fault that the run survives, the command runs again; a
-    `nursery` makes that fast.
+    `fork_server` makes that fast.
     """
-    nursery = nursery or Nursery(command, use=False)
+    fork_server = fork_server or ForkServer(command, use=False)
     early: list[int] = []
     for number in SIGNALS:  # collects signals until the event loop handles them
         signal.signal(number, lambda caught, _frame: early.append(caught))
-    start_rank = partial(Generation, nursery=nursery)
+    start_rank = partial(Generation, fork_server=fork_server)
     first = first_world(world, env)
     generation = None
     if first is not None:
@@ -76,11 +76,11 @@ def supervise(
     try:
         job_limits = limits()
         prepare_file_work()  # after the last fork of this process
-        nursery.keep_if(job_limits.max_restarts > 0)
+        fork_server.keep_if(job_limits.max_restarts > 0)
         if generation is not None:
             heartbeat.limit_init(generation.memory, job_limits.init_s)
         elif job_limits.max_restarts > 0:
-            nursery.fill(env)  # a spare takes a lost one's place at once
+            fork_server.fill(env)  # a spare takes a lost one's place at once
         supervisor = Supervisor(world, generation, start_rank, job_limits, env)
         return _run(supervisor, early)
     finally:
@@ -89,7 +89,7 @@ def supervise(
         last = supervisor.generation if supervisor else generation
         if last is not None:
             last.close()
-        nursery.close()
+        fork_server.close()
 
 
 def _run(supervisor: "Supervisor", early: Sequence[int]) -> int:

@@ -169,12 +169,12 @@ class Coordinator:
             run.watch(self._recovery.grow(its))
 
     def _on_bad_node(self, message: messages.BadNode) -> None:
-        """Leaves a node out from the next generation on, if the others make a world that is as large."""
+        """Excludes a node from the next generation on, if the others make a world that is as large."""
         run, node, why = self._run, message.node, message.why
-        if run.keeps_going and node not in run.membership.condemned:
-            run.membership.condemn(node, why)
+        if run.keeps_going and node not in run.membership.excluded:
+            run.membership.exclude(node, "condemned", why)
             world = run.membership.next_world()
-            if world is not None and node in run.membership.left_out(world):
+            if world is not None and node in run.membership.unused(world):
                 run.actions.say(f"clipship: node {node}: {why}; it is left out from the next restart on")
 
     def _on_lost(self, message: messages.Lost) -> None:

@@ -14,8 +14,7 @@ from trainer.run.exit_record import STOPPED_THEN, ExitRecord, supervisor_lost
 from trainer.supervise.coordinate.diagnosis import Missing
 from trainer.supervise.coordinate.fencing import Fence
 from trainer.supervise.coordinate.generation_state import Failure, GenerationState
-from trainer.supervise.coordinate.left_out import LeftOut, left_out
-from trainer.supervise.coordinate.membership import WorldPlan, source_of
+from trainer.supervise.coordinate.membership import Exclusion, WorldPlan, exclusions, source_of
 from trainer.supervise.coordinate.presence import REGROUP_S, Presence
 from trainer.supervise.coordinate.relaunch import Relaunch
 from trainer.supervise.coordinate.run_state import RunState, StorageRetry
@@ -99,7 +98,7 @@ class Recovery:
         cause = record.reason.partition("; ")[0]
         if self._can_do_without(record.unfit):
             failure = replace(failure, kind="unfit")
-            run.membership.exclude(record.unfit, "it has failed the preflight")
+            run.membership.exclude(record.unfit, "unfit", "it has failed the preflight")
         fault = Fault(record.rank, record.node, failure.step, cause, lost=failure.kind in ("lost", "unfit"))
         run.membership.record_fault(record.node)
         answer = await run.history.decide(fault, new_step=run.steps_done() > run.history.reached)
@@ -169,7 +168,7 @@ class Recovery:
         from_step, _ = self._source(its, world)
         history.reached = max(history.reached, float(from_step))  # ranks that leave tell no step any more
         run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
-        without = self._left_out(world)
+        without = self._exclusions(world)
         history.add(its.number, failure, fault, from_step, ranks=world.size, left_out=without)
         history.clock = clock
         await history.write()
@@ -179,9 +178,9 @@ class Recovery:
             clock.end_part("wait", time.monotonic())
         await self._start_generation(failure, its, world)
 
-    def _left_out(self, world: WorldPlan) -> tuple[LeftOut, ...]:
+    def _exclusions(self, world: WorldPlan) -> tuple[Exclusion, ...]:
         before = self._run.history.last.left_out if self._run.history else ()
-        return left_out(self._run.membership, world, before, time.time())
+        return exclusions(self._run.membership, world, before, time.time())
 
     async def _next_world(self, failure: Failure, its: GenerationState) -> WorldPlan | None:
         """Returns the world of those who are there and have ended their ranks; None if the run has ended."""
@@ -259,7 +258,7 @@ class Recovery:
             if changed is None:
                 return
             world = changed
-            run.history.change_last(ranks=world.size, left_out=self._left_out(world))
+            run.history.change_last(ranks=world.size, left_out=self._exclusions(world))
 
     def _is_settled(self, its: GenerationState, world: WorldPlan) -> bool:
         """Returns whether nobody has come or gone since the world was agreed on."""
@@ -377,7 +376,7 @@ class Recovery:
         for each in run.history.restore(rows):
             run.membership.record_fault(each.node)
             for row in each.left_out:
-                run.membership.restore(row.kind, row.node, row.reason)
+                run.membership.exclude(row.node, row.kind, row.reason)
         run.history.reach_restarted_steps()
         run.generation.number, run.generation.members = generation, world.numbers
         self._presence.take_over(members, root.rank, dead)

@@ -9,8 +9,7 @@ from trainer.supervise.coordinate.generation_state import Failure
 from trainer.supervise.coordinate.recovery import Recovery
 from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.messages import Collect, CollectStacks, Report, Stack
-from trainer.supervise.rank.nccl_debug import ras_status
-from trainer.supervise.rank.rank_report import STACK_WAIT_S
+from trainer.supervise.rank.rank_report import STACK_WAIT_S, ras_status
 
 ANSWER_S = 4.0
 """Longest wait, in seconds, for every supervisor to report what its rank does."""

@@ -222,7 +222,7 @@ class RunState:
         """Ends the run with this record."""
         self.go(Event.END)
         generation = record.generation or self.generation.number
-        left_out = tuple(sorted(self.membership.bad_nodes))
+        left_out = tuple(sorted(self.membership.excluded))
         restarts = self.history.summaries()
         its = replace(record, restarts=restarts, generation=generation, left_out=left_out)
         self.spawn_lasting(self._end(its))

@@ -20,9 +20,16 @@ from trainer.supervise import messages
 from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate.membership import Place, place_in
 from trainer.supervise.rank.generation import Generation, fresh_variables
-from trainer.supervise.rank.nccl_debug import flight_record
-from trainer.supervise.rank.rank_report import STACK_FILE, RankReport, is_stopped, python_stack, report
-from trainer.supervise.rank.stopped_rank import STOPPED_S, StoppedRank
+from trainer.supervise.rank.rank_report import (
+    STACK_FILE,
+    STOPPED_S,
+    RankReport,
+    StoppedRank,
+    flight_record,
+    is_stopped,
+    python_stack,
+    report,
+)
 from trainer.sysinfo import memory
 from trainer.text.terminal import say
 from trainer.world import heartbeat
