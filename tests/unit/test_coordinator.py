@@ -17,6 +17,7 @@ from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise.coordinate.coordinator import Coordinator
+from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.limits import Limits
 from trainer.supervise.messages import (
     Collect,
@@ -45,7 +46,7 @@ def decided(
     broadcast, records = actions.said, actions.records
 
     async def story() -> None:
-        coordinator = Coordinator(range(ranks), limits, ExitFiles(limits.run_folder), actions)
+        coordinator = Coordinator(RunState(range(ranks), limits, ExitFiles(limits.run_folder), actions))
         for rank in range(ranks):
             coordinator.receive(Joined(member=rank, node=f"n{rank}"))
         again = send(coordinator, broadcast)
@@ -221,7 +222,7 @@ def test_stop_before_the_first_step_is_done_waits_for_no_rank_once_all_can_hear_
     records = actions.records
 
     async def story() -> None:
-        coordinator = Coordinator(range(2), LIMITS, ExitFiles(""), actions)
+        coordinator = Coordinator(RunState(range(2), LIMITS, ExitFiles(""), actions))
         coordinator.receive(Joined(member=0, node="n0"))
         coordinator.receive(StopRequest(signal=2, rank=0, node="n0"))
         await asyncio.sleep(0.1)

@@ -19,6 +19,7 @@ from trainer.supervise.coordinate import coordinator as module
 from trainer.supervise.coordinate import recovery
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.coordinate.membership import Membership
+from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.limits import Limits
 from trainer.supervise.messages import (
     Collect,
@@ -63,12 +64,14 @@ class Story(StubActions):
 
     def begin(self) -> Coordinator:
         self.its = Coordinator(
-            range(self.ranks),
-            self.limits,
-            ExitFiles(self.limits.run_folder, "now"),
-            self,
-            membership=Membership(range(2), self.ranks, self.ranks),
-            keeps_going=self.keeps_going,
+            RunState(
+                range(self.ranks),
+                self.limits,
+                ExitFiles(self.limits.run_folder, "now"),
+                self,
+                Membership(range(2), self.ranks, self.ranks),
+                keeps_going=self.keeps_going,
+            )
         )
         for rank in (0, 1):
             self.its.receive(Joined(rank, f"n{rank}"))

@@ -20,6 +20,7 @@ from trainer.run.lock import Holder
 from trainer.supervise.coordinate import coordinator
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.coordinate.membership import Membership
+from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.limits import Limits
 from trainer.supervise.messages import (
     Done,
@@ -63,7 +64,7 @@ class Story:
             shutdown_s=60.0,
         )
         self.its = Coordinator(
-            range(2), limits, self.files, actions, starts_again=starts_again, generation=generation
+            RunState(range(2), limits, self.files, actions, starts_again=starts_again, generation=generation)
         )
         for rank in (0, 1):
             self.its.receive(Joined(member=rank, node=f"n{rank}"))
@@ -453,12 +454,14 @@ def test_the_end_names_the_bad_nodes_also_those_that_nobody_could_replace(tmp_pa
         ends: list[ExitRecord] = []
         membership = Membership(range(3), wanted=2, fewest=2)
         its = Coordinator(
-            (1, 2),
-            Limits(run_folder=str(tmp_path)),
-            ExitFiles(str(tmp_path), "now"),
-            StubActions(records=ends),
-            membership=membership,
-            member=1,
+            RunState(
+                (1, 2),
+                Limits(run_folder=str(tmp_path)),
+                ExitFiles(str(tmp_path), "now"),
+                StubActions(records=ends),
+                membership,
+                member=1,
+            )
         )
         for member in range(3):
             its.receive(Joined(member=member, node=f"n{member}"))

@@ -17,6 +17,7 @@ from trainer.supervise import messages
 from trainer.supervise.background import on_error
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.coordinate.membership import Membership
+from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.coordinate.states import (
     BETWEEN,
     TABLE,
@@ -78,13 +79,15 @@ class Run(StubActions):
         on_error(self.errors.append)
         limits = Limits(checkpoint_s=3.0, shutdown_s=3.0, max_restarts=9, backoff_s=0.0)
         self.its = Coordinator(
-            range(MEMBERS),
-            limits,
-            ExitFiles(""),
-            self,
-            membership=Membership(range(MEMBERS), MEMBERS, 1, range(1, MEMBERS + 1)),
-            keeps_going=self.keeps_going,
-            starts_again=self.starts_again,
+            RunState(
+                range(MEMBERS),
+                limits,
+                ExitFiles(""),
+                self,
+                Membership(range(MEMBERS), MEMBERS, 1, range(1, MEMBERS + 1)),
+                keeps_going=self.keeps_going,
+                starts_again=self.starts_again,
+            )
         )
         self.gone: set[int] = set()
         for member in range(MEMBERS):

@@ -13,19 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.errors import EXIT_FAILED
-from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord, supervisor_lost
 from trainer.supervise import messages
-from trainer.supervise.coordinate.diagnosis import Missing, cut_off
+from trainer.supervise.coordinate.diagnosis import cut_off
 from trainer.supervise.coordinate.generation_state import Failure, Weight
-from trainer.supervise.coordinate.membership import Membership, WorldPlan
+from trainer.supervise.coordinate.membership import WorldPlan
 from trainer.supervise.coordinate.presence import Presence
 from trainer.supervise.coordinate.recovery import Recovery
 from trainer.supervise.coordinate.report_collection import ReportCollection
-from trainer.supervise.coordinate.run_state import Actions, RunState
+from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.coordinate.states import TABLE, State
 from trainer.supervise.coordinate.stopping import Stopping
-from trainer.supervise.limits import Limits
 from trainer.supervise.messages import Message
 from trainer.supervise.restarts import Kind
 
@@ -39,38 +37,9 @@ Failures that follow from the first one may be reported before it.
 class Coordinator:
     """Decides once how the run ends, and before that after each fault whether it goes on."""
 
-    def __init__(
-        self,
-        ranks: Sequence[int],
-        limits: Limits,
-        exit_files: ExitFiles,
-        actions: Actions,
-        *,
-        membership: Membership | None = None,
-        member: int = 0,
-        keeps_going: bool = False,
-        respawns: bool = False,
-        starts_again: str = "",
-        generation: int = 1,
-    ) -> None:
-        """`ranks` are the members of this generation, in the order of ranks, and `member` is this one.
-
-        `keeps_going`, `respawns` and `starts_again` say what the launcher does when a supervisor is gone, see
-        `world`.
-        """
-        self._run = RunState(
-            ranks,
-            limits,
-            exit_files,
-            actions,
-            membership or Membership(ranks, len(ranks), len(ranks)),
-            self._post,
-            member=member,
-            keeps_going=keeps_going,
-            respawns=respawns,
-            starts_again=starts_again,
-            generation=generation,
-        )
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        run.post = self._post
         self._presence = Presence(self._run)
         self._recovery = Recovery(self._run, self._presence)
         self._collection = ReportCollection(self._run, self._recovery)
@@ -125,17 +94,9 @@ class Coordinator:
         """Begins the generation that the launcher has started, see `Relaunch.begin`."""
         await self._unless_ended(self._recovery.relaunch.begin())
 
-    async def take_over(
-        self,
-        ran: int,
-        generation: int,
-        world: WorldPlan,
-        members: Sequence[tuple[int, str]],
-        root: Missing,
-        dead: Sequence[int],
-    ) -> None:
+    async def take_over(self, roster: messages.Roster, ran: int, latest: int, dead: Sequence[int]) -> None:
         """Goes on in the place of another coordinator, which is lost, see `Recovery.take_over`."""
-        await self._unless_ended(self._recovery.take_over(ran, generation, world, members, root, dead))
+        await self._unless_ended(self._recovery.take_over(roster, ran, latest, dead))
 
     async def _unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
         """Does the work, unless a message ends the run meanwhile."""

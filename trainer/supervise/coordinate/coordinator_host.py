@@ -14,8 +14,8 @@ from trainer.run.exit_record import ExitRecord
 from trainer.run.generations import GenerationClaim
 from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate.coordinator import Coordinator
-from trainer.supervise.coordinate.diagnosis import Missing
 from trainer.supervise.coordinate.membership import Membership, runs_text
+from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.ending import Ending
 from trainer.supervise.messages import SUCCESSORS, End, Message, Roster
 from trainer.supervise.network.link import is_refused
@@ -61,18 +61,19 @@ class CoordinatorHost:
         per_node = max(1, min(world.local_size, len(ranks)))
         fewest = len(ranks) if limits.min_nodes is None else min(len(ranks), limits.min_nodes * per_node)
         members = (world.rank,) if alone else range(world.size)
-        self.coordinator = Coordinator(
+        run = RunState(
             ranks,
             limits,
             self._context.exit_files,
             self,
-            membership=Membership(members, len(ranks), fewest, limits.world_sizes),
+            Membership(members, len(ranks), fewest, limits.world_sizes),
             member=world.rank,
             keeps_going=self._context.keeps_going,
             respawns=bool(env.get(RESPAWNS)),
             starts_again=env.get(STARTS_AGAIN, ""),
             generation=world.generation,
         )
+        self.coordinator = Coordinator(run)
         return self.coordinator
 
     async def take_over(self, roster: Roster, ran: int, latest: int, dead: Sequence[int]) -> None:
@@ -84,12 +85,7 @@ class CoordinatorHost:
         self._addresses = roster.addresses
         assert self._context.tree is not None
         self._context.tree.ask_to_join_again()
-        root = roster.succession[0][0]
-        own = self._context.world.rank
-        members = [(number, node) for number, node in roster.members if number != own]
-        missing = Missing(root, roster.node_of(root))
-        latest = max(latest, roster.generation)
-        await coordinator.take_over(ran, latest, roster.world, members, missing, dead)
+        await coordinator.take_over(roster, ran, max(latest, roster.generation), dead)
 
     def receive(self, message: Message) -> None:
         """Handles a message to the coordinator, if it is here."""

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import STOPPED_THEN, ExitRecord, supervisor_lost
-from trainer.supervise.coordinate.diagnosis import Missing
 from trainer.supervise.coordinate.fencing import Fence
 from trainer.supervise.coordinate.generation_state import Failure, GenerationState
 from trainer.supervise.coordinate.membership import Exclusion, WorldPlan, exclusions, source_of
@@ -19,7 +18,7 @@ from trainer.supervise.coordinate.presence import REGROUP_S, Presence
 from trainer.supervise.coordinate.relaunch import Relaunch
 from trainer.supervise.coordinate.run_state import RunState, StorageRetry
 from trainer.supervise.coordinate.states import Event, State
-from trainer.supervise.messages import Meet, Meeting, Regroup, Start, Stop
+from trainer.supervise.messages import Meet, Meeting, Regroup, Roster, Start, Stop
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line, too_few
 from trainer.supervise.restarts import Fault, GiveUp, GoOn
@@ -351,20 +350,12 @@ class Recovery:
         failure = Failure(record, kind="taken in")
         run.spawn(self._restart(failure, fault, GoOn(0, 0.0), self._end_ranks(failure)))
 
-    async def take_over(
-        self,
-        ran: int,
-        generation: int,
-        world: WorldPlan,
-        members: Sequence[tuple[int, str]],
-        root: Missing,
-        dead: Sequence[int],
-    ) -> None:
-        """Goes on in the place of another coordinator, which is lost (`root`).
+    async def take_over(self, roster: Roster, ran: int, latest: int, dead: Sequence[int]) -> None:
+        """Goes on in the place of a coordinator that is lost, which is the first in the roster's succession.
 
-        `ran` is the last generation that has run, `generation` the highest number that anybody has used,
-        `world` the last world, and `members` those who were there. `dead` are those whose processes are
-        surely gone; if the coordinator is none of them, it may be alive beyond a cut in the network.
+        `ran` is the last generation that has run, and `latest` the highest number that anybody has used.
+        `dead` are those whose processes are surely gone; if the coordinator is none of them, it may be alive
+        beyond a cut in the network.
         """
         run = self._run
         run.go(Event.FAULT)  # those who join meanwhile have lost their ranks by this loss
@@ -378,12 +369,13 @@ class Recovery:
             for row in each.left_out:
                 run.membership.exclude(row.node, row.kind, row.reason)
         run.history.reach_restarted_steps()
-        run.generation.number, run.generation.members = generation, world.numbers
-        self._presence.take_over(members, root.rank, dead)
-        place = world.place(root.rank)
-        rank = place.rank if place is not None else root.rank
+        run.generation.number, run.generation.members = latest, roster.world.numbers
+        root = roster.succession[0][0]
+        self._presence.take_over([each for each in roster.members if each[0] != run.member], root, dead)
+        place = roster.world.place(root)
+        rank = place.rank if place is not None else root
         reason = supervisor_lost("those below it have lost their connections")
-        record = ExitRecord(rank, root.node, EXIT_FAILED, reason, time.time(), generation=generation)
+        record = ExitRecord(rank, roster.node_of(root), EXIT_FAILED, reason, time.time(), generation=latest)
         await self._decide(Failure(record, run.present_step(), kind="lost"))
 
 

@@ -95,18 +95,23 @@ class RunState:
         limits: Limits,
         exit_files: ExitFiles,
         actions: Actions,
-        membership: Membership,
-        post: Callable[[Message], None],
+        membership: Membership | None = None,
         *,
-        member: int,
-        keeps_going: bool,
-        respawns: bool,
-        starts_again: str,
-        generation: int,
+        member: int = 0,
+        keeps_going: bool = False,
+        respawns: bool = False,
+        starts_again: str = "",
+        generation: int = 1,
     ) -> None:
-        """`post` tells the coordinator what a part of it has found; the others are as in `Coordinator`."""
-        self.limits, self.exit_files, self.actions = limits, exit_files, actions
-        self.membership, self.member, self.post = membership, member, post
+        """`ranks` are the members of this generation, in the order of ranks, and `member` is this one.
+
+        `keeps_going`, `respawns` and `starts_again` say what the launcher does when a supervisor is gone, see
+        `world`.
+        """
+        self.limits, self.exit_files, self.actions, self.member = limits, exit_files, actions, member
+        self.membership = membership or Membership(ranks, len(ranks), len(ranks))
+        self.post: Callable[[Message], None] = lambda message: None
+        """Tells the coordinator, after what goes on just now, what a part of it has found."""
         self.keeps_going = keeps_going and limits.max_restarts > 0 and actions.can_claim
         """True if the launcher keeps the others when a supervisor is gone."""
         self.respawns = respawns
