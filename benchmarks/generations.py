@@ -37,9 +37,10 @@ from benchmarks.at_scale import (
 from benchmarks.meeting import Met, meet
 from tests.support.stub_world import LIMITS, StubWorld, until
 from trainer.supervise import supervisor as supervisor_module
-from trainer.supervise import tree
-from trainer.supervise.tree import FANOUT, Link
-from trainer.world.rendezvous import Message
+from trainer.supervise.messages import Beat, Message, to_line
+from trainer.supervise.network import tree
+from trainer.supervise.network.link import Link
+from trainer.supervise.network.tree import FANOUT
 
 WORKERS = 4
 RANKS_PER_NODE = 8
@@ -131,7 +132,7 @@ async def _coordinate(world: StubWorld, pipes: list[Connection]) -> Lost:
     assert root is not None
     await _answers(pipes)
     total = len(world.nodes)
-    while (its := first.coordinator) is None or len(its.state[2]) < total:
+    while (its := first.coordinator) is None or len(its.members[2]) < total:
         await asyncio.sleep(0.05)
     joined = time.monotonic() - began
     await asyncio.sleep(5.0)  # the roster travels
@@ -167,9 +168,9 @@ def _count() -> Counter[str]:
 
     async def counted(self: Link) -> Message | None:
         message = await receive(self)
-        if message:
+        if message is not None and not isinstance(message, Beat):
             counts["messages"] += 1
-            counts["received"] += len(json.dumps(message)) + 1
+            counts["received"] += len(to_line(message))
         return message
 
     def sent(self: Link, line: bytes) -> None:

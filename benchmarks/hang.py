@@ -19,7 +19,7 @@ import click
 
 from benchmarks.hang_world import Outcome, Work, simulate
 from trainer.run.layout import RANK_STATS_FILE
-from trainer.supervise.stopped_rank import STOPPED_S
+from trainer.supervise.rank.rank_report import STOPPED_S
 from trainer.supervise.supervisor import TICK_S
 from trainer.world.learned_limits import FLOOR_S, P99_FACTOR, P999_FACTOR
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainer.config import Timeouts
-from trainer.supervise.diagnosis import late_ranks
-from trainer.supervise.rank_report import RankReport
+from trainer.supervise.coordinate.diagnosis import late_ranks
+from trainer.supervise.rank.rank_report import RankReport
 from trainer.supervise.supervisor import TICK_S
 from trainer.world.learned_limits import WAIT, LimitLearner
 

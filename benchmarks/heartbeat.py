@@ -26,9 +26,11 @@ from benchmarks.rank import MARK, cpu_s
 from tests.support.jobs import tiny_job
 from tests.support.start import start
 from trainer.config.loader import dump_job
-from trainer.supervise.tree import FANOUT, Link, Tree
+from trainer.supervise.messages import End, Lost, Message
+from trainer.supervise.network.link import Link
+from trainer.supervise.network.tree import FANOUT, Tree
 from trainer.sysinfo.addresses import free_port
-from trainer.world.rendezvous import Message, Rendezvous
+from trainer.world.rendezvous import Rendezvous
 
 WORKERS = 4
 MEASURE_S = 10.0
@@ -81,7 +83,7 @@ async def _root(rendezvous: Rendezvous, nodes: int, pipes: list[Connection]) -> 
     heard = _count_received()
     tree = Tree(rendezvous, 0, "node-0", 60.0)
     lost: list[float] = []
-    tree.at_root = lambda message: lost.append(time.monotonic()) if message["kind"] == "lost" else None
+    tree.at_root = lambda message: lost.append(time.monotonic()) if isinstance(message, Lost) else None
     begin = time.monotonic()
     await tree.join(JOIN_S)
     await _answers(pipes)
@@ -98,7 +100,7 @@ async def _root(rendezvous: Rendezvous, nodes: int, pipes: list[Connection]) -> 
     while not lost:
         await asyncio.sleep(0.001)
     told = time.monotonic()
-    tree.down({"kind": "end", "code": 1})
+    tree.down(End(1))
     ends = await _answers(pipes)
     await tree.leave()
     return Measured(nodes, joined - begin, rate, share, sum(shares), lost[0] - broken, max(ends) - told)

@@ -56,7 +56,7 @@ def training(folder: Path, backend: str, launcher: str) -> Iterator[tuple[TinyRu
 
 
 def of_ranks(found: list[Listener]) -> list[Listener]:
-    return [listener for listener in found if "trainer.supervise.rank_start" in listener.command]
+    return [listener for listener in found if "trainer.supervise.rank.rank_start" in listener.command]
 
 
 @pytest.mark.parametrize(

@@ -379,7 +379,7 @@ def test_rank_of_a_stopped_supervisor_ends_itself_and_the_other_node_goes_on(
 
 
 def trained_by(supervisor: int) -> list[int]:
-    """Children of a supervisor that train: a nursery has no threads, and what has ended has no tasks."""
+    """Children of a supervisor that train: a fork server has no threads, and what has ended has no tasks."""
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     return [int(child) for child in children if len(list(Path(f"/proc/{child}/task").iterdir())) > 1]
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.support import clock
 from trainer.supervise import supervisor as module
-from trainer.supervise.coordinator import Coordinator
+from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.limits import Limits
+from trainer.supervise.network.tree import Tree
 from trainer.supervise.supervisor import Supervisor
-from trainer.supervise.tree import Tree
 from trainer.sysinfo.addresses import free_port
 from trainer.world.heartbeat import Heartbeat, request_stop
 from trainer.world.launchers import World, detect, first_world
@@ -88,7 +89,7 @@ class Node:
     @property
     def coordinator(self) -> Coordinator | None:
         """The run's coordinator, if it is here."""
-        return self.supervisor._seat.coordinator
+        return self.supervisor._host.coordinator
 
     @property
     def tree(self) -> Tree | None:
@@ -217,10 +218,10 @@ def play(story: Callable[[], Awaitable[None]], limit_s: float = 60.0) -> None:
     """Runs a story of stub supervisors in an event loop of its own."""
 
     async def told() -> None:
-        await asyncio.wait_for(asyncio.ensure_future(story()), limit_s)
+        await story()
 
     with suppress(asyncio.CancelledError):
-        asyncio.run(told())
+        clock.run(told(), limit_s)
 
 
 __all__ = ["LIMITS", "StubGeneration", "StubWorld", "module", "play", "request_stop", "until"]

@@ -4,21 +4,44 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import clock
+from tests.support.stub_actions import StubActions
 from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise import coordinator as module
-from trainer.supervise import recovery
-from trainer.supervise.actions import Actions, Message
-from trainer.supervise.coordinator import Coordinator
+from trainer.supervise.coordinate import coordinator as module
+from trainer.supervise.coordinate import recovery
+from trainer.supervise.coordinate.coordinator import Coordinator
+from trainer.supervise.coordinate.membership import Membership
+from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.limits import Limits
-from trainer.supervise.membership import Membership
+from trainer.supervise.messages import (
+    Collect,
+    CollectStacks,
+    Cut,
+    Done,
+    Ended,
+    Failed,
+    Joined,
+    Late,
+    Lost,
+    Meet,
+    Meeting,
+    Message,
+    Progress,
+    Regroup,
+    Report,
+    Stack,
+    Start,
+    Stop,
+    StopRequest,
+)
 from trainer.world.variables import HANDED_OVER_BY
 
 LIMITS = Limits(checkpoint_s=60.0, shutdown_s=60.0, max_restarts=2, backoff_s=0.0)
@@ -26,67 +49,55 @@ START = {"MASTER_PORT": "4711"}
 
 
 @dataclass
-class Story:
+class Story(StubActions):
     """A coordinator of two members, and all that it has said."""
 
     limits: Limits = LIMITS
-    steps_done: float = 5.0
-    begun: bool = True
-    broadcast: list[Message] = field(default_factory=list)
-    records: list[ExitRecord] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
+    step: float = 5.0
+    can_restart: bool = True
+    can_claim: bool = True
     obedient: bool = True
     """Every supervisor confirms at once that its rank has ended."""
     no_port: bool = False
-    moments: dict[str, float] = field(default_factory=dict)
     keeps_going: bool = False
     ranks: int = 2
 
     def begin(self) -> Coordinator:
-        actions = Actions(
-            self.hear,
-            self.records.append,
-            lambda: self.steps_done,
-            lambda: self.begun,
-            self.lines.append,
-            self.fresh_variables,
-            lambda: self.moments,
-            claim=no_other,
-        )
-        exit_files = ExitFiles(self.limits.run_folder, "now")
         self.its = Coordinator(
-            range(self.ranks),
-            self.limits,
-            exit_files,
-            actions,
-            membership=Membership(range(2), self.ranks, self.ranks),
-            keeps_going=self.keeps_going,
+            RunState(
+                range(self.ranks),
+                self.limits,
+                ExitFiles(self.limits.run_folder, "now"),
+                self,
+                Membership(range(2), self.ranks, self.ranks),
+                keeps_going=self.keeps_going,
+            )
         )
         for rank in (0, 1):
-            self.its.receive({"kind": "joined", "rank": rank, "node": f"n{rank}"})
+            self.its.receive(Joined(rank, f"n{rank}"))
         return self.its
 
-    def hear(self, message: Message) -> None:
-        self.broadcast.append(message)
-        if message["kind"] == "regroup" and self.obedient:
+    def broadcast(self, message: Message) -> None:
+        super().broadcast(message)
+        if isinstance(message, Regroup) and self.obedient:
             for rank in (0, 1):
-                self.its.receive({"kind": "ended", "rank": rank, "generation": message["generation"]})
+                self.its.receive(Ended(message.generation, rank))
 
     async def fresh_variables(self) -> Mapping[str, str]:
         if self.no_port:
             raise OSError("no free port")
         return START
 
-    def kinds(self) -> list[str]:
-        return [message["kind"] for message in self.broadcast]
+    def kinds(self) -> list[type[Message]]:
+        return [type(message) for message in self.said]
 
     async def until(self, arrived: Callable[[], object]) -> None:
         while not arrived():
             await asyncio.sleep(0.01)
 
     async def restarted(self, generation: int) -> None:
-        start = {"kind": "start", "generation": generation, "variables": START}
-        await self.until(lambda: start in self.broadcast or self.records)
+        start = Start(generation=generation, variables=START)
+        await self.until(lambda: start in self.said or self.records)
         assert not self.records
 
     async def ended(self) -> ExitRecord:
@@ -94,20 +105,16 @@ class Story:
         return self.records[0]
 
 
-async def no_other(generation: int) -> None:
-    """Claims a generation that nobody else wants."""
-
-
-def failed(rank: int, generation: int = 1, *, code: int = 1, step: int = 6, cause: str = "killed") -> Message:
-    record = asdict(ExitRecord(rank, f"n{rank}", code, f"{cause}; and a hint", 1.0, "a trace"))
-    return {"kind": "failed", "generation": generation, "waiting": False, "step": step, "record": record}
+def failed(rank: int, generation: int = 1, *, code: int = 1, step: int = 6, cause: str = "killed") -> Failed:
+    record = ExitRecord(rank, f"n{rank}", code, f"{cause}; and a hint", 1.0, "a trace")
+    return Failed(generation=generation, waiting=False, step=step, record=record)
 
 
 def play(story: Story, work: Callable[[Story, Coordinator], Awaitable[None]]) -> None:
     async def told() -> None:
         await work(story, story.begin())
 
-    asyncio.run(asyncio.wait_for(told(), 20))
+    clock.run(told())
 
 
 def test_ranks_are_ended_first_and_started_when_all_have_ended(tmp_path: Path) -> None:
@@ -117,12 +124,12 @@ def test_ranks_are_ended_first_and_started_when_all_have_ended(tmp_path: Path) -
 
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(1))
-        await story.until(lambda: "regroup" in story.kinds())
+        await story.until(lambda: Regroup in story.kinds())
         await asyncio.sleep(0.2)
-        its.receive({"kind": "ended", "rank": 1, "generation": 2})
+        its.receive(Ended(member=1, generation=2))
         await asyncio.sleep(0.2)
-        assert story.kinds() == ["regroup"], "rank 0 still lives"
-        its.receive({"kind": "ended", "rank": 0, "generation": 2})
+        assert story.kinds() == [Regroup], "rank 0 still lives"
+        its.receive(Ended(member=0, generation=2))
         await story.restarted(2)
         assert story.lines == ["clipship: rank 1 on n1: killed; restart 1 of 2: all ranks go on from step 4"]
         record = json.loads((tmp_path / "restarts.json").read_text())["restarts"]
@@ -146,16 +153,16 @@ def test_ranks_are_ended_first_and_started_when_all_have_ended(tmp_path: Path) -
             }
         ]
         assert not (tmp_path / "exit.json").exists()
-        story.steps_done = 6.0
+        story.step = 6.0
         for rank in (0, 1):
-            its.receive({"kind": "done", "rank": rank, "code": 0, "generation": 2})
+            its.receive(Done(rank=rank, code=0, generation=2))
         end = await story.ended()
         assert end.exit_code == 0
         (restart,) = json.loads((tmp_path / "exit.json").read_text())["restarts"]
         assert restart["seconds"] > 0
         assert "details" not in restart
 
-    play(Story(replace(LIMITS, run_folder=str(tmp_path)), obedient=False), work)
+    play(Story(limits=replace(LIMITS, run_folder=str(tmp_path)), obedient=False), work)
 
 
 def test_messages_about_ranks_of_an_earlier_generation_are_dropped() -> None:
@@ -163,10 +170,10 @@ def test_messages_about_ranks_of_an_earlier_generation_are_dropped() -> None:
         its.receive(failed(1))
         await story.restarted(2)
         its.receive(failed(0))
-        its.receive({"kind": "late", "what": "old", "generation": 1})
-        its.receive({"kind": "done", "rank": 0, "code": 0, "generation": 1})
+        its.receive(Late(what="old", generation=1))
+        its.receive(Done(rank=0, code=0, generation=1))
         await asyncio.sleep(module.SETTLE_S + 0.3)
-        assert story.kinds() == ["regroup", "start"]
+        assert story.kinds() == [Regroup, Start]
         assert not story.records
 
     play(Story(), work)
@@ -187,18 +194,18 @@ def test_lines_about_a_fault_after_a_restart_name_its_generation(tmp_path: Path)
         )
         assert json.loads((tmp_path / "exit.json").read_text())["generation"] == 3
 
-    play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
+    play(Story(limits=replace(LIMITS, run_folder=str(tmp_path))), work)
 
 
 def test_late_rank_is_restarted_and_leaves_its_diagnosis_with_the_restart(tmp_path: Path) -> None:
     async def work(story: Story, its: Coordinator) -> None:
-        its.receive({"kind": "late", "what": "step lasts too long", "generation": 1})
-        await story.until(lambda: "collect" in story.kinds())
+        its.receive(Late(what="step lasts too long", generation=1))
+        await story.until(lambda: Collect in story.kinds())
         for found in (WAITING, COMPUTING):
-            its.receive({"kind": "report", "report": found.to_json(), "generation": 1})
-        await story.until(lambda: "stacks" in story.kinds())
+            its.receive(Report(report=found, generation=1))
+        await story.until(lambda: CollectStacks in story.kinds())
         for rank in (0, 1):
-            its.receive({"kind": "stack", "rank": rank, "stack": f"stack of {rank}", "generation": 1})
+            its.receive(Stack(rank=rank, stack=f"stack of {rank}", generation=1))
         await story.restarted(2)
         (restart,) = json.loads((tmp_path / "restarts.json").read_text())["restarts"]
         assert restart["cause"] == "timed out: step lasts too long"
@@ -206,17 +213,17 @@ def test_late_rank_is_restarted_and_leaves_its_diagnosis_with_the_restart(tmp_pa
         assert "stack of 1" in restart["details"]
         assert not (tmp_path / "diagnosis.json").exists()
 
-    play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
+    play(Story(limits=replace(LIMITS, run_folder=str(tmp_path))), work)
 
 
 @pytest.mark.parametrize(
     ("story", "message"),
     [
-        (Story(replace(LIMITS, max_restarts=0)), failed(1)),
+        (Story(limits=replace(LIMITS, max_restarts=0)), failed(1)),
         (Story(), failed(1, code=2)),
         (Story(begun=False), failed(1)),
-        (Story(), {"kind": "lost", "rank": 1, "node": "n1", "reason": "its connection closed"}),
-        (Story(), {"kind": "cut", "rank": 1, "node": "n1", "other": "rank 0 on n0"}),
+        (Story(), Lost(member=1, node="n1", reason="its connection closed")),
+        (Story(), Cut(member=1, node="n1", other="rank 0 on n0")),
     ],
     ids=["no restarts", "bad input", "nothing done yet", "lost supervisor", "cut off"],
 )
@@ -224,7 +231,10 @@ def test_what_no_restart_helps_against_ends_the_run(story: Story, message: Messa
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(message)
         end = await story.ended()
-        assert (end.rank, end.exit_code) == (1, message.get("record", {"exit_code": 1})["exit_code"])
+        assert (end.rank, end.exit_code) == (
+            1,
+            message.record.exit_code if isinstance(message, Failed) else 1,
+        )
         assert "restart" not in end.reason
         assert story.kinds() == []
 
@@ -235,10 +245,10 @@ def test_rank_that_fails_after_a_request_to_stop_ends_the_run_as_before() -> Non
     """As one that cannot save: it would fail in each later start, too."""
 
     async def work(story: Story, its: Coordinator) -> None:
-        its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        its.receive(StopRequest(signal=15, rank=0, node="n0"))
         its.receive(failed(1))
         assert (await story.ended()).exit_code == 1
-        assert story.kinds() == ["stop"]
+        assert story.kinds() == [Stop]
 
     play(Story(), work)
 
@@ -250,9 +260,9 @@ def test_fault_in_the_work_of_a_rank_that_was_asked_to_stop_meanwhile_loses_noth
     """A loader process that dies is noticed after seconds, and the request comes before."""
 
     async def work(story: Story, its: Coordinator) -> None:
-        its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
-        record = asdict(ExitRecord(1, "n1", 1, "a loader process died", 1.0))
-        failed = {"kind": "failed", "record": record, "step": 7, "waiting": False, "saving": saving}
+        its.receive(StopRequest(signal=15, rank=0, node="n0"))
+        record = ExitRecord(1, "n1", 1, "a loader process died", 1.0)
+        failed = Failed(record=record, step=7, waiting=False, saving=saving, generation=1)
         its.receive(failed)
         end = await story.ended()
         assert (end.exit_code, end.rank) == (code, 1)
@@ -266,10 +276,10 @@ def test_loss_after_a_request_to_stop_ends_the_run_as_one_that_can_go_on(
     saved: bool, keeps_going: bool
 ) -> None:
     async def work(story: Story, its: Coordinator) -> None:
-        its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        its.receive(StopRequest(signal=15, rank=0, node="n0"))
         if saved:
-            its.receive({"kind": "done", "rank": 0, "code": 75, "reason": "asked to stop"})
-        its.receive({"kind": "lost", "rank": 1, "node": "n1", "reason": "gone"})
+            its.receive(Done(rank=0, code=75, reason="asked to stop", generation=1))
+        its.receive(Lost(member=1, node="n1", reason="gone"))
         end = await story.ended()
         assert (end.exit_code, end.rank) == (75, 1)
         assert end.reason.startswith("asked to stop; then its supervisor is gone")
@@ -306,15 +316,15 @@ def test_same_fault_at_the_same_step_ends_the_run() -> None:
 def test_stop_while_ranks_are_being_ended_leaves_with_75() -> None:
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(1))
-        await story.until(lambda: "regroup" in story.kinds())
-        its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        await story.until(lambda: Regroup in story.kinds())
+        its.receive(StopRequest(signal=15, rank=0, node="n0"))
         end = await story.ended()
         assert (end.exit_code, end.rank) == (75, 0)
         assert "asked to stop during a restart" in end.reason
-        its.receive({"kind": "ended", "rank": 0, "generation": 2})
-        its.receive({"kind": "ended", "rank": 1, "generation": 2})
+        its.receive(Ended(member=0, generation=2))
+        its.receive(Ended(member=1, generation=2))
         await asyncio.sleep(0.2)
-        assert story.kinds() == ["regroup"], "no rank starts"
+        assert story.kinds() == [Regroup], "no rank starts"
         assert len(story.records) == 1
 
     play(Story(obedient=False), work)
@@ -327,17 +337,17 @@ def test_stop_during_the_wait_before_a_restart_leaves_with_75() -> None:
         its.receive(failed(0, 2))
         await story.until(lambda: len(story.lines) == 2)
         assert "restart 2 of 2 in " in story.lines[1]
-        its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        its.receive(StopRequest(signal=15, rank=0, node="n0"))
         assert (await story.ended()).exit_code == 75
 
-    play(Story(replace(LIMITS, backoff_s=600.0)), work)
+    play(Story(limits=replace(LIMITS, backoff_s=600.0)), work)
 
 
 def test_supervisor_that_is_lost_while_ranks_are_being_ended_ends_the_run() -> None:
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(0))
-        await story.until(lambda: "regroup" in story.kinds())
-        its.receive({"kind": "lost", "rank": 1, "node": "n1", "reason": "it has been silent for 6 s"})
+        await story.until(lambda: Regroup in story.kinds())
+        its.receive(Lost(member=1, node="n1", reason="it has been silent for 6 s"))
         end = await story.ended()
         assert (end.rank, end.exit_code) == (1, 1)
         assert "its supervisor is gone" in end.reason
@@ -351,7 +361,7 @@ def test_lost_supervisor_comes_first_unless_the_launcher_ends_all_after_a_failur
 ) -> None:
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(0, cause="connection reset"))
-        its.receive({"kind": "lost", "rank": 1, "node": "n1", "reason": "its connection closed"})
+        its.receive(Lost(member=1, node="n1", reason="its connection closed"))
         await story.until(lambda: story.lines or story.records)
         assert cause in [*story.lines, *(record.reason for record in story.records)][0]
 
@@ -363,8 +373,8 @@ def test_rank_that_does_not_end_ends_the_run_with_the_first_cause(monkeypatch: p
 
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(1, code=7))
-        await story.until(lambda: "regroup" in story.kinds())
-        its.receive({"kind": "ended", "rank": 1, "generation": 2})
+        await story.until(lambda: Regroup in story.kinds())
+        its.receive(Ended(member=1, generation=2))
         end = await story.ended()
         assert (end.rank, end.exit_code) == (1, 7)
         assert end.reason == "killed; and a hint; no restart, since rank 0 did not end in 0.3 s"
@@ -384,7 +394,7 @@ def test_ranks_that_cannot_meet_again_end_the_run_with_the_first_cause() -> None
 def test_killed_rank_comes_before_what_failed_because_of_it() -> None:
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(0, cause="connection reset"))
-        its.receive({**failed(1), "killed": True})
+        its.receive(replace(failed(1), killed=True))
         await story.restarted(2)
         assert "rank 1 on n1: killed;" in story.lines[0]
 
@@ -401,11 +411,11 @@ def test_restart_counts_seconds_until_a_step_that_no_generation_had_done(tmp_pat
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(1))
         await story.restarted(2)
-        story.steps_done = 5.0
+        story.step = 5.0
         await asyncio.sleep(0.4)
         assert seconds() is None, "step 5 was done before"
-        story.moments = {"connected": time.monotonic(), "stepped": time.monotonic()}
-        story.steps_done = 6.0
+        story.reached = {"connected": time.monotonic(), "stepped": time.monotonic()}
+        story.step = 6.0
         await story.until(seconds)
         parts = restart()["parts"]
         assert [*parts] == ["detect", "end", "agree", "connect", "first_step", "redone"]
@@ -413,18 +423,18 @@ def test_restart_counts_seconds_until_a_step_that_no_generation_had_done(tmp_pat
         assert parts["connect"] >= 0.39, "from the message that starts the ranks"
         assert seconds() == round(sum(parts.values()), 1)
 
-    play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
+    play(Story(limits=replace(LIMITS, run_folder=str(tmp_path))), work)
 
 
 def test_ranks_that_leave_for_a_planned_restart_count_as_no_step(tmp_path: Path) -> None:
     async def work(story: Story, its: Coordinator) -> None:
-        story.steps_done = float("inf")
+        story.step = float("inf")
         its.receive(failed(1))
         await story.restarted(2)
-        story.steps_done = 6.0
+        story.step = 6.0
         await story.until(lambda: '"redone"' in (tmp_path / "restarts.json").read_text())
 
-    play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
+    play(Story(limits=replace(LIMITS, run_folder=str(tmp_path))), work)
 
 
 def test_parts_of_a_restart_come_from_rank_0_where_the_coordinator_does_not_have_it(tmp_path: Path) -> None:
@@ -433,33 +443,36 @@ def test_parts_of_a_restart_come_from_rank_0_where_the_coordinator_does_not_have
         await story.restarted(2)
         await asyncio.sleep(0.4)
         ages = {"connected": 0.2, "stepped": 0.0}
-        its.receive({"kind": "progress", "generation": 2, "steps_done": 6, "begun": True, "ages": ages})
+        its.receive(Progress(generation=2, steps_done=6, begun=True, ages=ages))
         await story.until(lambda: '"redone"' in (tmp_path / "restarts.json").read_text())
         parts = json.loads((tmp_path / "restarts.json").read_text())["restarts"][-1]["parts"]
         assert [*parts] == ["detect", "end", "agree", "connect", "first_step", "redone"]
         assert parts["first_step"] == pytest.approx(0.2, abs=0.02)
 
-    play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
+    play(Story(limits=replace(LIMITS, run_folder=str(tmp_path))), work)
 
 
 async def lose_twice(
     story: Story, its: Coordinator, *steps: int, fault: int = 0, joined: bool = False
-) -> Message:
+) -> Start:
     """A fault in each generation, of one rank; returns the message that starts the last one.
 
     `steps` are those that node n0 has in memory each time; with `joined` it says so as it comes back.
     """
     for generation, step in enumerate(steps, 2):
         its.receive(failed(fault, generation - 1, step=step + 1))
-        await story.until(lambda: story.kinds().count("regroup") == len(story.lines) + 1)
-        kind = {"kind": "joined", "node": "n0", "idle": True} if joined else {"kind": "ended"}
-        its.receive({"rank": 0, "generation": generation, "in_memory": step, **kind})
-        its.receive({"kind": "ended", "rank": 1, "generation": generation, "in_memory": 0})
-        await story.until(lambda: story.kinds()[-1] in ("start", "meet"))
-        if story.kinds()[-1] == "meet":
-            its.receive({"kind": "meeting", "generation": generation, "variables": START})
-        await story.until(lambda: story.kinds()[-1] == "start")
-    return story.broadcast[-1]
+        await story.until(lambda: story.kinds().count(Regroup) == len(story.lines) + 1)
+        its.receive(
+            Joined(0, "n0", idle=True, in_memory=step) if joined else Ended(generation, 0, in_memory=step)
+        )
+        its.receive(Ended(member=1, generation=generation, in_memory=0))
+        await story.until(lambda: story.kinds()[-1] in (Start, Meet))
+        if story.kinds()[-1] == Meet:
+            its.receive(Meeting(generation=generation, variables=START))
+        await story.until(lambda: story.kinds()[-1] == Start)
+    start = story.said[-1]
+    assert isinstance(start, Start)
+    return start
 
 
 def with_a_spare(tmp_path: Path, saved: int) -> Story:
@@ -468,7 +481,7 @@ def with_a_spare(tmp_path: Path, saved: int) -> Story:
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").touch()
     limits = replace(LIMITS, run_folder=str(tmp_path), max_restarts=9)
-    return Story(limits, obedient=False, keeps_going=True, ranks=1)
+    return Story(limits=limits, obedient=False, keeps_going=True, ranks=1)
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -480,9 +493,9 @@ def test_node_without_a_rank_hands_the_newest_step_over_if_no_other_has_it(
 
     async def work(story: Story, its: Coordinator) -> None:
         start = await lose_twice(story, its, 3, 5, joined=joined)
-        assert start["world"] == "1 1 n1"
-        assert start.get("giver") == giver
-        assert start["variables"].get(HANDED_OVER_BY) == (None if giver is None else "n0")
+        assert start.world == "1 1 n1"
+        assert start.giver == giver
+        assert start.variables.get(HANDED_OVER_BY) == (None if giver is None else "n0")
         assert story.lines[-1].endswith("all ranks go on from step 5; without node n0: it has failed 2 times")
 
     play(with_a_spare(tmp_path, saved), work)
@@ -493,11 +506,11 @@ def test_step_that_the_run_has_gone_back_behind_is_not_handed_over(tmp_path: Pat
 
     async def work(story: Story, its: Coordinator) -> None:
         await lose_twice(story, its, 3, 5)
-        story.steps_done = 4.0
-        its.receive({**failed(0, 3, step=5), "kind": "failed"})
-        await story.until(lambda: story.kinds()[-1] == "regroup")
+        story.step = 4.0
+        its.receive(failed(0, 3, step=5))
+        await story.until(lambda: story.kinds()[-1] == Regroup)
         for member, step in ((0, 5), (1, 0)):
-            its.receive({"kind": "ended", "rank": member, "generation": 4, "in_memory": step})
+            its.receive(Ended(member=member, generation=4, in_memory=step))
         await story.until(lambda: len(story.lines) == 3)
         assert "all ranks go on from step 2" in story.lines[-1]
 
@@ -510,12 +523,12 @@ def test_line_and_record_say_the_newest_step_that_a_node_has_in_memory(tmp_path:
 
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(1))
-        await story.until(lambda: "regroup" in story.kinds())
+        await story.until(lambda: Regroup in story.kinds())
         for rank, step in ((0, 5), (1, 0)):
-            its.receive({"kind": "ended", "rank": rank, "generation": 2, "in_memory": step})
+            its.receive(Ended(member=rank, generation=2, in_memory=step))
         await story.restarted(2)
         assert story.lines[0].endswith("all ranks go on from step 5")
         (record,) = json.loads((tmp_path / "restarts.json").read_text())["restarts"]
         assert record["from_step"] == 5
 
-    play(Story(replace(LIMITS, run_folder=str(tmp_path)), obedient=False), work)
+    play(Story(limits=replace(LIMITS, run_folder=str(tmp_path)), obedient=False), work)

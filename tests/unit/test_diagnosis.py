@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from trainer.supervise.diagnosis import Diagnosis, Missing, late_ranks, text
-from trainer.supervise.rank_report import RankReport
+from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, late_ranks, text
+from trainer.supervise.rank.rank_report import RankReport
 
 WAITING = RankReport(0, "n1", 10, "step", 7, 300.5, 300.0, 31, "all_gather", True, "sleeping", "futex_wait")
 COMPUTING = replace(WAITING, rank=1, node="n2", collectives=30, waiting=False, state="running", kernel="")

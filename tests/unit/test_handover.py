@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.run.generations import remove_handed_over
-from trainer.supervise.membership import WorldPlan, source_of
+from trainer.supervise.coordinate.membership import WorldPlan, source_of
 from trainer.world.handover import give, take
 from trainer.world.state_parts import Header, data_file, layout_file, newest_step, write_header
 

@@ -18,7 +18,7 @@ import torch
 from tests.support.processes import ended_on_failure
 from trainer.comm.timer import CommTimer
 from trainer.run.exit_record import RANK_DIR
-from trainer.supervise.rank_report import STACK_FILE, python_stack, report, state_of
+from trainer.supervise.rank.rank_report import STACK_FILE, python_stack, report, state_of
 from trainer.world import heartbeat
 from trainer.world.heartbeat import Heartbeat
 
@@ -160,7 +160,7 @@ SLEEPER = "import time; print('begun', flush=True); time.sleep(60)"
 @contextmanager
 def sleeper(folder: Path, program: str = SLEEPER) -> Iterator[subprocess.Popen[bytes]]:
     (folder / "sleeper.py").write_text(program)
-    command = [sys.executable, "-m", "trainer.supervise.rank_start", "sleeper"]
+    command = [sys.executable, "-m", "trainer.supervise.rank.rank_start", "sleeper"]
     env = {**os.environ, RANK_DIR: str(folder), "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
     with ended_on_failure(subprocess.Popen(command, env=env, stdout=subprocess.PIPE)) as process:
         assert process.stdout is not None

@@ -30,7 +30,7 @@ def test_the_launcher_sees_a_child_that_fails() -> None:
 def test_a_rank_begins_with_no_signal_blocked(tmp_path: Path) -> None:
     (tmp_path / "shows.py").write_text(_SHOW)
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['', 'shows']\n"
-    program += "from trainer.supervise.rank_start import main; main()"
+    program += "from trainer.supervise.rank.rank_start import main; main()"
     assert ended([sys.executable, "-c", program]).stdout == "SIG_DFL\n"
 
 

@@ -2,8 +2,7 @@
 
 import json
 
-from trainer.supervise.left_out import LeftOut, left_out, left_out_text
-from trainer.supervise.membership import Membership
+from trainer.supervise.coordinate.membership import Exclusion, Membership, exclusions, exclusions_text
 from trainer.supervise.restarts import Restart, restart_from_json
 
 
@@ -20,31 +19,31 @@ def test_each_row_says_who_why_and_since_when() -> None:
     its.lose(2)
     world = its.next_world()
     assert world is not None
-    first = left_out(its, world, (), 100.0)
-    assert first == (LeftOut("n1", "gone", "gone", (2,), 100.0),)
+    first = exclusions(its, world, (), 100.0)
+    assert first == (Exclusion("n1", "gone", "gone", (2,), 100.0),)
     its.lose(3)
-    its.condemn("n0", "rank 1 works 0.9 s per step")
+    its.exclude("n0", "condemned", "rank 1 works 0.9 s per step")
     its.lose(7)
     world = its.next_world()
     assert world is not None
-    assert left_out(its, world, first, 200.0) == (
-        LeftOut("n1", "gone", "gone", (2, 3), 100.0),
-        LeftOut("n3", "gone", "gone", (7,), 200.0),
+    assert exclusions(its, world, first, 200.0) == (
+        Exclusion("n1", "gone", "gone", (2, 3), 100.0),
+        Exclusion("n3", "gone", "gone", (7,), 200.0),
     ), "a condemned node is used if no other can take its place"
 
 
 def test_condemned_node_is_left_out_and_named() -> None:
     its = four_nodes()
-    its.condemn("n0", "rank 1 works 0.9 s per step")
+    its.exclude("n0", "condemned", "rank 1 works 0.9 s per step")
     its.record_fault("n2")
     world = its.next_world()
     assert world is not None
-    (row,) = left_out(its, world, (), 5.0)
-    assert row == LeftOut("n0", "condemned", "rank 1 works 0.9 s per step", (), 5.0)
+    (row,) = exclusions(its, world, (), 5.0)
+    assert row == Exclusion("n0", "condemned", "rank 1 works 0.9 s per step", (), 5.0)
 
 
 def test_rows_are_read_back_and_sentences_of_an_older_version_are_not() -> None:
-    row = LeftOut("n1", "failed", "it has failed 2 times", (), 100.0)
+    row = Exclusion("n1", "failed", "it has failed 2 times", (), 100.0)
     restart = Restart(2, "killed", 1, "n1", 6, 4, left_out=(row,))
     table = json.loads(json.dumps(restart.to_json()))
     assert restart_from_json(table) == restart
@@ -58,9 +57,9 @@ def test_people_read_phrases_of_both_versions() -> None:
         "node n3: it has failed 2 times",
         7,
     ]
-    assert left_out_text(rows) == [
+    assert exclusions_text(rows) == [
         "2 supervisors on n1: gone",
         "node n2: it has failed 2 times",
         "node n3: it has failed 2 times",
     ]
-    assert left_out_text(None) == []
+    assert exclusions_text(None) == []

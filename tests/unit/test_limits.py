@@ -16,8 +16,8 @@ from trainer.config.loader import dump_job, load_job
 from trainer.config.phases import LIMIT_KEYS
 from trainer.errors import InputError
 from trainer.launch.rank_env import rank_environment
-from trainer.supervise import nccl_debug
 from trainer.supervise.limits import Limits, read_limits
+from trainer.supervise.rank import rank_report
 
 
 @pytest.mark.parametrize(
@@ -100,21 +100,21 @@ def test_ras_is_asked_and_its_answer_kept() -> None:
             writer.close()
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        found = await nccl_debug.ras_status(server.sockets[0].getsockname())
+        found = await rank_report.ras_status(server.sockets[0].getsockname())
         server.close()
         return found
 
     assert asyncio.run(story()) == "asked: verbose status\n"
-    assert asyncio.run(nccl_debug.ras_status(("127.0.0.1", 1))) == ""
+    assert asyncio.run(rank_report.ras_status(("127.0.0.1", 1))) == ""
 
 
 def test_flight_record_is_asked_for_and_kept(tmp_path: Path) -> None:
-    assert asyncio.run(nccl_debug.flight_record(tmp_path, tmp_path / "kept")) is None
+    assert asyncio.run(rank_report.flight_record(tmp_path, tmp_path / "kept")) is None
     pipe = tmp_path / "nccl-pipe-3.pipe"
     os.mkfifo(pipe)
     listener = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     (tmp_path / "nccl-dump-3").write_bytes(b"record")
-    kept = asyncio.run(nccl_debug.flight_record(tmp_path, tmp_path / "kept"))
+    kept = asyncio.run(rank_report.flight_record(tmp_path, tmp_path / "kept"))
     assert os.read(listener, 10) == b"1\n"
     os.close(listener)
     assert kept is not None

@@ -15,9 +15,9 @@ from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import RANK_DIR
 from trainer.run.generations import GenerationClaim
-from trainer.supervise import coordinator_seat, presence, recovery
-from trainer.supervise.left_out import left_out_text
-from trainer.supervise.own_rank import OwnRank
+from trainer.supervise.coordinate import coordinator_host, presence, recovery
+from trainer.supervise.coordinate.membership import exclusions_text
+from trainer.supervise.rank.own_rank import OwnRank
 from trainer.world.condemned import condemn
 
 FEWER = replace(LIMITS, min_nodes=1)
@@ -59,7 +59,7 @@ def test_lost_supervisor_leaves_fewer_ranks(tmp_path: Path, capfd: pytest.Captur
     (gone,) = restart["left_out"]
     assert 0 <= gone.pop("since") - restart["time"] < 60
     assert gone == {"node": "n1", "kind": "gone", "reason": "gone", "members": [2]}
-    assert left_out_text([gone]) == ["1 supervisor on n1: gone"]
+    assert exclusions_text([gone]) == ["1 supervisor on n1: gone"]
     assert "restart 1 of 20: 7 ranks of 8" in capfd.readouterr().err
     assert record(world, "generations/00002.json")["member"] == 0
 
@@ -159,7 +159,7 @@ def test_supervisor_that_may_live_is_waited_for(tmp_path: Path, monkeypatch: pyt
         asked.append(address)
         return False
 
-    monkeypatch.setattr(coordinator_seat, "is_refused", is_refused)
+    monkeypatch.setattr(coordinator_host, "is_refused", is_refused)
     world = four_nodes(tmp_path, limits=FEWER)
 
     async def story() -> None:
@@ -215,7 +215,7 @@ def test_condemned_node_is_left_out_from_the_next_restart_on(
         condemn("n1", "rank 2 there took 3.0 times the median for 100 steps", {RANK_DIR: str(folder)})
         coordinator = world.members[0].coordinator
         assert coordinator is not None
-        await until(lambda: coordinator._run.membership.condemned)
+        await until(lambda: coordinator._run.membership.excluded)
         assert sorted(world.world()) == [0, 1, 2, 3, 4, 5], "it serves until then"
         world.fail(5)
         await world.agreed(2, 6)
@@ -226,7 +226,7 @@ def test_condemned_node_is_left_out_from_the_next_restart_on(
     why = "node n1: rank 2 there took 3.0 times the median for 100 steps"
     assert f"clipship: {why}; it is left out from the next restart on" in capfd.readouterr().err
     (restart,) = record(world, "exit.json")["restarts"]
-    assert left_out_text(restart["left_out"]) == [why]
+    assert exclusions_text(restart["left_out"]) == [why]
 
 
 def test_coordinator_and_its_successor_are_lost_at_once(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.supervise.membership import Membership, Place, WorldPlan
+from trainer.supervise.coordinate.membership import Membership, Place, WorldPlan
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -82,18 +82,18 @@ def test_node_with_two_faults_is_left_out_if_the_rest_makes_as_large_a_world() -
     world = its.next_world()
     assert world is not None
     assert world.numbers == (0, 1, 4, 5, 6, 7)
-    assert its.left_out(world) == {"b": "it has failed 2 times"}
+    assert its.unused(world) == {"b": "it has failed 2 times"}
     its.lose(7)
     assert numbers(its) == (0, 1, 2, 4, 5, 6), "as few of it as possible, once the others are not enough"
 
 
 def test_condemned_node_is_left_out_with_its_reason() -> None:
     its = membership(spares=1, sizes=(6,))
-    its.condemn("a", "its network is slow")
+    its.exclude("a", "condemned", "its network is slow")
     world = its.next_world()
     assert world is not None
     assert world.numbers == (2, 3, 4, 5, 6, 7)
-    assert its.left_out(world) == {"a": "its network is slow"}
+    assert its.unused(world) == {"a": "its network is slow"}
 
 
 def test_unknown_sizes_allow_only_the_first_one() -> None:

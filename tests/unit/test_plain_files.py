@@ -247,11 +247,10 @@ OPENS_ELSEWHERE = {
     "search/cache.py": "the user's cache",
     "search/server.py": "the package's own files",
     "world/heartbeat.py": "the supervisor's own folder",
-    "supervise/nccl_debug.py": "the supervisor's own folder",
-    "supervise/own_rank.py": "the supervisor's own folder",
+    "supervise/rank/own_rank.py": "the supervisor's own folder",
     "world/rank_process.py": "the supervisor's own folder",
-    "supervise/rank_report.py": "the supervisor's own folder, /proc",
-    "supervise/rank_start.py": "the supervisor's own folder",
+    "supervise/rank/rank_report.py": "the supervisor's own folder, /proc",
+    "supervise/rank/rank_start.py": "the supervisor's own folder",
     "train/same_environment.py": "installed packages",
 }
 """Modules and packages that open files without `trainer.safe_io`, with what these are: never files of a run

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import stub_world
+from tests.support import clock, stub_world
 from tests.support.jobs import tiny_job
+from tests.support.stub_actions import StubActions
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN
 from trainer.launch import local
 from trainer.launch.start_again import asked_after, run_generations
@@ -18,11 +19,22 @@ from trainer.run.exit_record import ExitRecord
 from trainer.run.launcher_word import WORD, StartRequest, requested_start
 from trainer.run.lock import Holder
 from trainer.safe_io.values import read_values
-from trainer.supervise import coordinator
-from trainer.supervise.actions import Actions, Message
-from trainer.supervise.coordinator import Coordinator
+from trainer.supervise.coordinate import coordinator
+from trainer.supervise.coordinate.coordinator import Coordinator
+from trainer.supervise.coordinate.membership import Membership
+from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.limits import Limits
-from trainer.supervise.membership import Membership
+from trainer.supervise.messages import (
+    Done,
+    Ended,
+    Failed,
+    Joined,
+    Lost,
+    Message,
+    Regroup,
+    Start,
+    StopRequest,
+)
 from trainer.supervise.restart_history import RestartHistory
 from trainer.world.rendezvous import Rendezvous
 
@@ -43,21 +55,9 @@ class Story:
         backoff_s: float = 0.0,
     ) -> None:
         self.folder = folder
-        self.said: list[Message] = []
-        self.ends: list[ExitRecord] = []
+        actions = StubActions(steps_done, has_begun, in_memory, can_restart=True)
+        self.said, self.ends = actions.said, actions.records
         self.files = ExitFiles(str(folder), "now")
-
-        async def variables() -> dict[str, str]:
-            return {}
-
-        actions = Actions(
-            self.said.append,
-            self.ends.append,
-            lambda: steps_done,
-            lambda: has_begun,
-            fresh_variables=variables,
-            in_memory=lambda: in_memory,
-        )
         limits = Limits(
             run_folder=str(folder),
             max_restarts=max_restarts,
@@ -66,10 +66,10 @@ class Story:
             shutdown_s=60.0,
         )
         self.its = Coordinator(
-            range(2), limits, self.files, actions, starts_again=starts_again, generation=generation
+            RunState(range(2), limits, self.files, actions, starts_again=starts_again, generation=generation)
         )
         for rank in (0, 1):
-            self.its.receive({"kind": "joined", "rank": rank, "node": f"n{rank}"})
+            self.its.receive(Joined(member=rank, node=f"n{rank}"))
 
     async def begin_and_ask(self) -> None:
         """Begins its generation, until it has asked for the case that all are killed."""
@@ -82,25 +82,18 @@ class Story:
             await asyncio.sleep(0.01)
         return self.ends[0]
 
-    async def until_said(self, kind: str) -> None:
-        while kind not in [message["kind"] for message in self.said]:
+    async def until_said(self, kind: type[Message]) -> None:
+        while kind not in [type(message) for message in self.said]:
             await asyncio.sleep(0.01)
 
 
-def failed(rank: int, generation: int, cause: str = "killed") -> Message:
-    record = asdict(ExitRecord(rank, f"n{rank}", 1, cause, time.time()))
-    return {
-        "kind": "failed",
-        "generation": generation,
-        "waiting": False,
-        "step": 6,
-        "record": record,
-        "killed": True,
-    }
+def failed(rank: int, generation: int, cause: str = "killed") -> Failed:
+    record = ExitRecord(rank, f"n{rank}", 1, cause, time.time())
+    return Failed(generation=generation, waiting=False, step=6, record=record, killed=True)
 
 
 def lost(rank: int) -> Message:
-    return {"kind": "lost", "rank": rank, "node": f"n{rank}", "reason": "its connection closed"}
+    return Lost(member=rank, node=f"n{rank}", reason="its connection closed")
 
 
 def word(folder: Path) -> dict[str, str]:
@@ -127,12 +120,12 @@ def test_after_a_fault_all_supervisors_leave_and_ask_to_be_started_again(tmp_pat
         story.its.receive(failed(1, 1))
         while not story.said:
             await asyncio.sleep(0.01)
-        assert story.said == [{"kind": "regroup", "generation": 2}]
+        assert story.said == [Regroup(generation=2)]
         for rank in (0, 1):
-            story.its.receive({"kind": "ended", "rank": rank, "generation": 2})
+            story.its.receive(Ended(member=rank, generation=2))
         assert (await story.ended()).exit_code == EXIT_START_AGAIN
 
-    asyncio.run(asyncio.wait_for(work(), 30))
+    clock.run(work())
     assert asked_after(tmp_path, "now", 1) == 2
     assert asked_after(tmp_path, "now", 2) == 0
     assert asked_after(tmp_path, "another", 1) == 0
@@ -165,7 +158,7 @@ def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path: Path
         story.its.receive(failed(generation % 2, generation, f"cause {chr(96 + generation)}"))
         return await story.ended()
 
-    codes = [asyncio.run(asyncio.wait_for(work(generation), 30)).exit_code for generation in (1, 2, 3)]
+    codes = [clock.run(work(generation)).exit_code for generation in (1, 2, 3)]
     assert codes == [EXIT_START_AGAIN, EXIT_START_AGAIN, 1]
     end = json.loads((tmp_path / "exit.json").read_text())
     assert end["generation"] == 3
@@ -186,7 +179,7 @@ def test_a_loss_that_nobody_could_record_is_counted_by_the_next_coordinator(tmp_
 
     for in_memory, from_step in ((0, 4), (8, 8)):
         (tmp_path / str(in_memory)).mkdir()
-        asyncio.run(asyncio.wait_for(work(in_memory), 30))
+        clock.run(work(in_memory))
         (row,) = rows(tmp_path / str(in_memory))
         assert (row["generation"], row["node"], row["kind"], row["step"]) == (2, "n0", "lost", 9)
         assert row["from_step"] == from_step
@@ -203,10 +196,10 @@ def test_same_fault_is_counted_though_mpi_killed_the_coordinators_that_saw_it(tm
         story.its.close()
         return story.ends
 
-    assert asyncio.run(asyncio.wait_for(work(2), 30)) == []
+    assert clock.run(work(2)) == []
     (row,) = rows(tmp_path)
     assert (row["kind"], row["rank"], row["step"]) == ("fault", 1, 6)
-    (end,) = asyncio.run(asyncio.wait_for(work(3), 30))
+    (end,) = clock.run(work(3))
     assert end.exit_code == EXIT_FAILED
     assert "the same fault at the same step 2 times in a row" in end.reason
 
@@ -219,17 +212,17 @@ def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_again(
         story = Story(tmp_path, starts_again="lost", backoff_s=600.0, max_restarts=4)
         if moment == "during the wait":  # the first restart without a new step does not wait
             story.its.receive(failed(0, 1, "first"))
-            await story.until_said("regroup")
+            await story.until_said(Regroup)
             for rank in (0, 1):
-                story.its.receive({"kind": "ended", "rank": rank, "generation": 2})
-            await story.until_said("start")
+                story.its.receive(Ended(member=rank, generation=2))
+            await story.until_said(Start)
             story.said.clear()
         generation = 3 if moment == "during the wait" else 2
         story.its.receive(failed(0, generation - 1))
-        await story.until_said("regroup")
-        story.its.receive({"kind": "ended", "rank": 0, "generation": generation})
+        await story.until_said(Regroup)
+        story.its.receive(Ended(member=0, generation=generation))
         if moment == "during the wait":
-            story.its.receive({"kind": "ended", "rank": 1, "generation": generation})
+            story.its.receive(Ended(member=1, generation=generation))
             while len(rows(tmp_path)) < 2:
                 await asyncio.sleep(0.01)
         story.its.receive(lost(1))
@@ -241,7 +234,7 @@ def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_again(
         kinds = [(row["generation"], row["kind"], row["step"]) for row in rows(tmp_path)]
         assert kinds[-2:] == [(generation, "fault", 6), (generation + 1, "lost", 5)]
 
-    asyncio.run(asyncio.wait_for(work(), 30))
+    clock.run(work())
 
 
 def test_supervisor_lost_a_moment_after_its_rank_lets_the_launcher_start_all_again(tmp_path: Path) -> None:
@@ -253,7 +246,7 @@ def test_supervisor_lost_a_moment_after_its_rank_lets_the_launcher_start_all_aga
         story.its.receive(lost(1))
         assert (await story.ended()).exit_code == EXIT_START_AGAIN
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    clock.run(work())
     (row,) = rows(tmp_path)
     assert (row["cause"], row["kind"], row["step"]) == ("killed", "fault", 6)
 
@@ -262,13 +255,13 @@ def test_rank_and_its_supervisor_lost_while_ranks_are_being_ended_are_one_fault(
     async def work() -> None:
         story = Story(tmp_path, starts_again="lost", max_restarts=1)
         story.its.receive(failed(1, 1))
-        await story.until_said("regroup")
-        story.its.receive({"kind": "ended", "rank": 0, "generation": 2})
+        await story.until_said(Regroup)
+        story.its.receive(Ended(member=0, generation=2))
         story.its.receive(lost(1))
         assert (await story.ended()).exit_code == EXIT_START_AGAIN
-        assert story.its._run.membership.bad_nodes == {}
+        assert story.its._run.membership.excluded == {}
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    clock.run(work())
     (row,) = rows(tmp_path)
     assert (row["generation"], row["kind"], row["step"]) == (3, "fault", 6)
     assert asked_after(tmp_path, "now", 1) == 3
@@ -284,17 +277,17 @@ def test_launcher_is_asked_in_the_moment_of_a_loss(
         story = Story(tmp_path, starts_again="lost")
         if moment == "before the decision":
             monkeypatch.setattr(coordinator, "SETTLE_S", 1e6)
-            story.its.receive({**failed(1, 1), "killed": False})
+            story.its.receive(replace(failed(1, 1), killed=False))
         else:
             story.its.receive(failed(0, 1))
-            await story.until_said("regroup")
+            await story.until_said(Regroup)
             monkeypatch.setattr(RestartHistory, "saved_step", never)
         story.its.receive(lost(1))
         while asked_after(tmp_path, "now", 1) == 0:
             await asyncio.sleep(0.01)
         story.its.close()
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    clock.run(work())
     assert asked_after(tmp_path, "now", 1) == (2 if moment == "before the decision" else 3)
 
 
@@ -314,7 +307,7 @@ def test_coordinator_lost_after_it_has_asked_counts_once(
     async def story() -> None:
         first, _, _ = (world.begin(member).coordinator for member in range(3))
         assert first is not None
-        await stub_world.until(lambda: len(first.state[2]) == 3)
+        await stub_world.until(lambda: len(first.members[2]) == 3)
         world.fail(1)
         await world.agreed(2, 3)
         await asyncio.sleep(0.3)
@@ -336,11 +329,11 @@ def test_all_ranks_killed_at_once_are_counted_by_the_next_coordinator(tmp_path: 
         await story.begin_and_ask()
         story.its.close()
 
-    asyncio.run(asyncio.wait_for(work(1), 30))
+    clock.run(work(1))
     assert asked_after(tmp_path, "now", 1) == 0, "nobody was killed"
     take_word(tmp_path)
     assert asked_after(tmp_path, "now", 1) == 2
-    asyncio.run(asyncio.wait_for(work(2), 30))
+    clock.run(work(2))
     (row,) = rows(tmp_path)
     assert (row["generation"], row["node"], row["kind"]) == (2, "", "lost")
     assert (row["step"], row["from_step"]) == (4, 4), "what is in memory was done"
@@ -354,21 +347,21 @@ def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_killed(tmp
         await asyncio.sleep(0.2)
         story.its.close()
 
-    asyncio.run(asyncio.wait_for(work(), 30))
+    clock.run(work())
     assert not word(tmp_path)
 
 
-@pytest.mark.parametrize("message", ["stop", "done"])
-def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, message: str) -> None:
+@pytest.mark.parametrize("message", [StopRequest(12, 0, "n0"), Done(1, 0, 0)], ids=["stop", "done"])
+def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, message: Message) -> None:
     async def work() -> None:
         story = Story(tmp_path, starts_again="always")
         await story.begin_and_ask()
-        story.its.receive({"kind": message, "signal": 12, "rank": 0, "node": "n0", "code": 0})
+        story.its.receive(message)
         while word(tmp_path).get("word") == "again-if-killed":
             await asyncio.sleep(0.01)
         story.its.close()
 
-    asyncio.run(asyncio.wait_for(work(), 30))
+    clock.run(work())
 
 
 def test_what_another_start_has_asked_for_is_not_withdrawn(
@@ -382,7 +375,7 @@ def test_what_another_start_has_asked_for_is_not_withdrawn(
         await story.files.withdraw_start()
         story.its.close()
 
-    asyncio.run(asyncio.wait_for(work(), 30))
+    clock.run(work())
     assert word(tmp_path)["word"] == "again-if-killed"
 
 
@@ -399,12 +392,12 @@ def test_restarts_that_name_no_node_speak_against_none(tmp_path: Path) -> None:
         story = Story(tmp_path, starts_again="always", generation=4, max_restarts=9)
         await story.its.begin()
         for rank in (0, 1):
-            story.its.receive({"kind": "done", "rank": rank, "code": 0})
+            story.its.receive(Done(rank=rank, code=0, generation=4))
         return await story.ended()
 
     for generation in (1, 2, 3):
-        asyncio.run(asyncio.wait_for(killed(generation), 30))
-    end = asyncio.run(asyncio.wait_for(ends(), 30))
+        clock.run(killed(generation))
+    end = clock.run(ends())
     assert (end.exit_code, end.left_out) == (0, ())
     assert [restart["node"] for restart in end.restarts] == ["", "", ""]
 
@@ -413,13 +406,13 @@ def test_a_lost_supervisor_is_no_end_where_the_launcher_starts_all_again(tmp_pat
     async def work(starts_again: str) -> ExitRecord:
         story = Story(tmp_path / starts_again, starts_again=starts_again)
         story.its.receive(lost(1))
-        story.its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})  # MPI's own, to all others
+        story.its.receive(StopRequest(signal=15, rank=0, node="n0"))  # MPI's own, to all others
         return await story.ended()
 
     (tmp_path / "lost").mkdir()
-    assert asyncio.run(asyncio.wait_for(work("lost"), 30)).exit_code == EXIT_START_AGAIN
+    assert clock.run(work("lost")).exit_code == EXIT_START_AGAIN
     assert asked_after(tmp_path / "lost", "now", 1) == 2
-    assert asyncio.run(asyncio.wait_for(work(""), 30)).exit_code == EXIT_FAILED
+    assert clock.run(work("")).exit_code == EXIT_FAILED
 
 
 def test_generations_are_started_until_none_is_asked_for() -> None:
@@ -474,22 +467,24 @@ def test_the_end_names_the_bad_nodes_also_those_that_nobody_could_replace(tmp_pa
         ends: list[ExitRecord] = []
         membership = Membership(range(3), wanted=2, fewest=2)
         its = Coordinator(
-            (1, 2),
-            Limits(run_folder=str(tmp_path)),
-            ExitFiles(str(tmp_path), "now"),
-            Actions(lambda _message: None, ends.append),
-            membership=membership,
-            member=1,
+            RunState(
+                (1, 2),
+                Limits(run_folder=str(tmp_path)),
+                ExitFiles(str(tmp_path), "now"),
+                StubActions(records=ends),
+                membership,
+                member=1,
+            )
         )
         for member in range(3):
-            its.receive({"kind": "joined", "rank": member, "node": f"n{member}"})
+            its.receive(Joined(member=member, node=f"n{member}"))
         for node in ("n0", "n2"):
-            membership.condemn(node, "its network is slow")
+            membership.exclude(node, "condemned", "its network is slow")
         its.receive(failed(0, 1))
         while not ends:
             await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(work(), 30))
+    clock.run(work())
     told = (tmp_path / WORD).read_text()
     assert "\nleft_out=n0\nleft_out=n2\n" in told, "as the batch script reads it"
     record = exit_record_of(tmp_path, "now")

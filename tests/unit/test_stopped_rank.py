@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 
-from trainer.supervise.rank_report import is_stopped
-from trainer.supervise.stopped_rank import STOPPED_S, StoppedRank
+from trainer.supervise.rank.rank_report import STOPPED_S, StoppedRank, is_stopped
 
 
 def test_only_a_process_that_stays_stopped_is_reported() -> None:

@@ -12,14 +12,16 @@ import pytest
 from trainer.launch import processes
 from trainer.run.file_work import _Workers
 from trainer.supervise.background import on_error, spawn
-from trainer.supervise.rank_report import STACK_FILE, python_stack
-from trainer.supervise.tree import Tree
+from trainer.supervise.messages import Late, Message
+from trainer.supervise.network.tree import Tree
+from trainer.supervise.rank.rank_report import STACK_FILE, python_stack
 from trainer.sysinfo.addresses import free_port
-from trainer.world.rendezvous import Message, Rendezvous
+from trainer.world.rendezvous import Rendezvous
 
 SUPERVISOR = """
 import os, sys, threading
-from trainer.supervise import coordinator, supervisor
+from trainer.supervise.coordinate import coordinator
+from trainer.supervise import supervisor
 from trainer.supervise.limits import Limits
 from trainer.world.launchers import World
 
@@ -158,13 +160,13 @@ def test_what_raises_over_a_message_of_another_supervisor_is_heard() -> None:
         root, child = Tree(meeting, 0, "a", 6.0), Tree(meeting, 1, "b", 6.0)
 
         def at_root(message: Message) -> None:
-            if message["kind"] == "failed":
+            if isinstance(message, Late):
                 raise RuntimeError("broken on purpose")
 
         root.at_root = at_root
         await root.join(5)
         await child.join(5)
-        child.up({"kind": "failed"})
+        child.up(Late(1, "what"))
         async with asyncio.timeout(5):
             while not heard:
                 await asyncio.sleep(0.01)

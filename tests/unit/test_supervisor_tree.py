@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import math
 import os
-import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,11 +11,24 @@ from typing import Any
 import pytest
 
 from tests.listeners import listeners, outer_address
-from trainer.supervise.stop_request import send_stop_request
-from trainer.supervise.tree import FANOUT, Tree
-from trainer.supervise.tree_plan import TreePlan
+from tests.support import clock
+from trainer.supervise.messages import (
+    Done,
+    End,
+    Joined,
+    Late,
+    Lost,
+    Message,
+    Orphaned,
+    Stop,
+    StopRequest,
+    to_line,
+)
+from trainer.supervise.network.stop_request import send_stop_request
+from trainer.supervise.network.tree import FANOUT, Tree
+from trainer.supervise.network.tree_plan import TreePlan
 from trainer.sysinfo.addresses import free_port
-from trainer.world.rendezvous import Message, Rendezvous, signed
+from trainer.world.rendezvous import Rendezvous, signed
 
 
 def rendezvous() -> Rendezvous:
@@ -25,7 +36,7 @@ def rendezvous() -> Rendezvous:
 
 
 def in_loop(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))
+    clock.run(work)
 
 
 async def until(condition: Any) -> None:
@@ -45,13 +56,8 @@ async def grown(
     return trees, heard
 
 
-async def a_while() -> None:
-    """1.5 s in which the machine did not hold this process up."""
-    took = math.inf
-    while took > 1.8:
-        begin = time.monotonic()
-        await asyncio.sleep(1.5)
-        took = time.monotonic() - begin
+def losses(heard: list[Message]) -> list[Lost]:
+    return [message for message in heard if isinstance(message, Lost)]
 
 
 async def left(trees: list[Tree]) -> None:
@@ -93,10 +99,10 @@ def test_messages_reach_the_root_and_everybody() -> None:
 
         for tree in trees:
             tree.from_above = partial(note, tree.rank)
-            tree.up({"kind": "hello", "rank": tree.rank})
-        await until(lambda: len([message for message in heard if message["kind"] == "hello"]) == 6)
-        assert {message["rank"] for message in heard if message["kind"] == "joined"} == {1, 2, 3, 4, 5}
-        trees[0].down({"kind": "stop"})
+            tree.up(Done(1, tree.rank, 0))
+        await until(lambda: len([message for message in heard if isinstance(message, Done)]) == 6)
+        assert {message.member for message in heard if isinstance(message, Joined)} == {1, 2, 3, 4, 5}
+        trees[0].down(Stop())
         await until(lambda: sorted(told) == [0, 1, 2, 3, 4, 5])
         await left(trees)
 
@@ -107,12 +113,12 @@ def test_messages_sent_before_joining_are_not_lost() -> None:
     async def story() -> None:
         place = rendezvous()
         early = Tree(place, 1, "b", 60.0)
-        early.up({"kind": "hello", "rank": 1})
+        early.up(Done(1, 1, 0))
         joining = asyncio.create_task(early.join(10.0))
         await asyncio.sleep(0.3)  # the root comes later than the others
         trees, heard = await grown(place, ["a"])
         await joining
-        await until(lambda: {"kind": "hello", "rank": 1} in heard)
+        await until(lambda: Done(1, 1, 0) in heard)
         await left([*trees, early])
 
     in_loop(story())
@@ -124,12 +130,12 @@ def test_broken_connection_and_silence_are_told_to_the_root() -> None:
         trees[1].ending = True
         assert trees[1]._parent is not None
         trees[1]._parent._writer.transport.abort()
-        await until(lambda: any(message["kind"] == "lost" for message in heard))
-        assert next(message for message in heard if message["kind"] == "lost")["rank"] == 1
+        await until(lambda: losses(heard))
+        assert losses(heard)[0].member == 1
         for task in trees[2]._tasks:  # it hears no more and says no more, and its connection stays
             task.cancel()
-        await until(lambda: any(message["kind"] == "lost" and message["rank"] == 2 for message in heard))
-        assert "silent for 5 s" in heard[-1]["reason"]
+        await until(lambda: len(losses(heard)) == 2)
+        assert (losses(heard)[1].member, losses(heard)[1].reason) == (2, "it has been silent for 5 s")
         await left(trees)
 
     in_loop(story())
@@ -143,14 +149,7 @@ def test_children_notice_that_the_root_is_gone() -> None:
         await trees[0].leave()
         await until(lambda: gone)
         assert gone == [
-            {
-                "kind": "orphaned",
-                "rank": 0,
-                "node": "a",
-                "reason": "its connection closed",
-                "cut": False,
-                "relayed": False,
-            }
+            Orphaned(member=0, node="a", reason="its connection closed", cut=False, relayed=False)
         ]
         await trees[1].leave()
 
@@ -158,15 +157,17 @@ def test_children_notice_that_the_root_is_gone() -> None:
 
 
 def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> None:
+    its = clock.Clock()
+
     async def story() -> None:
         trees, heard = await grown(rendezvous(), ["a", "b"], silence_s=5.0)
-        await a_while()  # they have begun to beat
-        time.sleep(7.0)  # the whole event loop: as SIGSTOP does, nobody reads meanwhile
+        await asyncio.sleep(1.5)  # they have begun to beat
+        its.jump(7.0)  # the whole event loop: as SIGSTOP does, nobody reads meanwhile
         await asyncio.sleep(2.5)
-        assert [message for message in heard if message["kind"] == "lost"] == []
+        assert losses(heard) == []
         await left(trees)
 
-    in_loop(story())
+    clock.run(story(), clock=its)
 
 
 def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
@@ -177,7 +178,7 @@ def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
         trees[0].ending = True
         await trees[0].leave()
         await until(lambda: heard)
-        assert (heard[0]["kind"], heard[0]["rank"], heard[0]["relayed"]) == ("orphaned", 0, True)
+        assert heard[0] == Orphaned(0, "a", "its connection closed", relayed=True)
         await left(trees[1:])
 
     in_loop(story())
@@ -192,7 +193,7 @@ def test_a_peer_without_the_token_is_refused() -> None:
         hello = signed(
             "guess", "newcomer", (nonce, "own"), {"rank": 1, "node": "x", "port": 1, "nonce": "own"}
         )
-        writer.write(json.dumps(hello).encode() + b"\n" + b'{"kind": "stop", "signal": 15}\n')
+        writer.write(json.dumps(hello).encode() + b"\n" + to_line(StopRequest(15, 0, "x")))
         assert await reader.read() == b""
         writer.close()
         assert heard == []
@@ -225,7 +226,7 @@ def test_stranger_that_talks_nonsense_does_no_harm(line: bytes, caplog: pytest.L
         writer.close()
         other = Tree(place, 1, "b", 60.0)
         await other.join(5.0)
-        await until(lambda: [message["kind"] for message in heard] == ["joined"])
+        await until(lambda: [type(message) for message in heard] == [Joined])
         await left([*trees, other])
 
     in_loop(story())
@@ -243,7 +244,7 @@ async def squatter(place: Rendezvous, answer: bytes) -> AsyncIterator[list[bytes
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'{"nonce": "fixed"}\n')
         await reader.readline()
-        writer.write(answer + b"\n" + b'{"kind": "end", "code": 0}\n')
+        writer.write(answer + b"\n" + to_line(End(0)))
         told.append(await reader.read())
         writer.close()
 
@@ -271,7 +272,7 @@ def test_a_stranger_at_the_roots_port_is_not_taken_for_it(answer: bytes) -> None
             tree = Tree(place, 1, "b", 60.0)
             heard: list[Message] = []
             tree.from_above = heard.append
-            tree.up({"kind": "failed"})
+            tree.up(Late(1, "what"))
             with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}"):
                 await tree.join(0.5)
             assert not await asyncio.to_thread(send_stop_request, place, 15)
@@ -327,10 +328,10 @@ def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss() -> N
         place = rendezvous()
         trees, heard = await grown(place, ["a", "b"])
         assert await asyncio.to_thread(send_stop_request, place, 15)
-        await until(lambda: any(message["kind"] == "stop" and message["signal"] == 15 for message in heard))
+        await until(lambda: StopRequest(15, 0, place.host) in heard)
         assert not await asyncio.to_thread(send_stop_request, Rendezvous(place.host, place.port, "guess"), 15)
         await asyncio.sleep(0.2)
-        assert not [message for message in heard if message["kind"] == "lost"]
+        assert not losses(heard)
         await left(trees)
 
     in_loop(story())

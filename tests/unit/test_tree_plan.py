@@ -1,6 +1,6 @@
 """Plan of the tree when members are lost and come back."""
 
-from trainer.supervise.tree_plan import Address, TreePlan
+from trainer.supervise.network.tree_plan import Address, TreePlan
 
 
 def place(number: int) -> Address:

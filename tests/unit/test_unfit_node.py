@@ -11,8 +11,7 @@ import pytest
 from tests.support.stub_world import LIMITS, StubWorld, play
 from trainer.errors import UnfitNode
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
-from trainer.supervise.left_out import left_out_text
-from trainer.supervise.membership import Membership
+from trainer.supervise.coordinate.membership import Membership, exclusions_text
 
 FEWER = replace(LIMITS, min_nodes=1)
 WHY = "collectives give wrong values: rank 2 on n1: all_reduce: 1 of 65,536 values are wrong"
@@ -75,7 +74,7 @@ def test_at_a_restart_a_generation_starts_without_the_node(
     assert (restart["kind"], restart["rank"], restart["node"]) == ("unfit", 2, "n1")
     (row,) = restart["left_out"]
     assert (row["node"], row["kind"]) == ("n1", "unfit")
-    assert left_out_text([row]) == ["node n1: it has failed the preflight"]
+    assert exclusions_text([row]) == ["node n1: it has failed the preflight"]
 
 
 def test_at_the_first_start_a_spare_takes_its_place(
@@ -135,12 +134,12 @@ def test_unfit_node_is_no_part_of_a_world_however_small_that_is() -> None:
     smaller = its.next_world(without="n0")
     assert smaller is not None
     assert smaller.numbers == (2, 3)
-    its.exclude("n0", "it has failed the preflight")
-    its.condemn("n1", "its network is slow")
+    its.exclude("n0", "unfit", "it has failed the preflight")
+    its.exclude("n1", "condemned", "its network is slow")
     world = its.next_world()
     assert world is not None
     assert world.numbers == (2, 3), "a node that is only slow is better than none"
-    its.exclude("n1", "it has failed the preflight")
+    its.exclude("n1", "unfit", "it has failed the preflight")
     assert its.next_world() is None
 
 

@@ -17,7 +17,7 @@ from trainer.report.wording import percent, span
 from trainer.run.checkpoints import newest_whole
 from trainer.run.exit_record import rank_name
 from trainer.run.layout import CHECKPOINTS, METRICS_FILE
-from trainer.supervise.left_out import left_out_text
+from trainer.supervise.coordinate.membership import exclusions_text
 from trainer.supervise.restart_parts import parts_text
 from trainer.telemetry.goodput import CAUSES, account, shown_causes
 from trainer.text.wording import duration
@@ -107,7 +107,7 @@ def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]
         took += f" ({parts})" if (parts := parts_text(restart.get("parts"))) else ""
         who = rank_name(restart.get("rank", 0), restart.get("node", ""))
         yield "restart", f"{who}: {restart.get('cause')}; all ranks {where}, {took}"
-    for phrase in left_out_text(restarts[-1].get("left_out")) if restarts else []:
+    for phrase in exclusions_text(restarts[-1].get("left_out")) if restarts else []:
         yield "left out", phrase
 
 

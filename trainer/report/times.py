@@ -11,7 +11,7 @@ from trainer.report.folder import RunFacts
 from trainer.report.scale import Scale
 from trainer.report.wording import number, percent, span
 from trainer.run.exit_record import rank_name
-from trainer.supervise.left_out import left_out_text
+from trainer.supervise.coordinate.membership import exclusions_text
 from trainer.supervise.restart_parts import parts_text
 from trainer.telemetry.goodput import CAUSES, GenerationTimes, Goodput, by_generation
 from trainer.text.wording import many
@@ -86,7 +86,7 @@ def restart_rows(facts: RunFacts) -> list[RestartRow]:
 
 
 def _row(restart: Mapping[str, Any], began: str) -> RestartRow:
-    seconds, left_out = restart.get("seconds"), left_out_text(restart.get("left_out"))
+    seconds, left_out = restart.get("seconds"), exclusions_text(restart.get("left_out"))
     return RestartRow(
         generation=_text(restart.get("generation")),
         began=began,

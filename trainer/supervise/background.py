@@ -11,12 +11,13 @@ from typing import Any
 _OURS = "clipship"
 
 
-def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
     """Runs the work as one of the tasks; an error in it goes to `on_error`'s function."""
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     task.add_done_callback(_tell)
+    return task
 
 
 def on_error(end: Callable[[BaseException], None]) -> None:

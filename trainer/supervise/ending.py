@@ -11,9 +11,10 @@ from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
 from trainer.run.exit_record import ExitRecord, record_cause
 from trainer.run.launcher_word import StartRequest
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
-from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
-from trainer.supervise.own_rank import OwnRank
-from trainer.supervise.supervisor_context import SupervisorContext
+from trainer.supervise.context import SupervisorContext
+from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, cut_off, text
+from trainer.supervise.messages import CutOff
+from trainer.supervise.rank.own_rank import OwnRank
 from trainer.text.terminal import shown
 from trainer.world.state_folder import newest_kept
 from trainer.world.variables import RESPAWNED, STARTS_AGAIN
@@ -74,7 +75,7 @@ class Ending:
         """Ends this supervisor and all below it, since others go on without them."""
         if self._context.tree is not None:
             self._context.tree.ending = True
-            self._context.tree.down({"kind": "cut off", "other": other})
+            self._context.tree.down(CutOff(other))
         self.end_cut_off(EXIT_FAILED, other)
 
     def end_cut_off(self, code: int, other: str) -> None:

@@ -15,7 +15,7 @@ from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTE
 from trainer.run.exit_record import EXIT_DIR
 from trainer.run.goodput_log import BEGAN
 from trainer.supervise.limits import Limits, read_limits
-from trainer.supervise.nursery import Nursery
+from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.supervisor import supervise
 from trainer.sysinfo.shortage import raise_open_files_limit, shortage
 from trainer.sysinfo.signals import reset_inherited_signals
@@ -46,12 +46,12 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
     if world.rank == 0 and EXIT_DIR not in os.environ:  # `clipship run` has checked them already
         for problem in name_problems((), version("torch"), os.environ):
             say(f"warning: {problem}")
-    command = [sys.executable, "-P", "-m", "trainer.supervise.rank_start", module, *arguments]
+    command = [sys.executable, "-P", "-m", "trainer.supervise.rank.rank_start", module, *arguments]
     os.environ.setdefault(BEGAN, f"{time.time():.3f}")
     with state_folder(os.environ, world.node) as kept:
         env = with_state_folder(os.environ, kept)
         try:
-            code = supervise(world, command, env, limits, nursery=Nursery(command, use=restarts))
+            code = supervise(world, command, env, limits, fork_server=ForkServer(command, use=restarts))
         except (OSError, RuntimeError) as error:
             if not (sentence := shortage(error)):
                 raise

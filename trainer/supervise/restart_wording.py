@@ -1,9 +1,9 @@
 """Lines for people about restarts: who goes on from where, and why nobody can. No torch."""
 
 from trainer.run.exit_record import rank_name
-from trainer.supervise.membership import WorldPlan
-from trainer.supervise.round import Failure
-from trainer.supervise.run_state import RunState
+from trainer.supervise.coordinate.generation_state import Failure
+from trainer.supervise.coordinate.membership import WorldPlan
+from trainer.supervise.coordinate.run_state import RunState
 from trainer.text.wording import many
 from trainer.world.restart_policy import Fault, GoOn
 
@@ -17,7 +17,7 @@ def restart_line(
     others = "all ranks"
     if world.size != run.membership.wanted:
         others = f"{many(world.size, 'rank')} of {run.membership.wanted}"
-    bad = "".join(f"; without node {node}: {why}" for node, why in run.membership.left_out(world).items())
+    bad = "".join(f"; without node {node}: {why}" for node, why in run.membership.unused(world).items())
     if failure.kind == "taken in":
         return f"clipship: {fault.cause}: {others} {where}{bad}"
     who = rank_name(fault.rank, fault.node, failure.record.generation)

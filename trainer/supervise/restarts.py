@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from trainer.supervise.left_out import LeftOut, left_out_from_json
+from trainer.supervise.coordinate.membership import Exclusion, exclusions_from_json
 from trainer.world.restart_policy import Fault
 
 Kind = Literal["fault", "lost", "unfit", "taken in"]
@@ -35,7 +35,7 @@ class Restart:
     taken in: members came back."""
     ranks: int = 0
     """Size of the world from this restart on."""
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[Exclusion, ...] = ()
     """Supervisors that are gone and nodes that do badly, which have no rank from here on."""
     saved_step: int = 0
     """Step of the newest checkpoint at the fault, 0 for none; the next coordinator counts with it."""
@@ -63,4 +63,4 @@ class Restart:
 
 def restart_from_json(row: Mapping[str, Any]) -> Restart:
     """Returns the restart that `to_json` wrote. Raises TypeError if it is none."""
-    return Restart(**{**row, "left_out": left_out_from_json(row.get("left_out", ()))})
+    return Restart(**{**row, "left_out": exclusions_from_json(row.get("left_out", ()))})

@@ -15,19 +15,20 @@ from functools import partial
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.file_work import prepare_file_work
-from trainer.supervise.actions import Message
+from trainer.supervise import messages
 from trainer.supervise.background import on_error
-from trainer.supervise.coordinator_seat import CoordinatorSeat
-from trainer.supervise.diagnosis import Missing
+from trainer.supervise.context import SupervisorContext
+from trainer.supervise.coordinate.coordinator_host import CoordinatorHost
+from trainer.supervise.coordinate.diagnosis import Missing
 from trainer.supervise.ending import Ending
-from trainer.supervise.generation import Generation
 from trainer.supervise.limits import Limits
-from trainer.supervise.nursery import Nursery
-from trainer.supervise.own_rank import OwnRank
+from trainer.supervise.messages import Message
+from trainer.supervise.network.tree import Tree
+from trainer.supervise.network.tree_plan import Address
 from trainer.supervise.parent_loss import ParentLoss
-from trainer.supervise.supervisor_context import SupervisorContext
-from trainer.supervise.tree import Tree
-from trainer.supervise.tree_plan import Address
+from trainer.supervise.rank.fork_server import ForkServer
+from trainer.supervise.rank.generation import Generation
+from trainer.supervise.rank.own_rank import OwnRank
 from trainer.world import heartbeat
 from trainer.world.launchers import World, cross_of, first_world, rank_variables
 from trainer.world.rank_process import SIGNALS, end_rank
@@ -54,18 +55,18 @@ def supervise(
     env: Mapping[str, str],
     limits: Callable[[], Limits],
     *,
-    nursery: Nursery | None = None,
+    fork_server: ForkServer | None = None,
 ) -> int:
     """Runs the command as this rank, under the run's supervision; returns the run's exit code.
 
     `limits` is called once the rank runs. After a fault that the run survives, the command runs again; a
-    `nursery` makes that fast.
+    `fork_server` makes that fast.
     """
-    nursery = nursery or Nursery(command, use=False)
+    fork_server = fork_server or ForkServer(command, use=False)
     early: list[int] = []
     for number in SIGNALS:  # collects signals until the event loop handles them
         signal.signal(number, lambda caught, _frame: early.append(caught))
-    start_rank = partial(Generation, nursery=nursery)
+    start_rank = partial(Generation, fork_server=fork_server)
     first = first_world(world, env)
     generation = None
     if first is not None:
@@ -75,11 +76,11 @@ def supervise(
     try:
         job_limits = limits()
         prepare_file_work()  # after the last fork of this process
-        nursery.keep_if(job_limits.max_restarts > 0)
+        fork_server.keep_if(job_limits.max_restarts > 0)
         if generation is not None:
             heartbeat.limit_init(generation.memory, job_limits.init_s)
         elif job_limits.max_restarts > 0:
-            nursery.fill(env)  # a spare takes a lost one's place at once
+            fork_server.fill(env)  # a spare takes a lost one's place at once
         supervisor = Supervisor(world, generation, start_rank, job_limits, env)
         return _run(supervisor, early)
     finally:
@@ -88,7 +89,7 @@ def supervise(
         last = supervisor.generation if supervisor else generation
         if last is not None:
             last.close()
-        nursery.close()
+        fork_server.close()
 
 
 def _run(supervisor: "Supervisor", early: Sequence[int]) -> int:
@@ -109,7 +110,7 @@ def _run(supervisor: "Supervisor", early: Sequence[int]) -> int:
 class Supervisor:
     """Supervises one rank, or none for now; `run` is its whole life.
 
-    Its parts are its rank (`own_rank`), the coordinator if it is here (`coordinator_seat`), the loss of the
+    Its parts are its rank (`own_rank`), the coordinator if it is here (`coordinator_host`), the loss of the
     supervisor above (`parent_loss`) and its end (`ending`).
     """
 
@@ -144,30 +145,30 @@ class Supervisor:
         )
         self._own = OwnRank(self._context, generation, start_rank, self._on_late)
         self._ending = Ending(self._context, self._own)
-        self._seat = CoordinatorSeat(self._context, self._own, self._ending, self._send_down)
-        self._parent_loss = ParentLoss(self._context, self._own, self._ending, self._seat)
+        self._host = CoordinatorHost(self._context, self._own, self._ending, self._send_down)
+        self._parent_loss = ParentLoss(self._context, self._own, self._ending, self._host)
         self._asked = False
         """True once the run has been asked to stop, as far as this supervisor has heard."""
         if tree is None or (world.rank == 0 and not late):
-            self._seat.take()
+            self._host.take()
         if tree is not None:
-            tree.at_root = self._seat.receive
+            tree.at_root = self._host.receive
             tree.from_above = self._receive
-            tree.about = self._about
+            tree.about = self._joined
 
     @property
     def generation(self) -> Generation | None:
         """The rank as it runs now; None: there is none."""
         return self._own.generation
 
-    def _about(self) -> Message:
+    def _joined(self) -> messages.Joined:
         """Returns what this supervisor says of itself when it joins.
 
         A request to stop that a lost coordinator had got reaches its successor that way.
         """
-        in_memory = newest_kept(self._context.env) if self._own.is_idle else 0
-        about = {"idle": self._own.is_idle, "asked": self._asked, "in_memory": in_memory}
-        return {name: value for name, value in about.items() if value}
+        world, idle = self._context.world, self._own.is_idle
+        in_memory = newest_kept(self._context.env) if idle else 0
+        return messages.Joined(world.rank, world.node, idle, self._asked, in_memory)
 
     async def run(self, early: Sequence[int] = ()) -> int:
         """Supervises until the run ends, here or elsewhere; returns its exit code.
@@ -180,16 +181,15 @@ class Supervisor:
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGCHLD, changed.set)
-        if self._seat.coordinator is not None:
-            await self._seat.coordinator.begin()
-            joined = {"kind": "joined", "rank": context.world.rank, "node": context.world.node}
-            self._send_up({**joined, **self._about()})
+        if self._host.coordinator is not None:
+            await self._host.coordinator.begin()
+            self._send_up(self._joined())
         if context.tree is not None:
             context.spawn(self._join(context.tree))
         for caught in early:
             loop.call_soon(self._on_signal, caught)
         while self._ending.code is None:
-            self._own.inspect(tells_progress=self._seat.coordinator is None and context.keeps_going)
+            self._own.inspect(tells_progress=self._host.coordinator is None and context.keeps_going)
             before = time.monotonic()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
@@ -227,42 +227,41 @@ class Supervisor:
     def _receive(self, message: Message) -> None:
         """Handles a message that the coordinator sent to all."""
         own, generation, spawn = self._own, self._own.generation, self._context.spawn
-        match message["kind"]:
-            case "stop":
-                self._asked = self._asked or not message.get("to_grow")
+        match message:
+            case messages.Stop():
+                self._asked = self._asked or not message.to_grow
                 own.request_stop()
-            case "collect" if generation is not None:
+            case messages.Collect() if generation is not None:
                 generation.report_requested = True
                 spawn(own.send_report(generation))
-            case "stacks" if generation is not None and own.number in message["ranks"]:
+            case messages.CollectStacks() if generation is not None and own.number in message.ranks:
                 spawn(own.send_stack(generation))
-            case "roster" if self._seat.coordinator is None:
-                # A large one takes a while to read, and is seldom needed.
-                self._parent_loss.roster_message = message
-            case "regroup":
-                own.latest = max(own.latest, message["generation"])
-                spawn(own.end_before(message["generation"]))
-            case "meet" if message["member"] == self._context.world.rank:
-                spawn(own.answer_meeting(message["generation"]))
-            case "start":
-                own.latest = max(own.latest, message["generation"])
-                own.ran = message["generation"]
+            case messages.Roster() if self._host.coordinator is None:
+                self._parent_loss.roster = message
+            case messages.Regroup():
+                own.latest = max(own.latest, message.generation)
+                spawn(own.end_before(message.generation))
+            case messages.Meet() if message.member == self._context.world.rank:
+                spawn(own.answer_meeting(message.generation))
+            case messages.Start():
+                own.latest = max(own.latest, message.generation)
+                own.ran = message.generation
                 if own.is_idle:
                     own.start(message)
                 else:  # it was taken for lost, and has not heard that its rank must end
                     spawn(own.end_and_start(message))
-            case "orphaned":
+            case messages.Orphaned():
                 self._parent_loss.handle(message)
-            case "cut off" if self._seat.coordinator is None:
+            case messages.CutOff() if self._host.coordinator is None:
                 self._ending.end(EXIT_FAILED)
-            case "end":
-                self._ending.end(message["code"])
+            case messages.End():
+                self._ending.end(message.code)
 
     def _on_signal(self, number: int) -> None:
         world, tree, self._asked = self._context.world, self._context.tree, True
-        if self._seat.coordinator is None and tree is not None and not tree.has_parent:
+        if self._host.coordinator is None and tree is not None and not tree.has_parent:
             return  # the coordinator hears of it when this supervisor joins
-        self._send_up({"kind": "stop", "signal": int(number), "rank": world.rank, "node": world.node})
+        self._send_up(messages.StopRequest(int(number), world.rank, world.node))
 
     def _on_late(self, what: str, generation: Generation) -> None:
         self._context.spawn(self._end_if_unheard(what, generation))
@@ -271,13 +270,13 @@ class Supervisor:
         await asyncio.sleep(UNHEARD_S)
         heard = generation.report_requested or generation.ending
         tree = self._context.tree
-        if not heard and tree is not None and self._seat.coordinator is None:
+        if not heard and tree is not None and self._host.coordinator is None:
             missing = Missing(0, tree.rendezvous.host)
             await self._ending.end_alone(EXIT_TIMED_OUT, f"timed out: {what}", missing)
 
     def _send_up(self, message: Message) -> None:
-        if self._seat.coordinator is not None:
-            self._seat.receive(message)
+        if self._host.coordinator is not None:
+            self._host.receive(message)
         elif self._context.tree is not None:
             self._context.tree.up(message)
 

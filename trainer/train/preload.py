@@ -1,4 +1,4 @@
-"""Loads ahead of time what a rank of a job needs, for the nursery; see `trainer.supervise.prefork`.
+"""Loads ahead of time what a rank of a job needs, for the fork server of `trainer.supervise.rank`.
 
 It starts no thread, touches no GPU and opens no connection, since the process is forked afterwards.
 """

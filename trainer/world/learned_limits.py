@@ -2,7 +2,7 @@
 
 A rank learns from its own durations alone. A step ends for all ranks together, so each rank's durations
 already hold the wait for the slowest one, and nothing has to be sent. Which rank was late is no matter of
-limits: the coordinator asks all of them (`trainer.supervise.diagnosis`).
+limits: the coordinator asks all of them (`trainer.supervise.coordinate.diagnosis`).
 
 All decisions are pure: no clock, no process, no file. No torch.
 """

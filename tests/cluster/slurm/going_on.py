@@ -19,7 +19,7 @@ Fault = Literal["rank", "supervisor", "node", "drained"]
 """Fault of node n2: its rank is killed, or its supervisor, or slurmd and all that it started, or (`drained`)
 its rank after Slurm was told to drain the node."""
 TWO_NODES = {"gpus_per_node": 1}
-RANK, SUPERVISOR = b"\0trainer.supervise.rank_start\0", b"\0trainer.rank\0"
+RANK, SUPERVISOR = b"\0trainer.supervise.rank.rank_start\0", b"\0trainer.rank\0"
 OVER_MPI = {"comm": {"backend": "horovod", "deterministic": False, "launcher": "mpirun"}}
 COMM = {"torch": {}, "horovod": {"comm": {"backend": "horovod", "deterministic": False}}, "mpi": OVER_MPI}
 SHORTENED, STEPS = {"epochs": 2, "warmup_steps": 10}, 44

@@ -107,7 +107,9 @@ def test_a_killed_rank_ends_the_job_with_its_name_as_the_last_word(demo: Demo) -
 
 
 def _rank_on(demo: Demo, node: str) -> int:
-    return next(pid for pid in demo.cluster.members(node) if b"trainer.supervise.rank_start" in _command(pid))
+    return next(
+        pid for pid in demo.cluster.members(node) if b"trainer.supervise.rank.rank_start" in _command(pid)
+    )
 
 
 def _command(pid: int) -> bytes:

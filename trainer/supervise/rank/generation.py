@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from trainer.run.exit_record import RANK_DIR
-from trainer.supervise.nccl_debug import rank_variables
-from trainer.supervise.nursery import Nursery
+from trainer.supervise.rank.fork_server import ForkServer
+from trainer.supervise.rank.rank_report import rank_variables
 from trainer.sysinfo.addresses import free_port, is_here, listening_address, own_ipv4
 from trainer.world import heartbeat
 from trainer.world.heartbeat import publish_heartbeat
@@ -23,7 +23,9 @@ _POLL_S = 0.02
 class Generation:
     """Process of this supervisor's rank from one start of all ranks to the next."""
 
-    def __init__(self, number: int, nursery: Nursery, env: Mapping[str, str], *, is_root: bool) -> None:
+    def __init__(
+        self, number: int, fork_server: ForkServer, env: Mapping[str, str], *, is_root: bool
+    ) -> None:
         """Starts the rank. `number` counts generations from 1; rank 0's (`is_root`) shows its heartbeat.
 
         Raises OSError if the process cannot be started.
@@ -43,7 +45,7 @@ class Generation:
             if is_root:
                 publish_heartbeat(self.folder, env)
             own = {GENERATION: str(number), RANK_DIR: str(self.folder), **rank_variables(self.folder)}
-            self.rank: RankProcess = nursery.start({**env, **own})
+            self.rank: RankProcess = fork_server.start({**env, **own})
         except BaseException:
             self._clean_up.close()
             raise

@@ -11,120 +11,39 @@ address by which the others reach it. No torch.
 """
 
 import asyncio
-import errno
-import json
 import secrets
-import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
+from trainer.supervise import messages
 from trainer.supervise.background import spawn
-from trainer.supervise.tree_plan import Address, TreePlan
+from trainer.supervise.messages import Message
+from trainer.supervise.network.link import OUTSIDER, Link
+from trainer.supervise.network.tree_plan import Address, TreePlan
 from trainer.sysinfo.addresses import is_loopback, listening_address
-from trainer.world.rendezvous import Message, Rendezvous, is_signed, signed
+from trainer.world.rendezvous import Message as Table
+from trainer.world.rendezvous import Rendezvous, is_signed, signed
 
 FANOUT = 32
 """Largest number of other nodes below a supervisor, besides the ranks of its own node."""
 HEARTBEAT_S = 1.0
 HANDSHAKE_S = 5.0
-OUTSIDER = -1
-"""Rank of a caller that only makes a request: it is not part of the run and may leave at any time."""
 REJOIN_CALL_S = 2.0
 """Longest wait for the answer of a supervisor that may be the new root."""
-PROBE_S, PROBE_AGAIN_S = 1.0, 0.1
-"""Longest wait for the answer of a machine, and the wait before it is called again."""
 COLLECT_S = 0.05
 """Seconds for which messages that every supervisor sends are collected on their way up."""
 _HUNG_UP = 3
 """Calls that a supervisor may cut off before it counts as one that may live."""
 _NoParent = Literal["refused", "hung up", "silent", "no root"]
-_COLLECTED = frozenset({"joined", "ended", "done"})
+_COLLECTED = (messages.Joined, messages.Ended, messages.Done)
 _MOST_COLLECTED = 500
 _LINE = 2**20
+"""Longest line in bytes: a roster of ten thousand members has some hundred kB."""
 _BACKLOG = 1024
-
-
-async def is_refused(address: Address) -> bool:
-    """Returns whether the machine at this address answers that no process listens there any more.
-
-    It calls twice, since a process that starts to listen just now refuses the first call, and waits at most
-    PROBE_S for each answer. False if somebody listens, or if nobody answers.
-    """
-    for wait_s in (PROBE_AGAIN_S, 0.0):
-        try:
-            async with asyncio.timeout(PROBE_S):
-                _, writer = await asyncio.open_connection(*address)
-        except ConnectionRefusedError:
-            await asyncio.sleep(wait_s)
-        except OSError:  # TimeoutError is one
-            return False
-        else:
-            writer.close()
-            return False
-    return True
-
-
-class Link:
-    """One connection to a neighbour in the tree."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self.last_received = time.monotonic()
-        self.rank, self.node = OUTSIDER, ""
-        self.about: Message = {}
-        """Other facts that the neighbour tells when it joins."""
-
-    def send(self, message: Message) -> None:
-        """Sends without waiting; a message that a dead neighbour does not take is lost."""
-        self.send_line(json.dumps(message).encode() + b"\n")
-
-    def send_line(self, line: bytes) -> None:
-        """Sends a message that is a line already."""
-        if not self._writer.is_closing():
-            self._writer.write(line)
-
-    async def receive(self) -> Message | None:
-        """Returns the next message; None if the neighbour has gone or sends what cannot be read."""
-        try:
-            line = await self._reader.readuntil(b"\n")
-            message = json.loads(line)
-        except (OSError, ValueError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            return None
-        self.last_received = time.monotonic()
-        return message if isinstance(message, dict) else None
-
-    async def flush(self) -> None:
-        """Waits until what was sent is on its way."""
-        with suppress(OSError):
-            await self._writer.drain()
-
-    def close(self) -> None:
-        self._writer.close()
-
-    async def closed(self) -> None:
-        """Waits until the socket is really closed."""
-        with suppress(OSError):
-            await self._writer.wait_closed()
-
-    def host(self) -> str:
-        """Returns the neighbour's address as seen from here."""
-        return str(self._writer.get_extra_info("peername")[0])
-
-    def own_host(self) -> str:
-        """Returns this side's address on the connection."""
-        return str(self._writer.get_extra_info("sockname")[0])
-
-    def leads_out(self) -> bool:
-        """Returns whether this machine's network has a route to the neighbour. It sends no packet."""
-        try:
-            with socket.socket(self._writer.get_extra_info("socket").family, socket.SOCK_DGRAM) as probe:
-                probe.connect(self._writer.get_extra_info("peername"))
-        except OSError as error:
-            return error.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
-        return True
 
 
 class Tree:
@@ -143,15 +62,12 @@ class Tree:
         """`rank` is the supervisor's number. With `late` it takes a lost one's place and is no root."""
         self.rendezvous, self.rank, self.node = rendezvous, rank, node
         self.is_root = rank == 0 and not late
-        self.about: Callable[[], Message] = dict
-        """Returns what else this supervisor says of itself when it joins, for example that it has no rank."""
+        self.about: Callable[[], messages.Joined] = lambda: messages.Joined(rank, node)
+        """Returns what this supervisor says of itself when it joins, for example that it has no rank."""
         self.at_root: Callable[[Message], None] = lambda message: None
         """Callback at the root for each message from below."""
         self.from_above: Callable[[Message], None] = lambda message: None
-        """Callback for each message from the root, and for `orphaned` when the supervisor above is gone.
-
-        In `orphaned`, `relayed` means that one further up is gone, `cut` that this machine's own network is.
-        """
+        """Callback for each message from the root, and for `Orphaned` when the supervisor above is gone."""
         self.ending = False
         """True once the run is ending: links that close from now on are not reported."""
         self._silence_s = silence_s
@@ -264,7 +180,7 @@ class Tree:
             self._parent = None
 
     def drop(self, rank: int) -> None:
-        """Closes the link to a child, so that it leaves; its own news counts no more."""
+        """Disconnects a child, which leaves; its messages are ignored."""
         for link in [link for link in self._children if link.rank == rank]:
             self._children.discard(link)
             link.close()
@@ -282,38 +198,35 @@ class Tree:
         """True while there is a way to the root."""
         return self._parent is not None
 
-    def call_roll(self) -> None:
+    def ask_to_join_again(self) -> None:
         """Lets this supervisor and all below it say again that they are there."""
-        self._answer_roll()
-        for child in self._children:
-            child.send({"kind": "roll call"})
-
-    def _answer_roll(self) -> None:
         above = self._parent.rank if self._parent is not None else self.rank
-        about = {"rank": self.rank, "node": self.node, "address": self.address, "above": above}
-        self.up({"kind": "joined", **about, **self.about()})
+        self.up(replace(self.about(), address=self.address, above=above))
+        for child in self._children:
+            child.send(messages.JoinAgain())
 
     def up(self, message: Message) -> None:
         """Sends a message to the root; the root handles its own at once."""
         if self.is_root:
-            for each in message["messages"] if message["kind"] == "several" else [message]:
+            for each in _single(message):
                 self._hear(each)
         elif self._parent is None:
             self._unsent.append(message)
-        elif message["kind"] in _COLLECTED or message["kind"] == "several":
+        elif isinstance(message, (*_COLLECTED, messages.Several)):
+            # All members send these at about the same time: one line for many keeps the root's work small.
             if not self._collected:
                 asyncio.get_running_loop().call_later(COLLECT_S, self._send_collected)
-            self._collected += message["messages"] if message["kind"] == "several" else [message]
+            self._collected += _single(message)
             if len(self._collected) >= _MOST_COLLECTED:
                 self._send_collected()
         else:
-            self._send_collected()
+            self._send_collected()  # nothing overtakes what was sent before it
             self._parent.send(message)
 
     def _hear(self, message: Message) -> None:
-        if message["kind"] == "joined" and "above" in message and message["rank"] != self.rank:
-            host, port = message["address"]
-            self.plan.adopt(message["rank"], message["node"], (str(host), int(port)), message["above"])
+        if isinstance(message, messages.Joined) and message.above is not None and message.member != self.rank:
+            assert message.address is not None
+            self.plan.adopt(message.member, message.node, message.address, message.above)
         self.at_root(message)
 
     def _send_collected(self) -> None:
@@ -324,14 +237,14 @@ class Tree:
             self._unsent, self._collected = [*self._collected, *self._unsent], []
             return
         for first in range(0, len(self._collected), _MOST_COLLECTED):
-            several = self._collected[first : first + _MOST_COLLECTED]
-            self._parent.send(several[0] if len(several) == 1 else {"kind": "several", "messages": several})
+            several = tuple(self._collected[first : first + _MOST_COLLECTED])
+            self._parent.send(several[0] if len(several) == 1 else messages.Several(several))
         self._collected = []
 
     def down(self, message: Message) -> None:
         """Sends a message to every supervisor below, and handles it here."""
         if self._children:
-            line = json.dumps(message).encode() + b"\n"
+            line = messages.to_line(message)
             for child in self._children:
                 child.send_line(line)
         self.from_above(message)
@@ -413,19 +326,19 @@ class Tree:
         link.rank, link.node = int(answer["rank"]), str(answer["node"])
         return link, (str(answer["parent"][0]), int(answer["parent"][1])) if answer["parent"] else None
 
-    async def _introduce(self, link: Link, port: int, *, seeks_root: bool) -> Message | None:
+    async def _introduce(self, link: Link, port: int, *, seeks_root: bool) -> Table | None:
         """Introduces this supervisor; returns the answer, or None if the other side does not know the token.
 
         Newcomers reach this supervisor at `port`. If it seeks the root, no other one takes it for a child.
         """
-        challenge = await link.receive()
+        challenge = await link.receive_table()
         if challenge is None:
             return None
         nonces = str(challenge.get("nonce")), secrets.token_hex(16)
-        about = {"rank": self.rank, "node": self.node, "port": port, "nonce": nonces[1], "seeks": seeks_root}
-        about |= {"about": self.about()}
-        link.send(signed(self.rendezvous.token, "newcomer", nonces, about))
-        answer = await link.receive()
+        hello = {"rank": self.rank, "node": self.node, "port": port, "nonce": nonces[1], "seeks": seeks_root}
+        hello["joined"] = messages.to_table(self.about())
+        link.send_table(signed(self.rendezvous.token, "newcomer", nonces, hello))
+        answer = await link.receive_table()
         self._stranger = answer is not None and not is_signed(self.rendezvous.token, "host", nonces, answer)
         return None if self._stranger else answer
 
@@ -435,7 +348,7 @@ class Tree:
             try:
                 async with asyncio.timeout(HANDSHAKE_S):
                     welcome = await self._welcome(link)
-            except TimeoutError:
+            except (TimeoutError, ValueError, LookupError):  # it says no more, or nothing of sense
                 welcome = False
         if welcome:
             # As work of ours: what raises in it ends this supervisor, and asyncio would only print it.
@@ -455,17 +368,19 @@ class Tree:
         A caller that is neither has been told where to go.
         """
         nonce = secrets.token_hex(16)
-        link.send({"nonce": nonce})
-        hello = await link.receive()
+        link.send_table({"nonce": nonce})
+        hello = await link.receive_table()
         nonces = nonce, str(hello.get("nonce")) if hello else ""
         if hello is None or not is_signed(self.rendezvous.token, "newcomer", nonces, hello):
             return False
         link.rank, link.node = int(hello["rank"]), str(hello["node"])
-        link.about = dict(hello.get("about") or {})
+        if link.rank != OUTSIDER:
+            joined = messages.from_table(hello.get("joined"))
+            link.joined = joined if isinstance(joined, messages.Joined) else None
         parent = None
         if self.is_root and link.rank != OUTSIDER:
             parent = self.plan.parent(link.node, (link.host(), int(hello["port"])), link.rank)
-        link.send(
+        link.send_table(
             signed(
                 self.rendezvous.token,
                 "host",
@@ -477,42 +392,33 @@ class Tree:
         return parent is None and (self.is_root or link.rank == OUTSIDER or not hello.get("seeks"))
 
     async def _receive_from_child(self, link: Link) -> None:
-        member = link.rank != OUTSIDER
-        if member:
+        if link.joined is not None:
             self.drop(link.rank)  # an earlier connection of the same one
             self._children.add(link)
-            self.up({"kind": "joined", "rank": link.rank, "node": link.node, **link.about})
+            self.up(link.joined)
         while (message := await link.receive()) is not None:
-            if "kind" in message:
+            if not isinstance(message, messages.Beat):
                 self.up(message)
-        if member and link in self._children:
+        if link in self._children:
             self._children.discard(link)
             self._child_lost(link, "its connection closed")
 
-    def _parent_gone(self, reason: str, cut: bool = False) -> None:
+    def _parent_gone(self, reason: str, *, cut: bool = False) -> None:
         assert self._parent is not None
-        lost = {
-            "kind": "orphaned",
-            "rank": self._parent.rank,
-            "node": self._parent.node,
-            "reason": reason,
-            "cut": cut,
-        }
+        lost = messages.Orphaned(self._parent.rank, self._parent.node, reason, cut)
         for child in self._children:  # else each level would notice only after its own time limit
-            child.send({**lost, "relayed": True})
-        self.from_above({**lost, "relayed": False})
+            child.send(replace(lost, relayed=True))
+        self.from_above(lost)
 
     def _child_lost(self, link: Link, reason: str, *, silent: bool = False) -> None:
         if not self.ending:
-            self.up(
-                {"kind": "lost", "rank": link.rank, "node": link.node, "reason": reason, "silent": silent}
-            )
+            self.up(messages.Lost(link.rank, link.node, reason, silent))
 
     async def _receive_from_parent(self, link: Link) -> None:
         while (message := await link.receive()) is not None:
-            if message.get("kind") == "roll call":
-                self.call_roll()
-            elif "kind" in message:
+            if isinstance(message, messages.JoinAgain):
+                self.ask_to_join_again()
+            elif not isinstance(message, messages.Beat):
                 self.down(message)
         if not self.ending and link is self._parent:
             self._parent_gone("its connection closed")
@@ -527,24 +433,22 @@ class Tree:
             # will have read them.
             suspended = time.monotonic() - before > 2 * HEARTBEAT_S and not suspended
             for link in [*self._children, *([self._parent] if self._parent else [])]:
-                link.send({})
+                link.send(messages.Beat())
                 if not suspended and time.monotonic() - link.last_received > self._silence_s:
                     self._silent(link)
 
     def _silent(self, link: Link) -> None:
+        # Without a route to the neighbour it is this machine that is cut off, and the neighbour may be well.
         reason, cut = f"it has been silent for {self._silence_s:g} s", not link.leads_out()
         if link is self._parent:
-            self._parent_gone(reason, cut)
+            self._parent_gone(reason, cut=cut)
         elif link in self._children:
             self._children.discard(link)
             if cut:
-                self.up(
-                    {
-                        "kind": "cut",
-                        "rank": self.rank,
-                        "node": self.node,
-                        "other": f"rank {link.rank} on {link.node}",
-                    }
-                )
+                self.up(messages.Cut(self.rank, self.node, f"rank {link.rank} on {link.node}"))
             else:
                 self._child_lost(link, reason, silent=True)
+
+
+def _single(message: Message) -> tuple[Message, ...]:
+    return message.messages if isinstance(message, messages.Several) else (message,)

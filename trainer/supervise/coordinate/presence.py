@@ -5,11 +5,11 @@ The coordinator's part of it; `membership` holds the result. No torch.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from trainer.run.exit_record import supervisor_lost
-from trainer.supervise.round import Round
-from trainer.supervise.run_state import RunState
+from trainer.supervise.coordinate.generation_state import GenerationState
+from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.messages import Lost
 
 REGROUP_S = 30.0
 """Longest wait, in seconds, for every supervisor to confirm that its rank has ended before a restart."""
@@ -21,12 +21,15 @@ One whose machine refuses calls to it has ended, and is not waited for.
 
 
 class Presence:
-    """Follows who comes and who goes."""
+    """Follows who comes and who goes.
 
-    def __init__(self, run: RunState, record_lost: Callable[[int, str, str, bool], None]) -> None:
-        """`record_lost` is called with a lost member, its node, the reason and whether it is only silent."""
-        self._run, self._record_lost = run, record_lost
-        self.doubtful: dict[int, float] = {}
+    What it finds out by waiting or by asking it posts as a message, as if the lost member's neighbour had
+    told it: so a loss is handled in one place, and one at a time.
+    """
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        self.unreachable: dict[int, float] = {}
         """Members that may live beyond a cut in the network, and when they fell silent."""
         self._orphans: set[int] = set()
         """Members that are looking for another way to this supervisor."""
@@ -45,7 +48,7 @@ class Presence:
         self._orphans.discard(member)
         self._awaited.discard(member)
         self._joined_at = time.monotonic()
-        self.doubtful.pop(member, None)
+        self.unreachable.pop(member, None)
         self._run.actions.members_changed()
 
     def lose(self, member: int, *, silent: bool) -> None:
@@ -59,7 +62,7 @@ class Presence:
         self._orphans.discard(member)
         run.actions.forget(member)
         if silent:
-            self.doubtful[member] = time.monotonic()
+            self.unreachable[member] = time.monotonic()
         if orphans := orphans - self._orphans:
             self._orphans |= orphans
             node = run.membership.nodes.get(member)
@@ -74,19 +77,20 @@ class Presence:
             self._run.spawn(self._lose_if_ended(member, waited_for))
 
     async def _lose_if_ended(self, member: int, waited_for: set[int]) -> None:
-        if await self._run.actions.is_gone(member) and member in waited_for and not self._run.decided:
-            waited_for.discard(member)
+        if await self._run.actions.is_gone(member) and member in waited_for:
             if member in self._run.membership.living:
-                reason = supervisor_lost("its machine refuses calls to it")
-                self._record_lost(member, self._run.membership.nodes[member], reason, False)
+                reason = "its machine refuses calls to it"
+                self._run.post(Lost(member, self._run.membership.nodes[member], reason))
+            else:
+                waited_for.discard(member)
 
     async def _lose_orphans(self, orphans: set[int], *, silent: bool) -> None:
         self._joined_at = time.monotonic()
         while orphans & self._orphans and time.monotonic() < self._joined_at + ORPHANS_S:
             await asyncio.sleep(0.1)  # in a large run they come one after the other
         for member in sorted(orphans & self._orphans):
-            reason = supervisor_lost("it has not come back since the supervisor above it was lost")
-            self._record_lost(member, self._run.membership.nodes[member], reason, silent)
+            reason = "it has not come back since the supervisor above it was lost"
+            self._run.post(Lost(member, self._run.membership.nodes[member], reason, silent))
 
     def take_over(self, members: Sequence[tuple[int, str]], root: int, dead: Sequence[int]) -> None:
         """Counts the members of an earlier coordinator (`root`) that are not here as gone for now.
@@ -101,23 +105,23 @@ class Presence:
                 if member not in dead and member != root:
                     self._awaited.add(member)
                 if root not in dead:
-                    self.doubtful[member] = time.monotonic()
+                    self.unreachable[member] = time.monotonic()
         nodes = self._run.membership.nodes
         self._lose_ended([each for each in self._awaited if nodes[each] == nodes.get(root)], self._awaited)
 
-    async def all_ended(self, its: Round) -> None:
+    async def all_ended(self, its: GenerationState) -> None:
         """Waits until nobody is awaited and all who are there have ended their ranks.
 
         Those who do not come or do not end in time count as lost.
         """
         run = self._run
         began = self._joined_at = time.monotonic()
-        patience = ORPHANS_S + (run.limits.silence_s if self.doubtful else 0.0)
+        patience = ORPHANS_S + (run.limits.silence_s if self.unreachable else 0.0)
         limit = began + REGROUP_S
 
         def settled() -> bool:
             waiting = self._orphans or (self._awaited and time.monotonic() < self._joined_at + patience)
-            return run.decided or (not waiting and its.ended >= set(run.membership.living))
+            return not waiting and its.ended >= set(run.membership.living)
 
         await run.until(settled, max(REGROUP_S, patience))
         self._awaited.clear()

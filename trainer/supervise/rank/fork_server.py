@@ -1,8 +1,8 @@
-"""The supervisor's side of the nursery: a process that has imported what a rank needs and forks ranks.
+"""The supervisor's side of the fork server: a process that has imported what a rank needs and forks ranks.
 
 The first rank of a supervisor leaves a copy of itself behind as soon as its modules are imported; see
-`trainer.supervise.prefork`. That copy, the nursery, forks the rank of each later generation within
-milliseconds. A rank that it forks is a child of the supervisor like any other. No torch.
+`trainer.supervise.rank.rank_start`. That copy, the fork server, forks the rank of each later generation
+within milliseconds. A rank that it forks is a child of the supervisor like any other. No torch.
 """
 
 import json
@@ -20,13 +20,13 @@ from trainer.sysinfo.children import is_child, reap
 from trainer.sysinfo.forks import adopt_orphans
 from trainer.world.rank_process import RankProcess, start_rank
 
-CHANNEL = "CLIPSHIP_NURSERY"
-"""Variable with the number of the socket over which a nursery gets requests."""
+CHANNEL = "CLIPSHIP_FORK_SERVER"
+"""Variable with the number of the socket over which a fork server gets requests."""
 KEEP, WAIT = b"keep", b"wait"
-"""First message to a starting rank: leave a nursery behind, or be one and start no rank now."""
+"""First message to a starting rank: leave a fork server behind, or be one and start no rank now."""
 
 _ANSWER_S = 2.0
-"""Longest wait for a nursery, in seconds: less than other supervisors wait for a silent one."""
+"""Longest wait for a fork server, in seconds: less than other supervisors wait for a silent one."""
 _POLL_S = 0.01
 # Variables that the trainer and the backends read when they connect, and not when they are imported.
 _MAY_DIFFER = re.compile(
@@ -35,8 +35,8 @@ _MAY_DIFFER = re.compile(
 )
 
 
-class Nursery:
-    """Starts ranks of one command: a new process while no nursery is ready, else a fork of the nursery."""
+class ForkServer:
+    """Starts ranks of one command: a new process while no fork server is ready, else a fork of that."""
 
     def __init__(self, command: Sequence[str], *, use: bool = True) -> None:
         """Starts nothing yet. Without `use`, every rank is a new process."""
@@ -52,7 +52,7 @@ class Nursery:
         return self._fork(env) or self._start_anew(env)
 
     def keep_if(self, wanted: bool) -> None:
-        """Lets the rank that is starting, and others after it, leave a nursery behind if `wanted`."""
+        """Lets the rank that is starting, and others after it, leave a fork server behind if `wanted`."""
         self._wanted = wanted
         if wanted:
             self._send(KEEP)
@@ -60,13 +60,13 @@ class Nursery:
             self.close()
 
     def fill(self, env: Mapping[str, str]) -> None:
-        """Starts a nursery and no rank, for a supervisor that may need one later."""
+        """Starts a fork server and no rank, for a supervisor that may need one later."""
         self._wanted = True
         if self._channel is None:
             self._spare = self._start_anew(env, WAIT)
 
     def close(self) -> None:
-        """Ends the nursery, so that no process of it is left."""
+        """Ends the fork server, so that no process of it is left."""
         if self._channel is not None:
             self._is_ready()  # it may have come just now, and then has an id
             self._channel.close()  # one that is still to come finds this end closed
@@ -81,7 +81,7 @@ class Nursery:
         self._pid, self._spare = 0, None
 
     def _start_anew(self, env: Mapping[str, str], order: bytes = KEEP) -> "subprocess.Popen[bytes]":
-        """Starts a rank from nothing, which can leave a nursery behind."""
+        """Starts a rank from nothing, which can leave a fork server behind."""
         self.close()
         if not self._use or not adopt_orphans():
             return start_rank(self._command, env)
@@ -99,7 +99,7 @@ class Nursery:
         return rank
 
     def _fork(self, env: Mapping[str, str]) -> "AdoptedRank | None":
-        """Lets the nursery fork a rank; returns None if there is no nursery that could."""
+        """Lets the fork server fork a rank; returns None if there is no fork server that could."""
         if self._channel is None or not self._is_ready() or not may_fork(self._env, env):
             return None
         changed = {name: value for name, value in env.items() if self._env.get(name) != value}
@@ -113,7 +113,7 @@ class Nursery:
         return AdoptedRank(int(answer)) if answer else None
 
     def _is_ready(self) -> bool:
-        """Returns whether a nursery waits for requests; its first message has its process id."""
+        """Returns whether a fork server waits for requests; its first message has its process id."""
         if not self._pid and self._channel is not None:
             self._pid = int(self._receive(0.0) or 0)
         return bool(self._pid)
@@ -140,7 +140,7 @@ class Nursery:
 
 
 class AdoptedRank:
-    """Process that a nursery forked for this one; it has the methods of Popen that a supervisor uses."""
+    """Process that a fork server forked for this one; it has the methods of Popen that a supervisor uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -164,10 +164,10 @@ class AdoptedRank:
         return code
 
 
-def may_fork(of_nursery: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Returns whether a rank with the environment `wanted` may be a fork of a nursery with another one.
+def may_fork(of_fork_server: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Returns whether a rank with the environment `wanted` may be a fork of a fork server with another one.
 
     Libraries read some variables, such as OMP_NUM_THREADS, only once, when they are imported.
     """
-    names = of_nursery.keys() | wanted.keys()
-    return all(_MAY_DIFFER.match(name) for name in names if of_nursery.get(name) != wanted.get(name))
+    names = of_fork_server.keys() | wanted.keys()
+    return all(_MAY_DIFFER.match(name) for name in names if of_fork_server.get(name) != wanted.get(name))

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.run.exit_files import ExitFiles
-from trainer.supervise.actions import Message
 from trainer.supervise.background import spawn
 from trainer.supervise.limits import Limits
-from trainer.supervise.tree import Tree
-from trainer.supervise.tree_plan import Address
+from trainer.supervise.messages import Message
+from trainer.supervise.network.tree import Tree
+from trainer.supervise.network.tree_plan import Address
 from trainer.world.launchers import World
 
 

@@ -8,14 +8,19 @@ pure: no clock, no process, no file. No torch.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from trainer.text.wording import many
 
 FAULTS_OF_A_BAD_NODE = 2
-"""Faults from which on a node is left out if the other nodes make a world that is as large."""
+"""Faults from which on a node is excluded if the other nodes make a world that is as large."""
+Kind = Literal["gone", "failed", "condemned", "unfit"]
+"""gone: members are lost; failed: a node has failed too often; condemned: it does badly; unfit: it has failed
+the preflight, and gets no rank any more. The other two get one if there are too few nodes without them. The
+run folder has these words."""
+_MOST = 16
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,7 @@ class Membership:
         """Node of each member that has ever joined."""
         self._lost: set[int] = set()
         self._faults: Counter[str] = Counter()
-        self._condemned: dict[str, str] = {}
-        self._unfit: dict[str, str] = {}
+        self._excluded: dict[str, tuple[Kind, str]] = {}
 
     def join(self, member: int, node: str) -> None:
         """Records that a member is there, for the first time or again."""
@@ -136,20 +140,10 @@ class Membership:
         if node:
             self._faults[node] += 1
 
-    def condemn(self, node: str, why: str) -> None:
-        """Leaves a node out from the next world on, if the others make one that is as large."""
-        self._condemned[node] = why
-
-    def exclude(self, node: str, why: str) -> None:
-        """Leaves a node out from the next world on, however small that makes it."""
-        self._unfit[node] = why
-
-    def restore(self, mark: str, node: str, why: str) -> None:
-        """Gives a node the bad mark that an earlier coordinator gave it; faults are counted by themselves."""
-        if mark == "condemned":
-            self.condemn(node, why)
-        elif mark == "unfit":
-            self.exclude(node, why)
+    def exclude(self, node: str, kind: Kind, why: str) -> None:
+        """Excludes a node that is condemned or unfit from the next world on; failures are counted anyway."""
+        if kind == "unfit" or (kind == "condemned" and self.kind_of(node) != "unfit"):
+            self._excluded[node] = kind, why
 
     @property
     def living(self) -> list[int]:
@@ -162,49 +156,45 @@ class Membership:
         return frozenset(self._lost)
 
     @property
-    def condemned(self) -> Mapping[str, str]:
-        """Nodes that were condemned, each with the reason."""
-        return self._condemned
-
-    @property
-    def bad_nodes(self) -> Mapping[str, str]:
-        """Nodes that are left out if possible, each with the reason."""
+    def excluded(self) -> dict[str, str]:
+        """Nodes that are excluded if possible, each with the reason."""
         failed = {
             node: f"it has failed {many(count, 'time')}"
             for node, count in self._faults.items()
             if count >= FAULTS_OF_A_BAD_NODE
         }
-        return {**failed, **self._condemned, **self._unfit}
+        return failed | {node: why for node, (_, why) in self._excluded.items()}
 
-    def mark_of(self, node: str) -> Literal["failed", "condemned", "unfit"]:
-        """Returns the worst bad mark of a node that has one."""
-        return "unfit" if node in self._unfit else "condemned" if node in self._condemned else "failed"
+    def kind_of(self, node: str) -> Kind:
+        """Returns why an excluded node is that, in a word."""
+        return self._excluded.get(node, ("failed", ""))[0]
 
     def next_world(self, *, without: str = "") -> WorldPlan | None:
         """Returns the largest world that the members who are there can make; None if there are too few.
 
-        Nodes without bad marks come first, then nodes with more members, then those with lower numbers. The
-        node `without` is left out as one that is unfit.
+        Nodes that are not excluded come first, then nodes with more members, then those with lower numbers.
+        The node `without` counts as one that is unfit.
         """
-        living = [member for member in self.living if self.nodes[member] not in {*self._unfit, without}]
+        never = {without, *(node for node in self._excluded if self.kind_of(node) == "unfit")}
+        living = [member for member in self.living if self.nodes[member] not in never]
         size = self._largest(min(len(living), self.wanted))
         if size is None:
             return None
         on_node = Counter(self.nodes[member] for member in living)
         first = {node: member for member in reversed(living) for node in (self.nodes[member],)}
-        bad = self.bad_nodes
+        excluded = self.excluded
 
         def order(member: int) -> tuple[bool, int, int, int]:
             node = self.nodes[member]
-            return node in bad, -on_node[node], first[node], member
+            return node in excluded, -on_node[node], first[node], member
 
         chosen = sorted(sorted(living, key=order)[:size])
         return WorldPlan(tuple((member, self.nodes[member]) for member in chosen))
 
-    def left_out(self, world: WorldPlan) -> dict[str, str]:
-        """Returns the bad nodes that have no rank in the world, each with the reason."""
+    def unused(self, world: WorldPlan) -> dict[str, str]:
+        """Returns the excluded nodes that have no rank in the world, each with the reason."""
         used = {node for _, node in world.members}
-        return {node: why for node, why in self.bad_nodes.items() if node not in used}
+        return {node: why for node, why in self.excluded.items() if node not in used}
 
     def _largest(self, members: int) -> int | None:
         end = bisect_right(self._sizes, members)
@@ -226,3 +216,60 @@ def source_of(
     if near > saved_step or newest <= saved_step:
         return max(near, saved_step), None
     return newest, min(member for member, step in kept.items() if step == newest)
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A node, or some of its members, without a rank, as the run folder records it."""
+
+    node: str
+    kind: Kind
+    reason: str
+    """End of a sentence about the node or the members."""
+    members: tuple[int, ...] = ()
+    """Numbers of the members that are gone; empty: the whole node is excluded."""
+    since: float = 0.0
+    """Time of the first restart in a row that excluded it, in seconds since the epoch."""
+
+
+def exclusions(
+    membership: Membership, world: WorldPlan, before: Iterable[Exclusion], now: float
+) -> tuple[Exclusion, ...]:
+    """Returns who is excluded from a world; `before` were excluded from the world before it.
+
+    `now` is in seconds since the epoch.
+    """
+    gone: dict[str, list[int]] = {}
+    for member in sorted(membership.lost):
+        gone.setdefault(membership.nodes[member], []).append(member)
+    rows = [Exclusion(node, "gone", "gone", tuple(members)) for node, members in sorted(gone.items())]
+    for node, why in membership.unused(world).items():
+        rows.append(Exclusion(node, membership.kind_of(node), why))
+    since = {(row.node, row.kind): row.since for row in before}
+    return tuple(replace(row, since=since.get((row.node, row.kind), round(now, 3))) for row in rows[:_MOST])
+
+
+def exclusions_from_json(rows: Sequence[Any]) -> tuple[Exclusion, ...]:
+    """Returns what a row of restarts.json has; sentences of an older version are passed over.
+
+    Raises TypeError if a row is none.
+    """
+    tables = [row for row in rows if isinstance(row, Mapping)]
+    return tuple(Exclusion(**{**row, "members": tuple(row.get("members", ()))}) for row in tables)
+
+
+def exclusions_text(rows: Any) -> list[str]:
+    """Returns a phrase such as `1 supervisor on b: gone` for each of `left_out`, which comes from a file.
+
+    A sentence of an older version is returned as it is; what is neither is passed over.
+    """
+    return [text for row in (rows if isinstance(rows, list | tuple) else []) if (text := _phrase(row))]
+
+
+def _phrase(row: Any) -> str:
+    if not isinstance(row, Mapping):
+        return str(row) if isinstance(row, str) else ""
+    members = row.get("members")
+    if row.get("kind") == "gone" and isinstance(members, list | tuple):
+        return f"{many(len(members), 'supervisor')} on {row.get('node')}: gone"
+    return f"node {row.get('node')}: {row.get('reason')}"

@@ -7,11 +7,9 @@ waits first until the ranks of silent members have surely been ended. No torch.
 import time
 from collections.abc import Collection
 
-from trainer.run.generations import GenerationClaim
-from trainer.supervise.patience import Patience
-from trainer.supervise.presence import ORPHANS_S, Presence
-from trainer.supervise.round import Round
-from trainer.supervise.run_state import RunState
+from trainer.supervise.coordinate.generation_state import GenerationState
+from trainer.supervise.coordinate.presence import ORPHANS_S, Presence
+from trainer.supervise.coordinate.run_state import RunState, StorageRetry
 
 FENCE_S = 3.0
 """Seconds from the silence of a supervisor until its rank has surely been ended by itself.
@@ -25,7 +23,7 @@ class Fence:
 
     def __init__(self, run: RunState, presence: Presence) -> None:
         self._run, self._presence = run, presence
-        self._ran = run.round.generation
+        self._ran = run.generation.number
         self._claimed: list[int] = []
         """Numbers of generations that were claimed here, or passed over, since the last that ran."""
         self._dead: frozenset[int] = frozenset()
@@ -41,11 +39,11 @@ class Fence:
         """Goes on from the generation `ran` after earlier coordinators, whose processes are `dead`."""
         self.record_start(ran)
         self._is_successor = True
-        newest = await Patience(self._run).answer(self._run.exit_files.newest_claim, None)
+        newest = await StorageRetry(self._run).answer(self._run.exit_files.newest_claim, None)
         self._dead, self._claimed_before = frozenset(dead), 0 if newest is None else newest.generation
 
-    async def is_ours(self, its: Round, *, patient: bool = True) -> bool:
-        """Claims the generation; if another part of a cut network has it, this part leaves.
+    async def is_ours(self, its: GenerationState, *, patient: bool = True) -> bool:
+        """Claims the generation; if another part of a cut network has it, this part leaves the run.
 
         `patient` allows the run folder the time to answer that a start has.
 
@@ -54,36 +52,30 @@ class Fence:
         if that was a coordinator before this one and is surely dead: a closed connection does not show which
         of the two was cut off, or was stopped for a while.
         """
-        run, doubtful = self._run, self._presence.doubtful
-        assert run.actions.claim is not None
-        is_claimed = its.generation in self._claimed
-        if doubtful:
-            here, there = len(run.membership.living), len(doubtful)
+        run, unreachable = self._run, self._presence.unreachable
+        is_claimed = its.number in self._claimed
+        if unreachable:
+            here, there = len(run.membership.living), len(unreachable)
             is_larger = here > there or (here == there and not self._is_successor)
             wait_s = FENCE_S if is_claimed or is_larger else 3 * run.limits.silence_s + 2 * ORPHANS_S
-            until = max(doubtful.values()) + wait_s
-            await run.until(lambda: run.decided or not doubtful, until - time.monotonic())
+            until = max(unreachable.values()) + wait_s
+            await run.until(lambda: not unreachable, until - time.monotonic())
         if is_claimed:
-            return not run.decided
-        patience = Patience(run)
-        while not run.decided:
+            return True
+        retry = StorageRetry(run)
+        while True:
             # Each number since the last generation that ran here is claimed in turn: so two parts of a cut
             # network always meet at the first one.
             number = self._claimed[-1] + 1 if self._claimed else self._ran + 1
             other = await run.actions.claim(number)
-            if other is not None and other.member < 0 and patient and await patience.lasts():
+            if other is not None and other.member < 0 and patient and await retry.lasts():
                 continue
             is_dead = other is not None and other.member in self._dead and number <= self._claimed_before
             if other is not None and not is_dead and other.member != run.member:
-                self._leave(other)
+                where = f"supervisor {other.member} on {other.node}" if other.node else "the run folder"
+                run.leave(where)
                 return False
             self._claimed.append(number)
-            its.generation = max(its.generation, number + (other is not None))
-            if other is None and number >= its.generation:
-                return not run.decided
-        return False
-
-    def _leave(self, other: GenerationClaim) -> None:
-        self._run.decided = True
-        where = f"supervisor {other.member} on {other.node}" if other.node else "the run folder"
-        self._run.actions.leave(where)
+            its.number = max(its.number, number + (other is not None))
+            if other is None and number >= its.number:
+                return True

@@ -1,7 +1,7 @@
-"""Coordinator's seat: connects the coordinator with the supervisor that it is part of.
+"""Runs the coordinator if this supervisor is elected, and connects it with the supervisor.
 
-Rank 0's supervisor has the coordinator; if that is lost, another one makes a new one. It also sends the
-roster, by which all know who that would be. No torch.
+Rank 0's supervisor begins with it; if that is lost, another one makes a new one. It also sends the roster, by
+which all know who that would be. No torch.
 """
 
 import asyncio
@@ -12,16 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from trainer.errors import EXIT_DONE, EXIT_START_AGAIN
 from trainer.run.exit_record import ExitRecord
 from trainer.run.generations import GenerationClaim
-from trainer.supervise.actions import Actions, Message
-from trainer.supervise.coordinator import Coordinator
-from trainer.supervise.diagnosis import Missing
+from trainer.supervise.context import SupervisorContext
+from trainer.supervise.coordinate.coordinator import Coordinator
+from trainer.supervise.coordinate.membership import Membership, runs_text
+from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.ending import Ending
-from trainer.supervise.membership import Membership
-from trainer.supervise.own_rank import OwnRank
-from trainer.supervise.roster import SUCCESSORS, Roster
-from trainer.supervise.supervisor_context import SupervisorContext
-from trainer.supervise.tree import is_refused
-from trainer.supervise.tree_plan import Address
+from trainer.supervise.messages import SUCCESSORS, End, Message, Roster
+from trainer.supervise.network.link import is_refused
+from trainer.supervise.network.tree_plan import Address
+from trainer.supervise.rank.own_rank import OwnRank
 from trainer.sysinfo.addresses import is_loopback
 from trainer.text.terminal import shown
 from trainer.world.launchers import number_of_spares
@@ -34,8 +33,8 @@ _BESIDE = 64
 """Most members of the coordinator's node that a roster has with their addresses."""
 
 
-class CoordinatorSeat:
-    """Place of the coordinator in one supervisor; it may be empty."""
+class CoordinatorHost:
+    """Runs the coordinator in one supervisor, and does what it asks: it has the methods of `Actions`."""
 
     def __init__(
         self,
@@ -62,18 +61,19 @@ class CoordinatorSeat:
         per_node = max(1, min(world.local_size, len(ranks)))
         fewest = len(ranks) if limits.min_nodes is None else min(len(ranks), limits.min_nodes * per_node)
         members = (world.rank,) if alone else range(world.size)
-        self.coordinator = Coordinator(
+        run = RunState(
             ranks,
             limits,
             self._context.exit_files,
-            self._actions(together=not alone or world.size == 1),
-            membership=Membership(members, len(ranks), fewest, limits.world_sizes),
+            self,
+            Membership(members, len(ranks), fewest, limits.world_sizes),
             member=world.rank,
             keeps_going=self._context.keeps_going,
             respawns=bool(env.get(RESPAWNS)),
             starts_again=env.get(STARTS_AGAIN, ""),
             generation=world.generation,
         )
+        self.coordinator = Coordinator(run)
         return self.coordinator
 
     async def take_over(self, roster: Roster, ran: int, latest: int, dead: Sequence[int]) -> None:
@@ -84,44 +84,54 @@ class CoordinatorSeat:
         coordinator = self.take()
         self._addresses = roster.addresses
         assert self._context.tree is not None
-        self._context.tree.call_roll()
-        root = roster.succession[0][0]
-        own = self._context.world.rank
-        members = [(number, node) for number, node in roster.members if number != own]
-        missing = Missing(root, roster.node_of(root))
-        latest = max(latest, roster.generation)
-        await coordinator.take_over(ran, latest, roster.world, members, missing, dead)
+        self._context.tree.ask_to_join_again()
+        await coordinator.take_over(roster, ran, max(latest, roster.generation), dead)
 
     def receive(self, message: Message) -> None:
         """Handles a message to the coordinator, if it is here."""
         if self.coordinator is not None:
             self.coordinator.receive(message)
 
-    def _actions(self, *, together: bool) -> Actions:
-        """Returns what the coordinator can do here; only ranks that it reaches all can be started again."""
-        own, tree = self._own, self._context.tree
+    # What the coordinator asks for, see `Actions`.
 
-        async def variables() -> Mapping[str, str]:
-            return await own.choose_meeting()
+    @property
+    def can_restart(self) -> bool:
+        """True if the coordinator reaches all ranks: only those can be started again."""
+        return self._context.tree is not None or self._context.world.size == 1
 
-        return Actions(
-            broadcast=self._send_down,
-            finish=self._finish,
-            steps_done=lambda: own.state().steps_done,
-            has_begun=lambda: own.has_begun,
-            say=lambda line: print(shown(line), file=sys.stderr, flush=True),
-            fresh_variables=variables if together else None,
-            moments=own.moments,
-            in_memory=lambda: newest_kept(self._context.env),
-            claim=self._claim if tree is not None else None,
-            below=lambda member: tree.plan.below(member) if tree is not None else set(),
-            is_gone=self._is_gone,
-            forget=self._forget,
-            members_changed=self._send_roster_soon,
-            leave=self._ending.leave_cut_off,
-        )
+    @property
+    def can_claim(self) -> bool:
+        """True if there may be others."""
+        return self._context.tree is not None
 
-    def _finish(self, record: ExitRecord) -> None:
+    def broadcast(self, message: Message) -> None:
+        self._send_down(message)
+
+    def steps_done(self) -> float:
+        return self._own.state().steps_done
+
+    def has_begun(self) -> bool:
+        return self._own.has_begun
+
+    def moments(self) -> Mapping[str, float]:
+        return self._own.moments()
+
+    def in_memory(self) -> int:
+        return newest_kept(self._context.env)
+
+    def say(self, line: str) -> None:
+        print(shown(line), file=sys.stderr, flush=True)
+
+    async def fresh_variables(self) -> Mapping[str, str]:
+        return await self._own.choose_meeting()
+
+    def below(self, member: int) -> set[int]:
+        return self._context.tree.plan.below(member) if self._context.tree is not None else set()
+
+    def leave(self, other: str) -> None:
+        self._ending.leave_cut_off(other)
+
+    def finish(self, record: ExitRecord) -> None:
         """Ends the run.
 
         Every rank leaves with the cause's exit code, so that no launcher can choose another.
@@ -130,9 +140,9 @@ class CoordinatorSeat:
             self._ending.show(record)
         if self._context.tree is not None:
             self._context.tree.ending = True
-        self._send_down({"kind": "end", "code": record.exit_code})
+        self._send_down(End(record.exit_code))
 
-    async def _claim(self, generation: int) -> GenerationClaim | None:
+    async def claim(self, generation: int) -> GenerationClaim | None:
         assert self._context.tree is not None
         host, port = self._context.address
         start, world = self._context.tree.rendezvous.start, self._context.world
@@ -140,7 +150,7 @@ class CoordinatorSeat:
             GenerationClaim(start, generation, world.rank, world.node, host, port)
         )
 
-    async def _is_gone(self, member: int) -> bool:
+    async def is_gone(self, member: int) -> bool:
         tree = self._context.tree
         address = None if tree is None else tree.plan.address(member) or self._addresses.get(member)
         if tree is None or address is None:
@@ -150,12 +160,12 @@ class CoordinatorSeat:
             return False
         return await is_refused(address)
 
-    def _forget(self, member: int) -> None:
+    def forget(self, member: int) -> None:
         if self._context.tree is not None:
             self._context.tree.plan.forget(member)
             self._context.tree.drop(member)
 
-    def _send_roster_soon(self) -> None:
+    def members_changed(self) -> None:
         self._changed_at = time.monotonic()
         if self._context.keeps_going and not self._roster_due:
             self._roster_due = True
@@ -170,8 +180,9 @@ class CoordinatorSeat:
         tree = self._context.tree
         if self.coordinator is None or tree is None or self._ending.code is not None:
             return
-        generation, world, members = self.coordinator.state
+        generation, world, members = self.coordinator.members
         here = (self._context.world.rank, self._context.address)
         succession = (here, *tree.plan.successors(SUCCESSORS))
         beside = tuple(tree.plan.on_node(self._context.world.node)[:_BESIDE])
-        tree.down(Roster(generation, world, members, succession, beside).to_message())
+        others = "" if members == world.members else runs_text(members)
+        tree.down(Roster(generation, world.to_text(), others, succession, beside))

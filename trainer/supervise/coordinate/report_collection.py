@@ -1,16 +1,15 @@
 """Collection of reports: asks every supervisor what its rank does after a limit has passed. No torch."""
 
 import time
-from collections.abc import Callable
 
 from trainer.errors import EXIT_TIMED_OUT
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise.actions import Message
-from trainer.supervise.diagnosis import Diagnosis, Missing, text
-from trainer.supervise.nccl_debug import ras_status
-from trainer.supervise.rank_report import STACK_WAIT_S, RankReport
-from trainer.supervise.round import Failure
-from trainer.supervise.run_state import RunState
+from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, text
+from trainer.supervise.coordinate.generation_state import Failure
+from trainer.supervise.coordinate.recovery import Recovery
+from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.messages import Collect, CollectStacks, Report, Stack
+from trainer.supervise.rank.rank_report import STACK_WAIT_S, ras_status
 
 ANSWER_S = 4.0
 """Longest wait, in seconds, for every supervisor to report what its rank does."""
@@ -18,21 +17,21 @@ _STACKS = 16
 
 
 class ReportCollection:
-    """Collects the diagnosis of a round, and passes it on as a failure."""
+    """Collects the diagnosis of a generation, and passes it on as a failure."""
 
-    def __init__(self, run: RunState, fail: Callable[[Failure], None]) -> None:
-        self._run, self._fail = run, fail
+    def __init__(self, run: RunState, recovery: Recovery) -> None:
+        self._run, self._recovery = run, recovery
 
     async def collect(self, what: str) -> None:
         """Collects reports from all ranks and stacks from late ones; fails even if some do not answer.
 
         `what` says which limit has passed.
         """
-        run, its = self._run, self._run.round
-        if its.collecting or run.decided:
+        run, its = self._run, self._run.generation
+        if its.collecting:
             return
         its.collecting, at = True, time.monotonic()
-        run.actions.broadcast({"kind": "collect"})
+        run.actions.broadcast(Collect())
         await run.until(lambda: len(its.reports) == len(its.members), ANSWER_S)
         reports = [its.reports[rank] for rank in sorted(its.reports)]
         missing = [
@@ -41,28 +40,25 @@ class ReportCollection:
         diagnosis = Diagnosis(what, reports, missing)
         late = [report.rank for report in diagnosis.late][:_STACKS]
         waiting = [report.rank for report in reports if report.rank not in late][:1]
-        run.actions.broadcast({"kind": "stacks", "ranks": late + waiting})
+        run.actions.broadcast(CollectStacks((*late, *waiting)))
         await run.until(lambda: {*late, *waiting} <= its.stacks.keys(), STACK_WAIT_S + 1.0)
-        self._fail(self._timed_out(diagnosis, await ras_status(), at))
+        self._recovery.fail(self._timed_out(diagnosis, await ras_status(), at))
 
-    def record_report(self, message: Message) -> None:
+    def record_report(self, message: Report) -> None:
         """Records the report of a rank."""
-        report = RankReport(**message["report"])
-        self._run.round.reports[report.rank] = report
+        self._run.generation.reports[message.report.rank] = message.report
 
-    def record_stack(self, message: Message) -> None:
+    def record_stack(self, message: Stack) -> None:
         """Records the Python stack of a rank."""
-        self._run.round.stacks[message["rank"]] = message["stack"]
+        self._run.generation.stacks[message.rank] = message.stack
 
     def _timed_out(self, diagnosis: Diagnosis, ras: str, at: float) -> Failure:
-        its = self._run.round
+        its = self._run.generation
         rank, node = next(iter(diagnosis.late_or_missing()), (0, self._run.node_of(0)))
         working_on = self._run.present_step() + 1
         step = next((report.step for report in diagnosis.reports if report.rank == rank), working_on)
         details = text(diagnosis, its.stacks, "")
         reason = f"timed out: {diagnosis.what}"
-        record = ExitRecord(
-            rank, node, EXIT_TIMED_OUT, reason, time.time(), details, generation=its.generation
-        )
+        record = ExitRecord(rank, node, EXIT_TIMED_OUT, reason, time.time(), details, generation=its.number)
         silent = tuple(its.members[missing.rank] for missing in diagnosis.missing)
         return Failure(record, step, diagnosis, ras, others_there=not silent, silent=silent, at=at)

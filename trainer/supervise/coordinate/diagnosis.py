@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.supervise.rank_report import RankReport
+from trainer.supervise.rank.rank_report import RankReport
 
 _STOPPED = ("stopped by a signal", "stopped by a debugger", "ended", "gone")
 _NAMED = 8
@@ -86,7 +86,8 @@ def text(diagnosis: Diagnosis, stacks: Mapping[int, str], file: str) -> str:
         lines += [f"  late: {_describe(report)}", *_indented(stacks.get(report.rank, ""))]
     if max(len(late), len(diagnosis.missing)) > _NAMED:
         lines.append(f"  ... {len(late) + len(diagnosis.missing)} in all")
-    others = [report for report in diagnosis.reports if report not in late]
+    numbers = {report.rank for report in late}
+    others = [report for report in diagnosis.reports if report.rank not in numbers]
     if others:
         lines.append(
             f"  not late: {_describe(others[0])}"

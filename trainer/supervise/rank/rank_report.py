@@ -1,16 +1,21 @@
 """Reports what one rank does, seen from outside: its heartbeat, the kernel's /proc (Linux), its Python stack.
 
 No torch. A rank that is stopped or asleep in the kernel cannot answer for itself: /proc then shows that, and
-there is no stack.
+there is no stack. On GPUs it also asks torch's flight recorder and NCCL's RAS service; without them it has
+nothing from there, and nothing fails. Those two are tested against stand-ins, not yet on GPUs.
 """
 
 import asyncio
 import os
 import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainer.run.file_work import within
 from trainer.world.heartbeat import RankState
 
 STACK_FILE = "stack"
@@ -18,6 +23,14 @@ STACK_FILE = "stack"
 STACK_SIGNAL = signal.SIGUSR1
 STACK_WAIT_S = 2.0
 _STACK_BYTES = 6000
+STOPPED_S = 3.0
+"""Seconds for which a rank must be seen stopped: whoever suspends a whole run stops ranks a moment before
+their supervisors, or wakes them a moment later."""
+RAS_ADDRESS = ("localhost", 28028)
+"""Default of NCCL_RAS_ADDR, NCCL >= 2.24.3."""
+_RAS_S = 3.0
+_DUMP_S = 2.0
+_PIPE, _DUMP = "nccl-pipe-", "nccl-dump-"
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -129,3 +142,78 @@ def _read(pid: int, name: str) -> str:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except OSError:
         return ""
+
+
+class StoppedRank:
+    """Measures for how long one process after the other has been stopped (SIGSTOP)."""
+
+    def __init__(self, is_stopped: Callable[[int], bool], clock: Callable[[], float]) -> None:
+        """`is_stopped` says whether the process of an id is stopped now; `clock` returns seconds."""
+        self._is_stopped, self._clock = is_stopped, clock
+        self._pid = 0
+        self._since = 0.0
+
+    def forget(self) -> None:
+        """Begins anew: this process was suspended itself, so what it has seen before says nothing."""
+        self._pid = 0
+
+    def is_lasting(self, pid: int) -> bool:
+        """Returns whether each call for STOPPED_S has found this process stopped."""
+        if not self._is_stopped(pid):
+            self._pid = 0
+            return False
+        if self._pid != pid:
+            self._pid, self._since = pid, self._clock()
+        return self._clock() - self._since >= STOPPED_S
+
+
+def rank_variables(folder: Path) -> Mapping[str, str]:
+    """Returns the variables that say where torch's flight recorder listens and where it writes.
+
+    torch appends the rank's number to both paths.
+    """
+    return {
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(folder / _PIPE),
+        "TORCH_FR_DUMP_TEMP_FILE": str(folder / _DUMP),
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(folder / _DUMP),  # name before torch 2.9
+    }
+
+
+async def flight_record(folder: Path, target: Path) -> Path | None:
+    """Asks the rank for its flight record and copies it into the folder `target`; returns its path.
+
+    Returns None if there is no recorder, or if it does not answer.
+    """
+    pipe = next(folder.glob(f"{_PIPE}*"), None)
+    if pipe is None:
+        return None
+    with suppress(OSError):
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(descriptor, b"1\n")
+        os.close(descriptor)
+    for _ in range(int(_DUMP_S / 0.2)):
+        await asyncio.sleep(0.2)
+        if dump := next(folder.glob(f"{_DUMP}*"), None):
+            return await within(_DUMP_S, partial(_copied, dump, target))
+    return None
+
+
+def _copied(dump: Path, target: Path) -> Path:
+    target.mkdir(parents=True, exist_ok=True)
+    (target / dump.name).write_bytes(dump.read_bytes())
+    return target / dump.name
+
+
+async def ras_status(address: tuple[str, int] = RAS_ADDRESS) -> str:
+    """Returns NCCL's own view of all communicators of the run; "" if nothing answers."""
+    answer = b""
+    with suppress(OSError):  # TimeoutError is one
+        async with asyncio.timeout(_RAS_S):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"verbose status\n")
+            try:
+                while chunk := await reader.read(65536):
+                    answer += chunk
+            finally:
+                writer.close()
+    return answer.decode(errors="replace")

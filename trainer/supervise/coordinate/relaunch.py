@@ -4,18 +4,19 @@ MPI ends all processes when one is lost. The coordinator lets all leave; the nex
 finds in the run folder. No torch.
 """
 
+import asyncio
 import time
 from dataclasses import replace
 
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
 from trainer.run.exit_record import ExitRecord
 from trainer.run.launcher_word import StartRequest
-from trainer.supervise.patience import Patience
+from trainer.supervise.coordinate.generation_state import Failure
+from trainer.supervise.coordinate.run_state import RunState, StorageRetry
+from trainer.supervise.coordinate.states import Event
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line
 from trainer.supervise.restarts import Kind
-from trainer.supervise.round import Failure
-from trainer.supervise.run_state import RunState
 from trainer.world.restart_policy import Fault, GiveUp, GoOn
 
 LEAVE_S = 4.0
@@ -38,21 +39,20 @@ class Relaunch:
         """Lets all supervisors leave, so that the launcher starts them again as the next generation."""
         run = self._run
         steps_done = run.present_step() or int(run.history.reached)  # ranks that were ended tell no step
-        its = run.begin_round()
+        its = run.begin_generation()
         its.asked = True
         # First of all: MPI may end this process at any moment, and what is missing is counted at the start.
-        await self.request(failure, its.generation, steps_done)
+        await self.request(failure, its.number, steps_done)
         world = run.world
         from_step = max(await run.history.saved_step(), run.actions.in_memory())
         run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
-        run.history.add(its.generation, failure, fault, from_step, ranks=world.size)
+        run.history.add(its.number, failure, fault, from_step, ranks=world.size)
         await run.history.write()
         if failure.others_there:
-            await run.until(lambda: run.decided or its.ended >= set(its.members), LEAVE_S)
-        await run.until(lambda: run.decided, go_on.wait_s)
-        if not run.decided:
-            run.decided = True
-            run.actions.finish(replace(failure.record, exit_code=EXIT_START_AGAIN))
+            await run.until(lambda: its.ended >= set(its.members), LEAVE_S)
+        await asyncio.sleep(go_on.wait_s)  # the back-off, which the launcher knows nothing of
+        run.go(Event.END)
+        run.actions.finish(replace(failure.record, exit_code=EXIT_START_AGAIN))
 
     async def request(self, failure: Failure, generation: int, steps_done: int) -> None:
         """Asks the launcher, by a file, to start all supervisors again as this generation."""
@@ -67,13 +67,16 @@ class Relaunch:
     async def begin(self) -> None:
         """Begins the generation: the first one anew, a later one where the last coordinator left off."""
         run = self._run
-        if run.round.generation == 1:
+        if run.generation.number == 1:
             await run.exit_files.remove_old()
         else:
             await self._resume()
+        if not run.has_ranks:  # a message has come meanwhile that ends the run, or the ranks
+            return
         # "lost": a generation may begin without the launcher, and the request would name one that has begun.
-        if run.starts_again == "always" and not run.decided:
-            run.spawn(self._ask_if_killed(), run.round.tasks)
+        if run.starts_again == "always":
+            run.watch(self._ask_if_killed())
+        run.watch(run.watch_progress())
 
     async def withdraw(self) -> None:
         """Withdraws the request for the case that all are killed: the run is about to end."""
@@ -87,10 +90,10 @@ class Relaunch:
         """
         run = self._run
         await run.until(lambda: bool(run.history) or run.has_begun(), float("inf"))
-        if run.stop_at is not None or run.round.done:
+        if run.stop_at is not None or run.generation.done:
             return
         record = ExitRecord(0, "", EXIT_FAILED, KILLED_TOGETHER, time.time())
-        following = replace(record, generation=run.round.generation + 1)
+        following = replace(record, generation=run.generation.number + 1)
         await run.exit_files.request_start(StartRequest(following), if_killed=True)
 
     async def _resume(self) -> None:
@@ -99,9 +102,9 @@ class Relaunch:
         If that one was lost, the fault is counted here.
         """
         run, history = self._run, self._run.history
-        for each in history.restore(await Patience(run).answer(run.exit_files.restarts, ())):
+        for each in history.restore(await StorageRetry(run).answer(run.exit_files.restarts, ())):
             run.membership.record_fault(each.node)
-        generation = run.round.generation
+        generation = run.generation.number
         if not history or history.last.generation < generation:
             request = await run.exit_files.requested_start()
             if (
@@ -114,7 +117,6 @@ class Relaunch:
         if history:
             seconds_ago = max(0.0, time.time() - history.last.time)
             history.clock = RestartClock(time.monotonic() - seconds_ago)
-            run.spawn(run.watch_progress(run.round))
 
     async def _count_unrecorded(self, request: StartRequest) -> bool:
         """Counts a fault that nobody has recorded; returns False if the run ends because of it.
@@ -132,10 +134,10 @@ class Relaunch:
         run.membership.record_fault(record.node)
         answer = await history.decide(fault, new_step=steps_done > history.reached)
         if isinstance(answer, GiveUp):
-            run.decide(replace(record, reason=f"{record.reason}; {answer.reason}", start=""))
+            run.end(replace(record, reason=f"{record.reason}; {answer.reason}", start=""))
             return False
         seconds_ago = time.time() - record.time
         failure = Failure(replace(record, details=""), kind=kind, at=time.monotonic() - seconds_ago)
-        history.add(record.generation, failure, fault, from_step, ranks=len(run.round.members))
+        history.add(record.generation, failure, fault, from_step, ranks=len(run.generation.members))
         await history.write()
         return True

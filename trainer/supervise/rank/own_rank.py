@@ -8,7 +8,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from trainer.config.phases import NOTHING_DONE, SAVING
@@ -16,13 +16,20 @@ from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.run.file_work import within
 from trainer.run.layout import FLIGHT_RECORDS
-from trainer.supervise.actions import Message
-from trainer.supervise.generation import Generation, fresh_variables
-from trainer.supervise.membership import Place, place_in
-from trainer.supervise.nccl_debug import flight_record
-from trainer.supervise.rank_report import STACK_FILE, RankReport, is_stopped, python_stack, report
-from trainer.supervise.stopped_rank import STOPPED_S, StoppedRank
-from trainer.supervise.supervisor_context import SupervisorContext
+from trainer.supervise import messages
+from trainer.supervise.context import SupervisorContext
+from trainer.supervise.coordinate.membership import Place, place_in
+from trainer.supervise.rank.generation import Generation, fresh_variables
+from trainer.supervise.rank.rank_report import (
+    STACK_FILE,
+    STOPPED_S,
+    RankReport,
+    StoppedRank,
+    flight_record,
+    is_stopped,
+    python_stack,
+    report,
+)
 from trainer.sysinfo import memory
 from trainer.text.terminal import say
 from trainer.world import heartbeat
@@ -62,7 +69,8 @@ class OwnRank:
         """Number of the last generation that was started."""
         self.closed = False
         """True once this supervisor ends: then no rank is started any more."""
-        self._progress: Message = {}
+        self._told: messages.Progress | None = None
+        """Progress that the coordinator knows of."""
         self._condemned: set[str] = set()
         self._pauses: list[tuple[float, float]] = []
         """Time at which this process went on after each pause, and the pause's length, both in seconds."""
@@ -140,7 +148,7 @@ class OwnRank:
         if state.late and not generation.reported_late:
             generation.reported_late = True
             what = f"{state.late_text} (noticed on rank {self.number})"
-            self._send_up(generation, {"kind": "late", "what": what})
+            self._context.send_up(messages.Late(generation.number, what))
             self._on_late(what, generation)
         generation.reported_late = state.late
 
@@ -148,21 +156,18 @@ class OwnRank:
         """Passes nodes that rank 0 has condemned on to the coordinator."""
         nodes = condemned(generation.folder)
         for node in nodes.keys() - self._condemned:
-            self._send_up(generation, {"kind": "condemn", "node": node, "why": nodes[node]})
+            self._context.send_up(messages.BadNode(generation.number, node, nodes[node]))
         self._condemned |= nodes.keys()
 
     def _send_progress(self) -> None:
         """Tells a coordinator that has no heartbeat of its own about rank 0."""
         assert self.generation is not None
         state = self.state()
-        now = {"steps_done": state.steps_done, "begun": state.phase not in NOTHING_DONE}
-        if now != self._progress:
-            self._progress = now
+        now = messages.Progress(self.generation.number, state.steps_done, state.phase not in NOTHING_DONE)
+        if now != self._told:
+            self._told = now
             ages = {name: round(time.monotonic() - at, 2) for name, at in self.moments().items()}
-            self._send_up(self.generation, {"kind": "progress", **now, "ages": ages})
-
-    def _send_up(self, generation: Generation, message: Message) -> None:
-        self._context.send_up({**message, "generation": generation.number})
+            self._context.send_up(replace(now, ages=ages))
 
     def _record(self, code: int, reason: str, details: str = "") -> ExitRecord:
         return ExitRecord(self.number, self._context.world.node, code, reason, time.time(), details)
@@ -171,8 +176,7 @@ class OwnRank:
         if code in (EXIT_DONE, EXIT_PREEMPTED):
             cause = first_cause(generation.folder)
             reason = cause.reason if cause else ""
-            done = {"kind": "done", "rank": self.number, "code": code, "reason": reason}
-            self._send_up(generation, done)
+            self._context.send_up(messages.Done(generation.number, self.number, code, reason))
             return
         record = first_cause(generation.folder) or self._record(EXIT_FAILED, "")
         if code < 0:
@@ -192,16 +196,15 @@ class OwnRank:
 
     def _send_failure(self, generation: Generation, record: ExitRecord, *, waits: bool, killed: bool) -> None:
         state = self.state()
-        self._send_up(
-            generation,
-            {
-                "kind": "failed",
-                "record": asdict(record),
-                "step": state.step,
-                "saving": state.phase in SAVING,
-                "waiting": waits and state.waiting,
-                "killed": killed,
-            },
+        self._context.send_up(
+            messages.Failed(
+                generation.number,
+                record,
+                step=state.step,
+                saving=state.phase in SAVING,
+                waiting=waits and state.waiting,
+                killed=killed,
+            )
         )
 
     def _killed(self, generation: Generation, number: int) -> ExitRecord:
@@ -222,10 +225,7 @@ class OwnRank:
         """Ends the rank, and confirms it, so that the generation with the number `following` can start."""
         await self.end()
         in_memory = newest_kept(self._context.env)
-        number = self._context.world.rank
-        self._context.send_up(
-            {"kind": "ended", "rank": number, "generation": following, "in_memory": in_memory}
-        )
+        self._context.send_up(messages.Ended(following, self._context.world.rank, in_memory))
 
     async def choose_meeting(self) -> dict[str, str]:
         """Returns the variables by which the ranks of the next generation meet here. Raises OSError."""
@@ -236,27 +236,26 @@ class OwnRank:
 
     async def answer_meeting(self, generation: int) -> None:
         """Chooses where the ranks of a generation meet whose rank 0 will be here."""
-        answer: Message = {"kind": "meeting", "generation": generation}
         try:
-            answer["variables"] = await self.choose_meeting()
+            answer = messages.Meeting(generation, await self.choose_meeting())
         except OSError as error:
-            answer["problem"] = str(error)
+            answer = messages.Meeting(generation, problem=str(error))
         self._context.send_up(answer)
 
-    async def end_and_start(self, message: Message) -> None:
+    async def end_and_start(self, message: messages.Start) -> None:
         """Starts the rank that a message asks for, after the one that still runs has ended."""
         await self.end()
         self.start(message)
 
-    def start(self, message: Message) -> None:
+    def start(self, message: messages.Start) -> None:
         """Starts the rank again, if it has a place in the world of this generation."""
-        number, variables = message["generation"], dict(message["variables"])
-        if "world" in message:
-            place = place_in(message["world"], self._context.world.rank)
+        number, variables = message.generation, dict(message.variables)
+        if message.world:
+            place = place_in(message.world, self._context.world.rank)
             self.number = self._context.world.rank if place is None else place.rank
             if place is None:
                 self.generation = None
-                if message.get("giver") == self._context.world.rank and not self.closed:
+                if message.giver == self._context.world.rank and not self.closed:
                     self._context.spawn(self._hand_over(number))
                 return
             variables |= self._place_variables(place)
@@ -269,9 +268,7 @@ class OwnRank:
             self.generation = self._start_rank(number, env=own, is_root=self.number == 0)
         except OSError as error:
             record = self._record(EXIT_FAILED, f"the rank cannot be started again: {error}")
-            self._context.send_up(
-                {"kind": "failed", "record": asdict(record), "waiting": False, "generation": number}
-            )
+            self._context.send_up(messages.Failed(number, record))
             return
         heartbeat.limit_init(self.generation.memory, self._context.limits.init_s)
 
@@ -316,10 +313,10 @@ class OwnRank:
         own = report(self.number, self._context.world.node, generation.rank.pid, self.state())
         if folder := self._context.limits.run_folder:
             await flight_record(generation.folder, Path(folder, FLIGHT_RECORDS))
-        self._send_up(generation, {"kind": "report", "report": own.to_json()})
+        self._context.send_up(messages.Report(generation.number, own))
 
     async def send_stack(self, generation: Generation) -> None:
         """Sends the Python stack of this rank."""
         rank = self.number
         stack = await python_stack(generation.rank.pid, generation.folder)
-        self._send_up(generation, {"kind": "stack", "rank": rank, "stack": stack})
+        self._context.send_up(messages.Stack(generation.number, rank, stack))

@@ -9,10 +9,13 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from trainer.supervise.tree import OUTSIDER
+from trainer.supervise.messages import StopRequest, to_table
+from trainer.supervise.network.link import OUTSIDER
 from trainer.world.rendezvous import Rendezvous, is_signed, signed
 
 ANSWER_S = 2.0
+REPEAT_S = 5.0
+"""Signals within this many seconds of the first are one request: launchers and schedulers send several."""
 _LINE = 2**16
 
 
@@ -39,7 +42,7 @@ def _ask(rendezvous: Rendezvous, number: int, again: bool) -> bool:
         _send(file, signed(rendezvous.token, "newcomer", nonces, about))
         if not is_signed(rendezvous.token, "host", nonces, dict(json.loads(file.readline(_LINE)))):
             return False
-        _send(file, {"kind": "stop", "signal": number, "rank": 0, "node": rendezvous.host, "again": again})
+        _send(file, to_table(StopRequest(number, 0, rendezvous.host, again)))
         return True
 
 

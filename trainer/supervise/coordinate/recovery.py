@@ -11,18 +11,16 @@ from dataclasses import replace
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import STOPPED_THEN, ExitRecord, supervisor_lost
-from trainer.supervise.actions import Message
-from trainer.supervise.diagnosis import Missing
-from trainer.supervise.fencing import Fence
-from trainer.supervise.left_out import LeftOut, left_out
-from trainer.supervise.membership import WorldPlan, source_of
-from trainer.supervise.patience import Patience
-from trainer.supervise.presence import REGROUP_S, Presence
-from trainer.supervise.relaunch import Relaunch
+from trainer.supervise.coordinate.fencing import Fence
+from trainer.supervise.coordinate.generation_state import Failure, GenerationState
+from trainer.supervise.coordinate.membership import Exclusion, WorldPlan, exclusions, source_of
+from trainer.supervise.coordinate.presence import REGROUP_S, Presence
+from trainer.supervise.coordinate.relaunch import Relaunch
+from trainer.supervise.coordinate.run_state import RunState, StorageRetry
+from trainer.supervise.coordinate.states import Event, State
+from trainer.supervise.messages import Meet, Meeting, Regroup, Roster, Start, Stop
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line, too_few
-from trainer.supervise.round import Failure, Round
-from trainer.supervise.run_state import RunState
 from trainer.text.wording import many
 from trainer.world.restart_policy import Fault, GiveUp, GoOn
 from trainer.world.variables import HANDED_OVER_BY
@@ -57,11 +55,10 @@ class Recovery:
         run = self._run
         return (
             run.limits.max_restarts > 0
-            and run.actions.fresh_variables is not None
+            and run.actions.can_restart
             and failure.record.exit_code not in (EXIT_BAD_INPUT, EXIT_PREEMPTED)
             and (run.keeps_going or bool(run.starts_again) or (failure.others_there and self.others_there))
-            and not run.decided
-            and not run.round.done
+            and not run.generation.done
             and (self._has_trained or self._can_do_without(failure.record.unfit))
         )
 
@@ -76,23 +73,22 @@ class Recovery:
         """
         run = self._run
         world = run.membership.next_world(without=node) if node and run.keeps_going else None
-        return world is not None and (self._has_trained or world.size >= len(run.round.members))
+        return world is not None and (self._has_trained or world.size >= len(run.generation.members))
 
     def fail(self, failure: Failure) -> None:
-        """Lets the run go on after a failure, or ends it; of several failures the first counts."""
-        if not self._run.round.failed and not self._run.decided:
-            self._run.round.failed = True
-            self._run.spawn(self._go_on_or_end(failure))
+        """Decides about a failure: the run goes on, or ends."""
+        self._run.go(Event.FAULT)
+        self._run.spawn(self._decide(failure))
 
     def lose_during_restart(self, failure: Failure) -> None:
         """Records that a supervisor was lost while the ranks start again; the first loss counts."""
         run = self._run
-        if not run.round.asked:
-            run.round.asked = True
-            run.spawn(self.relaunch.request(failure, run.round.generation + 1, run.present_step()))
+        if not run.generation.asked:
+            run.generation.asked = True
+            run.spawn_lasting(self.relaunch.request(failure, run.generation.number + 1, run.present_step()))
         self._lost_meanwhile = self._lost_meanwhile or failure
 
-    async def _go_on_or_end(self, failure: Failure) -> None:
+    async def _decide(self, failure: Failure) -> None:
         run = self._run
         if not self.can_go_on(failure):
             await self._end(failure)
@@ -101,7 +97,7 @@ class Recovery:
         cause = record.reason.partition("; ")[0]
         if self._can_do_without(record.unfit):
             failure = replace(failure, kind="unfit")
-            run.membership.exclude(record.unfit, "it has failed the preflight")
+            run.membership.exclude(record.unfit, "unfit", "it has failed the preflight")
         fault = Fault(record.rank, record.node, failure.step, cause, lost=failure.kind in ("lost", "unfit"))
         run.membership.record_fault(record.node)
         answer = await run.history.decide(fault, new_step=run.steps_done() > run.history.reached)
@@ -113,13 +109,13 @@ class Recovery:
         elif self.relaunch.is_needed(failure):
             await self.relaunch.leave(failure, fault, answer)
         else:
-            await self._restart(failure, fault, answer)
+            await self._restart(failure, fault, answer, self._end_ranks(failure))
 
     async def _end(self, failure: Failure, why_no_restart: str = "") -> None:
         """Ends the run because of a failure, unless members that are lost to this one go on without it."""
         run = self._run
-        number = failure.record.generation or run.round.generation
-        if not await self._may_write(run.round, patient=False):
+        number = failure.record.generation or run.generation.number
+        if not await self._may_write(run.generation, patient=False):
             return
         record = replace(failure.record, generation=number)
         if self._has_stopped_a_run(failure):
@@ -135,27 +131,31 @@ class Recovery:
         it saves may do that again the next time, so that counts.
         """
         run = self._run
-        saved = EXIT_PREEMPTED in run.round.done.values() and run.limits.max_restarts > 0
+        saved = EXIT_PREEMPTED in run.generation.done.values() and run.limits.max_restarts > 0
         lost = failure.kind == "lost"
         helps = (lost and saved) or ((lost or not failure.saving) and self._would_help(failure))
         return run.stop_at is not None and helps
 
-    async def _may_write(self, its: Round, *, patient: bool = True) -> bool:
+    async def _may_write(self, its: GenerationState, *, patient: bool = True) -> bool:
         """Returns whether no other part of the run goes on; where members are lost, the claim shows that."""
         run = self._run
         if not (run.keeps_going and run.membership.lost):
             return True
         return await self._fence.is_ours(its, patient=patient)
 
-    async def _restart(self, failure: Failure, fault: Fault, go_on: GoOn) -> None:
-        """Ends all ranks, waits until every supervisor confirms it, and starts the next generation."""
-        run, history = self._run, self._run.history
-        history.reached = max(history.reached, float(run.present_step()))
-        clock = RestartClock(failure.at)
-        clock.end_part("detect", time.monotonic())
+    def _end_ranks(self, failure: Failure) -> GenerationState:
+        """Lets all ranks end for the next generation, and returns that."""
+        run = self._run
+        run.history.reached = max(run.history.reached, float(run.present_step()))
         for member in failure.silent if run.keeps_going else ():
             self._presence.lose(member, silent=True)
-        its = run.begin_round()
+        return run.begin_generation()
+
+    async def _restart(self, failure: Failure, fault: Fault, go_on: GoOn, its: GenerationState) -> None:
+        """Waits until every supervisor confirms that its rank has ended, and starts the next generation."""
+        run, history = self._run, self._run.history
+        clock = RestartClock(failure.at)
+        clock.end_part("detect", time.monotonic())
         world = await self._next_world(failure, its)
         if self._lost_meanwhile is not None and _is_of_one(self._lost_meanwhile, failure):
             await self.relaunch.leave(replace(failure, others_there=False), fault, go_on)
@@ -166,32 +166,31 @@ class Recovery:
         its.saved_step = await history.saved_step()
         from_step, _ = self._source(its, world)
         history.reached = max(history.reached, float(from_step))  # ranks that leave tell no step any more
-        if run.decided:  # a stop has come, or a supervisor is lost
-            return
         run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
-        without = self._left_out(world)
-        history.add(its.generation, failure, fault, from_step, ranks=world.size, left_out=without)
+        without = self._exclusions(world)
+        history.add(its.number, failure, fault, from_step, ranks=world.size, left_out=without)
         history.clock = clock
         await history.write()
         clock.end_part("agree", time.monotonic())
         if go_on.wait_s:
-            await run.until(lambda: run.decided or self._lost_meanwhile is not None, go_on.wait_s)
+            await run.until(lambda: self._lost_meanwhile is not None, go_on.wait_s)
             clock.end_part("wait", time.monotonic())
         await self._start_generation(failure, its, world)
 
-    def _left_out(self, world: WorldPlan) -> tuple[LeftOut, ...]:
+    def _exclusions(self, world: WorldPlan) -> tuple[Exclusion, ...]:
         before = self._run.history.last.left_out if self._run.history else ()
-        return left_out(self._run.membership, world, before, time.time())
+        return exclusions(self._run.membership, world, before, time.time())
 
-    async def _next_world(self, failure: Failure, its: Round) -> WorldPlan | None:
+    async def _next_world(self, failure: Failure, its: GenerationState) -> WorldPlan | None:
         """Returns the world of those who are there and have ended their ranks; None if the run has ended."""
         run = self._run
         if not run.keeps_going:
             return await self._same_world(failure, its)
         limit = time.monotonic() + (run.limits.init_s if run.respawns else 0.0)
         told = False
-        while not run.decided:
+        while True:
             await self._presence.all_ended(its)
+            run.go(Event.RANKS_ENDED)
             if (world := run.membership.next_world()) is not None:
                 return world
             if time.monotonic() >= limit:
@@ -206,10 +205,10 @@ class Recovery:
                     f"clipship: {too_few(run)}; waiting up to {run.limits.init_s:.0f} s for the launcher "
                     "to start a supervisor again"
                 )
-            await asyncio.sleep(0.2)
-        return None
+            await asyncio.sleep(0.2)  # until somebody comes back, who then ends its rank, too
+            run.go(Event.CHANGED)
 
-    async def _same_world(self, failure: Failure, its: Round) -> WorldPlan | None:
+    async def _same_world(self, failure: Failure, its: GenerationState) -> WorldPlan | None:
         """Returns the world as it was, once all have ended their ranks; None if the run has ended.
 
         It does not wait for the ranks if a supervisor is lost, since the launcher then ends them all.
@@ -217,61 +216,78 @@ class Recovery:
         run = self._run
 
         def settled() -> bool:
-            return run.decided or self._lost_meanwhile is not None or len(its.ended) == len(its.members)
+            return self._lost_meanwhile is not None or len(its.ended) == len(its.members)
 
         await run.until(settled, REGROUP_S)
-        if self._lost_meanwhile is not None:
-            return run.world
         left = [rank for rank, member in enumerate(its.members) if member not in its.ended]
-        if left:
+        if left and self._lost_meanwhile is None:
             ranks = ", ".join(map(str, left[:_RANKS]))
             why = f"no restart, since rank {ranks} did not end in {REGROUP_S:g} s"
             await self._end(failure, why)
             return None
+        run.go(Event.RANKS_ENDED)
         return run.world
 
-    async def _start_generation(self, failure: Failure, its: Round, world: WorldPlan) -> None:
+    async def _start_generation(self, failure: Failure, its: GenerationState, world: WorldPlan) -> None:
+        """Agrees with those who are there on where the ranks meet, claims the generation, and starts it.
+
+        Others may come or go at any time; then all of that is done again.
+        """
         run = self._run
-        while not run.decided:
-            variables = None if self._lost_meanwhile else await self._meeting(failure, its, world)
-            if run.decided:
-                return
+        while True:
+            meeting = None if self._lost_meanwhile else await self._meeting(its, world)
             if self._lost_meanwhile is not None:
-                await self._go_on_or_end(self._lost_meanwhile)
+                run.go(Event.FAULT)
+                await self._decide(self._lost_meanwhile)
                 return
-            settled = (
-                variables is not None and its.ended >= set(world.numbers) and not self._presence.has_orphans
-            )
-            if run.keeps_going and (not settled or run.membership.next_world() != world):
-                changed = await self._next_world(failure, its)  # somebody has come or gone meanwhile
-                if changed is None:
+            if meeting is not None and meeting.problem:
+                why = f"no restart, since the ranks cannot meet again: {meeting.problem}"
+                await self._end(failure, why)
+                return
+            if meeting is not None and self._is_settled(its, world):
+                run.go(Event.AGREED)
+                if run.keeps_going and not await self._fence.is_ours(its):
                     return
-                world = changed
-                run.history.change_last(ranks=world.size, left_out=self._left_out(world))
-                continue
-            if run.keeps_going and not await self._fence.is_ours(its):
+                if not run.keeps_going or run.membership.next_world() == world:
+                    self._start(its, world, meeting.variables)
+                    return
+                its.number += 1  # this number is used up
+            run.go(Event.CHANGED)
+            changed = await self._next_world(failure, its)
+            if changed is None:
                 return
-            if run.membership.next_world() == world or not run.keeps_going:
-                self._start(its, world, variables or {})
-                await run.history.write()
-                await run.watch_progress(its)
-                return
-            its.generation += 1  # this number is used up
+            world = changed
+            run.history.change_last(ranks=world.size, left_out=self._exclusions(world))
 
-    def _start(self, its: Round, world: WorldPlan, variables: Mapping[str, str]) -> None:
+    def _is_settled(self, its: GenerationState, world: WorldPlan) -> bool:
+        """Returns whether nobody has come or gone since the world was agreed on."""
+        run = self._run
+        if not run.keeps_going:
+            return True
+        is_there = its.ended >= set(world.numbers) and not self._presence.has_orphans
+        return is_there and run.membership.next_world() == world
+
+    def _start(self, its: GenerationState, world: WorldPlan, variables: Mapping[str, str]) -> None:
+        run = self._run
         _, giver = self._source(its, world)
-        its.started, its.members = True, world.numbers
-        self._fence.record_start(its.generation)
-        start: Message = {"kind": "start", "generation": its.generation, "variables": dict(variables)}
-        if self._run.keeps_going:
-            start["world"] = world.to_text()
-            if giver is not None:
-                start["giver"] = giver
-                start["variables"][HANDED_OVER_BY] = self._run.membership.nodes[giver]
-        self._run.actions.broadcast(start)
-        self._run.actions.members_changed()
+        its.members = world.numbers
+        self._fence.record_start(its.number)
+        if not run.keeps_going:
+            start = Start(its.number, dict(variables))
+        else:
+            of_giver = {} if giver is None else {HANDED_OVER_BY: run.membership.nodes[giver]}
+            start = Start(its.number, {**variables, **of_giver}, world.to_text(), giver)
+        run.go(Event.START)
+        run.actions.broadcast(start)
+        run.actions.members_changed()
+        run.watch(self._follow_start())
 
-    def _source(self, its: Round, world: WorldPlan) -> tuple[int, int | None]:
+    async def _follow_start(self) -> None:
+        # One after the other: two threads that write the same file may come in any order.
+        await self._run.history.write()
+        await self._run.watch_progress()
+
+    def _source(self, its: GenerationState, world: WorldPlan) -> tuple[int, int | None]:
         """Returns what `source_of` says about the members who are there.
 
         If the generation before has done a step, what other nodes have kept is older, and given up.
@@ -286,103 +302,81 @@ class Recovery:
         }
         return source_of(kept, nodes, world, its.saved_step)
 
-    async def _meeting(self, failure: Failure, its: Round, world: WorldPlan) -> Mapping[str, str] | None:
-        """Returns the variables by which the ranks meet, which the new rank 0's supervisor chooses.
-
-        Returns None if it does not answer, or if the run ends because there are none.
-        """
+    async def _meeting(self, its: GenerationState, world: WorldPlan) -> Meeting | None:
+        """Returns where the ranks meet; None if the new rank 0's supervisor, which chooses it, is silent."""
         run = self._run
-        assert run.actions.fresh_variables is not None
         first = world.numbers[0]
         if not run.keeps_going or first == run.member:
             try:
-                return dict(await run.actions.fresh_variables())
+                return Meeting(its.number, await run.actions.fresh_variables())
             except OSError as error:
-                if self._lost_meanwhile is not None:
-                    return None
-                await self._end(failure, f"no restart, since the ranks cannot meet again: {error}")
-                return None
+                return Meeting(its.number, problem=str(error))
         its.meeting = None
-        run.actions.broadcast({"kind": "meet", "member": first, "generation": its.generation})
-        await run.until(
-            lambda: its.meeting is not None or first in run.membership.lost or run.decided, REGROUP_S
-        )
-        answer = its.meeting
-        if answer is None:
+        run.actions.broadcast(Meet(first, its.number))
+        await run.until(lambda: its.meeting is not None or first in run.membership.lost, REGROUP_S)
+        if its.meeting is None:
             self._presence.lose(first, silent=True)
-            return None
-        if answer.get("problem"):
-            why = f"no restart, since the ranks cannot meet again: {answer['problem']}"
-            await self._end(failure, why)
-            return None
-        return dict(answer["variables"])
+        return its.meeting
 
-    async def regroup_again(self, its: Round) -> None:
+    async def regroup_again(self, its: GenerationState) -> None:
         """Tells a supervisor that was not there when the others were told to end their ranks."""
-        await asyncio.sleep(0.2)
-        if self._run.round is its and not its.started and not its.regrouped_again:
+        await asyncio.sleep(0.2)  # several come at once, and one message to all is enough
+        if self._run.generation is its and self._run.is_between and not its.regrouped_again:
             its.regrouped_again = True
-            self._run.actions.broadcast({"kind": "regroup", "generation": its.generation})
+            self._run.actions.broadcast(Regroup(its.number))
             await asyncio.sleep(0.2)
             its.regrouped_again = False
 
-    async def grow(self, its: Round) -> None:
+    async def grow(self, its: GenerationState) -> None:
         """Lets the ranks save and leave if more of them can start, since members have come back."""
         await asyncio.sleep(GROW_S)
         run = self._run
         world = run.membership.next_world()
-        if world is None or world.size <= len(its.members) or its.growing or run.stop_at is not None:
+        if world is None or world.size <= len(its.members) or run.state is State.STOPPING:
             return
         its.growing = True
-        run.actions.broadcast({"kind": "stop", "to_grow": True})
+        run.go(Event.LEAVE)
+        run.actions.broadcast(Stop(to_grow=True))
 
-    async def take_in(self) -> None:
+    def rejoin(self) -> None:
         """Starts the ranks again after they have saved: this is no fault, and no step is done again."""
         run = self._run
         nodes = run.membership.nodes
-        new = [member for member in run.membership.living if member not in run.round.members]
+        new = [member for member in run.membership.living if member not in run.generation.members]
         member = new[0] if new else run.member
         cause = f"{many(len(new), 'supervisor')} came back"
         fault = Fault(member, nodes[member], 0, cause)
         record = ExitRecord(member, nodes[member], EXIT_FAILED, cause, time.time())
-        await self._restart(Failure(record, kind="taken in"), fault, GoOn(0, 0.0))
+        failure = Failure(record, kind="taken in")
+        run.spawn(self._restart(failure, fault, GoOn(0, 0.0), self._end_ranks(failure)))
 
-    async def take_over(
-        self,
-        ran: int,
-        generation: int,
-        world: WorldPlan,
-        members: Sequence[tuple[int, str]],
-        root: Missing,
-        dead: Sequence[int],
-    ) -> None:
-        """Goes on in the place of another coordinator, which is lost (`root`).
+    async def take_over(self, roster: Roster, ran: int, latest: int, dead: Sequence[int]) -> None:
+        """Goes on in the place of a coordinator that is lost, which is the first in the roster's succession.
 
-        `ran` is the last generation that has run, `generation` the highest number that anybody has used,
-        `world` the last world, and `members` those who were there. `dead` are those whose processes are
-        surely gone; if the coordinator is none of them, it may be alive beyond a cut in the network.
+        `ran` is the last generation that has run, and `latest` the highest number that anybody has used.
+        `dead` are those whose processes are surely gone; if the coordinator is none of them, it may be alive
+        beyond a cut in the network.
         """
         run = self._run
-        run.round.failed = True  # those who join meanwhile have lost their ranks by this loss
+        run.go(Event.FAULT)  # those who join meanwhile have lost their ranks by this loss
         if await run.exit_files.end() is not None:  # while this process was stopped
-            run.decided = True
-            run.actions.leave("the others, which have ended the run")
+            run.leave("the others, which have ended the run")
             return
         await self._fence.take_over(ran, dead)
-        rows = await Patience(run).answer(run.exit_files.restarts, ())
+        rows = await StorageRetry(run).answer(run.exit_files.restarts, ())
         for each in run.history.restore(rows):
             run.membership.record_fault(each.node)
             for row in each.left_out:
-                run.membership.restore(row.kind, row.node, row.reason)
+                run.membership.exclude(row.node, row.kind, row.reason)
         run.history.reach_restarted_steps()
-        run.round.generation, run.round.members = generation, world.numbers
-        self._presence.take_over(members, root.rank, dead)
-        place = world.place(root.rank)
-        rank = place.rank if place is not None else root.rank
+        run.generation.number, run.generation.members = latest, roster.world.numbers
+        root = roster.succession[0][0]
+        self._presence.take_over([each for each in roster.members if each[0] != run.member], root, dead)
+        place = roster.world.place(root)
+        rank = place.rank if place is not None else root
         reason = supervisor_lost("those below it have lost their connections")
-        record = ExitRecord(rank, root.node, EXIT_FAILED, reason, time.time(), generation=generation)
-        run.round.failed = False
-        self.fail(Failure(record, run.present_step(), kind="lost"))
+        record = ExitRecord(rank, roster.node_of(root), EXIT_FAILED, reason, time.time(), generation=latest)
+        await self._decide(Failure(record, run.present_step(), kind="lost"))
 
 
 def _is_of_one(loss: Failure, failure: Failure) -> bool:

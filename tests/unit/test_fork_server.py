@@ -1,4 +1,4 @@
-"""A nursery forks ranks that are like those started anew: same parent, session, signals, streams and ends."""
+"""Ranks of a fork server are like those started anew: same parent, session, signals, streams and ends."""
 
 import json
 import os
@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 
 from tests.support.processes import ended_on_failure
-from trainer.supervise.nursery import Nursery, may_fork
+from trainer.supervise.rank.fork_server import ForkServer, may_fork
 from trainer.sysinfo.forks import adopt_orphans
 from trainer.world.rank_process import RankProcess, end_rank, reap_group
 
 PROGRAM = """
 import json, os, signal, sys, threading, time
-from trainer.supervise.prefork import leave_nursery
+from trainer.supervise.rank.rank_start import leave_fork_server
 
 def preload():
     if "THREAD" in os.environ:
         threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 
 imported_by = os.getpid()
-forked = leave_nursery(preload)
+forked = leave_fork_server(preload)
 facts = {
     "forked": forked,
     "imported here": imported_by == os.getpid(),
@@ -61,8 +61,8 @@ def adopts_no_longer() -> Iterator[None]:
 
 
 @pytest.fixture
-def nursery() -> Iterator[Nursery]:
-    its = Nursery(COMMAND)
+def fork_server() -> Iterator[ForkServer]:
+    its = ForkServer(COMMAND)
     its.keep_if(True)
     yield its
     its.close()
@@ -76,20 +76,20 @@ def until(arrived: Callable[[], Any], limit_s: float = 30.0) -> Any:
     return value
 
 
-def begin(nursery: Nursery, says: Path, **variables: str) -> tuple[RankProcess, dict[str, Any]]:
+def begin(fork_server: ForkServer, says: Path, **variables: str) -> tuple[RankProcess, dict[str, Any]]:
     """Starts a rank; returns it and what it says about itself."""
     says.unlink(missing_ok=True)
-    rank = nursery.start({**os.environ, "CLIPSHIP_SAYS": str(says), **variables})
+    rank = fork_server.start({**os.environ, "CLIPSHIP_SAYS": str(says), **variables})
     until(says.exists)
     facts: dict[str, Any] = json.loads(says.read_text())
     assert facts["pid"] == rank.pid
     return rank, facts
 
 
-def first(nursery: Nursery, says: Path, **variables: str) -> dict[str, Any]:
-    """Starts and ends a rank that leaves a nursery behind; returns what it said."""
-    rank, facts = begin(nursery, says, **variables)
-    until(nursery._is_ready)
+def first(fork_server: ForkServer, says: Path, **variables: str) -> dict[str, Any]:
+    """Starts and ends a rank that leaves a fork server behind; returns what it said."""
+    rank, facts = begin(fork_server, says, **variables)
+    until(fork_server._is_ready)
     end_rank(rank)
     return facts
 
@@ -101,10 +101,10 @@ def lives(pid: int) -> bool:
         return False
 
 
-def test_a_forked_rank_is_like_one_that_was_started(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_forked_rank_is_like_one_that_was_started(fork_server: ForkServer, tmp_path: Path) -> None:
     says = tmp_path / "says"
-    started = first(nursery, says, CLIPSHIP_A="1", CLIPSHIP_B="2")
-    rank, forked = begin(nursery, says, CLIPSHIP_A="other", CLIPSHIP_C="3")
+    started = first(fork_server, says, CLIPSHIP_A="1", CLIPSHIP_B="2")
+    rank, forked = begin(fork_server, says, CLIPSHIP_A="other", CLIPSHIP_C="3")
     end_rank(rank)
     assert (started["forked"], started["imported here"]) == (False, True)
     assert (forked["forked"], forked["imported here"]) == (True, False)
@@ -123,13 +123,13 @@ def test_a_forked_rank_is_like_one_that_was_started(nursery: Nursery, tmp_path: 
     ("deed", "code"), [("exit:0", 0), ("exit:7", 7), ("signal:9", -9), ("signal:11", -11)]
 )
 def test_supervisor_gets_the_exit_code_of_a_forked_rank(
-    nursery: Nursery, tmp_path: Path, deed: str, code: int
+    fork_server: ForkServer, tmp_path: Path, deed: str, code: int
 ) -> None:
-    first(nursery, tmp_path / "says")
+    first(fork_server, tmp_path / "says")
     told: list[int] = []
     before = signal.signal(signal.SIGCHLD, lambda *_: told.append(1))
     try:
-        rank, facts = begin(nursery, tmp_path / "says", CLIPSHIP_DEED=deed)
+        rank, facts = begin(fork_server, tmp_path / "says", CLIPSHIP_DEED=deed)
         assert facts["forked"]
         assert rank.wait(20) == rank.poll() == rank.returncode == code
         assert told
@@ -137,9 +137,9 @@ def test_supervisor_gets_the_exit_code_of_a_forked_rank(
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_waiting_for_a_forked_rank_that_lives_ends_in_time(nursery: Nursery, tmp_path: Path) -> None:
-    first(nursery, tmp_path / "says")
-    rank, facts = begin(nursery, tmp_path / "says")
+def test_waiting_for_a_forked_rank_that_lives_ends_in_time(fork_server: ForkServer, tmp_path: Path) -> None:
+    first(fork_server, tmp_path / "says")
+    rank, facts = begin(fork_server, tmp_path / "says")
     assert facts["forked"]
     assert rank.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
@@ -148,42 +148,42 @@ def test_waiting_for_a_forked_rank_that_lives_ends_in_time(nursery: Nursery, tmp
     assert rank.returncode == -signal.SIGKILL
 
 
-def test_many_generations_come_from_one_nursery(nursery: Nursery, tmp_path: Path) -> None:
+def test_many_generations_come_from_one_fork_server(fork_server: ForkServer, tmp_path: Path) -> None:
     before = children()
-    first(nursery, tmp_path / "says")
+    first(fork_server, tmp_path / "says")
     for number in range(5):
-        rank, facts = begin(nursery, tmp_path / "says", CLIPSHIP_GENERATION=str(number))
+        rank, facts = begin(fork_server, tmp_path / "says", CLIPSHIP_GENERATION=str(number))
         assert (facts["forked"], facts["environ"]["CLIPSHIP_GENERATION"]) == (True, str(number))
         end_rank(rank)
-    nursery.close()
-    assert children() == before, "neither the nursery nor a rank is left, not even as a zombie"
+    fork_server.close()
+    assert children() == before, "neither the fork server nor a rank is left, not even as a zombie"
 
 
-def test_a_killed_nursery_is_replaced(nursery: Nursery, tmp_path: Path) -> None:
-    first(nursery, tmp_path / "says")
-    os.kill(nursery._pid, signal.SIGKILL)
-    assert not first(nursery, tmp_path / "says")["forked"]
-    rank, facts = begin(nursery, tmp_path / "says")
+def test_a_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path) -> None:
+    first(fork_server, tmp_path / "says")
+    os.kill(fork_server._pid, signal.SIGKILL)
+    assert not first(fork_server, tmp_path / "says")["forked"]
+    rank, facts = begin(fork_server, tmp_path / "says")
     end_rank(rank)
     assert facts["forked"]
 
 
-def test_a_stopped_nursery_delays_a_start_and_does_not_prevent_it(
-    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_stopped_fork_server_delays_a_start_and_does_not_prevent_it(
+    fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.supervise.nursery._ANSWER_S", 0.2)
-    first(nursery, tmp_path / "says")
-    os.kill(nursery._pid, signal.SIGSTOP)
-    rank, facts = begin(nursery, tmp_path / "says")
+    monkeypatch.setattr("trainer.supervise.rank.fork_server._ANSWER_S", 0.2)
+    first(fork_server, tmp_path / "says")
+    os.kill(fork_server._pid, signal.SIGSTOP)
+    rank, facts = begin(fork_server, tmp_path / "says")
     end_rank(rank)
     assert not facts["forked"]
 
 
 def test_variables_that_libraries_read_when_imported_need_a_new_process(
-    nursery: Nursery, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    first(nursery, tmp_path / "says", OMP_NUM_THREADS="1")
-    rank, facts = begin(nursery, tmp_path / "says", OMP_NUM_THREADS="2")
+    first(fork_server, tmp_path / "says", OMP_NUM_THREADS="1")
+    rank, facts = begin(fork_server, tmp_path / "says", OMP_NUM_THREADS="2")
     end_rank(rank)
     assert (facts["forked"], facts["environ"]["OMP_NUM_THREADS"]) == (False, "2")
 
@@ -206,58 +206,58 @@ def test_only_known_variables_may_differ(changed: dict[str, str], may: bool) -> 
     assert may_fork({**before, **changed}, before) == may
 
 
-def test_a_process_with_a_thread_leaves_no_nursery_and_goes_on(nursery: Nursery, tmp_path: Path) -> None:
-    rank, _ = begin(nursery, tmp_path / "says", THREAD="yes")
-    assert not nursery._is_ready()
+def test_a_process_with_a_thread_leaves_none_and_goes_on(fork_server: ForkServer, tmp_path: Path) -> None:
+    rank, _ = begin(fork_server, tmp_path / "says", THREAD="yes")
+    assert not fork_server._is_ready()
     assert rank.poll() is None
     end_rank(rank)
 
 
-def test_a_run_without_restarts_keeps_no_nursery(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_run_without_restarts_keeps_no_fork_server(fork_server: ForkServer, tmp_path: Path) -> None:
     before = children()
-    nursery.keep_if(False)
-    rank, facts = begin(nursery, tmp_path / "says")
-    nursery.keep_if(False)
-    assert "CLIPSHIP_NURSERY" not in facts["environ"]
+    fork_server.keep_if(False)
+    rank, facts = begin(fork_server, tmp_path / "says")
+    fork_server.keep_if(False)
+    assert "CLIPSHIP_FORK_SERVER" not in facts["environ"]
     assert children() - before == {rank.pid}
     end_rank(rank)
 
 
-def test_a_spare_supervisor_has_a_nursery_and_no_rank(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_spare_supervisor_has_a_fork_server_and_no_rank(fork_server: ForkServer, tmp_path: Path) -> None:
     says, before = tmp_path / "says", children()
-    nursery.fill({**os.environ, "CLIPSHIP_SAYS": str(says)})
-    until(nursery._is_ready)
+    fork_server.fill({**os.environ, "CLIPSHIP_SAYS": str(says)})
+    until(fork_server._is_ready)
     assert not says.exists()
-    rank, facts = begin(nursery, says)
+    rank, facts = begin(fork_server, says)
     end_rank(rank)
     assert facts["forked"]
-    nursery.close()
+    fork_server.close()
     assert children() == before
 
 
 SUPERVISOR = f"""
 import json, os, sys, time
 from pathlib import Path
-from trainer.supervise.nursery import Nursery
-nursery = Nursery({COMMAND!r})
-nursery.keep_if(True)
+from trainer.supervise.rank.fork_server import ForkServer
+fork_server = ForkServer({COMMAND!r})
+fork_server.keep_if(True)
 says = Path(sys.argv[1])
 def start():
-    rank = nursery.start({{**os.environ, "CLIPSHIP_SAYS": str(says)}})
+    rank = fork_server.start({{**os.environ, "CLIPSHIP_SAYS": str(says)}})
     while not says.exists():
         time.sleep(0.01)
     says.unlink()
     return rank
 first = start()
-while not nursery._is_ready():
+while not fork_server._is_ready():
     time.sleep(0.01)
 second = start()
-print(json.dumps([first.pid, nursery._pid, second.pid]), flush=True)
+print(json.dumps([first.pid, fork_server._pid, second.pid]), flush=True)
 time.sleep(600)
 """
 
 
-def test_killed_supervisor_leaves_neither_a_rank_nor_a_nursery(tmp_path: Path) -> None:
+def test_killed_supervisor_leaves_neither_a_rank_nor_a_fork_server(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SUPERVISOR, str(tmp_path / "says")]
     with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None

@@ -1,17 +1,13 @@
-"""Round: all that the coordinator learns about one generation, and the failures that would end the run.
+"""All that the coordinator learns about one generation, and the failures that would end the run. No torch."""
 
-No torch.
-"""
-
-import asyncio
 import time
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise.actions import Message
-from trainer.supervise.diagnosis import Diagnosis
-from trainer.supervise.rank_report import RankReport
+from trainer.supervise.coordinate.diagnosis import Diagnosis
+from trainer.supervise.messages import Meeting
+from trainer.supervise.rank.rank_report import RankReport
 from trainer.supervise.restarts import Kind
 
 
@@ -50,14 +46,12 @@ class Failure:
 
 
 @dataclass
-class Round:
+class GenerationState:
     """All that the coordinator learns about one generation; the next generation gets a new one."""
 
-    generation: int
+    number: int
     members: tuple[int, ...] = ()
     """Members in the order of ranks; before the start those of the generation before."""
-    started: bool = True
-    """False until every supervisor may start its rank of this generation."""
     ended: set[int] = field(default_factory=set)
     """Members that have no rank of the generation before any more."""
     kept: dict[int, int] = field(default_factory=dict)
@@ -66,11 +60,15 @@ class Round:
     """True if the generation before has done a step, as far as it is known."""
     saved_step: int = 0
     """Step of the newest checkpoint when the ranks of the generation before had ended; 0 if there is none."""
-    meeting: Message | None = None
-    """Answer of rank 0's supervisor: variables by which the ranks meet, or the problem."""
+    meeting: Meeting | None = None
+    """Answer of rank 0's supervisor; None while there is none."""
     regrouped_again: bool = False
-    progress: Message = field(default_factory=dict)
-    """State of rank 0 as its supervisor tells it, if that is not this one."""
+    steps_done: float = 0.0
+    """Last step of rank 0 as its supervisor tells it, if that is not this one."""
+    begun: bool = False
+    """True if rank 0 has done anything that could be saved, told likewise."""
+    moments: dict[str, float] = field(default_factory=dict)
+    """Moments of rank 0's start, told likewise; on this process's clock."""
     growing: bool = False
     """True once the ranks were asked to save and leave, so that more of them can start."""
     done: dict[int, int] = field(default_factory=dict)
@@ -81,9 +79,6 @@ class Round:
     collecting: bool = False
     asked: bool = False
     """True once the launcher was asked to start all again."""
-    failed: bool = False
-    """True once a failure is being decided about."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def first_cause(self) -> tuple[Weight, Failure]:

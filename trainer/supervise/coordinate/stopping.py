@@ -1,0 +1,121 @@
+"""Lets ranks leave: when somebody asks the run to stop, when more of them can start, when all is done.
+
+The coordinator's part of it; no torch.
+"""
+
+import asyncio
+import time
+
+from trainer.errors import EXIT_DONE, EXIT_PREEMPTED
+from trainer.run.exit_record import ExitRecord
+from trainer.supervise.coordinate.recovery import Recovery
+from trainer.supervise.coordinate.report_collection import ReportCollection
+from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.coordinate.states import Event, State
+from trainer.supervise.messages import Done, Stop, StopRequest
+from trainer.supervise.network import stop_request
+
+
+class Stopping:
+    """Passes requests to stop on to the ranks, and ends the run when all have left, or do not in time."""
+
+    def __init__(self, run: RunState, recovery: Recovery, collection: ReportCollection) -> None:
+        self._run, self._recovery, self._collection = run, recovery, collection
+
+    def request(self, message: StopRequest) -> None:
+        """Asks the ranks to save and leave on the first request.
+
+        A request more than REPEAT_S later, or one marked `again`, ends the run at once.
+        """
+        run = self._run
+        if run.stop_at is None:
+            self.begin()
+        elif message.again or time.monotonic() - run.stop_at > stop_request.REPEAT_S:
+            reason = f"a second signal ({message.signal}) ended the run at once, without saving"
+            run.end(ExitRecord(message.rank, message.node, 128 + message.signal, reason, time.time()))
+
+    def begin(self) -> None:
+        """Asks the ranks to save and leave, for the first time."""
+        run = self._run
+        if run.starts_again and (run.generation.causes or run.is_between):
+            return  # MPI signals all others when one has failed
+        run.stop_at = time.monotonic()
+        run.spawn_lasting(self._recovery.relaunch.withdraw())
+        if not run.is_between:
+            run.go(Event.LEAVE)
+        if run.has_ranks:
+            run.watch(self._stopped_in_time())
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Passes the request to stop to all.
+
+        Before the first step is done there is nothing to save: once every supervisor has joined, all leave at
+        once. Between two generations there are no ranks, and all leave at once too.
+        """
+        run = self._run
+        if run.is_between:
+            self._leave_early(
+                "asked to stop during a restart of the ranks; the run can go on from its checkpoint"
+            )
+        elif set(run.generation.members) <= run.membership.nodes.keys() and not run.has_begun():
+            self._leave_early("asked to stop before there was anything to save; the run can be started again")
+        else:
+            run.actions.broadcast(Stop())
+
+    def _leave_early(self, reason: str) -> None:
+        self._run.end(ExitRecord(0, self._run.node_of(0), EXIT_PREEMPTED, reason, time.time()))
+
+    async def _stopped_in_time(self) -> None:
+        limits = self._run.limits
+        limit = limits.checkpoint_s + limits.shutdown_s
+        await asyncio.sleep(limit)
+        await self._collection.collect(
+            f"the run was asked to stop and had not ended after {limit:g} s "
+            "(timeouts.checkpoint_s + timeouts.shutdown_s)"
+        )
+
+    def record_done(self, message: Done) -> None:
+        """Records that a rank is done; the run ends when all are."""
+        run, its = self._run, self._run.generation
+        is_first = not its.done
+        its.done[message.rank] = message.code
+        its.reasons[message.rank] = message.reason
+        run.go(Event.LEAVE)
+        if is_first:
+            run.spawn_lasting(self._recovery.relaunch.withdraw())
+            if run.has_ranks:
+                run.watch(self._all_done_in_time())
+        if len(its.done) == len(its.members):
+            self._end_done()
+
+    async def _all_done_in_time(self) -> None:
+        """Waits `shutdown_s` for all ranks to end after the first.
+
+        Ranks leave together, after a barrier, so one that stays behind is stuck in its clean-up.
+        """
+        shutdown_s = self._run.limits.shutdown_s
+        await asyncio.sleep(shutdown_s)
+        its = self._run.generation
+        # If the ranks were preempted, the state is saved and the reason known, so no diagnosis is needed.
+        if EXIT_PREEMPTED in its.done.values():
+            self._end_done()
+        else:
+            await self._collection.collect(
+                f"{len(its.done)} of {len(its.members)} ranks are done; the others did not end within "
+                f"timeouts.shutdown_s = {shutdown_s:g} s"
+            )
+
+    def _end_done(self) -> None:
+        run, its = self._run, self._run.generation
+        code = max(its.done.values())
+        if code == EXIT_PREEMPTED and its.growing and run.stop_at is None:
+            if run.state is State.STOPPING:  # else a failure is being decided on
+                self._recovery.rejoin()
+            return
+        rank = min(rank for rank, other_code in its.done.items() if other_code == code)
+        reason = its.reasons[rank] or ("asked to stop" if code == EXIT_PREEMPTED else "done")
+        if code == EXIT_DONE:
+            # The last new step may be too short a while ago to have been seen.
+            run.history.record_new_step(run.moments())
+        run.end(ExitRecord(rank, run.node_of(rank), code, reason, time.time()))

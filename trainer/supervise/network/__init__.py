@@ -1,0 +1,1 @@
+"""The connections between supervisors, and the requests that come from outside."""

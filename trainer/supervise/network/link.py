@@ -1,0 +1,108 @@
+"""One connection to a neighbour in the tree of supervisors. No torch."""
+
+import asyncio
+import errno
+import json
+import socket
+import time
+from contextlib import suppress
+
+from trainer.supervise.messages import Joined, Message, from_table, to_line
+from trainer.supervise.network.tree_plan import Address
+from trainer.world.rendezvous import Message as Table
+
+OUTSIDER = -1
+"""Rank of a caller that only makes a request: it is not part of the run and may leave at any time."""
+PROBE_S, PROBE_AGAIN_S = 1.0, 0.1
+"""Longest wait for the answer of a machine, and the wait before it is called again."""
+
+
+class Link:
+    """One connection to a neighbour in the tree."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self.last_received = time.monotonic()
+        self.rank, self.node = OUTSIDER, ""
+        self.joined: Joined | None = None
+        """Message in which the neighbour has introduced itself; None if it is no member of the run."""
+
+    def send(self, message: Message) -> None:
+        """Sends without waiting; a message that a dead neighbour does not take is lost."""
+        self.send_line(to_line(message))
+
+    def send_line(self, line: bytes) -> None:
+        """Sends a message that is a line already."""
+        if not self._writer.is_closing():
+            self._writer.write(line)
+
+    async def receive(self) -> Message | None:
+        """Returns the next message; None if the neighbour has gone or sends what is none."""
+        table = await self.receive_table()
+        try:
+            return None if table is None else from_table(table)
+        except (ValueError, RecursionError):
+            return None
+
+    def send_table(self, table: Table) -> None:
+        """Sends a table of a handshake, in which a caller has not yet proven that it belongs to the run."""
+        self.send_line(json.dumps(table).encode() + b"\n")
+
+    async def receive_table(self) -> Table | None:
+        """Returns the next table; None if the neighbour has gone or sends what cannot be read."""
+        try:
+            table = json.loads(await self._reader.readuntil(b"\n"))
+        except (OSError, ValueError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return None
+        self.last_received = time.monotonic()
+        return table if isinstance(table, dict) else None
+
+    async def flush(self) -> None:
+        """Waits until what was sent is on its way."""
+        with suppress(OSError):
+            await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def closed(self) -> None:
+        """Waits until the socket is really closed."""
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+    def host(self) -> str:
+        """Returns the neighbour's address as seen from here."""
+        return str(self._writer.get_extra_info("peername")[0])
+
+    def own_host(self) -> str:
+        """Returns this side's address on the connection."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    def leads_out(self) -> bool:
+        """Returns whether this machine's network has a route to the neighbour. It sends no packet."""
+        try:
+            with socket.socket(self._writer.get_extra_info("socket").family, socket.SOCK_DGRAM) as probe:
+                probe.connect(self._writer.get_extra_info("peername"))
+        except OSError as error:
+            return error.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+        return True
+
+
+async def is_refused(address: Address) -> bool:
+    """Returns whether the machine at this address answers that no process listens there any more.
+
+    It calls twice, since a process that starts to listen just now refuses the first call, and waits at most
+    PROBE_S for each answer. False if somebody listens, or if nobody answers.
+    """
+    for wait_s in (PROBE_AGAIN_S, 0.0):
+        try:
+            async with asyncio.timeout(PROBE_S):
+                _, writer = await asyncio.open_connection(*address)
+        except ConnectionRefusedError:
+            await asyncio.sleep(wait_s)
+        except OSError:  # TimeoutError is one
+            return False
+        else:
+            writer.close()
+            return False
+    return True

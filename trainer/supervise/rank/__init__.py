@@ -1,0 +1,1 @@
+"""One supervisor and its own rank: how it starts, what it does, how it ends."""
