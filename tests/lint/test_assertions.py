@@ -46,7 +46,7 @@ def names_in(node: ast.AST) -> Iterator[str]:
 
 
 def expects(every: dict[str, Module], place: Place, seen: set[Place]) -> bool:
-    """Whether a function or class asserts, or names another of the tests that does."""
+    """Returns whether a function or class asserts, or names another of the tests that does."""
     module, name = place
     if place in seen or name not in every[module].made:
         return False

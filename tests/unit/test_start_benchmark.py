@@ -20,7 +20,7 @@ def test_processes_in_sessions_of_their_own_end_too(tmp_path: Path) -> None:
 
 
 def ends_within(limit_s: float, command_line: Path) -> bool:
-    """Whether the process ends; its parent may take note of that a little later."""
+    """Returns whether the process ends; its parent may take note of that a little later."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         try:
