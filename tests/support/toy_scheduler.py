@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from tests.support.ready import ready
 from trainer.config.schedulers import SCHEDULERS, SchedulerRow
 from trainer.config.types import SchedulerSection
 from trainer.errors import InputError
@@ -115,11 +116,16 @@ def prepare(job: Any) -> Path:
 
 def clipship(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Runs the command line with these schedulers, in the folder."""
-    command = [sys.executable, "-m", _HERE, *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    program = f"import sys; from {_HERE} import with_schedulers; sys.exit(with_schedulers(sys.argv[1:]))"
+    return ready(_HERE, "trainer.cli.main", "trainer.config").run(program, *words, folder=folder)
+
+
+def with_schedulers(words: list[str]) -> int:
+    """The command line with these schedulers; returns its exit code."""
+    SCHEDULERS.update({ROW.name: ROW, FAR.name: FAR})
+    from trainer.cli.main import main
+
+    return main(words)
 
 
 _HERE = "tests.support.toy_scheduler"
@@ -135,7 +141,4 @@ ROW = SchedulerRow(
 FAR = replace(ROW, name="faraway", record_folder=f"{_HERE}:record_folder", prepare=f"{_HERE}:prepare")
 
 if __name__ == "__main__":
-    SCHEDULERS |= {ROW.name: ROW, FAR.name: FAR}
-    from trainer.cli.main import main
-
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(with_schedulers(sys.argv[1:]))
