@@ -9,8 +9,15 @@ import pytest
 from tests.support.report_folders import restarted_run
 from trainer.cli.main import main
 from trainer.cli.plan_defaults import values_of
+from trainer.telemetry import goodput_plan
 
 CLUSTER = ("--nodes", "64", "--checkpoint-s", "5", "--restart-s", "60", "--mtbf-hours", "1000")
+
+
+@pytest.fixture(autouse=True)
+def _few_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulates a fifth of the faults: `test_goodput_plan.py` holds how exact the simulation is."""
+    monkeypatch.setattr(goodput_plan, "_FAULTS", 400.0)
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
