@@ -80,11 +80,12 @@ horovod: venv ## build Horovod against the torch in .venv, or take it from the c
 	    echo "$$wheel" >$(HOROVOD)
 	fi
 
-check: venv ## format, lint, types and layers, as CI runs them
+check: venv ## format, lint, types, layers, and the rules of tests/lint for pages, messages and docstrings, as CI runs them
 	@$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-logo --no-cache
+	$(PY) -m pytest tests/lint --quiet -rs
 	if command -v shellcheck >/dev/null; then
 	    shellcheck benchmarks/*.sh docker/*.sh docker/plugins/*.sh tests/*.sh tests/cluster/*/*.sh .ci/run
 	else
@@ -98,9 +99,9 @@ fmt: venv ## format the code and mend what the linter can
 	@$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-test: venv horovod ## every test but the table of faults that needs no GPU and no cluster; TEST_ARGS='-k gather' picks some
+test: venv horovod ## every test but those of `make check` and the table of faults that needs no GPU and no cluster; TEST_ARGS='-k gather' picks some
 	@status=0
-	$(PY) -m pytest --ignore=tests/cluster --ignore-glob='*/test_ends_*' -m 'not gpu and not full' $(PARALLEL) $(TEST_ARGS) || status=$$?
+	$(PY) -m pytest --ignore=tests/cluster --ignore=tests/lint --ignore-glob='*/test_ends_*' -m 'not gpu and not full' $(PARALLEL) $(TEST_ARGS) || status=$$?
 	if [[ -e $(NO_HOROVOD) ]]; then echo "Horovod's tests were SKIPPED: $$(<$(NO_HOROVOD))"; fi
 	exit $$status
 

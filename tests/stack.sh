@@ -27,5 +27,5 @@ if [[ ! -e $installed ]]; then
     "${pip[@]}" --no-deps "$wheel"
     touch "$installed"
 fi
-exec env PATH="$PWD/$environment/bin:$PATH" "$environment/bin/python" -m pytest --ignore=tests/cluster --ignore-glob='*/test_ends_*' \
+exec env PATH="$PWD/$environment/bin:$PATH" "$environment/bin/python" -m pytest --ignore=tests/cluster --ignore=tests/lint --ignore-glob='*/test_ends_*' \
     -m 'not gpu and not full' "$@"

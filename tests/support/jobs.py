@@ -1,5 +1,10 @@
 """Jobs for tests: tiny models, synthetic data."""
 
+import atexit
+import functools
+import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,3 +26,29 @@ def tiny_job(*, config: str = VIT, name: str = "tiny", **sections: dict[str, Any
     for section, keys in sections.items():
         job[section] = {**job.get(section, {}), **keys}
     return Job.model_validate({"name": name, **job})
+
+
+def small_job(*, config: str = VIT, **sections: Any) -> Job:
+    """Returns `tiny_job` with the `few_words` of its model."""
+    return tiny_job(config=few_words(config), **sections)
+
+
+@functools.cache
+def few_words(config: str) -> str:
+    """Returns the path of the same model with a vocabulary of 1,024, for tests that draw their tokens.
+
+    Nearly all of a tiny model's parameters are embeddings of the 49,408 words that its tokenizer knows.
+    """
+    table = json.loads(Path(config).read_text())
+    for part in table.keys() & {"text_cfg", "multimodal_cfg"}:
+        table[part]["vocab_size"] = 1024
+    path = Path(tempfile.mkdtemp(dir=_few_words_folder())) / Path(config).name
+    path.write_text(json.dumps(table))
+    return str(path)
+
+
+@functools.cache
+def _few_words_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="clipship-models-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

@@ -182,13 +182,12 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     **{
-        f"fabric-{name}-{kind}": {
+        f"fabric-{name}-job": {
             "resources": {"fabric": name},
             **({"stack": FABRIC_STACKS[name]} if name in FABRIC_STACKS else {}),
-            "kubernetes": {"kind": kind, **keys},
+            "kubernetes": {"kind": "job", **keys},
         }
         for name, keys in FABRIC_KEYS.items()
-        for kind in ("job", "trainjob", "mpijob")
     },
     "arm64": {"image": {"platform": "linux/arm64"}, "kubernetes": {"node_selector": {"pool": "gh200"}}},
     "thousand": {"resources": {"nodes": 1000, "gpus_per_node": 8}, "optim": {"global_batch_size": 32000}},

@@ -23,6 +23,9 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").glob("*.md"))]
+NEEDS = {"checkout", "docker", "horovod", "hosts", "kubernetes", "minutes", "slurm"}
+"""Needs that a block may name: a checkout, a daemon, Horovod, other machines, a cluster, minutes."""
 HOME = "/home/me"
 """Folder that pages show in place of the one in which a session runs."""
 CTRL_C = "^C"

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from tests.support.ready import ready
 from trainer.config.schedulers import SCHEDULERS, SchedulerRow
 from trainer.config.sections import SECTIONS
 from trainer.config.types import SchedulerSection
@@ -114,20 +115,22 @@ def _lives(submission: Submission) -> bool:
 
 def clipship(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Runs the command line with these schedulers, in the folder."""
-    command = [sys.executable, "-m", _HERE, *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    program = f"import sys; from {_HERE} import with_schedulers; sys.exit(with_schedulers(sys.argv[1:]))"
+    return ready(_HERE, "trainer.cli.main", "trainer.config").run(program, *words, folder=folder)
 
 
-_HERE = "tests.support.toy_scheduler"
-
-if __name__ == "__main__":
+def with_schedulers(words: list[str]) -> int:
+    """The command line with these schedulers; returns its exit code."""
     for made in (NohupScheduler, FarScheduler):
         SCHEDULERS[made.name] = SchedulerRow(made.name, "The script for bash.")
         SECTIONS[made.name] = Nohup
         IMPLEMENTATIONS[made.name] = made
     from trainer.cli.main import main
 
-    sys.exit(main(sys.argv[1:]))
+    return main(words)
+
+
+_HERE = "tests.support.toy_scheduler"
+
+if __name__ == "__main__":
+    sys.exit(with_schedulers(sys.argv[1:]))

@@ -1,18 +1,19 @@
-"""Fixtures that several unit tests share."""
+"""Fixtures that several unit tests share. Imports no torch: most tests need none."""
 
 import logging
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from tests.support.jobs import tiny_job
-from trainer.comm.protocol import Comm
-from trainer.comm.torch_backend import TorchBackend
 from trainer.data import files
 from trainer.run import exit_files
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World
+
+if TYPE_CHECKING:
+    from trainer.comm.protocol import Comm
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +44,12 @@ def log_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def alone() -> Iterator[Comm]:
+def alone() -> "Iterator[Comm]":
     """A real process group of one rank."""
+    import torch
+
+    from trainer.comm.torch_backend import TorchBackend
+
     comm = TorchBackend(
         tiny_job(), World(0, 1, 0, 1, "here", "test"), torch.device("cpu"), Heartbeat.open({})
     )

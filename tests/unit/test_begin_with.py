@@ -84,7 +84,10 @@ def test_weights_of_the_other_loss_are_refused(tmp_path: Path, weights: str) -> 
 
 
 def test_a_state_needs_no_weights_to_begin_with(tmp_path: Path) -> None:
-    untrained(tiny_job(model={"init": str(tmp_path / "gone.pt")}), initial_weights=False)
+    job = tiny_job(model={"init": str(tmp_path / "gone.pt")})
+    with pytest.raises(InputError, match=r"gone\.pt"):
+        untrained(job)
+    assert untrained(job, initial_weights=False).model is not None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.jobs import COCA, tiny_job
+from tests.support.jobs import COCA, small_job
 from tests.support.step_ranks import gradients_of_ranks
 from trainer.config import Job
 from trainer.model.build import untrained
@@ -20,7 +20,7 @@ CONTRAST, CAPTION = 0.7, 1.5
 def _job(micro: int = SAMPLES, **optim: Any) -> Job:
     keys = {"loss": "coca", "global_batch_size": SAMPLES, "max_batch_size_per_gpu": micro}
     keys |= {"contrast_weight": CONTRAST, "caption_weight": CAPTION, "steps": 4, **optim}
-    return tiny_job(config=COCA, model={"precision": "fp64"}, optim=keys)
+    return small_job(config=COCA, model={"precision": "fp64"}, optim=keys)
 
 
 def _samples() -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.harm import cut_short, flip_a_bit
-from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.jobs import RESNET, VIT, few_words, small_job
 from trainer.checkpoint import files, state
 from trainer.checkpoint.identity import RunIdentity, digest_of, digests
 from trainer.checkpoint.resume import restore
@@ -29,7 +29,7 @@ SAMPLES = 64
 
 
 def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
-    job = job or tiny_job()
+    job = job or small_job()
     batch_plan = plan(job, 1)
     clip = build_model(job, batch_plan, comm).model.train()
     train = TrainStep(job, batch_plan, comm, clip)
@@ -40,7 +40,7 @@ def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
 
 def _save(folder: Path, train: TrainStep, step: int, job: Job | None = None, **settings: Any) -> Path:
     writer = CheckpointWriter(folder, Checkpoint(**settings), 0, 1, 30.0)
-    writer.save(step, train, {"job": (job or tiny_job()).model_dump(mode="json"), "data_samples": SAMPLES})
+    writer.save(step, train, {"job": (job or small_job()).model_dump(mode="json"), "data_samples": SAMPLES})
     writer.finish()
     return folder / f"step-{step:08d}"
 
@@ -48,7 +48,7 @@ def _save(folder: Path, train: TrainStep, step: int, job: Job | None = None, **s
 def _resumed(
     folder: Path, comm: Comm, job: Job | None = None, samples: int = SAMPLES, **identity: Any
 ) -> tuple[int, TrainStep]:
-    job = job or tiny_job()
+    job = job or small_job()
     train = _train(comm, job, steps=0)
     return restore(job, comm, folder, train, RunIdentity(job, samples, **identity)).steps_done, train
 
@@ -56,7 +56,7 @@ def _resumed(
 def test_open_clip_loads_the_weights_and_gives_the_same_features(tmp_path: Path, alone: Comm) -> None:
     train = _train(alone)
     folder = _save(tmp_path, train, 7)
-    open_clip.add_model_config(VIT)
+    open_clip.add_model_config(few_words(VIT))
     loaded = open_clip.create_model(Path(VIT).stem, pretrained=str(folder / files.WEIGHTS)).eval()
     images, tokens = torch.randn(2, 3, 32, 32), torch.randint(1, 1000, (2, 16))
     train.model.eval()
@@ -87,7 +87,7 @@ def _optimizer_by_name(train: TrainStep) -> dict[tuple[str, str], torch.Tensor]:
 
 
 def test_the_gradient_scaler_comes_back(tmp_path: Path, alone: Comm) -> None:
-    job = tiny_job(model={"precision": "fp16"})
+    job = small_job(model={"precision": "fp16"})
     train = _train(alone, job)
     train.scaler.update(4096.0)
     _save(tmp_path, train, 1, job)
@@ -97,7 +97,7 @@ def test_the_gradient_scaler_comes_back(tmp_path: Path, alone: Comm) -> None:
 
 def test_parts_that_several_ranks_wrote_are_read_by_one(tmp_path: Path, alone: Comm) -> None:
     train = _train(alone)
-    about = {"job": tiny_job().model_dump(mode="json"), "data_samples": SAMPLES}
+    about = {"job": small_job().model_dump(mode="json"), "data_samples": SAMPLES}
     writers = [
         CheckpointWriter(tmp_path, Checkpoint(every_rank_writes=True), rank, 3, 30.0) for rank in (1, 2, 0)
     ]
@@ -182,7 +182,7 @@ def test_a_broken_checkpoint_that_the_job_names_is_refused(tmp_path: Path, alone
     newest = _save(tmp_path, train, 2)
     flip_a_bit(newest)
     with pytest.raises(InputError, match=rf"checkpoint.resume = {newest}: .*checksum"):
-        _resumed(tmp_path, alone, tiny_job(checkpoint={"resume": str(newest)}))
+        _resumed(tmp_path, alone, small_job(checkpoint={"resume": str(newest)}))
 
 
 def test_a_failed_write_keeps_the_previous_checkpoint_and_says_so(
@@ -190,7 +190,7 @@ def test_a_failed_write_keeps_the_previous_checkpoint_and_says_so(
 ) -> None:
     train = _train(alone)
     writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
-    writer.save(1, train, {"job": tiny_job().model_dump(mode="json"), "data_samples": SAMPLES})
+    writer.save(1, train, {"job": small_job().model_dump(mode="json"), "data_samples": SAMPLES})
     writer.finish()
 
     def disk_full(*_: object) -> None:
@@ -214,7 +214,7 @@ def test_a_run_folder_that_is_renamed_under_a_run_is_named_and_not_made_again(
     tmp_path: Path, alone: Comm
 ) -> None:
     (tmp_path / "run").mkdir()
-    train, about = _train(alone), {"job": tiny_job().model_dump(mode="json"), "data_samples": SAMPLES}
+    train, about = _train(alone), {"job": small_job().model_dump(mode="json"), "data_samples": SAMPLES}
     writer = CheckpointWriter(tmp_path / "run" / "checkpoints", Checkpoint(), 0, 1, 30.0)
     writer.save(1, train, about)
     writer.finish()
@@ -274,7 +274,7 @@ def test_a_job_that_would_train_differently_is_refused_with_the_difference(
 ) -> None:
     _save(tmp_path, _train(alone), 1)
     with pytest.raises(InputError, match=named):
-        _resumed(tmp_path, alone, tiny_job(**sections))  # type: ignore[arg-type]
+        _resumed(tmp_path, alone, small_job(**sections))  # type: ignore[arg-type]
 
 
 def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -> None:
@@ -282,12 +282,12 @@ def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -
     with pytest.raises(InputError, match="had 64 samples then and has 63 now"):
         _resumed(tmp_path, alone, samples=63)
     with pytest.raises(InputError, match=r"model.name is .*tiny-vit.json there and .*tiny-resnet.json here"):
-        _resumed(tmp_path, alone, tiny_job(config=RESNET))
+        _resumed(tmp_path, alone, small_job(config=RESNET))
 
 
 def test_a_config_or_data_with_other_contents_is_refused_and_named(tmp_path: Path, alone: Comm) -> None:
     """Weights of the same shapes are no sign of the same model: two heads or four."""
-    before = RunIdentity(tiny_job(), SAMPLES, digests({"model.json": b"2 heads"}), digest_of(["a"]))
+    before = RunIdentity(small_job(), SAMPLES, digests({"model.json": b"2 heads"}), digest_of(["a"]))
     writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
     writer.save(1, _train(alone), before.facts())
     writer.finish()
@@ -301,7 +301,7 @@ def test_a_config_or_data_with_other_contents_is_refused_and_named(tmp_path: Pat
 
 def test_keys_that_may_change_on_resume_are_accepted(tmp_path: Path, alone: Comm) -> None:
     _save(tmp_path, _train(alone), 1)
-    job = tiny_job(
+    job = small_job(
         data={"workers": 3},
         logging={"every_steps": 7},
         optim={"max_batch_size_per_gpu": 4},
@@ -315,12 +315,12 @@ def test_resume_never_refuses_to_mix_two_runs_and_a_path_is_used_as_given(
 ) -> None:
     folder = _save(tmp_path / "old", _train(alone), 1)
     with pytest.raises(InputError, match="--fresh"):
-        _resumed(tmp_path / "old", alone, tiny_job(checkpoint={"resume": "never"}))
-    assert _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": "never"}))[0] == 0
-    assert _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": str(folder)}))[0] == 1
+        _resumed(tmp_path / "old", alone, small_job(checkpoint={"resume": "never"}))
+    assert _resumed(tmp_path / "new", alone, small_job(checkpoint={"resume": "never"}))[0] == 0
+    assert _resumed(tmp_path / "new", alone, small_job(checkpoint={"resume": str(folder)}))[0] == 1
     flip_a_bit(folder)
     with pytest.raises(InputError, match="checksum"):
-        _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": str(folder)}))
+        _resumed(tmp_path / "new", alone, small_job(checkpoint={"resume": str(folder)}))
 
 
 def test_a_restart_within_the_start_goes_on_whatever_the_start_began_from(
@@ -328,14 +328,14 @@ def test_a_restart_within_the_start_goes_on_whatever_the_start_began_from(
 ) -> None:
     _save(tmp_path, _train(alone), 1)
     alone.world = replace(alone.world, generation=2)
-    assert _resumed(tmp_path, alone, tiny_job(checkpoint={"resume": "never"}))[0] == 1
+    assert _resumed(tmp_path, alone, small_job(checkpoint={"resume": "never"}))[0] == 1
 
 
 def test_a_job_that_is_queued_again_goes_on_from_its_own_checkpoints_not_from_where_it_began(
     tmp_path: Path, alone: Comm
 ) -> None:
     old = _save(tmp_path / "old", _train(alone), 1)
-    job = tiny_job(checkpoint={"resume": str(old)})
+    job = small_job(checkpoint={"resume": str(old)})
     assert _resumed(tmp_path / "new", alone, job)[0] == 1
     _save(tmp_path / "new", _train(alone), 3, job)
     assert _resumed(tmp_path / "new", alone, job)[0] == 3
@@ -345,13 +345,13 @@ def test_a_run_goes_back_to_an_older_checkpoint_of_its_own(tmp_path: Path, alone
     train = _train(alone)
     older = _save(tmp_path, train, 1)
     _save(tmp_path, train, 2)
-    assert _resumed(tmp_path, alone, tiny_job(checkpoint={"resume": str(older)}))[0] == 1
+    assert _resumed(tmp_path, alone, small_job(checkpoint={"resume": str(older)}))[0] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aside-step-00000002", "step-00000001"]
 
 
 def _of_open_clip_train(path: Path, epoch: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A file as open_clip_train writes it after an epoch; the model and the optimizer in it."""
-    theirs = untrained(tiny_job()).model
+    theirs = untrained(small_job()).model
     free = [
         p
         for n, p in theirs.named_parameters()
@@ -380,7 +380,7 @@ def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(tmp_path: Pa
     path = tmp_path / "epoch_3.pt"
     theirs, optimizer = _of_open_clip_train(path, 3)
     step, train = _resumed(
-        tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
+        tmp_path / "run", alone, small_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
     )
     assert step == 3 * (SAMPLES // 16)
     names = {id(p): name for name, p in theirs.named_parameters()}
@@ -405,7 +405,7 @@ def test_a_checkpoint_of_open_clip_train_that_leaves_nothing_to_train_is_refused
             rf"raise optim\.{key}, or .*pretrained"
         ),
     ):
-        _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(path)}, optim=length))
+        _resumed(tmp_path / "run", alone, small_job(checkpoint={"resume": str(path)}, optim=length))
 
 
 def test_loading_runs_no_code(tmp_path: Path, alone: Comm) -> None:
@@ -415,7 +415,7 @@ def test_loading_runs_no_code(tmp_path: Path, alone: Comm) -> None:
 
     torch.save({"epoch": 1, "state_dict": Trap(), "optimizer": {}}, tmp_path / "epoch_1.pt")
     with pytest.raises(InputError, match="not a checkpoint of open_clip_train") as refusal:
-        _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(tmp_path / "epoch_1.pt")}))
+        _resumed(tmp_path / "run", alone, small_job(checkpoint={"resume": str(tmp_path / "epoch_1.pt")}))
     assert "weights_only" not in str(refusal.value)
     assert not (tmp_path / "trapped").exists()
 

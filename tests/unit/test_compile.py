@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.jobs import RESNET, VIT, few_words, tiny_job
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Model
 from trainer.config.batch_plan import plan
@@ -73,7 +73,7 @@ def gradients(job: Job, comm: Comm, *, compiled: bool) -> tuple[TrainStep, dict[
 def test_compiled_blocks_give_the_gradient_of_plain_ones_under_accumulation_and_dropout(
     alone: Comm, tmp_path: Path, kernels: Any
 ) -> None:
-    config = json.loads(Path(VIT).read_text())
+    config = json.loads(Path(few_words(VIT)).read_text())
     config["vision_cfg"]["patch_dropout"] = 0.5
     (tmp_path / "tiny-compiled-dropout.json").write_text(json.dumps(config))
     job = tiny_job(
@@ -120,7 +120,7 @@ def test_the_innermost_repeated_blocks_are_compiled() -> None:
 
 
 def test_blocks_with_synchronised_batch_norm_are_left_alone_and_counted(alone: Comm, tmp_path: Path) -> None:
-    config = json.loads(Path(RESNET).read_text())
+    config = json.loads(Path(few_words(RESNET)).read_text())
     config["vision_cfg"]["layers"] = [2, 1, 1, 1]
     (tmp_path / "tiny-compiled-resnet.json").write_text(json.dumps(config))
     batch_plan = plan(job := tiny_job(config=str(tmp_path / "tiny-compiled-resnet.json")), 1)

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from tests.support.jobs import tiny_job
 from trainer.comm import connect, reach
@@ -48,6 +49,7 @@ def test_a_process_group_ends_right_behind_a_barrier_however_often() -> None:
         comm = connect.connect(tiny_job(), World(0, 1, 0, 1, "here", "test"), {})
         comm.barrier(60)
         comm.close()
+    assert not torch.distributed.is_initialized()
 
 
 def test_a_name_that_does_not_exist_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,17 +83,14 @@ def test_a_job_cannot_ask_for_a_gpu_and_for_none() -> None:
 
 
 @null_gpus
-@pytest.mark.parametrize(
-    ("resources", "device"),
-    [("{}", "cuda:0"), ("{'gpus_per_node': 1}", "cuda:0"), ("{'device': 'cpu'}", "cpu")],
-)
-def test_a_rank_beside_a_gpu_takes_it_unless_the_cpu_is_meant(resources: str, device: str) -> None:
+def test_a_rank_beside_a_gpu_takes_it_unless_the_cpu_is_meant() -> None:
+    resources = [{}, {"gpus_per_node": 1}, {"device": "cpu"}]
     program = (
         "from tests.support.jobs import tiny_job; from tests.unit.test_device import HERE; "
         "from trainer.comm.device import rank_device; "
-        f"print(rank_device(tiny_job(resources={resources}), HERE, {{}}))"
+        f"print(*(rank_device(tiny_job(resources=keys), HERE, {{}}) for keys in {resources}))"
     )
     done = subprocess.run(
         [NULL_GPUS, sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    assert done.stdout.strip() == device, done.stderr
+    assert done.stdout.split() == ["cuda:0", "cuda:0", "cpu"], done.stderr

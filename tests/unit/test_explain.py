@@ -24,7 +24,7 @@ def keys(schema: dict[str, Any], section: str = "") -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("columns", [60, 200, pytest.param(80, marks=pytest.mark.full)])
 def test_every_key_and_section_is_explained_within_the_terminal(columns: int) -> None:
     for key in ["", *keys(json.loads(SCHEMA.read_text()))]:
         shown = explain(key, columns=str(columns))

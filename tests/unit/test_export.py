@@ -1,14 +1,15 @@
 """Exported models: open_clip and transformers alone load them, and give the same features."""
 
 import ast
+import functools
 import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
+import shutil
 import tomllib
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from click.testing import CliRunner
 from PIL import Image
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.pages import ROOT
+from tests.support.ready import models
 from tests.support.text_towers import make_tower
 from trainer.cli.export import command
 from trainer.config import Job
@@ -28,10 +31,13 @@ from trainer.model.export import FORMATS
 from trainer.model.model_card import model_card
 
 TEXTS = ["a digit zero", "数字一"]
-ALONE = """
+WITHOUT_CLIPSHIP = f"""
 import sys
-sys.path = [path for path in sys.path if path not in ("", {root!r})]
+sys.path = [path for path in sys.path if path not in ("", {str(ROOT)!r})]
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder)]
+"""
+"""Begins a program that finds only what others have installed, too."""
+ALONE = """
 import torch
 images, folder, out = torch.load({images!r}), {folder!r}, {out!r}
 {load}
@@ -77,21 +83,45 @@ def export(source: Path, out: Path, form: str, *more: str) -> Any:
     return CliRunner().invoke(command, [str(source), str(out), "--to", form, *more], standalone_mode=False)
 
 
+@dataclass(frozen=True)
+class Exported:
+    """A checkpoint of a tiny model, the model, and what was written of it in one form."""
+
+    source: Path
+    clip: Any
+    out: Path
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
+    """Exports a model with the tower "own" or "bert" in a form; once, for all tests that only read it."""
+
+    @functools.cache
+    def made(form: str, tower: str) -> Exported:
+        folder = tmp_path_factory.mktemp(f"{tower}-{form}")
+        model = {"text": str(make_tower(folder / "bert")), "text_pooling": "cls"} if tower == "bert" else {}
+        source, clip = checkpoint(folder / "step", tiny_job(model=model))
+        before = os.umask(0o022)
+        done = export(source, folder / "out", form, "--license", "apache-2.0")
+        os.umask(before)
+        assert done.exception is None, done.exception
+        return Exported(source, clip, folder / "out")
+
+    return lambda form, tower="own": made(form, tower)
+
+
 def features_there(tmp_path: Path, folder: Path, load: str) -> list[torch.Tensor]:
     """Image and text features that a process without Clipship computes."""
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
     torch.save(images, tmp_path / "images.pt")
     code = ALONE.format(
-        root=str(Path(__file__).parents[2]),
         images=str(tmp_path / "images.pt"),
         folder=str(folder),
         out=str(tmp_path / "features.pt"),
         load=load,
         texts=TEXTS,
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    done = models().run(WITHOUT_CLIPSHIP + code, folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     there: list[torch.Tensor] = torch.load(tmp_path / "features.pt")
     return there
@@ -106,24 +136,23 @@ def features_here(tmp_path: Path, clip: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("form", ["open_clip", "hf"])
 @pytest.mark.parametrize("tower", ["own", "bert"])
-def test_features_are_equal_where_clipship_is_not(tmp_path: Path, form: str, tower: str) -> None:
-    model = {"text": str(make_tower(tmp_path / "bert")), "text_pooling": "cls"} if tower == "bert" else {}
-    source, clip = checkpoint(tmp_path / "step", tiny_job(model=model))
-    done = export(source, tmp_path / "out", form, "--license", "apache-2.0")
-    assert done.exception is None, done.exception
+def test_features_are_equal_where_clipship_is_not(
+    tmp_path: Path, exported: Callable[..., Exported], form: str, tower: str
+) -> None:
+    made = exported(form, tower)
     load = OPEN_CLIP if form == "open_clip" else TRANSFORMERS.replace("{length}", "16")
-    there = features_there(tmp_path, tmp_path / "out", load)
-    for theirs, ours in zip(there, features_here(tmp_path, clip), strict=True):
+    there = features_there(tmp_path, made.out, load)
+    for theirs, ours in zip(there, features_here(tmp_path, made.clip), strict=True):
         torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("tower", ["own", "bert"])
-def test_onnx_gives_equal_features_for_any_number_of_samples(tmp_path: Path, tower: str) -> None:
+def test_onnx_gives_equal_features_for_any_number_of_samples(
+    exported: Callable[..., Exported], tower: str
+) -> None:
     runtime = pytest.importorskip("onnxruntime")
-    model = {"text": str(make_tower(tmp_path / "bert"))} if tower == "bert" else {}
-    source, clip = checkpoint(tmp_path / "step", tiny_job(model=model))
-    done = export(source, tmp_path / "out", "onnx")
-    assert done.exception is None, done.exception
+    made = exported("onnx", tower)
+    clip = made.clip
     clip.model.eval()
     texts = [*TEXTS, "three"]
     inputs = {"images": torch.randn(3, 3, 32, 32), "tokens": clip.tokenizer(texts)}
@@ -133,7 +162,7 @@ def test_onnx_gives_equal_features_for_any_number_of_samples(tmp_path: Path, tow
             "tokens": clip.model.encode_text(inputs["tokens"], normalize=True),
         }
     for name, given in inputs.items():
-        session = runtime.InferenceSession(tmp_path / "out" / f"{name}.onnx")
+        session = runtime.InferenceSession(made.out / f"{name}.onnx")
         (there,) = session.run(None, {name: given.numpy()})
         torch.testing.assert_close(torch.from_numpy(there), ours[name], rtol=0, atol=1e-5)
 
@@ -178,19 +207,14 @@ def test_the_card_has_no_default_no_other_door_and_no_private_path(tmp_path: Pat
 
 
 @pytest.mark.parametrize("form", ["open_clip", "hf", "safetensors"])
-def test_the_cards_use_classifies_a_picture(tmp_path: Path, form: str) -> None:
-    source, clip = checkpoint(tmp_path / "step", tiny_job())
-    export(source, tmp_path / "out", form)
+def test_the_cards_use_classifies_a_picture(
+    tmp_path: Path, exported: Callable[..., Exported], form: str
+) -> None:
+    out, clip = exported(form).out, exported(form).clip
     picture = Image.effect_noise((40, 32), 80).convert("RGB")
     picture.save(tmp_path / "photo.jpg")
-    use = (tmp_path / "out" / "README.md").read_text().partition("```python\n")[2].partition("\n```")[0]
-    done = subprocess.run(
-        [sys.executable, "-c", use.replace("FOLDER", str(tmp_path / "out"))],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    use = (out / "README.md").read_text().partition("```python\n")[2].partition("\n```")[0]
+    done = models().run(WITHOUT_CLIPSHIP + use.replace("FOLDER", str(out)), folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     shares = ast.literal_eval(done.stdout.splitlines()[-1])
     assert list(shares) == ["a photo of a cat", "a photo of a dog"]
@@ -287,19 +311,18 @@ def test_odd_captions_become_the_same_tokens_in_transformers(tmp_path: Path, tow
 
 @pytest.mark.parametrize("form", ["open_clip", "safetensors", "onnx", "hf"])
 def test_a_form_that_holds_another_model_is_refused(
-    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, exported: Callable[..., Exported], form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The written form differs from the model in one weight, as a defect of the writer would have it."""
-    source, _ = checkpoint(tmp_path / "step", tiny_job())
-    row = FORMATS[form]
+    sound = exported(form)
 
     def spoilt(made: Any) -> None:
-        row.write(made)
+        shutil.copytree(sound.out, made.folder, dirs_exist_ok=True)
         with torch.no_grad():
             made.clip.model.visual.conv1.weight.mul_(3)
 
-    monkeypatch.setitem(FORMATS, form, replace(row, write=spoilt))
-    done = export(source, tmp_path / "out", form)
+    monkeypatch.setitem(FORMATS, form, replace(FORMATS[form], write=spoilt))
+    done = export(sound.source, tmp_path / "out", form)
     assert isinstance(done.exception, InputError)
     assert "its features of the same pixels differ by" in str(done.exception)
     assert list((tmp_path / "out").iterdir()) == []
@@ -314,15 +337,9 @@ def test_a_crop_that_is_one_pixel_aside_is_said(tmp_path: Path) -> None:
     assert "one pixel" not in done.stderr
 
 
-def test_others_may_read_what_is_written(tmp_path: Path) -> None:
-    source, _ = checkpoint(tmp_path / "step", tiny_job())
-    before = os.umask(0o022)
-    try:
-        for form in ("open_clip", "hf", "safetensors"):
-            export(source, tmp_path / form, form)
-            assert {path.stat().st_mode & 0o777 for path in (tmp_path / form).iterdir()} == {0o644}
-    finally:
-        os.umask(before)
+@pytest.mark.parametrize("form", ["open_clip", "hf", "safetensors"])
+def test_others_may_read_what_is_written(exported: Callable[..., Exported], form: str) -> None:
+    assert {path.stat().st_mode & 0o777 for path in exported(form).out.iterdir()} == {0o644}
 
 
 def test_without_the_other_program_it_is_said_that_nothing_is_compared(

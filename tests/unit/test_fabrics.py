@@ -1,5 +1,6 @@
 """Networks between nodes: the table, what a job gets, what is refused, and how they are explained."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -230,3 +231,24 @@ def test_the_images_own_library_path_has_the_folder_of_a_nodes_plugin() -> None:
 def spec_of_pods(job: Any) -> Any:
     [pods] = [item for item in yaml.safe_load_all(manifest(job)) if item["kind"] == "Job"]
     return pods["spec"]["template"]["spec"]
+
+
+ADDRESSED = re.compile(r"PORT|SUPERVISORS|[pP]ort: |--ssh-port|sshd_config|matchLabels")
+"""Lines with a port or the name of a kind's pods: they follow from the kind, and goldens have them."""
+
+
+def lines_of_network(name: str, kind: str) -> set[str]:
+    """The lines that a manifest has with this network or with Ethernet, and not with both."""
+
+    def lines(network: str) -> set[str]:
+        text = manifest(fabric_job(network, kubernetes={"kind": kind, **FABRIC_KEYS[network]}))
+        return {line.strip() for line in text.splitlines() if not ADDRESSED.search(line)}
+
+    return lines(name) ^ lines("ethernet")
+
+
+@pytest.mark.parametrize("kind", ["trainjob", "mpijob"])
+@pytest.mark.parametrize("name", FABRICS)
+def test_a_network_adds_the_same_to_each_kind_as_to_the_job_that_is_a_golden(name: str, kind: str) -> None:
+    assert lines_of_network(name, kind) == lines_of_network(name, "job")
+    assert (name == "ethernet") or len(lines_of_network(name, kind)) > 4

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
+from tests.support.refusals import refusal
 from trainer.config.stack_table import Row, table
 from trainer.errors import InputError
 from trainer.image import compatibility
@@ -17,7 +18,7 @@ from trainer.image.pins import pins
 from trainer.image.toolchain import bases, toolkit
 
 
-def refusal(stack: dict[str, Any] | None = None, **image: Any) -> str:
+def refusal_of(stack: dict[str, Any] | None = None, **image: Any) -> str:
     with pytest.raises(InputError) as refused:
         check_stack(tiny_job(stack=stack or {}, image={"tag": "clipship:1", **image}))
     return str(refused.value)
@@ -204,7 +205,7 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
 def test_impossible_combinations_are_refused_with_possible_ones(
     stack: dict[str, Any], image: dict[str, Any], said: list[str]
 ) -> None:
-    message = refusal(stack, **image)
+    message = refusal_of(stack, **image)
     assert [text for text in said if text not in message] == []
 
 
@@ -221,7 +222,8 @@ def test_a_base_with_a_torch_of_its_own_needs_no_row_of_the_table() -> None:
         "os": "ubuntu-24.04",
         "mpi": "base",
     }
-    check_stack(tiny_job(stack={"torch": "base", "cuda": "13.0", "driver": 580}, image=image))
+    job = tiny_job(stack={"torch": "base", "cuda": "13.0", "driver": 580}, image=image)
+    assert refusal(check_stack, job) == ""
 
 
 def test_packages_beside_the_stack_s_pins_are_taken() -> None:
@@ -238,7 +240,7 @@ def test_packages_beside_the_stack_s_pins_are_taken() -> None:
         ),
         *(f"numpy=={numpy}", f"numpy=={numpy.partition('.')[0]}.*", 'numpy==1.26.4; python_version < "3.9"'),
     )
-    check_stack(tiny_job(image={"tag": "clipship:1", "pip_packages": packages}))
+    assert refusal(check_stack, tiny_job(image={"tag": "clipship:1", "pip_packages": packages})) == ""
 
 
 def _with_system(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
@@ -252,16 +254,16 @@ def _with_system(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
 
 def test_a_base_whose_glibc_is_too_old_for_the_wheels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_system(monkeypatch, glibc="2.27")
-    assert "debian-12 has glibc 2.27, but torch 2.14.1 needs 2.28 or newer" in refusal(base="debian:12")
+    assert "debian-12 has glibc 2.27, but torch 2.14.1 needs 2.28 or newer" in refusal_of(base="debian:12")
 
 
 def test_a_base_whose_compilers_are_too_new_for_nvcc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_system(monkeypatch, gcc=(17, 16))
     assert (
         "nvcc 13.0 needs g++ 15 or older, but debian-12 has 17 or 16; compatible: a base of debian-13 or"
-        in refusal(base="debian:12")
+        in refusal_of(base="debian:12")
     )
-    own = refusal({"torch": "base", "cuda": "13.0"}, base="o/t:1", os="debian-12")
+    own = refusal_of({"torch": "base", "cuda": "13.0"}, base="o/t:1", os="debian-12")
     assert "nvcc 13.0 needs g++ 15 or older, but debian-12 has 17 or 16" in own
 
 
@@ -280,7 +282,7 @@ def test_a_base_with_its_own_torch_is_compiled_for_with_a_compiler_that_its_nvcc
 
 
 def test_all_problems_are_named_at_once() -> None:
-    message = refusal({"archs": ("7.0",), "driver": 400, "nccl": "2.1.1"}, base="ubuntu:22.04")
+    message = refusal_of({"archs": ("7.0",), "driver": 400, "nccl": "2.1.1"}, base="ubuntu:22.04")
     assert [
         topic for topic in ("stack.archs", "stack.driver", "stack.nccl", "image.base") if topic not in message
     ] == []
@@ -288,15 +290,15 @@ def test_all_problems_are_named_at_once() -> None:
 
 def test_the_nvcc_of_a_base_may_know_gpus_that_the_table_s_does_not() -> None:
     base = "nvidia/cuda:12.9.1-devel-ubuntu24.04"
-    check_stack(
-        tiny_job(
-            stack={"torch": "2.8.0", "archs": ("9.0", "12.1")}, image={"tag": "clipship:1", "base": base}
-        )
+    job = tiny_job(
+        stack={"torch": "2.8.0", "archs": ("9.0", "12.1")}, image={"tag": "clipship:1", "base": base}
     )
+    assert refusal(check_stack, job) == ""
 
 
 def test_a_gpu_runs_code_of_an_older_minor_of_its_generation() -> None:
-    check_stack(tiny_job(stack={"archs": ("8.6", "8.9")}, image={"tag": "clipship:1"}))
+    job = tiny_job(stack={"archs": ("8.6", "8.9")}, image={"tag": "clipship:1"})
+    assert refusal(check_stack, job) == ""
 
 
 @pytest.mark.parametrize(

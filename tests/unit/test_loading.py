@@ -4,10 +4,7 @@ Each gives one sentence and the right exit code, and never the advice to run a f
 """
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.ready import models
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
@@ -98,26 +96,17 @@ except InputError as error:
 
 
 @pytest.mark.parametrize("arguments", [["hf-hub:nobody/nothing"], ["ViT-B-32", "laion2b_s34b_b79k"]])
-def test_a_hub_that_does_not_answer_is_no_bad_input(tmp_path: Path, arguments: list[str]) -> None:
-    env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", UNREACHABLE, *arguments], capture_output=True, text=True, check=False, env=env
-    )
+def test_a_hub_that_does_not_answer_is_no_bad_input(arguments: list[str]) -> None:
+    done = models().run(UNREACHABLE, *arguments)
     assert done.stdout.startswith("True "), done.stdout + done.stderr
     assert "the hub does not answer (127.0.0.1 cannot be reached, Connection refused)" in done.stdout
     assert "Retrying" not in done.stdout + done.stderr
 
 
-def test_what_an_offline_job_does_not_find_in_its_cache_is_bad_input(tmp_path: Path) -> None:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+def test_what_an_offline_job_does_not_find_in_its_cache_is_bad_input() -> None:
+    offline = "import huggingface_hub.constants as constants\nconstants.HF_HUB_OFFLINE = True\n"
     program = UNREACHABLE.replace('"pretrained": sys.argv[2]', '"pretrained": sys.argv[2], "offline": True')
-    done = subprocess.run(
-        [sys.executable, "-c", program, "ViT-B-32", "laion2b_s34b_b79k"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=env,
-    )
+    done = models().run(offline + program, "ViT-B-32", "laion2b_s34b_b79k")
     assert done.stdout.startswith("False "), done.stdout + done.stderr
 
 

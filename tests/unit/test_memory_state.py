@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.jobs import RESNET, tiny_job
+from tests.support.jobs import RESNET, small_job
 from tests.unit.test_checkpoint import _optimizer_by_name, _train
 from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.memory_keeper import MemoryKeeper
@@ -72,7 +72,7 @@ def test_weights_optimizer_and_statistics_come_back_to_the_last_bit(
     tmp_path: Path, alone: Comm, parts: int
 ) -> None:
     """Batch norm's statistics too. The parts are any number of local ranks', and one rank reads them all."""
-    job = tiny_job(config=RESNET, model={"channels_last": True})
+    job = small_job(config=RESNET, model={"channels_last": True})
     train, twin = _train(alone, job, steps=0), _train(alone, job, steps=0)
     kept = keepers(tmp_path / "memory", train, parts)
     (tmp_path / "memory").mkdir()
@@ -92,7 +92,7 @@ def test_weights_optimizer_and_statistics_come_back_to_the_last_bit(
 
 
 def test_the_gradient_scaler_comes_back(tmp_path: Path, alone: Comm) -> None:
-    job = tiny_job(model={"precision": "fp16"})
+    job = small_job(model={"precision": "fp16"})
     train, twin = _train(alone, job), _train(alone, job, steps=0)
     train.scaler.update(4096.0)
     keep(keepers(tmp_path, train), 1)
@@ -195,7 +195,12 @@ def test_next_generation_overwrites_the_older_step_first(tmp_path: Path, alone: 
     keep(keepers(tmp_path, train, parts=2, first_buffer=1), 2)
     twin = _train(alone, steps=0)
     start = restore(
-        tiny_job(), alone, tmp_path / "none", twin, RunIdentity(tiny_job(), SAMPLES), memory(tmp_path)
+        small_job(),
+        alone,
+        tmp_path / "none",
+        twin,
+        RunIdentity(small_job(), SAMPLES),
+        memory(tmp_path),
     )
     assert start.memory is not None
     assert (start.steps_done, start.memory.first_buffer) == (2, 0)
@@ -249,33 +254,36 @@ def test_start_from_the_disk_gives_up_what_is_in_memory(tmp_path: Path, alone: C
     assert kept.kept
     (tmp_path / "checkpoints" / "step-00000009").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000009" / "manifest.json").write_text("{}")  # newer, and broken
-    run = RunIdentity(tiny_job(), SAMPLES)
+    run = RunIdentity(small_job(), SAMPLES)
     with pytest.raises(InputError, match="has done steps, and none of them can be read"):
-        restore(tiny_job(), alone, tmp_path / "checkpoints", _train(alone, steps=0), run, kept)
+        restore(small_job(), alone, tmp_path / "checkpoints", _train(alone, steps=0), run, kept)
     assert newest_step(tmp_path / "memory", START) == 0
 
 
 @pytest.mark.parametrize(
     ("now", "says"),
     [
-        (RunIdentity(tiny_job(), 8), "data.train had 64 samples then and has 8 now"),
-        (RunIdentity(tiny_job(), SAMPLES, data_files="other"), "the files of data.train have other sizes"),
+        (RunIdentity(small_job(), 8), "data.train had 64 samples then and has 8 now"),
         (
-            RunIdentity(tiny_job(), SAMPLES, {"model.json": "4"}),
+            RunIdentity(small_job(), SAMPLES, data_files="other"),
+            "the files of data.train have other sizes",
+        ),
+        (
+            RunIdentity(small_job(), SAMPLES, {"model.json": "4"}),
             "the config of the model .*tiny-vit.json has",
         ),
         (
-            RunIdentity(tiny_job(), SAMPLES, {"vocab.txt": "4"}),
+            RunIdentity(small_job(), SAMPLES, {"vocab.txt": "4"}),
             "the file vocab.txt of the model .* has other",
         ),
-        (RunIdentity(tiny_job(optim={"lr": 5e-4}), SAMPLES), "optim.lr is 0.001 there and 0.0005 here"),
+        (RunIdentity(small_job(optim={"lr": 5e-4}), SAMPLES), "optim.lr is 0.001 there and 0.0005 here"),
     ],
 )
 def test_step_of_another_run_ends_the_run_and_says_what_changed(
     tmp_path: Path, alone: Comm, now: RunIdentity, says: str
 ) -> None:
     """Neither its weights are taken, of the same shapes or not, nor does the run begin again from 0."""
-    before = RunIdentity(tiny_job(), SAMPLES, {"model.json": "2", "vocab.txt": "2"}, "one")
+    before = RunIdentity(small_job(), SAMPLES, {"model.json": "2", "vocab.txt": "2"}, "one")
     keep(keepers(tmp_path, _train(alone), run=before.facts()), 3)
     with pytest.raises(InputError, match=f"step 3, which a node has in memory, is another run's: {says}"):
         restore(now.job, alone, tmp_path / "none", _train(alone, steps=0), now, memory(tmp_path))
@@ -287,8 +295,8 @@ def test_other_class_names_than_before_a_restart_are_said(
     tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run goes on: its weights do not depend on them, and its figures do."""
-    before = RunIdentity(tiny_job(), SAMPLES, eval_files={"eval.class_names": "2"})
-    now = RunIdentity(tiny_job(), SAMPLES, eval_files={"eval.class_names": "4"})
+    before = RunIdentity(small_job(), SAMPLES, eval_files={"eval.class_names": "2"})
+    now = RunIdentity(small_job(), SAMPLES, eval_files={"eval.class_names": "4"})
     keep(keepers(tmp_path, _train(alone), run=before.facts()), 3)
     for run, said in ((before, 0), (now, 1)):
         caplog.clear()
@@ -299,7 +307,7 @@ def test_other_class_names_than_before_a_restart_are_said(
 
 def test_step_of_a_node_without_a_rank_comes_by_way_of_the_run_folder(tmp_path: Path, alone: Comm) -> None:
     """It is equal to the last bit, and nothing is left of it in the run folder."""
-    job = tiny_job(recovery={"max_restarts": 1}, logging={"runs": str(tmp_path)})
+    job = small_job(recovery={"max_restarts": 1}, logging={"runs": str(tmp_path)})
     env = {**Rendezvous("here", 4711, "secret").variables(), HANDED_OVER_BY: "n7", GENERATION: "3"}
     start, folder = Rendezvous.from_env(env).start, run_folder(job)  # type: ignore[union-attr]
     folder.mkdir(parents=True)
@@ -318,7 +326,7 @@ def test_step_of_a_node_without_a_rank_comes_by_way_of_the_run_folder(tmp_path: 
 def test_step_that_was_damaged_on_its_way_is_not_taken(
     tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = tiny_job(recovery={"max_restarts": 1}, logging={"runs": str(tmp_path)})
+    job = small_job(recovery={"max_restarts": 1}, logging={"runs": str(tmp_path)})
     env = {**Rendezvous("here", 4711, "secret").variables(), HANDED_OVER_BY: "n7", GENERATION: "3"}
     start, folder = Rendezvous.from_env(env).start, run_folder(job)  # type: ignore[union-attr]
     folder.mkdir(parents=True)
@@ -343,11 +351,11 @@ def test_later_checkpoints_are_moved_aside_and_leftovers_removed(tmp_path: Path,
     (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").touch()
     train = _train(alone, steps=0)
     start = restore(
-        tiny_job(),
+        small_job(),
         alone,
         tmp_path / "checkpoints",
         train,
-        RunIdentity(tiny_job(), SAMPLES),
+        RunIdentity(small_job(), SAMPLES),
         memory(tmp_path / "memory"),
     )
     assert (start.steps_done, start.saved_step) == (5, 4)
@@ -357,10 +365,10 @@ def test_later_checkpoints_are_moved_aside_and_leftovers_removed(tmp_path: Path,
 
 def test_job_without_restarts_or_with_the_key_off_keeps_nothing(tmp_path: Path, alone: Comm) -> None:
     env = {**Rendezvous("here", 4711, "secret").variables(), STATE_DIR: str(tmp_path)}
-    assert node_memory(tiny_job(), alone, env) is None
-    off = tiny_job(recovery={"max_restarts": 1, "keep_in_memory": False})
+    assert node_memory(small_job(), alone, env) is None
+    off = small_job(recovery={"max_restarts": 1, "keep_in_memory": False})
     assert node_memory(off, alone, env) is None
-    on = tiny_job(recovery={"max_restarts": 1})
+    on = small_job(recovery={"max_restarts": 1})
     found = node_memory(on, alone, env)
     assert found is not None
     assert (found.folder, found.part, found.parts, found.leader) == (tmp_path, 0, 1, 0)

@@ -8,9 +8,16 @@ import pytest
 
 from tests.support.report_folders import restarted_run
 from trainer.cli.main import main
+from trainer.estimate import faults
 from trainer.plan.goodput_values import values_of
 
 CLUSTER = ("--nodes", "64", "--checkpoint-s", "5", "--restart-s", "60", "--mtbf-hours", "1000")
+
+
+@pytest.fixture(autouse=True)
+def _few_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulates a fifth of the faults: `test_goodput_plan.py` holds how exact the simulation is."""
+    monkeypatch.setattr(faults, "_FAULTS", 400.0)
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

@@ -44,8 +44,10 @@ def test_a_model_that_is_not_here_is_left_to_the_rank(job_file: Path, key: str, 
 
 
 def test_a_job_that_cannot_be_read_is_left_to_the_rank(tmp_path: Path) -> None:
+    build._tokenizer.cache_clear()
     preload([str(tmp_path / "none.toml")])
     preload([])
+    assert build._tokenizer.cache_info().currsize == 0
 
 
 def test_a_module_is_imported_as_if_a_package_were_not_installed(tmp_path: Path) -> None:

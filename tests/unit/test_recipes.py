@@ -4,6 +4,8 @@ A recipe is a set of keys that change what a step does. Two ranks are threads he
 real ones.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.jobs import COCA, RESNET, VIT, tiny_job
+from tests.support.jobs import COCA, RESNET, VIT, few_words, tiny_job
 from tests.support.thread_ranks import run_ranks
 from trainer.checkpoint.state import Snapshot, contents_of, load, put_optimizer, put_weights
 from trainer.comm.protocol import Comm
@@ -53,7 +55,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 def teachers_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Gives the recipe with a teacher weights of another seed than the student's."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.pt"
-    torch.save(untrained(tiny_job().model_copy(update={"seed": 9})).model.state_dict(), path)
+    of_another_seed = tiny_job(config=few_words(VIT)).model_copy(update={"seed": 9})
+    torch.save(untrained(of_another_seed).model.state_dict(), path)
+    RECIPES["teacher"]["model"]["teacher"] = few_words(VIT)
     RECIPES["teacher"]["model"]["teacher_pretrained"] = str(path)
 
 
@@ -61,6 +65,7 @@ def job_of(recipe: str, ranks: int) -> Job:
     sections: dict[str, Any] = dict(RECIPES[recipe])
     sections["model"] = {**sections.get("model", {}), "precision": "fp64"}
     accumulation = 1 if sections.get("config") == RESNET else 2
+    sections["config"] = few_words(sections.get("config", VIT))
     sections["optim"] = {
         "global_batch_size": SAMPLES,
         "max_batch_size_per_gpu": SAMPLES // ranks // accumulation,
@@ -137,29 +142,52 @@ def restored(step: TrainStep, folder: Path, names: list[str]) -> None:
     put_optimizer(whole.optimizer, step.shards.parameters, step.optimizer)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """The state and features that one rank trained in all steps, and the folder of its checkpoint."""
+
+    state: dict[str, Tensor]
+    outputs: Tensor
+    checkpoint: Path
+    names: list[str]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Comm], Whole]:
+    """Trains a recipe on one rank, once for all tests that compare with it."""
+    trained_already: dict[str, Whole] = {}
+
+    def made(recipe: str, comm: Comm) -> Whole:
+        if recipe not in trained_already:
+            job = job_of(recipe, 1)
+            step = begun(job, comm)
+            trained(step, job, comm, 0, SAVED)
+            folder = tmp_path_factory.mktemp("recipe") / "checkpoint"
+            names = saved(step, folder)
+            trained(step, job, comm, SAVED, STEPS)
+            trained_already[recipe] = Whole(state(step), outputs(step), folder, names)
+        return trained_already[recipe]
+
+    return made
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_goes_on_from_a_checkpoint_with_the_same_bits(
-    recipe: str, alone: Comm, tmp_path: Path
+    recipe: str, alone: Comm, whole: Callable[[str, Comm], Whole]
 ) -> None:
-    job = job_of(recipe, 1)
-    whole = begun(job, alone)
-    trained(whole, job, alone, 0, SAVED)
-    names = saved(whole, tmp_path / "checkpoint")
-    trained(whole, job, alone, SAVED, STEPS)
+    one, job = whole(recipe, alone), job_of(recipe, 1)
     resumed = begun(job.model_copy(update={"seed": 1}), alone)
-    restored(resumed, tmp_path / "checkpoint", names)
+    restored(resumed, one.checkpoint, one.names)
     resumed._job = job
     trained(resumed, job, alone, SAVED, STEPS)
-    expected, found = state(whole), state(resumed)
+    expected, found = one.state, state(resumed)
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_computes_the_same_on_two_ranks(recipe: str, alone: Comm) -> None:
-    job = job_of(recipe, 1)
-    one = begun(job, alone)
-    trained(one, job, alone, 0, STEPS)
-
+def test_a_recipe_computes_the_same_on_two_ranks(
+    recipe: str, alone: Comm, whole: Callable[[str, Comm], Whole]
+) -> None:
     def rank_main(comm: Comm) -> tuple[dict[str, Tensor], Tensor]:
         own = job_of(recipe, 2)
         step = begun(own, comm)
@@ -168,17 +196,14 @@ def test_a_recipe_computes_the_same_on_two_ranks(recipe: str, alone: Comm) -> No
 
     (first, found), (second, _) = run_ranks(2, rank_main)
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
-    torch.testing.assert_close(found, outputs(one), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(found, whole(recipe, alone).outputs, rtol=1e-7, atol=1e-9)
 
 
 PLAIN = [name for name in RECIPES if name not in ("adamw", "batch norm")]
 
 
 @pytest.mark.parametrize("recipe", PLAIN)
-def test_a_recipe_is_not_what_is_trained_without_it(recipe: str, alone: Comm) -> None:
-    results = []
-    for job in (job_of("adamw", 1), job_of(recipe, 1)):
-        step = begun(job, alone)
-        trained(step, job, alone, 0, 3)
-        results.append(outputs(step))
-    assert not torch.equal(*results)
+def test_a_recipe_is_not_what_is_trained_without_it(
+    recipe: str, alone: Comm, whole: Callable[[str, Comm], Whole]
+) -> None:
+    assert not torch.equal(whole("adamw", alone).outputs, whole(recipe, alone).outputs)

@@ -74,4 +74,5 @@ junk = st.recursive(
 
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), junk), max_size=3), junk)
 def test_no_content_of_a_file_is_an_error(files: list[dict[str, Any]], inner: Any) -> None:
-    suite_bars([*files, result(sets=[inner]), result(missing=[inner]), result(names=inner)])
+    bars = suite_bars([*files, result(sets=[inner]), result(missing=[inner]), result(names=inner)])
+    assert all(0 <= bar.share <= 1 for suite in bars for bar in suite.sets)

@@ -19,6 +19,7 @@ from PIL import Image
 from tests.listeners import listeners
 from tests.support.jobs import VIT
 from tests.support.processes import ended_on_failure
+from tests.support.ready import ready
 from tests.support.search_index import digits, search_model, weights
 from trainer.cli.main import main
 from trainer.errors import InputError
@@ -236,8 +237,9 @@ def test_bad_input_is_refused_before_torch_is_imported(
         "code = main([port if word == 'TAKEN' else word for word in sys.argv[1:]]); "
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
-    command = [sys.executable, "-c", program, "search", str(trained), "--model", VIT, *words]
-    ran = subprocess.run(command, cwd=images.parent, capture_output=True, text=True, timeout=120)
+    ran = ready("trainer.cli.main", "trainer.config").run(
+        program, "search", str(trained), "--model", VIT, *words, folder=images.parent
+    )
     assert ran.returncode == 2, ran.stderr
     assert expected in ran.stderr
     assert ran.stdout == ""

@@ -208,7 +208,8 @@ def test_a_secret_that_would_enter_an_image_is_refused(tmp_path: Path, key: str,
 
 
 def test_an_image_takes_variables_that_are_no_secrets(tmp_path: Path) -> None:
-    load_job(job_file(tmp_path, image={"env": {"TOKENIZERS_PARALLELISM": "false", "HF_HOME": "/hf"}}))
+    plain = {"TOKENIZERS_PARALLELISM": "false", "HF_HOME": "/hf"}
+    assert load_job(job_file(tmp_path, image={"env": plain})).image.env == plain
 
 
 def test_the_index_of_signed_shards_holds_no_signature(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.jobs import COCA, RESNET, VIT, tiny_job
+from tests.support.jobs import COCA, RESNET, VIT, small_job
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.protocol import Comm
@@ -51,7 +51,7 @@ def _gradients(step: TrainStep, size: int) -> dict[str, Tensor | None]:
 
 def _accumulating(size: int, **sections: Any) -> Job:
     optim_keys = {"max_batch_size_per_gpu": size, **sections.pop("optim", {})}
-    return tiny_job(optim=optim_keys, **sections)
+    return small_job(optim=optim_keys, **sections)
 
 
 def _with_model(job: Job, **keys: Any) -> Job:
@@ -93,15 +93,26 @@ def test_the_second_pass_of_accumulation_repeats_the_dropout_of_the_first(
 
 
 def test_dropout_draws_anew_in_each_step_and_repeats_with_the_seed(alone: Comm, dropout_model: str) -> None:
-    step = _step(tiny_job(config=dropout_model), alone)
+    step = _step(small_job(config=dropout_model), alone)
     batches = _batches(step.model, SAMPLES)
     losses = [float(step.gradients(batches, number)) for number in (0, 1, 0)]
     assert losses[0] == losses[2] != losses[1]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
+PAIRS = [("clip", 1, 1), ("clip", 2, 2), ("clip", 1, 4), ("siglip", 2, 1), ("siglip", 1, 2), ("siglip", 2, 4)]
+OTHERS = [
+    ("clip", 2, 1),
+    ("clip", 1, 2),
+    ("clip", 2, 4),
+    ("siglip", 1, 1),
+    ("siglip", 2, 2),
+    ("siglip", 1, 4),
+]
+TILED = [*PAIRS, *(pytest.param(*cell, marks=pytest.mark.full) for cell in OTHERS)]
+"""Each pair of loss, micro-batches and ranks; `-m full` has the rest."""
+
+
+@pytest.mark.parametrize(("kind", "micro_batches", "ranks"), TILED)
 def test_a_loss_in_tiles_gives_every_weight_the_gradient_of_the_plain_one(
     kind: str, micro_batches: int, ranks: int
 ) -> None:
@@ -117,7 +128,7 @@ def test_a_loss_in_tiles_gives_every_weight_the_gradient_of_the_plain_one(
         step.gradients(_batches(model, size)[first : first + micro_batches], step=0)
         return {name: p.grad for name, p in model.named_parameters()}
 
-    plain = tiny_job(optim={"loss": kind, "loss_tile": 0}, model={"precision": "fp64"})
+    plain = small_job(optim={"loss": kind, "loss_tile": 0}, model={"precision": "fp64"})
     (expected,) = run_ranks(1, lambda comm: _of_one(plain, comm))
     for gradients in run_ranks(ranks, rank_main):
         for name, gradient in gradients.items():
@@ -192,7 +203,7 @@ def test_a_locked_tower_gets_no_gradient_and_the_other_one_does(
 
 
 def test_gradient_is_clipped_to_the_norm_and_the_log_shows_it_before(alone: Comm) -> None:
-    step = _step(tiny_job(optim={"grad_clip_norm": 1e-3}), alone)
+    step = _step(small_job(optim={"grad_clip_norm": 1e-3}), alone)
     result = step(_batches(step.model, SAMPLES), 0)
     after = torch.stack([p.grad.norm() for p in step.model.parameters() if p.grad is not None]).norm()
     assert float(result.grad_norm) > 1e-3
@@ -204,7 +215,7 @@ def test_gradient_is_clipped_to_the_norm_and_the_log_shows_it_before(alone: Comm
     [({}, 100.0), ({"max_logit_scale": 20.0}, 20.0), ({"loss": "siglip", "max_logit_scale": 5.0}, 5.0)],
 )
 def test_logit_scale_stays_between_one_and_its_limit(alone: Comm, keys: dict[str, Any], limit: float) -> None:
-    step = _step(tiny_job(optim={"lr": 100.0, **keys}), alone)
+    step = _step(small_job(optim={"lr": 100.0, **keys}), alone)
     for number in range(3):
         step(_batches(step.model, SAMPLES), number)
         assert 0 <= step.model.get_parameter("logit_scale").item() <= math.log(limit) + 1e-6
@@ -215,7 +226,7 @@ def test_the_logit_scale_of_siglip_weights_above_one_hundred_moves_by_its_gradie
 
     A clamp would change the model at the first step of fine-tuning.
     """
-    step = _step(tiny_job(optim={"loss": "siglip", "lr": 1e-6}), alone)
+    step = _step(small_job(optim={"loss": "siglip", "lr": 1e-6}), alone)
     scale = step.model.get_parameter("logit_scale")
     with torch.no_grad():
         scale.fill_(math.log(117.3))
@@ -255,7 +266,7 @@ def test_images_in_half_precision_have_the_features_of_images_in_float32(
     """The first layer of every tower would cast them itself."""
     path = tmp_path / "tiny.json"
     path.write_text(json.dumps({**json.loads(Path(VIT).read_text()), "vision_cfg": vision}))
-    clip = untrained(tiny_job(config=str(path))).model.train()
+    clip = untrained(small_job(config=str(path))).model.train()
     batch = _batches(clip, SAMPLES)[0]
     assert batch.images.dtype == torch.float32
     torch.manual_seed(0)
@@ -282,7 +293,7 @@ def test_fp16_skips_a_step_whose_finite_gradients_have_an_infinite_norm(
 ) -> None:
     """float32 holds each element and not their norm: clipping by it would make every parameter NaN."""
     step = _step(
-        _with_model(tiny_job(optim={"grad_clip_norm": clip_norm} if clip_norm else {}), precision="fp16"),
+        _with_model(small_job(optim={"grad_clip_norm": clip_norm} if clip_norm else {}), precision="fp16"),
         alone,
     )
     batches = _batches(step.model, SAMPLES)
@@ -312,9 +323,9 @@ def test_batch_norm_with_accumulation_is_refused(alone: Comm) -> None:
 
 def test_a_model_and_a_loss_that_do_not_fit_are_refused_wherever_the_config_was(alone: Comm) -> None:
     with pytest.raises(InputError, match=r"tiny-coca\.json also writes captions \(CoCa\)"):
-        _step(tiny_job(config=COCA), alone)
+        _step(small_job(config=COCA), alone)
     with pytest.raises(InputError, match=r"tiny-vit\.json writes no captions"):
-        _step(tiny_job(optim={"loss": "coca"}), alone)
+        _step(small_job(optim={"loss": "coca"}), alone)
 
 
 @pytest.fixture
@@ -371,7 +382,7 @@ def _image_features(clip: nn.Module, images: Tensor) -> Tensor:
 def test_dropout_of_a_sample_does_not_depend_on_its_micro_batch(
     alone: Comm, dropout_model: str, size: int
 ) -> None:
-    at_once = _gradients(_step(tiny_job(config=dropout_model), alone), SAMPLES)
+    at_once = _gradients(_step(small_job(config=dropout_model), alone), SAMPLES)
     in_micro_batches = _gradients(_step(_accumulating(size, config=dropout_model), alone), size)
     for name, gradient in at_once.items():
         assert gradient is not None
@@ -384,7 +395,7 @@ def test_gradient_that_is_no_number_leaves_model_and_optimizer_as_they_were(
     alone: Comm, config: str, clip_norm: float | None
 ) -> None:
     """Batch norm too, whose statistics the forward pass moves, and the optimizer's counts of steps."""
-    step = _step(tiny_job(config=config, optim={"grad_clip_norm": clip_norm} if clip_norm else {}), alone)
+    step = _step(small_job(config=config, optim={"grad_clip_norm": clip_norm} if clip_norm else {}), alone)
     batches = _batches(step.model, SAMPLES)
     assert step(batches, 0).finite
     before, moments = _state(step.model), copy.deepcopy(step.optimizer.state_dict())
@@ -403,7 +414,7 @@ def test_gradient_that_is_no_number_leaves_model_and_optimizer_as_they_were(
 
 
 def test_one_rank_has_the_gradient_of_distributed_data_parallel_to_the_bit(alone: Comm) -> None:
-    step = _step(tiny_job(), alone)
+    step = _step(small_job(), alone)
     without = _gradients(step, SAMPLES)
     assert step._reducer.module is step.model
     step._reducer = LocalReducer(DistributedDataParallel(step.model))
@@ -438,7 +449,7 @@ def test_bytes_that_a_pass_normalises_have_the_gradient_of_normalised_images(alo
 
 
 def test_a_step_that_the_scaler_skips_leaves_batch_norm_as_it_was(alone: Comm) -> None:
-    step = _step(_with_model(tiny_job(config=RESNET), precision="fp16"), alone)
+    step = _step(_with_model(small_job(config=RESNET), precision="fp16"), alone)
     step.scaler.scale(torch.ones(1))
     step.scaler.update(1e38)
     before = _state(step.model)
@@ -447,7 +458,7 @@ def test_a_step_that_the_scaler_skips_leaves_batch_norm_as_it_was(alone: Comm) -
 
 
 def test_a_step_moves_the_statistics_of_batch_norm(alone: Comm) -> None:
-    step = _step(tiny_job(config=RESNET), alone)
+    step = _step(small_job(config=RESNET), alone)
     before = _state(step.model)
     assert step(_batches(step.model, SAMPLES), 0).finite
     assert {"visual.bn1.running_mean", "visual.bn1.running_var", "visual.bn1.num_batches_tracked"} <= set(

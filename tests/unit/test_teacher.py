@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from tests.support.jobs import COCA, VIT, tiny_job
+from tests.support.jobs import COCA, VIT, few_words, small_job
 from tests.support.step_ranks import gradients_of_ranks
 from trainer.comm.protocol import Comm
 from trainer.config import Job
@@ -28,14 +28,14 @@ WEIGHT = 0.4
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Weights of a teacher, of the student's size and another seed."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.pt"
-    torch.save(untrained(tiny_job().model_copy(update={"seed": 9})).model.state_dict(), path)
+    torch.save(untrained(small_job().model_copy(update={"seed": 9})).model.state_dict(), path)
     return str(path)
 
 
-def job_with(weights: str, micro: int = SAMPLES, teacher: str = VIT, **model: Any) -> Job:
+def job_with(weights: str, micro: int = SAMPLES, teacher: str = few_words(VIT), **model: Any) -> Job:
     optim = {"global_batch_size": SAMPLES, "max_batch_size_per_gpu": micro, "steps": 4}
     keys = {"teacher": teacher, "teacher_pretrained": weights, "precision": "fp64", **model}
-    return tiny_job(model=keys, optim={**optim, "distill_weight": WEIGHT})
+    return small_job(model=keys, optim={**optim, "distill_weight": WEIGHT})
 
 
 def samples() -> tuple[Tensor, Tensor]:
@@ -84,13 +84,13 @@ def test_a_teacher_has_its_weights_learns_nothing_and_changes_no_seeded_weight(
     step = TrainStep(job, plan(job, 1), alone, student.model.train(), teacher)
     step([MicroBatch(*samples())], 0)
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.model.state_dict().items())
-    plain = untrained(tiny_job()).model.state_dict()
+    plain = untrained(small_job()).model.state_dict()
     assert all(torch.equal(tensor, plain[name]) for name, tensor in untrained(job).model.state_dict().items())
-    assert build_teacher(tiny_job(), plan(tiny_job(), 1), alone, student) is None
+    assert build_teacher(small_job(), plan(small_job(), 1), alone, student) is None
 
 
 def test_captions_are_whole_for_a_teacher(alone: Comm) -> None:
-    clip: Clip = build_model(tiny_job(), plan(tiny_job(), 1), alone)
+    clip: Clip = build_model(small_job(), plan(small_job(), 1), alone)
     assert clip.kernels.caption_length is not None
     assert whole_captions(clip).kernels.caption_length is None
 
@@ -112,7 +112,7 @@ def test_a_teacher_that_takes_other_samples_is_refused(weights: str, alone: Comm
 )
 def test_what_a_teacher_cannot_judge_is_refused(model: Any, optim: Any, said: str) -> None:
     with pytest.raises(ValidationError, match=said):
-        tiny_job(model=model, optim=optim)
+        small_job(model=model, optim=optim)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_check_names_what_is_wrong_with_a_teacher(name: str, pretrained: str, sa
 
 def test_a_teacher_that_writes_captions_judges_pairs_too(tmp_path: Path, alone: Comm) -> None:
     path = tmp_path / "coca.pt"
-    coca = tiny_job(config=COCA, optim={"loss": "coca"})
+    coca = small_job(config=COCA, optim={"loss": "coca"})
     torch.save(untrained(coca).model.state_dict(), path)
-    job = job_with(str(path), teacher=COCA)
+    job = job_with(str(path), teacher=few_words(COCA))
     teacher = build_teacher(job, plan(job, 1), alone, untrained(job))
     assert teacher is not None
     image, text, scale = teacher(*samples())

@@ -1,14 +1,12 @@
 """Text towers of Hugging Face before a run: their name, their size, and the word where one is missing."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.ready import models
 from tests.support.text_towers import make_tower
 from trainer.config import Model
 from trainer.config.batch_plan import plan
@@ -61,9 +59,8 @@ def test_check_shows_the_text_tower_the_beginning_and_the_memory(tmp_path: Path)
     assert "of the text tower hfl/rbt3 take is not estimated; its 37.9 M parameters, trained, take" in memory
 
 
-def test_a_text_tower_that_the_hub_does_not_give_is_named(tmp_path: Path) -> None:
-    env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, env=env)
+def test_a_text_tower_that_the_hub_does_not_give_is_named() -> None:
+    done = models().run(MISSING)
     assert done.stdout.startswith("True the text tower hf:nobody/nothing (model.text) cannot be fetched")
     assert "ViT-S-32-alt" not in done.stdout
 

@@ -206,7 +206,7 @@ ENVIRONMENTS = st.builds(
 )
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(ENVIRONMENTS)
 def test_any_environment_gives_a_sound_world_or_a_refusal(env: dict[str, str]) -> None:
     try:

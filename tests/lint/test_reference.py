@@ -1,0 +1,51 @@
+"""The written reference is that of the code: job file, JSON Schema, command line."""
+
+from typing import Any
+
+from trainer.cli.reference import PLAIN_NUMBERS, UNITS, description, files, job_schema, unit
+from trainer.config import Job, Section
+from trainer.config.keys import walk
+
+KEYS = [".".join(key) for key, _ in walk(Job)]
+
+
+def schema_of(key: str) -> dict[str, Any]:
+    """Returns the schema's entry for a dotted key."""
+    place = job_schema()
+    for name in key.split("."):
+        place = place["properties"][name]
+    return place
+
+
+def test_the_committed_reference_is_the_codes() -> None:
+    stale = [
+        path.name
+        for path, text in files().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    assert not stale, "run `make reference` and commit what it writes"
+
+
+def test_every_key_has_a_description() -> None:
+    missing = [key for key in KEYS if not description(tuple(key.split(".")))]
+    assert not missing, "write a docstring below each of these keys in trainer/config/"
+
+
+def test_every_number_has_a_unit_or_is_known_to_have_none() -> None:
+    numbers = [
+        key for key in KEYS if '"properties"' not in str(schema_of(key)) and _is_number(schema_of(key))
+    ]
+    missing = [key for key in numbers if unit(key) is None and key not in PLAIN_NUMBERS]
+    assert not missing, "name their units in trainer/cli/reference.py"
+    assert set(KEYS) >= PLAIN_NUMBERS
+    assert all(any(key.endswith(ending) for key in KEYS) for ending in UNITS)
+
+
+def _is_number(place: dict[str, Any]) -> bool:
+    kinds = [part.get("type") for part in place.get("anyOf", [place])]
+    return bool(kinds) and all(kind in ("integer", "number") for kind in kinds)
+
+
+def test_sections_and_keys_of_every_scheduler_are_described() -> None:
+    assert issubclass(Job, Section)
+    assert {"slurm", "slurm.partition", "kubernetes", "kubernetes.namespace"} <= set(KEYS)
