@@ -18,7 +18,7 @@ from trainer.data.index import FOLDER as INDEX
 from trainer.data.indexed import LOST
 from trainer.data.shard_files import PackedSample, write_shards
 
-CLIPSHIP = str(Path(sys.executable).with_name("clipship"))
+CLIPSHIP = [sys.executable, "-m", "trainer.cli.main"]
 whatever_the_backend = pytest.mark.parametrize(
     "backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.full])]
 )
@@ -41,7 +41,7 @@ def refused(folder: Path, job: Path, *words: str) -> str:
     """Returns stderr of `clipship run` with two ranks, which must refuse the job and write nothing."""
     before = files(folder)
     done = subprocess.run(
-        [CLIPSHIP, "run", str(job), "--nproc", "2", *words],
+        [*CLIPSHIP, "run", str(job), "--nproc", "2", *words],
         capture_output=True,
         text=True,
         check=False,
