@@ -129,6 +129,21 @@ UNUSED_KEYS = (
         "neither training nor retrieval reads a .csv or .tsv table",
     ),
     UnusedKeys(
+        ("data.shuffle_window",),
+        lambda job: job.data.order != "window" and not job.data.streams,
+        'the order is that of lanes, which data.block_samples belongs to; data.order = "window" has a window',
+    ),
+    UnusedKeys(
+        ("data.block_samples", "data.read_ahead_mb"),
+        lambda job: job.data.order == "window",
+        'data.order is "window"',
+    ),
+    UnusedKeys(
+        ("data.block_samples", "data.read_ahead_mb"),
+        lambda job: not _trains_with(job, "block_samples") or job.data.streams,
+        "training reads no shards by offset",
+    ),
+    UnusedKeys(
         ("data.augment.rand_augment_magnitude",),
         lambda job: not job.data.augment.rand_augment_ops,
         "data.augment.rand_augment_ops is 0",
