@@ -1,14 +1,18 @@
 """The order of a new run follows from what a sample takes in its file, the batch and the memory."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.jobs import tiny_job
 from trainer.config import Data
+from trainer.config.batch_plan import plan
 from trainer.data.choose_order import choose_order, mean_sample_bytes, order_by
 from trainer.data.index import Entry
 from trainer.data.lanes import Lanes
+from trainer.data.reading_plan import reading_rows
 from trainer.data.sample import Source
 from trainer.data.shards import ShardSource
 from trainer.data.synthetic import SyntheticSource
@@ -77,6 +81,24 @@ def test_row_groups_are_blocks_and_as_many_are_open_as_fit() -> None:
 
 def test_samples_that_are_read_alone_have_blocks_of_any_size() -> None:
     assert chosen(SyntheticSource(4000), 64, 1) == Lanes(256, 64)
+
+
+def test_check_says_what_a_rank_reads_at_once(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(bytes(10_000_000))
+
+    def said(train: str, batch: int, ranks: int, **data: Any) -> list[tuple[str, str]]:
+        job = tiny_job(data={"format": "auto", "train": (train,), **data}, optim={"global_batch_size": batch})
+        return list(reading_rows(job, plan(job, ranks)))
+
+    text = "blocks of 4 MiB, each once: at most {} MB of them open in a rank, and {} MB ahead"
+    assert said("http://store.example/{0..9}.tar", 64, 1) == [("reading", text.format(268, 67))]
+    assert said("http://store.example/0.tar", 64, 4, read_ahead_mb=500) == [("reading", text.format(67, 524))]
+    assert said("http://store.example/0.tar", 8192, 2) == [("reading", text.format("1,074", 67))]
+    assert said(str(tmp_path / "0.tar"), 64, 1) == [("reading", text.format(10, 10))]
+    (window,) = said("0.tar", 64, 1, order="window")
+    assert window[1].startswith("at random, sample by sample, in a window of 10,000 samples")
+    job = tiny_job()
+    assert list(reading_rows(job, plan(job, 1))) == [], "synthetic data are not read"
 
 
 def test_an_order_is_the_one_that_was_recorded() -> None:

@@ -13,20 +13,15 @@ from trainer.data.index import Entry
 from trainer.data.indexed import Indexed
 from trainer.data.lanes import Lanes
 from trainer.data.order import Order
+from trainer.data.reading_plan import BLOCK_BYTES, MOST_BYTES, MOST_SHARE
 from trainer.data.sample import InUnits, Source
 from trainer.data.window_order import Window
 from trainer.sysinfo.memory import host_bytes
 
-BLOCK_BYTES = 2**22
-"""Size of a block of shards, if memory allows it: storage with 30 ms to the first byte then gives most of its
-rate, and a hundred samples of the usual size cost one request."""
 ALONE = 256
 """Samples of a block where each sample is read on its own, whatever its neighbours are."""
 LEAST = 16
 """Samples that a block has at least; where memory has no room for so many, there are fewer lanes."""
-MOST_BYTES = 2**30
-MOST_SHARE = 8
-"""Part of a rank's share of the memory that its open blocks may take: one in so many."""
 
 
 def order_of_run(job: Job, comm: Comm, source: Source, recorded: Mapping[str, Any] | None) -> Order:
