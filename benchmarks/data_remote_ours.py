@@ -55,16 +55,18 @@ def main(pattern: str, epochs: int) -> None:
     first = time.perf_counter() - start
     for _ in range(WARM_UP - 1):
         next(stream)
-    begun, used, samples = time.perf_counter(), processor_time(), 0
-    for batch in stream:
-        samples += len(batch.keys)
-    rate, used = samples / (time.perf_counter() - begun), processor_time() - used
+    begun, used = time.perf_counter(), processor_time()
+    measured = len(source) // BATCH * epochs - WARM_UP
+    for _ in range(measured):
+        assert len(next(stream).keys) == BATCH
+    rate = BATCH * measured / (time.perf_counter() - begun)
+    us_of_processor = (processor_time() - used) / measured / BATCH * 1e6
     asked, seen = counts(pattern), len(source) * epochs
     print(
         json.dumps(
             {
                 "rate": rate,
-                "us_of_processor": used / samples * 1e6,
+                "us_of_processor": us_of_processor,
                 "first_batch_s": first,
                 "requests_per_sample": asked["requests"] / seen,
                 "bytes_share": asked["bytes"] / epochs / data,

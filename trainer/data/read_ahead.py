@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from trainer.data.arena import Arena
+from trainer.data.arena import Arena, Kept
 from trainer.data.blocks import InBlocks, Place
 from trainer.data.train_requests import TrainRequest
 
@@ -27,8 +27,7 @@ class _Held(NamedTuple):
     """A piece in the arena."""
 
     places: Sequence[Place]
-    ranges: Sequence[tuple[int, int]]
-    """Place in the arena and number of bytes of each range."""
+    ranges: Sequence[Kept]
 
 
 class ReadAhead:
@@ -67,8 +66,8 @@ class ReadAhead:
         """Gives back the memory of pieces that no batch after this one needs; its own samples have come."""
         while self._last_uses and self._last_uses[0][:2] <= (epoch, batch):
             of_epoch, _, number = heapq.heappop(self._last_uses)
-            for place, size in self._held.pop((of_epoch, number)).result().ranges:
-                self.arena.free(place, size)
+            for kept in self._held.pop((of_epoch, number)).result().ranges:
+                self.arena.free(kept)
 
     def close(self) -> None:
         """Ends the threads, as soon as they have what they are reading."""
@@ -105,17 +104,18 @@ class ReadAhead:
     def _read(self, first: int, count: int) -> _Held:
         """Reads a piece into the arena; a thread runs it."""
         places = list(self._source.places(first, count))
-        ranges = []
+        ranges, size = [], 0
         for numbers in _near(places, self._source):
             begin = min(places[number].span[0] for number in numbers)
             end = max(places[number].span[1] for number in numbers)
             content = self._source.bytes_of(places[numbers[0]].path, begin, end)
-            at = self.arena.put(content)
-            ranges.append((at, len(content)))
+            size += len(content)
+            kept = self.arena.put(content)
+            ranges.append(kept)
             for number in numbers:
-                places[number] = places[number]._replace(shift=at - begin)
+                places[number] = places[number]._replace(shift=kept.place - begin)
         self._read_samples += count
-        self._read_bytes += sum(size for _, size in ranges)
+        self._read_bytes += size
         return _Held(places, ranges)
 
 
