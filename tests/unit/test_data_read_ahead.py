@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.range_server import serving
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.arena import MOST_SPARE, Arena
@@ -256,3 +257,17 @@ def test_an_arena_gives_back_what_was_put_and_uses_memory_again(monkeypatch: pyt
 def test_reading_goes_on_without_end(shards: str) -> None:
     stream = batches(opened(shards), Lanes(7, 16), epochs=None)
     assert [batch.epoch for batch in islice(stream, 90)] == [epoch for epoch in range(3) for _ in range(30)]
+
+
+def test_a_block_behind_an_address_is_one_request_and_a_refused_one_is_asked_again(
+    shards: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.files.WAITS_S", (0.01,) * 3)
+    with serving(Path(shards).parent) as (address, server):
+        source = opened(f"{address}/{Path(shards).name}")
+        server.asked.clear()
+        server.failures = 3
+        found = keys(source, Lanes(7, 16), epochs=1)
+        assert found == keys(opened(shards), Lanes(7, 16), epochs=1)
+        blocks = SHARDS * -(-PER_SHARD // 7)
+        assert len(server.asked) <= blocks + 2 * 16, "one for each block, but for two cuts of each lane"
