@@ -271,3 +271,15 @@ def test_a_block_behind_an_address_is_one_request_and_a_refused_one_is_asked_aga
         assert found == keys(opened(shards), Lanes(7, 16), epochs=1)
         blocks = SHARDS * -(-PER_SHARD // 7)
         assert len(server.asked) <= blocks + 2 * 16, "one for each block, but for two cuts of each lane"
+
+
+def test_a_second_epoch_and_a_second_start_read_nothing_from_the_store(shards: str, tmp_path: Path) -> None:
+    expected = keys(opened(shards), Lanes(7, 16))
+    with serving(Path(shards).parent) as (address, server):
+        for _ in range(2):
+            source = opened(f"{address}/{Path(shards).name}", cache=str(tmp_path / "cache"))
+            server.asked.clear()
+            assert keys(source, Lanes(7, 16)) == expected
+            asked, server.failures = len(server.asked), 0
+        assert asked == 0
+    assert len(list((tmp_path / "cache").glob("*/*.part"))) == SHARDS

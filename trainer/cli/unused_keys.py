@@ -133,13 +133,14 @@ UNUSED_KEYS = (
         lambda job: job.data.order != "window" and not job.data.streams,
         'the order is that of lanes, which data.block_samples belongs to; data.order = "window" has a window',
     ),
+    UnusedKeys(("data.cache_gb",), lambda job: job.data.cache is None, "there is no data.cache"),
     UnusedKeys(
-        ("data.block_samples", "data.read_ahead_mb"),
+        ("data.block_samples", "data.read_ahead_mb", "data.cache"),
         lambda job: job.data.order == "window",
         'data.order is "window"',
     ),
     UnusedKeys(
-        ("data.block_samples", "data.read_ahead_mb"),
+        ("data.block_samples", "data.read_ahead_mb", "data.cache"),
         lambda job: not _trains_with(job, "block_samples") or job.data.streams,
         "training reads no shards by offset",
     ),

@@ -90,6 +90,12 @@ class Data(Section):
     read_ahead_mb: Annotated[Positive, MAY_CHANGE] = 64
     """Shards, in the order of lanes: memory of a rank for what is read before it is needed, beside the blocks
     in use. Slow storage wants more."""
+    cache: Annotated[Text | None, JobPath("folder", made=True), MAY_CHANGE] = None
+    """Shards, in the order of lanes: folder on each node's own disk that keeps what was read of shards, for
+    later epochs and starts. The node's ranks and other jobs may share it. None: nothing is kept."""
+    cache_gb: Annotated[Positive, MAY_CHANGE] = 100
+    """Size of the cache in 10^9 bytes, about; what was not used for longest goes. All ranks and jobs that
+    share the folder should say the same."""
     shuffle_window: Positive = 10_000
     """With order = "window": largest distance, in samples, that shuffling moves a sample within an epoch's
     sequence; shards are shuffled before. Streams draw from as many samples, at most 1,000."""

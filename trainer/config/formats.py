@@ -68,6 +68,8 @@ SHARDS = FormatRow(
         "encoding",
         "block_samples",
         "read_ahead_mb",
+        "cache",
+        "cache_gb",
     ),
     check="trainer.data.sample_counts:check_shards",
     captions="trainer.data.first_look:captions_of_shard",

@@ -12,10 +12,11 @@ from typing import Literal
 from trainer.config import Data, is_remote
 from trainer.data.arena import Arena
 from trainer.data.bad_samples import WHOLE, Allowed
+from trainer.data.block_cache import BlockCache
 from trainer.data.blocks import Place
 from trainer.data.captions import LINES, CaptionReader
-from trainer.data.files import Files
-from trainer.data.index import raise_all
+from trainer.data.files import Files, stamp
+from trainer.data.index import Entry, raise_all
 from trainer.data.indexed import FileIndex, filtered_of, index_in_memory, left_out_of
 from trainer.data.sample import (
     MOST_BYTES,
@@ -67,6 +68,9 @@ class ShardSource:
         self._files = Files()
         self._rows: OrderedDict[int, Rows] = OrderedDict()
         self._mapping = Lock()  # threads read blocks ahead
+        self.cache: BlockCache | None = None
+        """What keeps the blocks that are read ahead; None if nothing does."""
+        self._versions: dict[str, tuple[int, str]] = {}
 
     @cached_property
     def left_out(self) -> LeftOut:
@@ -95,8 +99,18 @@ class ShardSource:
         return max(place.image_size, place.text_size) <= self._most_bytes
 
     def bytes_of(self, path: str, begin: int, end: int) -> bytes:
-        """Returns a part of a shard, from a file that is open for this read alone."""
-        return Files().read(path, begin, end - begin)
+        """Returns a part of a shard, from the cache or from a file that is open for this read alone."""
+        if self.cache is None:
+            return Files().read(path, begin, end - begin)
+        version = self._versions.get(path) or self._versions.setdefault(path, self._version(path))
+        return self.cache.read(
+            path, version, begin, end, lambda at, behind: Files().read(path, at, behind - at)
+        )
+
+    def _version(self, path: str) -> tuple[int, str]:
+        """Returns the shard's size and time of change when it was indexed."""
+        entry = self.index.entries[self.index.paths.index(path)]
+        return (entry.size, entry.changed) if isinstance(entry, Entry) else stamp(path)
 
     def gap_bytes(self, path: str) -> int:
         """Returns the largest number of bytes between two samples that are read with them."""
@@ -151,10 +165,10 @@ class ShardSource:
     def __getstate__(self) -> dict[str, object]:
         # `left_out` is long, and is computed again where it is needed.
         kept = {name: value for name, value in self.__dict__.items() if name != "left_out"}
-        return {name: value for name, value in kept.items() if name not in ("_rows", "_mapping")}
+        return {name: value for name, value in kept.items() if name not in ("_rows", "_mapping", "cache")}
 
     def __setstate__(self, kept: dict[str, object]) -> None:
-        self.__dict__.update(kept, _rows=OrderedDict(), _mapping=Lock())
+        self.__dict__.update(kept, _rows=OrderedDict(), _mapping=Lock(), cache=None)
 
 
 def shard_selection(data: Data) -> Selection:

@@ -1,10 +1,12 @@
 """Opens the sources of samples that the job file names. No torch."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from trainer.config import Data, Eval
 from trainer.config.formats import FORMATS
 from trainer.data.bad_samples import WHOLE, Allowed
+from trainer.data.block_cache import BlockCache
 from trainer.data.captions import CaptionReader
 from trainer.data.folders import FolderSource
 from trainer.data.image_folder import image_folder
@@ -82,7 +84,10 @@ def synthetic(data: Data, *_: object) -> Source:
 def indexed_shards(index: FileIndex, data: Data, allowed: Allowed) -> Source:
     """Returns the samples of shards: a format of FORMATS."""
     selection, captions = shard_selection(data), CaptionReader.by(data)
-    return open_indexed(index, selection, "captions", allowed, data.max_member_bytes, captions)
+    source = open_indexed(index, selection, "captions", allowed, data.max_member_bytes, captions)
+    if data.cache is not None:
+        source.cache = BlockCache(Path(data.cache), data.cache_gb * 10**9)
+    return source
 
 
 def all_shards(data: Data, progress: Progress | None = None) -> Source:
