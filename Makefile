@@ -41,7 +41,7 @@ NO_HOROVOD := $(VENV)/horovod-missing
 DOCS_VENV := .venv-docs
 DOCS := $(DOCS_VENV)/pinned-$(shell { pwd; cat docs/requirements.txt; } | sha256sum | cut -c 1-16)
 
-.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu gpu-kit bench-start bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-install test-full test-nullgpu test-nullgpu-full test-gpu demo parity reference models-table docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu gpu-kit bench-start bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-data-remote bench-install test-full test-nullgpu test-nullgpu-full test-gpu demo parity reference models-table docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -189,6 +189,9 @@ bench-generations: venv ## loses a node of 1,250 with 8 supervisors each, simula
 
 bench-data: venv ## our loader against open_clip_train's on one core, and an index of 100 million samples; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.data $(BENCH_ARGS)
+
+bench-data-remote: venv ## our loader against open_clip_train's on shards behind a slow web server; the last line is JSON; BENCH_ARGS='--help'
+	@$(PY) -m benchmarks.data_remote $(BENCH_ARGS)
 
 gpu-kit: venv ## one folder that measures this project on a GPU machine without network: bash gpu-kit/check SECONDS; KIT_ARGS='--help'
 	@$(PY) -m benchmarks.gpu_kit $(KIT_ARGS)

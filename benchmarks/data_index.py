@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data.index import Entry, open_index, rows_file, write_catalogue, write_rows
-from trainer.data.order import EpochOrder
+from trainer.data.lanes import Lanes
 from trainer.data.shards import open_indexed
 from trainer.data.tar import PLACE, Selection
 
@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
     source = open_indexed(index, SELECTION, "captions")
     opened = time.perf_counter() - start
     assert len(source) == SHARDS * SAMPLES
-    order = EpochOrder(source.shard_sizes(), seed=0, epoch=0, window=10_000)
+    order = Lanes(105, BATCH).of_epoch(source.shard_sizes(), None, seed=0, epoch=0, batch=BATCH)
     ends = []
     for position in (0, len(source) * 9 // 10):
         start = time.perf_counter()

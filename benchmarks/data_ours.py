@@ -16,6 +16,7 @@ from open_clip import get_tokenizer
 
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
+from trainer.data.lanes import Lanes
 from trainer.data.loader import train_batches
 from trainer.data.pixels import RandomCrop
 from trainer.data.source import open_source
@@ -34,7 +35,7 @@ def loader(pattern: str, batches: int, workers: int = 1) -> Rates:
         plan=BatchPlan(1, BATCH, BATCH, BATCH, 1),
         rank=0,
         seed=0,
-        window=10_000,
+        order=Lanes(105, BATCH),
         pixels=RandomCrop((224, 224)),
         tokenizer=quick(get_tokenizer("ViT-B-32")),
         workers=workers,

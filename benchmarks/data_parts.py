@@ -28,14 +28,17 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.data import pixels as pixels_module
 from trainer.data import processes
 from trainer.data.captions import random_caption
-from trainer.data.loader import TrainBatches, TrainRequest, TrainRequests, train_batches
+from trainer.data.lanes import Lanes
+from trainer.data.loader import TrainBatches, train_batches
 from trainer.data.pixels import RandomCrop
 from trainer.data.shards import ShardSource
 from trainer.data.shared_buffers import BufferPool
 from trainer.data.source import open_source
 from trainer.data.tokens import QuickTokenizer, quick
+from trainer.data.train_requests import TrainRequest, TrainRequests
 
-BATCH, WARM_UP, WINDOW = 64, 4, 10_000
+BATCH, WARM_UP = 64, 4
+ORDER_OF_RUN = Lanes(105, BATCH)
 DECODE = "decode"
 PLACES: tuple[tuple[Any, str, str], ...] = (
     (ShardSource, "read", "index and shards"),
@@ -110,10 +113,12 @@ class Sides:
         source, plan = open_source(Data(train=(pattern,))), BatchPlan(1, samples, samples, samples, 1)
         crop, tokenizer = RandomCrop((224, 224)), quick(get_tokenizer("ViT-B-32"))
         self._stream = train_batches(
-            source, plan=plan, rank=0, seed=0, window=WINDOW, pixels=crop, tokenizer=tokenizer, workers=1
+            source, plan=plan, rank=0, seed=0, order=ORDER_OF_RUN, pixels=crop, tokenizer=tokenizer, workers=1
         )
         self._requests = iter(
-            TrainRequests(source.shard_sizes(), None, plan, 0, 0, WINDOW, len(source) // samples, None, 0, 0)
+            TrainRequests(
+                source.shard_sizes(), None, plan, 0, 0, ORDER_OF_RUN, len(source) // samples, None, 0, 0
+            )
         )
         self._data = TrainBatches(source, 0, crop, tokenizer, skip_bad=False, caption_choice=random_caption)
 

@@ -14,6 +14,7 @@ from tests.support.jobs import tiny_job
 from trainer.comm.connect import connect
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import RandomCrop
 from trainer.data.sample import Source
@@ -28,7 +29,7 @@ def load(source: Source, plan: BatchPlan, rank: int, workers: int, epochs: int =
         plan=plan,
         rank=rank,
         seed=1,
-        window=300,
+        order=Lanes(300, 32),
         pixels=RandomCrop((32, 32), scale=(0.5, 1.0)),
         tokenizer=get_tokenizer("ViT-B-32"),
         workers=workers,

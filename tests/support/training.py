@@ -11,6 +11,7 @@ from trainer.checkpoint.resume import Start, best_value
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan, schedule
+from trainer.data.lanes import Lanes
 from trainer.data.source import open_source
 from trainer.model.build import build_model
 from trainer.run.layout import Run
@@ -44,6 +45,7 @@ def setup_of(
         train_step=TrainStep(job, batch_plan, comm, clip.model),
         source=source,
         weights=None,
+        order=Lanes(8, job.optim.global_batch_size),
         evaluate=evaluate,
         writer=CheckpointWriter(run.checkpoints, job.checkpoint, 0, 1, 30.0),
         requests=Requests(folder, 0, comm.heartbeat),

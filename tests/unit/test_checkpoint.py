@@ -21,6 +21,9 @@ from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
+from trainer.data.choose_order import order_by
+from trainer.data.lanes import Lanes
+from trainer.data.window_order import Window
 from trainer.errors import InputError, MachineError
 from trainer.model.build import build_model, untrained
 from trainer.train.step import MicroBatch, TrainStep
@@ -275,6 +278,42 @@ def test_a_job_that_would_train_differently_is_refused_with_the_difference(
     _save(tmp_path, _train(alone), 1)
     with pytest.raises(InputError, match=named):
         _resumed(tmp_path, alone, small_job(**sections))  # type: ignore[arg-type]
+
+
+LANES = {"order": "lanes", "block_samples": 7, "lanes": 8}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "data", "refused"),
+    [
+        (LANES, {}, None),
+        (LANES, {"order": "lanes", "block_samples": 7}, None),
+        (LANES, {"order": "window"}, "data.order is lanes there and window here"),
+        (LANES, {"block_samples": 9}, "data.block_samples is 7 there and 9 here"),
+        (None, {}, None),
+        (None, {"order": "window"}, None),
+        (None, {"order": "lanes"}, "data.order is window there and lanes here"),
+        (None, {"block_samples": 9}, "data.block_samples is not set there and 9 here"),
+    ],
+)
+def test_a_run_goes_on_in_the_order_that_it_was_begun_in(
+    tmp_path: Path, alone: Comm, recorded: dict[str, Any] | None, data: dict[str, Any], refused: str | None
+) -> None:
+    """An older Clipship wrote nothing of the order: there was the window's alone."""
+    facts = RunIdentity(small_job(), SAMPLES, order=recorded or {}).facts()
+    if recorded is None:
+        del facts["data_order"], facts["job"]["data"]["order"], facts["job"]["data"]["block_samples"]
+    writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
+    writer.save(1, _train(alone), facts)
+    writer.finish()
+    job = small_job(data=data)
+    if refused:
+        with pytest.raises(InputError, match=refused):
+            restore(job, alone, tmp_path, _train(alone), RunIdentity(job, SAMPLES))
+        return
+    start = restore(job, alone, tmp_path, _train(alone), RunIdentity(job, SAMPLES))
+    assert start.order == (recorded or {"order": "window"})
+    assert order_by(start.order, job.data) == (Lanes(7, 8) if recorded else Window(10_000))
 
 
 def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -> None:

@@ -28,6 +28,7 @@ from trainer.data.check import check_data
 from trainer.data.columnar import ColumnarSource
 from trainer.data.distributed_index import open_together
 from trainer.data.formats import READERS
+from trainer.data.lanes import Lanes
 from trainer.data.loader import train_batches
 from trainer.data.row_groups import GroupCache
 from trainer.data.sample import BadSample, RawSample, Source
@@ -225,7 +226,7 @@ def order(source: Source, data: Data, ranks: int, start: int = 0) -> list[str]:
     of_ranks = []
     for rank in range(ranks):
         stream = train_batches(
-            source, plan=BatchPlan(ranks, 4, 4 // ranks, 4 // ranks, 1), rank=rank, seed=1, window=8,
+            source, plan=BatchPlan(ranks, 4, 4 // ranks, 4 // ranks, 1), rank=rank, seed=1, order=Lanes(8, 2),
             pixels=numbers, tokenizer=lengths, workers=0, weights=weights, epochs=2, start_batch=start,
         )  # fmt: skip
         of_ranks.append([batch.captions for batch in stream])
@@ -325,11 +326,15 @@ def test_check_refuses_a_window_that_memory_does_not_hold(tmp_path: Path) -> Non
     with pytest.raises(
         InputError, match=r"read row groups again and again: .* set shuffle_window = "
     ) as caught:
-        check_data(Data(train=(path,), row_group_cache_mb=1))
+        check_data(Data(train=(path,), order="window", row_group_cache_mb=1))
     window = int(str(caught.value).split("shuffle_window = ")[2].split()[0])
-    assert check_data(Data(train=(path,), row_group_cache_mb=1, shuffle_window=window)) == 64
+    assert check_data(Data(train=(path,), order="window", row_group_cache_mb=1, shuffle_window=window)) == 64
     with pytest.raises(InputError, match="row group 0 takes more memory than the 1 MiB"):
-        check_data(Data(train=(write_parquet(tmp_path / "u.parquet", big, 64),), row_group_cache_mb=1))
+        check_data(
+            Data(
+                train=(write_parquet(tmp_path / "u.parquet", big, 64),), order="window", row_group_cache_mb=1
+            )
+        )
 
 
 def test_evaluation_has_each_named_image_once_with_the_captions_of_all_its_rows(tmp_path: Path) -> None:

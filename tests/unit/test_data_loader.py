@@ -16,6 +16,7 @@ from torch import Tensor
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.captions import CHOICES, Choice, WeightedCaption, random_caption
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Batch, Pixels, batches_per_epoch, train_batches
 from trainer.data.sample import BadSample, LeftOut, RawSample
 from trainer.errors import InputError
@@ -80,7 +81,7 @@ def rank_batches(
         plan=plan,
         rank=rank,
         seed=5,
-        window=8,
+        order=Lanes(3, 2),
         pixels=pixels,
         tokenizer=lengths,
         workers=0,
@@ -219,7 +220,7 @@ def test_pixels_that_are_written_into_the_batch_are_those_that_are_returned() ->
     batches, same = (
         list(
             train_batches(
-                Dots(20, 30), plan=plan, rank=0, seed=5, window=8, pixels=pixels, tokenizer=lengths,
+                Dots(20, 30), plan=plan, rank=0, seed=5, order=Lanes(3, 2), pixels=pixels, tokenizer=lengths,
                 workers=0, epochs=2, skip_bad=True,
             )
         )
@@ -261,7 +262,14 @@ def test_each_choice_of_captions_is_the_same_on_any_ranks_and_after_a_resume(nam
 
 def test_without_a_number_of_epochs_loading_never_ends() -> None:
     stream = train_batches(
-        Dots(8), plan=make_plan(1, 8), rank=0, seed=0, window=8, pixels=plain, tokenizer=lengths, workers=0
+        Dots(8),
+        plan=make_plan(1, 8),
+        rank=0,
+        seed=0,
+        order=Lanes(3, 2),
+        pixels=plain,
+        tokenizer=lengths,
+        workers=0,
     )
     assert [batch.epoch for batch in islice(stream, 30)] == list(range(30))
 

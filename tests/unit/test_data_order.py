@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.order import EpochOrder, Samples, epoch_samples, position_seed
+from trainer.data.order import Samples, epoch_samples, position_seed
+from trainer.data.window_order import WindowOrder as EpochOrder
 
 
 def epoch_order(sizes: list[int], *, seed: int, epoch: int, window: int) -> Samples:

@@ -36,6 +36,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"optim": {"distill_weight": 2.0}},
         {"model": {"teacher": "ViT-B-32", "teacher_pretrained": "openai"}},
     ),
+    ("data.shuffle_window", {"data": {**SHARDS, "shuffle_window": 8}}, {"data": {"order": "window"}}),
+    (
+        "data.block_samples",
+        {"data": {**SHARDS, "order": "window", "block_samples": 8}},
+        {"data": {"order": "lanes"}},
+    ),
+    ("data.cache_gb", {"data": {**SHARDS, "cache_gb": 8}}, {"data": {"cache": "/local"}}),
+    ("data.read_ahead_mb", {"data": {**SYNTHETIC, "read_ahead_mb": 8}}, {"data": {**SHARDS}}),
     ("data.synthetic_samples", {"data": {**SHARDS, "synthetic_samples": 8}}, {"data": {**SYNTHETIC}}),
     ("data.on_bad_sample", {"data": {**SYNTHETIC, "on_bad_sample": "fail"}}, {"data": {**SHARDS}}),
     (

@@ -29,12 +29,15 @@ class RunIdentity:
     """Digest of the sizes of the data's files and of their samples; empty if it is not known."""
     eval_files: Mapping[str, str] = field(default_factory=dict)
     """Digest of what each key of the evaluation reads from a file of the user's, by key."""
+    order: Mapping[str, Any] = field(default_factory=dict)
+    """The order of the samples, as `trainer.data.choose_order` has it; empty as long as it is not known."""
 
     def facts(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the run."""
         return {
             "data_samples": self.samples,
             "data_files": self.data_files,
+            "data_order": dict(self.order),
             "model_files": dict(self.model_files),
             "eval_files": dict(self.eval_files),
             "job": recorded(self.job),
@@ -46,7 +49,7 @@ class RunIdentity:
         What an older Clipship did not write is not compared.
         """
         return [
-            *differences(before["job"], self.job.model_dump()),
+            *differences(*self._jobs_with_order(before)),
             *self._of_model(before),
             *self._of_data(before),
         ]
@@ -62,6 +65,14 @@ class RunIdentity:
             if self.eval_files.get(key, digest) != digest
         ]
 
+    def _jobs_with_order(self, before: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the job then and now, with the run's order in both unless the job names another."""
+        then, now = dict(before["job"]), self.job.model_dump()
+        order = recorded_order(before)
+        then["data"] = {**then.get("data", {}), **order}
+        now["data"] |= {key: value for key, value in order.items() if now["data"].get(key) is None}
+        return then, now
+
     def _of_model(self, before: Mapping[str, Any]) -> Iterator[str]:
         for name, digest in before.get("model_files", {}).items():
             if self.model_files.get(name, digest) != digest:
@@ -73,6 +84,14 @@ class RunIdentity:
             yield f"data.train had {many(before['data_samples'], 'sample')} then and has {self.samples} now"
         elif self.data_files and before.get("data_files", "") not in ("", self.data_files):
             yield "the files of data.train have other sizes or other numbers of samples than then"
+
+
+def recorded_order(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the order of a run's samples by what a checkpoint says of the run.
+
+    An older Clipship knew one order only, and did not write it.
+    """
+    return dict(facts.get("data_order") or {"order": "window"})
 
 
 def digests(files: Mapping[str, bytes]) -> dict[str, str]:

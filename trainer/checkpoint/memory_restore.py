@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.identity import RunIdentity
+from trainer.checkpoint.identity import RunIdentity, recorded_order
 from trainer.checkpoint.memory_state import Kept, forget, kept_steps
 from trainer.checkpoint.state import TrainState
 from trainer.comm.backends import keeps_in_memory
@@ -50,6 +50,8 @@ class FromMemory:
     """Every how many steps the ranks before kept one; None if they had not chosen yet."""
     first_buffer: int
     """Buffer of this rank's node that may be overwritten."""
+    order: Mapping[str, Any] | None = None
+    """Order of the run's samples; None if it may be chosen."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def restore_from_memory(
         saved_step=on_disk,
         record=about["record"],
         every=about["every"] or None,
+        order=about["order"],
         first_buffer=(held[0] + 1) % BUFFERS if held else 0,
     )
 
@@ -198,4 +201,9 @@ def _load(memory: NodeMemory, choice: Choice, train: TrainState, comm: Comm) -> 
         scaler = kept.load(train)
     except (OSError, RuntimeError, KeyError) as error:
         return f"{type(error).__name__}: {error}"
-    return {**kept.about, "scaler": scaler, "node": kept.node or comm.world.node}
+    return {
+        **kept.about,
+        "scaler": scaler,
+        "node": kept.node or comm.world.node,
+        "order": recorded_order(kept.layout.run),
+    }

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.checkpoint import files, foreign, state
 from trainer.checkpoint.files import BrokenCheckpoint
-from trainer.checkpoint.identity import RunIdentity
+from trainer.checkpoint.identity import RunIdentity, recorded_order
 from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, restore_from_memory
 from trainer.checkpoint.scatter import scatter
 from trainer.checkpoint.state import TrainState, WholeState
@@ -39,6 +39,8 @@ class Start:
     steps_done: int
     source: Path | None
     memory: FromMemory | None = None
+    order: Mapping[str, Any] | None = None
+    """Order of the samples of the run that goes on; None if it may be chosen."""
 
     @property
     def is_beginning(self) -> bool:
@@ -93,7 +95,7 @@ def restore(
     if memory is not None and (start := _from_memory(comm, checkpoints, train, memory, run)) is not None:
         return start
     had_any = memory is not None and any(comm.all_gather_object(memory.had_any or bool(memory.kept)))
-    answer: tuple[int, str | None, Mapping[str, Any]] | str | None = None
+    answer: tuple[int, str | None, Mapping[str, Any], Mapping[str, Any] | None] | str | None = None
     whole: WholeState | None = None
     if comm.world.rank == 0:
         try:
@@ -101,7 +103,7 @@ def restore(
             if start.is_beginning:
                 _refuse_to_forget(checkpoints, had_any)
             scaler = whole.scaler if whole is not None else {}
-            answer = start.steps_done, str(start.source) if start.source else None, scaler
+            answer = start.steps_done, str(start.source) if start.source else None, scaler, start.order
             for aside in files.set_aside(checkpoints, start.steps_done):
                 log.warning(
                     "resume       moved aside, because this start continues from an earlier step: %s", aside
@@ -112,14 +114,14 @@ def restore(
     if isinstance(answer, str):
         raise InputError(answer)
     assert answer is not None
-    steps_done, source, scaler = answer
+    steps_done, source, scaler, order = answer
     if not train.shards.split:
         broadcast_replicas(comm, train.model, train.optimizer)
     elif source is not None:
         scatter(comm, train, whole)
     if scaler and train.scaler.is_enabled():
         train.scaler.load_state_dict(dict(scaler))
-    return Start(steps_done, Path(source) if source else None)
+    return Start(steps_done, Path(source) if source else None, order=order)
 
 
 def _from_memory(
@@ -135,7 +137,7 @@ def _from_memory(
     if comm.world.rank == 0:
         files.remove_leftovers(checkpoints)
         files.set_aside(checkpoints, found.step)
-    return Start(found.step, None, found)
+    return Start(found.step, None, found, found.order)
 
 
 def best_value(job: Job, comm: Comm, checkpoints: Path) -> float:
@@ -183,7 +185,7 @@ def _read_here(
         state.put_weights(whole.weights, train)
     except RuntimeError as error:
         raise BrokenCheckpoint(f"{folder}: its weights belong to another model: {error}") from error
-    return Start(manifest["step"], folder), whole
+    return Start(manifest["step"], folder, order=recorded_order(manifest)), whole
 
 
 def _written_since(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:

@@ -48,6 +48,7 @@ UNITS = {
     "_bytes": "bytes",
     "_pixels": "pixels",
     "_samples": "samples",
+    "block_samples": "samples",
     "shuffle_window": "samples",
     "batch_size": "samples",
     "batch_size_per_gpu": "samples",

@@ -8,19 +8,23 @@ only the speed.
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from trainer.config.batch_plan import BatchPlan, steps_per_epoch
+from trainer.data.arena import Arena
+from trainer.data.blocks import InBlocks, Place
 from trainer.data.captions import Choice, random_caption
-from trainer.data.order import EpochOrder, Samples, epoch_samples, position_seed
+from trainer.data.lanes import Lanes
+from trainer.data.order import Order, epoch_samples, position_seed
 from trainer.data.processes import empty_to_send, load, received, to_send
+from trainer.data.read_ahead import AHEAD_BYTES, ReadAhead
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.tokens import Masks, Tokenizer
+from trainer.data.train_requests import TrainRequest, TrainRequests
 from trainer.errors import InputError
 
 Pixels = Callable[[RawSample, int], Tensor]
@@ -100,7 +104,7 @@ def train_batches(
     plan: BatchPlan,
     rank: int,
     seed: int,
-    window: int,
+    order: Order,
     pixels: Pixels,
     tokenizer: Tokenizer,
     workers: int,
@@ -111,12 +115,14 @@ def train_batches(
     start_epoch: int = 0,
     start_batch: int = 0,
     pin_memory: bool = False,
+    ahead_bytes: int = AHEAD_BYTES,
 ) -> Iterator[Batch]:
     """Yields the rank's micro-batches, `plan.accumulation` for each global batch.
 
     It starts at `start_batch` of `start_epoch`. It ends after epoch `epochs` - 1; with `epochs` None it never
     ends. Over all ranks, no sample comes more often than its shard's weight says. `skip_bad` replaces bad
-    samples, and `caption_choice` takes one of a sample's captions. Raises InputError for samples that
+    samples, and `caption_choice` takes one of a sample's captions. In the order of lanes blocks of shards are
+    read ahead, `ahead_bytes` of them. Raises InputError for samples that
     cannot be read or decoded.
     """
     sizes = source.shard_sizes()
@@ -124,54 +130,26 @@ def train_batches(
     if not 0 <= start_batch < batches:
         raise ValueError(f"start_batch {start_batch} of {batches} batches")
     requests = TrainRequests(
-        sizes, weights, plan, rank, seed, window, batches, epochs, start_epoch, start_batch
+        sizes, weights, plan, rank, seed, order, batches, epochs, start_epoch, start_batch
     )
-    return load(
-        TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice), requests, workers, pin_memory
-    )
+    if not isinstance(source, InBlocks) or not isinstance(order, Lanes):
+        dataset = TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice)
+        return load(dataset, requests, workers, pin_memory)
+    ahead = ReadAhead(source, requests, ahead_bytes)
+    dataset = TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice, ahead.arena)
+    return _giving_back(load(dataset, ahead, workers, pin_memory), ahead, plan.accumulation)
 
 
-class TrainRequest(NamedTuple):
-    """Samples of one micro-batch; `positions` and `samples` are int64 [samples]."""
-
-    epoch: int
-    batch_in_epoch: int
-    micro_batch: int
-    positions: Samples
-    samples: Samples
-
-
-@dataclass(frozen=True)
-class TrainRequests:
-    """The requests of one rank, in order."""
-
-    shard_sizes: Sequence[int]
-    weights: Sequence[float] | None
-    plan: BatchPlan
-    rank: int
-    seed: int
-    window: int
-    batches: int
-    epochs: int | None
-    start_epoch: int
-    start_batch: int
-
-    def __iter__(self) -> Iterator[TrainRequest]:
-        epoch, batch = self.start_epoch, self.start_batch
-        while self.epochs is None or epoch < self.epochs:
-            order = EpochOrder(
-                self.shard_sizes, seed=self.seed, epoch=epoch, window=self.window, weights=self.weights
-            )
-            for number in range(batch, self.batches):
-                yield from self._of_batch(order, epoch, number)
-            epoch, batch = epoch + 1, 0
-
-    def _of_batch(self, order: EpochOrder, epoch: int, batch: int) -> Iterator[TrainRequest]:
-        first = batch * self.plan.global_batch_size + self.rank * self.plan.batch_size_per_rank
-        for micro_batch in range(self.plan.accumulation):
-            begin = first + micro_batch * self.plan.micro_batch_size
-            end = begin + self.plan.micro_batch_size
-            yield TrainRequest(epoch, batch, micro_batch, np.arange(begin, end), order.samples(begin, end))
+def _giving_back(batches: Iterator[Batch], ahead: ReadAhead, accumulation: int) -> Iterator[Batch]:
+    """Yields the batches, and gives back the blocks that no later one needs."""
+    try:
+        for batch in batches:
+            if batch.micro_batch == accumulation - 1:
+                ahead.done(batch.epoch, batch.batch_in_epoch)
+            yield batch
+    finally:
+        ahead.close()
+        del batches  # a traceback would keep it alive, and with it the loader processes
 
 
 class TrainBatches(Dataset[Batch | InputError]):
@@ -185,8 +163,9 @@ class TrainBatches(Dataset[Batch | InputError]):
         tokenizer: Tokenizer,
         skip_bad: bool,
         caption_choice: Choice,
+        arena: Arena | None = None,
     ) -> None:
-        self._source = source
+        self._source, self._arena = source, arena
         self._seed = seed
         self._pixels = pixels
         self._writes_into = isinstance(pixels, WritesInto)
@@ -209,7 +188,8 @@ class TrainBatches(Dataset[Batch | InputError]):
             zip(request.positions.tolist(), request.samples.tolist(), strict=True)
         ):
             out = images[place] if place else None
-            raw, image = self._usable(sample, request.epoch, position, bad, out)
+            at = request.places[place] if request.places else None
+            raw, image = self._usable(sample, request.epoch, position, bad, out, at)
             if not place:
                 images = empty_to_send(len(request.samples), *image.shape)
             if image is not out:
@@ -238,15 +218,22 @@ class TrainBatches(Dataset[Batch | InputError]):
         return self._tokenizer.masked(captions, seeds)
 
     def _usable(
-        self, sample: int, epoch: int, position: int, bad: list[BadSample], out: Tensor | None
+        self,
+        sample: int,
+        epoch: int,
+        position: int,
+        bad: list[BadSample],
+        out: Tensor | None,
+        at: Place | None,
     ) -> tuple[RawSample, Tensor]:
         """Returns the sample and its pixels, replacing a bad sample; the pixels are `out` if written there.
 
-        The replacement depends on the position alone. Skipped samples are appended to `bad`.
+        It is read at its place if that is known. The replacement depends on the position alone. Skipped
+        samples are appended to `bad`.
         """
         for attempt in range(MOST_SUBSTITUTES):
             try:
-                raw = self._source.read(sample)
+                raw = self._read(sample, at)
                 return raw, self._pixels_of(
                     raw, position_seed(self._seed, epoch, position, "augmentation"), out
                 )
@@ -255,7 +242,13 @@ class TrainBatches(Dataset[Batch | InputError]):
                     raise
                 bad.append(error)
             sample = position_seed(self._seed, epoch, position, f"substitute {attempt}") % len(self._source)
+            at = None
         raise InputError(f"{MOST_SUBSTITUTES} samples in a row cannot be used; the last one: {bad[-1]}")
+
+    def _read(self, sample: int, at: Place | None) -> RawSample:
+        if at is None or self._arena is None:
+            return self._source.read(sample)
+        return cast(InBlocks, self._source).read_at(at, self._arena)
 
     def _pixels_of(self, raw: RawSample, seed: int, out: Tensor | None) -> Tensor:
         if out is None or not self._writes_into:

@@ -6,13 +6,17 @@ The offsets come from an index on disk or in memory.
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from threading import Lock
 from typing import Literal
 
 from trainer.config import Data, is_remote
+from trainer.data.arena import Arena
 from trainer.data.bad_samples import WHOLE, Allowed
+from trainer.data.block_cache import BlockCache
+from trainer.data.blocks import Place
 from trainer.data.captions import LINES, CaptionReader
-from trainer.data.files import Files
-from trainer.data.index import raise_all
+from trainer.data.files import Files, stamp
+from trainer.data.index import Entry, raise_all
 from trainer.data.indexed import FileIndex, filtered_of, index_in_memory, left_out_of
 from trainer.data.sample import (
     MOST_BYTES,
@@ -36,6 +40,8 @@ KEYS_OF_JOB = {
 }
 MAPPED_ROWS = 256
 """Number of shards whose rows a process keeps mapped: more than a window touches, and bounded."""
+LOCAL_GAP, REMOTE_GAP = 2**18, 2**20
+"""Largest number of bytes between samples that are read with them; more is skipped by a second read."""
 ONE_READ = 2**16
 """Largest gap in bytes between image and text that are read at once: on a network a second read costs more.
 
@@ -61,6 +67,10 @@ class ShardSource:
         self._numbering = Numbering(self.shard_sizes())
         self._files = Files()
         self._rows: OrderedDict[int, Rows] = OrderedDict()
+        self._mapping = Lock()  # threads read blocks ahead
+        self.cache: BlockCache | None = None
+        """What keeps the blocks that are read ahead; None if nothing does."""
+        self._versions: dict[str, tuple[int, str]] = {}
 
     @cached_property
     def left_out(self) -> LeftOut:
@@ -73,17 +83,53 @@ class ShardSource:
         return [len(entry) for entry in self.index.entries]
 
     def read(self, index: int) -> RawSample:
-        number, row = self._numbering.locate(index)
+        return self.read_at(self.places(index, 1)[0])
+
+    def places(self, first: int, count: int) -> list[Place]:
+        """Returns the places of consecutive samples of one shard."""
+        number, row = self._numbering.locate(first)
         path, rows = self.index.paths[number], self._of_shard(number)
-        image_at, image_size, text_at, text_size, _ = rows.places[row].item()
-        key = rows.key(row)
-        check_bytes(path, key, "image", image_size, self._most_bytes)
-        check_bytes(path, key, f".{self._selection.text}", text_size, self._most_bytes)
-        try:
-            image, text = self._both(path, image_at, image_size, text_at, text_size)
-        except InputError as error:
-            kind = StorageError if isinstance(error, StorageError) else InputError
-            raise kind(f"{error} (reading sample {key})") from error
+        return [
+            Place(path, rows.key(row + at), *place[:4])
+            for at, place in enumerate(rows.places[row : row + count].tolist())
+        ]
+
+    def is_readable(self, place: Place) -> bool:
+        """Returns whether the sample is small enough to be read at all."""
+        return max(place.image_size, place.text_size) <= self._most_bytes
+
+    def bytes_of(self, path: str, begin: int, end: int) -> bytes:
+        """Returns a part of a shard, from the cache or from a file that is open for this read alone."""
+        if self.cache is None:
+            return Files().read(path, begin, end - begin)
+        version = self._versions.get(path) or self._versions.setdefault(path, self._version(path))
+        return self.cache.read(
+            path, version, begin, end, lambda at, behind: Files().read(path, at, behind - at)
+        )
+
+    def _version(self, path: str) -> tuple[int, str]:
+        """Returns the shard's size and time of change when it was indexed."""
+        entry = self.index.entries[self.index.paths.index(path)]
+        return (entry.size, entry.changed) if isinstance(entry, Entry) else stamp(path)
+
+    def gap_bytes(self, path: str) -> int:
+        """Returns the largest number of bytes between two samples that are read with them."""
+        return REMOTE_GAP if is_remote(path) else LOCAL_GAP
+
+    def read_at(self, place: Place, arena: Arena | None = None) -> RawSample:
+        """Returns the sample at a place, from the arena if it lies there. Raises as `read` does."""
+        path, key = place.path, place.key
+        check_bytes(path, key, "image", place.image_size, self._most_bytes)
+        check_bytes(path, key, f".{self._selection.text}", place.text_size, self._most_bytes)
+        if arena is not None and place.shift is not None:
+            image = arena.read(place.image_at + place.shift, place.image_size)
+            text = arena.read(place.text_at + place.shift, place.text_size)
+        else:
+            try:
+                image, text = self._both(path, *place[2:6])
+            except InputError as error:
+                kind = StorageError if isinstance(error, StorageError) else InputError
+                raise kind(f"{error} (reading sample {key})") from error
         try:
             if self._meaning == "label":
                 return RawSample(key, path, image, (), parse_label(text))
@@ -105,17 +151,24 @@ class ShardSource:
         return span[image_at : image_at + image_size], span[text_at : text_at + text_size]
 
     def _of_shard(self, number: int) -> Rows:
-        if number not in self._rows:
-            self._rows[number] = self.index.rows(number)
+        with self._mapping:
+            if (rows := self._rows.get(number)) is not None:
+                self._rows.move_to_end(number)
+                return rows
+        rows = self.index.rows(number)
+        with self._mapping:
+            self._rows[number] = rows
             if len(self._rows) > MAPPED_ROWS:
                 self._rows.popitem(last=False)
-        self._rows.move_to_end(number)
-        return self._rows[number]
+        return rows
 
     def __getstate__(self) -> dict[str, object]:
         # `left_out` is long, and is computed again where it is needed.
         kept = {name: value for name, value in self.__dict__.items() if name != "left_out"}
-        return {**kept, "_rows": OrderedDict()}
+        return {name: value for name, value in kept.items() if name not in ("_rows", "_mapping", "cache")}
+
+    def __setstate__(self, kept: dict[str, object]) -> None:
+        self.__dict__.update(kept, _rows=OrderedDict(), _mapping=Lock(), cache=None)
 
 
 def shard_selection(data: Data) -> Selection:

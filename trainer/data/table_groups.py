@@ -79,7 +79,8 @@ def check_row_groups(files: Sequence[str], data: Data, key: str) -> int | None:
             ]
             unpacked += sum(unpacked_of)
             problems += list(_missing_images(file, groups, selection))
-    problems += list(_window_too_large(key, data, sizes, unpacked))
+    if data.order == "window":
+        problems += list(_window_too_large(key, data, sizes, unpacked))
     if problems:
         raise InputError("\n".join(problems))
     if data.filters:

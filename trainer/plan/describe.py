@@ -16,6 +16,7 @@ from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.stack_table import KnownBad, table
 from trainer.data.image_folder import image_folder
+from trainer.data.reading_plan import reading_rows
 from trainer.data.shard_names import expand_shards
 from trainer.estimate.fit import with_gpu_limit
 from trainer.launch.schedulers import launchers_of, scheduler
@@ -100,6 +101,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
             else f"not checked: {_named(job.data.train)}",
         ),
         *(facts.first.rows() if facts.first is not None else ()),
+        *(reading_rows(job, facts.batch_plan) if files else ()),
         ("world", _world(job, world_size, local=local)),
         *device_rows(job, local=local),
         environment_row(job, local=local),

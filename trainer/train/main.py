@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from trainer.comm.replicas import check_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule, batch_text, plan, schedule
 from trainer.data.bad_samples import name_left_out
+from trainer.data.choose_order import order_of_run
 from trainer.data.distributed_index import open_together
 from trainer.data.identity import data_rows
 from trainer.data.order import epoch_samples
@@ -175,6 +177,9 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         give_initial_weights(job, clip.model)
     if comm.world.rank == 0:
         run.result.unlink(missing_ok=True)  # the run was done; now it goes back to a checkpoint, or further
+    order = order_of_run(job, comm, source, start.order)
+    _say("order", str(order))
+    identity = replace(identity, order=order.facts())
     check_replicas(comm, step.shards, step.optimizer)
     generation = f"generation {comm.world.generation}: " if comm.world.generation > 1 else ""
     _say("start", f"{generation}{start}")
@@ -198,6 +203,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         train_step=step,
         source=source,
         weights=weights,
+        order=order,
         evaluate=partial(_evaluate, evaluation, clip, step, requests, keeper),
         writer=writer,
         requests=requests,

@@ -55,7 +55,7 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         plan=setup.plan,
         rank=setup.comm.world.rank,
         seed=job.seed,
-        window=job.data.shuffle_window,
+        order=setup.order,
         pixels=setup.clip.crop,
         tokenizer=with_mask(setup.clip.tokenizer, job.data.text_mask),
         workers=loader_processes(setup.source, job.data.workers),
@@ -65,6 +65,7 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         start_epoch=epoch,
         start_batch=batch,
         pin_memory=setup.comm.device.type == "cuda",
+        ahead_bytes=job.data.read_ahead_mb * 2**20,
     )
     micro_batches = (setup.schedule.steps - steps_done) * setup.plan.accumulation
     captions = _caption_monitor(setup, micro_batches * setup.plan.micro_batch_size)

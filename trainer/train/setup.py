@@ -10,6 +10,7 @@ from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule
+from trainer.data.order import Order
 from trainer.data.source import Source
 from trainer.model.build import Clip
 from trainer.run.layout import Run
@@ -32,6 +33,7 @@ class TrainSetup:
     source: Source
     weights: Sequence[float] | None
     """Weight of each shard: how many times an epoch contains its samples."""
+    order: Order
     evaluate: Callable[[], Metrics]
     """Collective: returns the metrics that the job asks for, of the model as it is now.
 

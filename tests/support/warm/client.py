@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.warm.request import Request, inherited
-from trainer.supervise.nursery import may_fork
+from trainer.supervise.rank.fork_server import may_fork
 from trainer.sysinfo.forks import adopt_orphans
 
 _PACKAGES = ("trainer.", "tests.support.")

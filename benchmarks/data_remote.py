@@ -1,0 +1,91 @@
+"""Our loader against open_clip_train's, on shards behind a slow web server: `make bench-data-remote`.
+
+The server waits before the first byte and limits the rate of a connection, as object storage does
+(`benchmarks/slow_store.py`). Both sides read the same addresses, take turns and are pinned to one core. Ours
+has its index; theirs needs none. The last line on stdout is JSON.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from benchmarks.data import SAMPLES, measured, run_alone, shards, their_python
+
+WAITS_MS = (5, 30, 100)
+MB_PER_S = 100
+EPOCHS = 3
+OURS = [sys.executable, "-m", "benchmarks.data_remote_ours"]
+
+
+@contextmanager
+def store(folder: Path, wait_ms: int) -> Iterator[str]:
+    """The address of a server of the folder's files."""
+    command = [sys.executable, "-m", "benchmarks.slow_store", str(folder), str(wait_ms), str(MB_PER_S)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.kill()
+
+
+def compare(pattern: str, wait_ms: int, python: Path, turns: int, core: int) -> dict[str, list[float]]:
+    """Returns the figures of each turn, by name: both sides' images per second, and more of ours."""
+    folder, names = Path(pattern).parent, Path(pattern).name
+    theirs = [str(python), str(Path(__file__).with_name("data_theirs.py"))]
+    found: dict[str, list[float]] = {}
+    with store(folder, wait_ms) as address:
+        for turn in range(turns):
+            ours = json.loads(run_alone([*OURS, f"{address}/{names}", str(EPOCHS)], {core}))
+            local = json.loads(run_alone([*OURS, pattern, str(EPOCHS)], {core}))
+            rate = measured([*theirs, f"{address}/{names}", str(SAMPLES), "8"], {core}, "wall")
+            of_turn = {
+                **ours,
+                "theirs": rate,
+                "local": local["rate"],
+                "local_us_of_processor": local["us_of_processor"],
+            }
+            for name, value in of_turn.items():
+                found.setdefault(name, []).append(value)
+            print(
+                f"{wait_ms} ms, turn {turn + 1}: ours {ours['rate']:.0f}, local {local['rate']:.0f}, "
+                f"theirs {rate:.0f} img/s; first batch after {ours['first_batch_s']:.2f} s",
+                file=sys.stderr,
+            )
+    return found
+
+
+@click.command(help=__doc__)
+@click.option("--turns", default=3, show_default=True, help="Times that each side runs.")
+@click.option("--core", default=0, show_default=True, help="The core that both sides are pinned to.")
+@click.option(
+    "--cache", type=click.Path(path_type=Path), default=Path("~/.cache/clipship/bench"), show_default=True
+)
+def main(turns: int, core: int, cache: Path) -> None:
+    folder = cache.expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    pattern, python = shards(folder, 512), their_python(folder)
+    report: dict[str, float] = {}
+    worst: dict[str, float] = {}
+    for wait_ms in WAITS_MS:
+        figures = compare(pattern, wait_ms, python, turns, core)
+        medians = {name: statistics.median(values) for name, values in figures.items()}
+        report[f"ours_{wait_ms}ms"] = round(medians["rate"])
+        report[f"theirs_{wait_ms}ms"] = round(medians["theirs"])
+        report[f"ratio_{wait_ms}ms"] = round(medians["rate"] / medians["theirs"], 2)
+        report[f"local_share_{wait_ms}ms"] = round(medians["rate"] / medians["local"], 3)
+        report[f"us_of_processor_{wait_ms}ms"] = round(medians["us_of_processor"])
+        report[f"local_us_of_processor_{wait_ms}ms"] = round(medians["local_us_of_processor"])
+        for name in ("requests_per_sample", "bytes_share", "first_batch_s"):
+            worst[name] = max(worst.get(name, 0.0), medians[name])
+    print(json.dumps({**report, **{name: round(value, 4) for name, value in worst.items()}}))
+
+
+if __name__ == "__main__":
+    main()

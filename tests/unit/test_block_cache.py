@@ -1,0 +1,99 @@
+"""Parts of shards on a node's disk: read once, checked, bounded, and nothing breaks when the disk does."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainer.data.block_cache import PART_BYTES, BlockCache
+
+SIZE = PART_BYTES + 5000
+CONTENT = bytes(range(251)) * (SIZE // 251 + 1)
+VERSION = (SIZE, "1")
+ALL = 10**12
+
+
+class Store:
+    """Counts what is fetched."""
+
+    def __init__(self) -> None:
+        self.fetched: list[tuple[int, int]] = []
+
+    def __call__(self, begin: int, end: int) -> bytes:
+        self.fetched.append((begin, end))
+        return CONTENT[begin:end]
+
+
+def read(cache: BlockCache, store: Store, begin: int, end: int, path: str = "s3://b/0.tar") -> None:
+    assert cache.read(path, VERSION, begin, end, store) == CONTENT[begin:end]
+
+
+def test_a_part_is_fetched_once_whatever_is_read_of_it_and_after_a_restart(tmp_path: Path) -> None:
+    store = Store()
+    for cache in (BlockCache(tmp_path, ALL), BlockCache(tmp_path, ALL)):
+        for begin, end in ((5, 500), (0, PART_BYTES), (PART_BYTES - 3, PART_BYTES + 9), (100, SIZE)):
+            read(cache, store, begin, end)
+    assert store.fetched == [(0, PART_BYTES), (PART_BYTES, SIZE)]
+
+
+def test_another_version_or_another_shard_is_fetched(tmp_path: Path) -> None:
+    store, cache = Store(), BlockCache(tmp_path, ALL)
+    read(cache, store, 0, 9)
+    read(cache, store, 0, 9, "s3://b/1.tar")
+    cache.read("s3://b/0.tar", (SIZE, "2"), 0, 9, store)
+    assert len(store.fetched) == 3
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[99] ^= 1
+    file.write_bytes(content)
+
+
+def replace_by_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("harm", [cut, flip, Path.unlink, replace_by_folder])
+def test_a_damaged_part_is_fetched_again(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    store, cache = Store(), BlockCache(tmp_path, ALL)
+    read(cache, store, 0, 9)
+    (file,) = tmp_path.glob("*/*.part")
+    harm(file)
+    read(cache, store, 0, 9)
+    assert len(store.fetched) == 2
+
+
+def test_what_was_not_used_for_longest_goes(tmp_path: Path) -> None:
+    store, cache = Store(), BlockCache(tmp_path, 10 * PART_BYTES)
+    for number in range(9):
+        read(cache, store, 0, 9, f"{number}.tar")
+        for file in tmp_path.glob("*/*.part"):
+            os.utime(file, (file.stat().st_mtime - 60,) * 2)
+    read(cache, store, 0, 9, "0.tar")  # used just now
+    before = len(store.fetched)
+    read(cache, store, 0, 9, "9.tar")
+    assert sum(file.stat().st_size for file in tmp_path.glob("*/*.part")) <= 0.8 * 10 * PART_BYTES
+    read(cache, store, 0, 9, "0.tar")
+    assert len(store.fetched) == before + 1
+    read(cache, store, 0, 9, "1.tar")
+    assert len(store.fetched) == before + 2
+
+
+def test_a_disk_that_takes_nothing_is_told_once_and_everything_is_still_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    store, cache = Store(), BlockCache(tmp_path / "file" / "cache", ALL)
+    read(cache, store, 0, 9)
+    read(cache, store, 0, 9)
+    assert len(store.fetched) == 2
+    (record,) = caplog.records
+    assert "nothing more is kept in" in record.getMessage()
+    assert "Not a directory" in record.getMessage()

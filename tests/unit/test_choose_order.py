@@ -1,0 +1,107 @@
+"""The order of a new run follows from what a sample takes in its file, the batch and the memory."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import tiny_job
+from trainer.config import Data
+from trainer.config.batch_plan import plan
+from trainer.data.choose_order import choose_order, mean_sample_bytes, order_by
+from trainer.data.index import Entry
+from trainer.data.lanes import Lanes
+from trainer.data.reading_plan import reading_rows
+from trainer.data.sample import Source
+from trainer.data.shards import ShardSource
+from trainer.data.synthetic import SyntheticSource
+from trainer.data.tar import Selection
+from trainer.data.window_order import Window
+
+GIB = 2**30
+
+
+def shards(sample_bytes: int, samples: int = 10_000) -> ShardSource:
+    entry = Entry(sample_bytes * samples, "0", samples, "", {}, {})
+    index: Any = SimpleNamespace(paths=("0.tar",), entries=(entry,))
+    return ShardSource(index, Selection(("jpg",), "txt"), "captions")
+
+
+class Groups(SyntheticSource):
+    """Row groups of 1,000 samples of 40 kB."""
+
+    units = (4,)
+    index = SimpleNamespace(
+        paths=("0.parquet",), entries=(Entry(40_000 * 4000, "0", 4000, "", {}, {}),), rows=None, payload=None
+    )
+
+    def shard_sizes(self) -> list[int]:
+        return [1000] * 4
+
+
+def chosen(source: Source, batch: int, ranks: int, room: int = GIB, **data: Any) -> Any:
+    return choose_order(Data(train=("0.tar",), **data), source, batch, ranks, room)
+
+
+@pytest.mark.parametrize(
+    ("sample_bytes", "batch", "ranks", "expected"),
+    [
+        (40_000, 64, 1, Lanes(105, 64)),
+        (40_000, 4096, 16, Lanes(104, 4096)),
+        (40_000, 32_768, 64, Lanes(52, 32_768)),  # 512 lanes a rank: half of 4 MiB each
+        (40_000, 32_768, 8, Lanes(16, 8192)),  # 4,096 lanes a rank would have 6 samples: 1,024 have 16
+        (3_000_000, 64, 1, Lanes(1, 64)),
+        (300_000_000, 64, 4, Lanes(1, 8)),
+        (300, 256, 1, Lanes(13_981, 256)),
+    ],
+)
+def test_blocks_of_4_mib_are_as_large_as_memory_allows(
+    sample_bytes: int, batch: int, ranks: int, expected: Lanes
+) -> None:
+    order = chosen(shards(sample_bytes), batch, ranks)
+    assert order == expected
+    open_bytes = order.block_samples * sample_bytes * -(-order.lanes // ranks)
+    assert open_bytes <= 1.01 * GIB
+    assert batch % order.lanes == 0
+
+
+def test_a_size_that_the_job_names_counts_and_lanes_follow() -> None:
+    assert chosen(shards(40_000), 64, 1, block_samples=500) == Lanes(500, 32)
+    assert chosen(shards(40_000), 64, 2, block_samples=500) == Lanes(500, 64)
+
+
+def test_row_groups_are_blocks_and_as_many_are_open_as_fit() -> None:
+    source: Any = Groups(4000)
+    assert mean_sample_bytes(source) == 40_000
+    assert chosen(source, 64, 1, row_group_cache_mb=512) == Lanes(1000, 8)
+    assert chosen(source, 64, 4, row_group_cache_mb=512) == Lanes(1000, 32)
+    assert chosen(source, 64, 1, row_group_cache_mb=1) == Lanes(1000, 1)
+
+
+def test_samples_that_are_read_alone_have_blocks_of_any_size() -> None:
+    assert chosen(SyntheticSource(4000), 64, 1) == Lanes(256, 64)
+
+
+def test_check_says_what_a_rank_reads_at_once(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(bytes(10_000_000))
+
+    def said(train: str, batch: int, ranks: int, **data: Any) -> list[tuple[str, str]]:
+        job = tiny_job(data={"format": "auto", "train": (train,), **data}, optim={"global_batch_size": batch})
+        return list(reading_rows(job, plan(job, ranks)))
+
+    text = "blocks of 4 MiB, each once: at most {} MB of them open in a rank, and {} MB ahead"
+    assert said("http://store.example/{0..9}.tar", 64, 1) == [("reading", text.format(268, 67))]
+    assert said("http://store.example/0.tar", 64, 4, read_ahead_mb=500) == [("reading", text.format(67, 524))]
+    assert said("http://store.example/0.tar", 8192, 2) == [("reading", text.format("1,074", 67))]
+    assert said(str(tmp_path / "0.tar"), 64, 1) == [("reading", text.format(10, 10))]
+    (window,) = said("0.tar", 64, 1, order="window")
+    assert window[1].startswith("at random, sample by sample, in a window of 10,000 samples")
+    job = tiny_job()
+    assert list(reading_rows(job, plan(job, 1))) == [], "synthetic data are not read"
+
+
+def test_an_order_is_the_one_that_was_recorded() -> None:
+    for order in (chosen(shards(40_000), 64, 1), chosen(shards(40_000), 64, 1, order="window")):
+        assert order_by(order.facts(), Data(train=("0.tar",))) == order
+    assert order_by({"order": "window"}, Data(train=("0.tar",), shuffle_window=300)) == Window(300)

@@ -1,0 +1,285 @@
+"""Blocks are read ahead, each once a rank, and the batches are those that samples read alone would give."""
+
+import io
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.range_server import serving
+from trainer.config import Data
+from trainer.config.batch_plan import BatchPlan
+from trainer.data.arena import MOST_SPARE, Arena
+from trainer.data.files import Files
+from trainer.data.lanes import Lanes
+from trainer.data.loader import Batch, train_batches
+from trainer.data.order import Order
+from trainer.data.processes import start_process_server
+from trainer.data.read_ahead import ReadAhead
+from trainer.data.sample import BadSample, RawSample
+from trainer.data.shards import ShardSource
+from trainer.data.source import open_source
+from trainer.data.train_requests import TrainRequests
+from trainer.data.window_order import Window
+from trainer.errors import InputError, StorageError
+
+PER_SHARD, SHARDS, BATCH = 40, 12, 16
+
+
+def plain(raw: RawSample, seed: int) -> Tensor:
+    """The file's bytes as a picture, and one that the position decides."""
+    assert isinstance(raw.image, bytes)
+    return torch.tensor([*raw.image, seed % 256], dtype=torch.uint8).view(1, 1, -1)
+
+
+def lengths(texts: list[str]) -> Tensor:
+    return torch.tensor([[len(text)] for text in texts])
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    start_process_server()
+    folder = tmp_path_factory.mktemp("shards")
+    for shard in range(SHARDS):
+        with tarfile.open(folder / f"{shard:02d}.tar", "w") as tar:
+            for number in range(PER_SHARD):
+                key = f"{shard:02d}{number:03d}"
+                for ending, content in (("jpg", key.encode() * 2), ("txt", f"caption {key}".encode())):
+                    info = tarfile.TarInfo(f"{key}.{ending}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    return str(folder / f"{{00..{SHARDS - 1:02d}}}.tar")
+
+
+def opened(shards: str, **data: object) -> ShardSource:
+    source = open_source(Data(train=(shards,), **data))  # type: ignore[arg-type]
+    assert isinstance(source, ShardSource)
+    return source
+
+
+def plan_of(ranks: int, accumulation: int) -> BatchPlan:
+    return BatchPlan(ranks, BATCH, BATCH // ranks, BATCH // ranks // accumulation, accumulation)
+
+
+def batches(
+    source: ShardSource,
+    order: Order,
+    ranks: int = 1,
+    accumulation: int = 1,
+    workers: int = 0,
+    rank: int = 0,
+    start: tuple[int, int] = (0, 0),
+    epochs: int | None = 2,
+) -> Iterator[Batch]:
+    return train_batches(
+        source, plan=plan_of(ranks, accumulation), rank=rank, seed=3, order=order, pixels=plain,
+        tokenizer=lengths, workers=workers, epochs=epochs, start_epoch=start[0], start_batch=start[1],
+    )  # fmt: skip
+
+
+def keys(
+    source: ShardSource, order: Order, ranks: int = 1, **how: object
+) -> dict[tuple[int, int], list[str]]:
+    """The keys of each global batch in the order of its slots, by epoch and batch; the bytes are theirs."""
+    found: dict[tuple[int, int], dict[int, str]] = {}
+    for rank in range(ranks):
+        for batch in batches(source, order, ranks, rank=rank, **how):  # type: ignore[arg-type]
+            of_batch = found.setdefault((batch.epoch, batch.batch_in_epoch), {})
+            for image, caption, key, position in zip(
+                batch.images, batch.captions, batch.keys, batch.positions.tolist(), strict=True
+            ):
+                assert bytes(image.flatten()[:-1].tolist()) == key.encode() * 2
+                assert caption == f"caption {key}"
+                of_batch[position] = key
+    return {at: [key for _, key in sorted(of_batch.items())] for at, of_batch in sorted(found.items())}
+
+
+ORDERS = [Lanes(7, 16), Lanes(7, 4), Lanes(100, 16)]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_the_same_samples_are_in_the_same_batches_on_any_ranks(shards: str, order: Order) -> None:
+    source = opened(shards)
+    alone = keys(source, order)
+    steps = PER_SHARD * SHARDS // BATCH
+    assert [len(of_batch) for of_batch in alone.values()] == [BATCH] * (2 * steps)
+    for epoch in range(2):
+        seen = Counter(key for (at, _), of_batch in alone.items() if at == epoch for key in of_batch)
+        assert len(seen) == PER_SHARD * SHARDS
+        assert set(seen.values()) == {1}
+    assert alone[0, 0] != alone[1, 0]
+    for ranks in (1, 2, 4):
+        for accumulation in (1, 2):
+            assert keys(source, order, ranks, accumulation=accumulation) == alone
+    resumed = {at: of_batch for at, of_batch in alone.items() if at >= (0, 13)}
+    assert keys(source, order, 2, start=(0, 13), accumulation=2) == resumed
+    assert keys(source, order, 8, start=(0, 13)) == resumed
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_loader_processes_take_the_same_samples(shards: str, workers: int) -> None:
+    source, order = opened(shards), ORDERS[0]
+    expected = keys(source, order, epochs=1)
+    assert keys(source, order, 2, workers=workers, accumulation=2, epochs=1) == expected
+
+
+def test_the_windows_order_goes_the_same_way_without_reading_ahead(shards: str) -> None:
+    source = opened(shards)
+    alone = keys(source, Window(30))
+    assert keys(source, Window(30), 2, accumulation=2, workers=1) == alone
+
+
+class Counting(Files):
+    """Counts the reads of every instance."""
+
+    asked: ClassVar[list[tuple[str, int, int]]] = []
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        self.asked.append((path, offset, size))
+        return super().read(path, offset, size)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_each_byte_is_read_once_a_rank_in_whole_blocks(
+    shards: str, order: Lanes, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.shards.Files", Counting)
+    monkeypatch.setattr(Counting, "asked", [])
+    source = opened(shards)
+    for rank in range(ranks):
+        list(batches(source, order, ranks, rank=rank, epochs=1))
+    data = sum(Path(path).stat().st_size for path in source.index.paths)
+    read = sum(size for _, _, size in Counting.asked)
+    shared = ranks * order.block_samples * 2048 if order.block_samples == 100 else 0
+    assert read <= data + shared
+    if ranks == 1:
+        assert len(Counting.asked) == len(set(Counting.asked))
+    blocks = SHARDS * -(-PER_SHARD // min(order.block_samples, PER_SHARD))
+    assert len(Counting.asked) <= blocks + 2 * order.lanes + ranks
+
+
+def test_memory_is_given_back_when_the_last_batch_of_a_block_has_come(shards: str) -> None:
+    source, order, plan = opened(shards), Lanes(7, 16), plan_of(1, 1)
+    requests = TrainRequests(source.shard_sizes(), None, plan, 0, 3, order, 30, 3, 0, 0)
+    ahead = ReadAhead(source, requests, ahead_bytes=20_000)
+    held = []
+    for request in ahead:
+        assert all(place.shift is not None for place in request.places)
+        held.append(ahead.arena.held_bytes)
+        ahead.done(request.epoch, request.batch_in_epoch)
+    assert len(held) == 90
+    # 16 lanes have a block of 7 samples of 2 kB each, in whole pages, and some more are read ahead.
+    assert max(held) < (16 + 16 + 6) * 5 * 4096
+    assert ahead.arena.held_bytes <= MOST_SPARE * 4 * 4096
+    ahead.close()
+
+
+def test_a_shard_that_cannot_be_read_ends_the_loader_with_its_name(
+    shards: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.files.WAITS_S", ())
+    source = opened(shards)
+
+    def fails(self: Files, path: str, offset: int, size: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Files, "_read", fails)
+    with pytest.raises(StorageError, match=r"\d\d.tar: cannot be read: Input/output error"):
+        list(batches(source, Lanes(7, 16)))
+
+
+def test_a_shard_that_was_cut_since_is_bad_input(shards: str, tmp_path: Path) -> None:
+    cut = tmp_path / "00.tar"
+    cut.write_bytes(Path(shards.replace("{00..11}", "00")).read_bytes())
+    source = opened(str(cut))
+    cut.write_bytes(cut.read_bytes()[:30_000])
+    with pytest.raises(InputError, match=r"the file now ends .* too early"):
+        list(batches(source, Lanes(7, 16), epochs=1))
+
+
+def test_a_sample_that_is_too_large_is_neither_read_nor_ends_the_run(shards: str) -> None:
+    source = opened(shards, max_member_bytes=12)  # a caption has 13
+    with pytest.raises(BadSample, match=r"its .txt has 13 bytes; data.max_member_bytes allows 12"):
+        next(batches(source, Lanes(7, 16)))
+
+
+def test_much_that_lies_between_two_samples_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.shards.Files", Counting)
+    monkeypatch.setattr(Counting, "asked", [])
+    members = [
+        (f"{number:02d}.{ending}", content)
+        for number in range(16)
+        for ending, content in (
+            ("jpg", b"%02d" % number * 2),
+            ("txt", b"caption %02d" % number),
+            ("npy", bytes(2**19 if number % 4 == 3 else 5000)),
+        )
+    ]
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    (batch,) = batches(opened(str(tmp_path / "0.tar")), Lanes(16, 16), epochs=1)
+    assert sorted(batch.captions) == [f"caption {number:02d}" for number in range(16)]
+    assert len(Counting.asked) == 4
+    assert sum(size for _, _, size in Counting.asked) < 16 * 8000
+
+
+def test_an_arena_gives_back_what_was_put_and_uses_memory_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = Arena()
+    one, nothing, two = (arena.put(content) for content in (b"one" * 5000, b"", b"two"))
+    assert [arena.read(kept.place, 3) for kept in (one, two)] == [b"one", b"two"]
+    assert nothing.size == 0
+    arena.free(one)
+    small = arena.put(b"small")
+    assert small.place != one.place, "pages that are much too large wait for a larger block"
+    again = arena.put(b"again" * 2500)
+    assert again == one
+    assert arena.read(again.place, 5) == b"again"
+    held = arena.held_bytes
+    monkeypatch.setattr("trainer.data.arena.MOST_SPARE", 0)
+    arena.free(again)
+    assert arena.held_bytes == held - 4 * 4096
+    assert [arena.read(kept.place, 3) for kept in (small, two)] == [b"sma", b"two"]
+
+
+def test_reading_goes_on_without_end(shards: str) -> None:
+    stream = batches(opened(shards), Lanes(7, 16), epochs=None)
+    assert [batch.epoch for batch in islice(stream, 90)] == [epoch for epoch in range(3) for _ in range(30)]
+
+
+def test_a_block_behind_an_address_is_one_request_and_a_refused_one_is_asked_again(
+    shards: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.files.WAITS_S", (0.01,) * 3)
+    with serving(Path(shards).parent) as (address, server):
+        source = opened(f"{address}/{Path(shards).name}")
+        server.asked.clear()
+        server.failures = 3
+        found = keys(source, Lanes(7, 16), epochs=1)
+        assert found == keys(opened(shards), Lanes(7, 16), epochs=1)
+        blocks = SHARDS * -(-PER_SHARD // 7)
+        assert len(server.asked) <= blocks + 2 * 16, "one for each block, but for two cuts of each lane"
+
+
+def test_a_second_epoch_and_a_second_start_read_nothing_from_the_store(shards: str, tmp_path: Path) -> None:
+    expected = keys(opened(shards), Lanes(7, 16))
+    with serving(Path(shards).parent) as (address, server):
+        for _ in range(2):
+            source = opened(f"{address}/{Path(shards).name}", cache=str(tmp_path / "cache"))
+            server.asked.clear()
+            assert keys(source, Lanes(7, 16)) == expected
+            asked, server.failures = len(server.asked), 0
+        assert asked == 0
+    assert len(list((tmp_path / "cache").glob("*/*.part"))) == SHARDS

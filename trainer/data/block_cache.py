@@ -1,0 +1,123 @@
+"""Parts of shards on a node's own disk, so that later epochs and starts read nothing from far storage.
+
+A shard is kept in parts of `PART_BYTES`, so what is kept does not depend on the blocks of an order. Each part
+is a file that is whole or not there, with a checksum, under a name that the shard's size and time of change
+go into. Ranks and jobs may share a folder. Parts that were not used for longest go. No torch.
+"""
+
+import logging
+import os
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+
+from trainer.safe_io.atomic import replacing
+from trainer.safe_io.plain import open_regular
+
+log = logging.getLogger("clipship")
+PART_BYTES = 2**22
+_SUM_BYTES = 4
+_FULL, _ENOUGH = 0.9, 0.8
+"""Shares of the limit above which parts are removed, and at which that ends: several ranks write at once."""
+_LOOKS = 64
+"""How often the folder is looked through while as much as the limit is written."""
+_LOCKS = 64
+
+
+class BlockCache:
+    """Parts of shards in a folder, about `limit_bytes` of them."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder, self._limit = folder, limit_bytes
+        self._written = limit_bytes  # so that the first part that is written looks at what is there
+        self._writes = True
+        self._locks = [Lock() for _ in range(_LOCKS)]
+        self._looking = Lock()
+
+    def read(
+        self, path: str, version: tuple[int, str], begin: int, end: int, fetch: Callable[[int, int], bytes]
+    ) -> bytes:
+        """Returns a shard's bytes from `begin` to `end`; `fetch` reads what is not kept yet.
+
+        `version` is the shard's size and time of change. Raises what `fetch` raises, and nothing else.
+        """
+        first = begin // PART_BYTES * PART_BYTES
+        parts = [
+            self._part(path, version, at, min(version[0], at + PART_BYTES), fetch)
+            for at in range(first, end, PART_BYTES)
+        ]
+        return b"".join(parts)[begin - first : end - first]
+
+    def _part(
+        self, path: str, version: tuple[int, str], begin: int, end: int, fetch: Callable[[int, int], bytes]
+    ) -> bytes:
+        name = blake2b(repr((path, *version, begin)).encode(), digest_size=16).hexdigest()
+        file = self._folder / name[:2] / f"{name}.part"
+        with self._locks[int(name[:8], 16) % _LOCKS]:  # neighbours that two threads read share a part
+            content = _kept(file, end - begin)
+            if content is None:
+                content = fetch(begin, end)
+                self._keep(file, content)
+        return content
+
+    def _keep(self, file: Path, content: bytes) -> None:
+        if not self._writes:
+            return
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(file) as made:
+                made.write(zlib.crc32(content).to_bytes(_SUM_BYTES, "little"))
+                made.write(content)
+            self._count(len(content))
+        except OSError as error:
+            self._writes = False
+            log.warning(
+                "%-12s nothing more is kept in %s, and is read from where it lies: %s",
+                "data.cache",
+                self._folder,
+                error.strerror or error,
+            )
+
+    def _count(self, size: int) -> None:
+        """Removes what was not used for longest if the folder is full; it looks now and then."""
+        with self._looking:
+            self._written += size
+            if self._written * _LOOKS < self._limit:
+                return
+            self._written = 0
+            found = sorted(_parts(self._folder))
+            total = sum(size for _, size, _ in found)
+            if total <= _FULL * self._limit:
+                return
+            for _, size, file in found:
+                with suppress(OSError):
+                    os.unlink(file)
+                total -= size
+                if total <= _ENOUGH * self._limit:
+                    return
+
+
+def _parts(folder: Path) -> list[tuple[float, int, str]]:
+    """Returns the last use in seconds, the bytes and the path of each part; others may remove some."""
+    found = []
+    for path in folder.glob("*/*.part"):
+        with suppress(OSError):
+            status = path.stat()
+            found.append((status.st_mtime, status.st_size, str(path)))
+    return found
+
+
+def _kept(file: Path, size: int) -> bytes | None:
+    """Returns a part if it is there, whole and undamaged."""
+    try:
+        with open(file, "rb", opener=open_regular) as kept:
+            total, content = kept.read(_SUM_BYTES), kept.read(size + 1)
+        if len(content) != size or zlib.crc32(content).to_bytes(_SUM_BYTES, "little") != total:
+            return None
+        os.utime(file)
+    except OSError:
+        return None
+    return content

@@ -1,0 +1,65 @@
+"""What a rank asks its loader for: the samples of each micro-batch, in the run's order. No torch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from trainer.config.batch_plan import BatchPlan
+from trainer.data.blocks import Place
+from trainer.data.lanes import LaneOrder, Pieces
+from trainer.data.order import EpochOrder, Order, Samples
+
+
+class TrainRequest(NamedTuple):
+    """Samples of one micro-batch; `positions` and `samples` are int64 [samples]."""
+
+    epoch: int
+    batch_in_epoch: int
+    micro_batch: int
+    positions: Samples
+    samples: Samples
+    pieces: Pieces | None = None
+    """The pieces in which they lie, which only the rank needs to know; None in the window's order."""
+    places: Sequence[Place] = ()
+    """Where they are, if they have been read ahead."""
+
+
+@dataclass(frozen=True)
+class TrainRequests:
+    """The requests of one rank, in order."""
+
+    shard_sizes: Sequence[int]
+    weights: Sequence[float] | None
+    plan: BatchPlan
+    rank: int
+    seed: int
+    order: Order
+    batches: int
+    epochs: int | None
+    start_epoch: int
+    start_batch: int
+
+    def __iter__(self) -> Iterator[TrainRequest]:
+        epoch, batch = self.start_epoch, self.start_batch
+        while self.epochs is None or epoch < self.epochs:
+            order = self.order.of_epoch(
+                self.shard_sizes,
+                self.weights,
+                seed=self.seed,
+                epoch=epoch,
+                batch=self.plan.global_batch_size,
+            )
+            for number in range(batch, self.batches):
+                yield from self._of_batch(order, epoch, number)
+            epoch, batch = epoch + 1, 0
+
+    def _of_batch(self, order: EpochOrder, epoch: int, batch: int) -> Iterator[TrainRequest]:
+        first = batch * self.plan.global_batch_size + self.rank * self.plan.batch_size_per_rank
+        for micro_batch in range(self.plan.accumulation):
+            begin = first + micro_batch * self.plan.micro_batch_size
+            end = begin + self.plan.micro_batch_size
+            pieces = order.pieces(begin, end) if isinstance(order, LaneOrder) else None
+            samples = order.samples(begin, end) if pieces is None else pieces.samples
+            yield TrainRequest(epoch, batch, micro_batch, np.arange(begin, end), samples, pieces)
