@@ -22,6 +22,9 @@ DEMO_ARGS ?=
 JOB ?=
 KIT_ARGS ?=
 NULLGPU ?= ../shared/nullgpu/run
+OPEN_CLIP ?=
+OPEN_CLIP_TESTS := $(addprefix tests/unit/test_,captioning.py compile.py ema.py export.py foreign_models.py fused_block.py import_weights.py initial_weights.py \
+	kernels.py loading.py locking.py step.py teacher.py text_size.py text_towers.py weight_names.py data_tokens.py)
 STACK ?=
 PARITY_ARGS ?=
 PYXIS_PREFIX ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/pyxis
@@ -41,7 +44,7 @@ NO_HOROVOD := $(VENV)/horovod-missing
 DOCS_VENV := .venv-docs
 DOCS := $(DOCS_VENV)/pinned-$(shell { pwd; cat docs/requirements.txt; } | sha256sum | cut -c 1-16)
 
-.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu gpu-kit bench-start bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-data-remote bench-install test-full test-nullgpu test-nullgpu-full test-gpu demo parity reference models-table docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu gpu-kit bench-start bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-data-remote bench-install test-full test-nullgpu test-nullgpu-full test-gpu demo parity reference models-table docs lock clean check-stacks image test-image test-image-full test-torch test-open-clip test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -119,6 +122,13 @@ test-image-full: venv ## the same, with BuildKit, Open MPI 5, the older stack wh
 
 test-torch: ## run the trainer's tests on another row of docker/stacks.toml; STACK=2.6.0
 	@tests/stack.sh '$(STACK)' $(TEST_ARGS)
+
+test-open-clip: venv ## the tests of models against a checkout of open_clip, such as its main; OPEN_CLIP=../open_clip
+	@if [[ ! -d '$(OPEN_CLIP)/src/open_clip' ]]; then
+	    echo "OPEN_CLIP='$(OPEN_CLIP)' is no checkout of open_clip: it has no src/open_clip" >&2
+	    exit 2
+	fi
+	PYTHONPATH="$$(realpath '$(OPEN_CLIP)/src')" $(PY) -m pytest $(OPEN_CLIP_TESTS) -m 'not full' $(TEST_ARGS)
 
 test-full: venv horovod ## the whole matrix of backends, launchers, worlds and faults; takes its time
 	@$(PY) -m pytest --ignore=tests/cluster -m full $(TEST_ARGS)

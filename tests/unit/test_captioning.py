@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.support.jobs import COCA, small_job
 from tests.support.step_ranks import gradients_of_ranks
 from trainer.config import Job
+from trainer.model import open_clip_api
 from trainer.model.build import untrained
 from trainer.model.captioning import caption_share, padding_id
 
@@ -37,10 +38,10 @@ def _open_clips(job: Job) -> tuple[Tensor, dict[str, Tensor]]:
     """open_clip's loss of the whole batch in one process, and the gradient of each parameter."""
     model = untrained(job).model.double().train()
     loss = open_clip.loss.CoCaLoss(CAPTION, CONTRAST)
-    out = model(*_samples())
-    contrast, captions = loss(
-        out["image_features"], out["text_features"], out["logits"], out["labels"], out["logit_scale"]
-    )
+    images, tokens = _samples()
+    out = model(images, tokens)
+    logits, labels = open_clip_api.next_token_logits(out["logits"]), tokens[:, 1:]
+    contrast, captions = loss(out["image_features"], out["text_features"], logits, labels, out["logit_scale"])
     whole: Tensor = contrast + captions
     whole.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

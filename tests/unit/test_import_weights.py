@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import pytest
 import torch
 from click.testing import CliRunner
@@ -120,7 +121,11 @@ def clip_model(act: str = "quick_gelu", **changes: Any) -> Any:
 
 @pytest.mark.parametrize("act", ["quick_gelu", "gelu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("changes", [{}, {"eos_token_id": 50, "layer_norm_eps": 1e-2}])
-def test_a_clip_of_transformers_gives_its_features(tmp_path: Path, act: str, changes: dict[str, Any]) -> None:
+def test_a_clip_of_transformers_gives_its_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, changes: dict[str, Any]
+) -> None:
+    # open_clip 4 compares the END token with that of a tokenizer, and these models have none of their own.
+    monkeypatch.setattr(open_clip.factory, "_validate_special_tokens", lambda *_: None, raising=False)
     theirs = clip_model(act, **changes)
     theirs.save_pretrained(tmp_path)
     imported = import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")

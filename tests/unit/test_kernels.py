@@ -348,7 +348,7 @@ def test_parameters_that_are_short_already_are_not_copied_for_the_backward_pass(
             copied.append(tensor.shape)
         return tensor
 
-    width = block.attn.embed_dim
+    width = block.attn.out_proj.in_features
     x = torch.randn(2, 5, width, dtype=torch.bfloat16, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         block(x).sum().backward()

@@ -3,10 +3,13 @@
 import re
 from pathlib import Path
 
+import open_clip
 import pytest
 
 from trainer.model.catalog import known_models
 from trainer.model.models_page import PAGE, page, row
+
+pytestmark = pytest.mark.skipif(open_clip.__version__ >= "4", reason="the page is that of open_clip 3.3")
 
 SAMPLE = ("RN50", "ViT-B-16-SigLIP", "xlm-roberta-base-ViT-B-32")
 """One model of each kind of towers; `-m full` tries every model."""

@@ -23,6 +23,7 @@ from trainer.config.batch_plan import plan
 from trainer.data.pixels import normalised
 from trainer.errors import InputError
 from trainer.model.build import build_model, untrained
+from trainer.model.open_clip_api import IMAGE_ENCODER, TEXT_ENCODER
 from trainer.model.outputs import features
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -164,7 +165,7 @@ def _two_ranks(job: Job, *, early: bool = True) -> list[tuple[dict[str, Any], li
         sent: list[Any] = []
         before: list[int] = []
         model.visual.register_forward_hook(lambda *_: before.append(len(comm.sent)))
-        encode = model.encode_text
+        encode = getattr(model, TEXT_ENCODER)
 
         def encode_text(*inputs: Any, **named: Any) -> Tensor:
             sent.extend(comm.sent[before[-1] :])
@@ -172,13 +173,13 @@ def _two_ranks(job: Job, *, early: bool = True) -> list[tuple[dict[str, Any], li
 
         batch_plan = plan(job, 2)
         step = TrainStep(job, batch_plan, comm, model)
-        model.encode_text = encode_text
+        setattr(model, TEXT_ENCODER, encode_text)
         if not early:
             step._loss.image_features_ready = lambda _: None  # type: ignore[method-assign, assignment]
         first = comm.world.rank * batch_plan.accumulation
         batches = _batches(model, batch_plan.micro_batch_size)[first : first + batch_plan.accumulation]
         share = step.gradients(batches, step=0)
-        assert "encode_image" not in vars(model), "the model is as before"
+        assert IMAGE_ENCODER not in vars(model), "the model is as before"
         gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
         return {**gradients, "the loss": share}, sent
 

@@ -72,6 +72,45 @@ _BLOCKS: Keys = {
     "scale_attn": _FLAG,
     "scale_fc": _FLAG,
 }
+_TIMM_4: Keys = {
+    "patch_size": _SIDES,
+    "pos_embed_grid_size": _SIDES,
+    "embed_dim": _WIDTH,
+    "depth": _LAYERS,
+    "num_heads": _SIZE,
+    "mlp_ratio": _NUMBER,
+    "attn_pool_mlp_ratio": _NUMBER,
+    "swiglu_mlp": _FLAG,
+}
+VISION_4: Keys = {"image_seq_len": _SIZE, "timm_model_kwargs": _TIMM_4}
+"""Keys that open_clip knows from release 4 on; an older one refuses them."""
+TEXT_4: Keys = {
+    "text_arch": _WORD,
+    "variable_text": _FLAG,
+    "bos_id": _ID,
+    "tokenizer_type": _WORD,
+    "tiktoken_name": _WORD,
+    "attention_mode": _WORD,
+    "pos_embed": _WORD,
+    "rope_temperature": _NUMBER,
+    "mlp_type": _WORD,
+    "norm_type": _WORD,
+    "norm_eps": _NUMBER,
+    "attn_gated": _FLAG,
+    "pre_norm": _FLAG,
+    "norm_placement": _WORD,
+    "zero_init_residual": _FLAG,
+    "reg_tokens": _ID,
+    "value_residual": _FLAG,
+    "attention_bias": _FLAG,
+    "mlp_bias": _FLAG,
+    "gate_bias": _FLAG,
+    "hf_model_config": {
+        "max_position_embeddings": _SIZE,
+        "hidden_dropout_prob": _NUMBER,
+        "attention_probs_dropout_prob": _NUMBER,
+    },
+}
 VISION: Keys = {
     **_BLOCKS,
     "layers": _STAGES,
@@ -91,6 +130,7 @@ VISION: Keys = {
     "timm_proj_bias": _FLAG,
     "timm_drop": _NUMBER,
     "timm_drop_path": _NUMBER,
+    **VISION_4,
 }
 TEXT: Keys = {
     **_BLOCKS,
@@ -111,6 +151,7 @@ TEXT: Keys = {
     "hf_model_pretrained": _FLAG,
     "hf_proj_type": _WORD,
     "hf_pooler_type": _WORD,
+    **TEXT_4,
 }
 MULTIMODAL: Keys = {**TEXT, "dim_head": _SIZE, "n_queries": _SIZE, "attn_pooler_heads": _SIZE}
 CONFIG: Keys = {
@@ -127,6 +168,13 @@ CONFIG: Keys = {
     "pad_id": _ID,
 }
 """Keys of a whole config, with those of its parts."""
+OTHER_PARTS = {
+    "audio_cfg": "a model of sound and text (CLAP)",
+    "audio_naflex_cfg": "a model of sound and text (GenLAP)",
+    "genlap_cfg": "a model of sound and text (GenLAP)",
+    "genlip_cfg": "a model that writes captions and compares none (GenLIP)",
+}
+"""Parts of open_clip's configs whose models are not trained here, with what they are."""
 
 
 def check_keys(config: object, place: str) -> None:
@@ -134,6 +182,9 @@ def check_keys(config: object, place: str) -> None:
 
     `place` is the config's file or name.
     """
+    for part, what in OTHER_PARTS.items():
+        if isinstance(config, Mapping) and part in config:
+            raise InputError(f"model.name: {place} is {what}: Clipship trains models of images and texts")
     if problems := list(_problems(config, CONFIG, "")):
         raise InputError("\n".join(f"model.name: {place}: {problem}" for problem in problems))
 

@@ -53,6 +53,7 @@ from trainer.model.fused_block import (
     heads_of,
     kind_of_gelu,
 )
+from trainer.model.open_clip_api import is_plain_attention
 from trainer.model.rounding import rounded
 from trainer.text.wording import many
 
@@ -306,7 +307,7 @@ class _AttentionPool(AttentionPool2d):  # type: ignore[misc]
 class _Clip(CLIP):  # type: ignore[misc]
     """Takes captions of any length up to the context length."""
 
-    def encode_text(self, text: Tensor, normalize: bool = False) -> Tensor:
+    def _encode_text(self, text: Tensor, normalize: bool = False) -> Tensor:
         length = text.shape[1]
         dtype = self.transformer.get_cast_dtype()
         x_BTD = self.token_embedding(text).to(dtype) + self.positional_embedding[:length].to(dtype)
@@ -318,6 +319,8 @@ class _Clip(CLIP):  # type: ignore[misc]
         elif self.text_projection is not None:
             x = x @ self.text_projection
         return F.normalize(x, dim=-1) if normalize else x
+
+    encode_text = _encode_text  # before open_clip 4 the forward pass calls this one
 
 
 class _TextTower(TextTransformer):  # type: ignore[misc]
@@ -346,12 +349,7 @@ def _usual_block(block: Any, _: Model) -> bool:
         [name for name, _ in mlp.named_children()] == ["c_fc", "gelu", "c_proj"]
         and type(mlp.c_fc) is nn.Linear
         and type(mlp.c_proj) is nn.Linear
-        and type(attn) is nn.MultiheadAttention
-        and attn.batch_first
-        and attn.in_proj_weight is not None
-        and attn.bias_k is None
-        and not attn.add_zero_attn
-        and not attn.dropout
+        and is_plain_attention(attn)
     )
 
 

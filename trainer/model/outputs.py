@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import Precision
+from trainer.model.open_clip_api import IMAGE_ENCODER, next_token_logits
 
-_ENCODE_IMAGE = "encode_image"
 _NAMES = {"image_features": "image", "text_features": "text", "logit_scale": "scale", "logit_bias": "bias"}
 """Names of this module by those of open_clip's."""
 _WRITTEN = "logits"
@@ -45,7 +45,7 @@ def named(out: Any) -> Outputs:
     if not isinstance(out, dict):
         return Outputs(*(_wide(tensor) for tensor in out))
     known = {ours: _wide(out[theirs]) for theirs, ours in _NAMES.items() if theirs in out}
-    return Outputs(**known, written=out.get(_WRITTEN))
+    return Outputs(**known, written=next_token_logits(out[_WRITTEN]) if _WRITTEN in out else None)
 
 
 def features(
@@ -64,22 +64,23 @@ def on_image_features(model: nn.Module, call: Callable[[Tensor], None]) -> Itera
     function is not called.
     """
     own = vars(model)
-    before = own.get(_ENCODE_IMAGE)  # fully_shard puts one there
-    encode: Callable[..., Tensor] = getattr(model, _ENCODE_IMAGE)
+    before = own.get(IMAGE_ENCODER)  # fully_shard puts one there
+    encode: Callable[..., Any] = getattr(model, IMAGE_ENCODER)
 
-    def encode_image(*inputs: Any, **named: Any) -> Tensor:
+    def encode_image(*inputs: Any, **named: Any) -> Any:
         image = encode(*inputs, **named)
-        call(_wide(image.detach()))
+        if isinstance(image, Tensor):
+            call(_wide(image.detach()))
         return image
 
-    own[_ENCODE_IMAGE] = encode_image
+    own[IMAGE_ENCODER] = encode_image
     try:
         yield
     finally:
         if before is None:
-            del own[_ENCODE_IMAGE]
+            del own[IMAGE_ENCODER]
         else:
-            own[_ENCODE_IMAGE] = before
+            own[IMAGE_ENCODER] = before
 
 
 def half_type(precision: Precision) -> torch.dtype | None:

@@ -48,7 +48,7 @@ def draw_by_sample(model: nn.Module) -> SampleKeys:
         if kind is not None:
             module.__class__ = kind  # the instance keeps its settings, hooks and names
             module._keys, module._number = keys, number  # type: ignore[assignment]
-            keys.used = True
+            keys.used |= any(getattr(module, name, None) for name in _RATES)
     return keys
 
 
@@ -124,6 +124,10 @@ _KINDS: dict[type[nn.Module], type[nn.Module]] = {
     PatchDropout: _PatchDropout,
     TimmPatchDropout: _TimmPatchDropout,
 }
+
+
+_RATES = ("p", "drop_prob", "prob")
+"""Names that these kinds have for the share which they drop."""
 
 
 def _some_patches(layer: _Drawing, x: Tensor, dropped: Any, prefix: int, ordered: bool = False) -> Tensor:

@@ -8,7 +8,7 @@ sample.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import open_clip.model
@@ -51,16 +51,20 @@ class TextTower(HFTextEncoder):  # type: ignore[misc]  # open_clip has no types
         proj_type: str | None = None,
         pretrained: bool = True,
         output_tokens: bool = False,
+        model_config: Mapping[str, Any] | None = None,
     ) -> None:
         """Builds the tower; its weights are those of the folder if `pretrained`.
 
-        Raises InputError for a model that is no text tower.
+        `model_config` has values for the folder's config, which open_clip gives from 4 on. Raises InputError
+        for a model that is no text tower.
         """
         from transformers import AutoConfig  # slow to import, and rarely needed
 
         nn.Module.__init__(self)
         with runs_no_code(model_name_or_path):
             self.config = config or AutoConfig.from_pretrained(model_name_or_path, **SAFELY)
+        for key, value in (model_config or {}).items():
+            setattr(self.config, key, value)
         check_attention(self.config, model_name_or_path)
         kind = str(self.config.model_type)
         _check_kind(self.config, model_name_or_path)
@@ -76,7 +80,7 @@ class TextTower(HFTextEncoder):  # type: ignore[misc]  # open_clip has no types
         self.proj = _projection(_width(self.config), output_dim, proj_type)
         self.without_dropout = tuple(_turn_off_functional_dropout(self.transformer))
 
-    def lock(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
+    def lock(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True, *_: Any) -> None:
         """Freezes all but the last groups: the projection, then each block, then the embeddings.
 
         What is behind the blocks goes with the last of them. Raises NotImplementedError if the tower has no
@@ -99,7 +103,7 @@ class TextTower(HFTextEncoder):  # type: ignore[misc]  # open_clip has no types
             for parameter in group:
                 parameter.requires_grad = True
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
+    def set_grad_checkpointing(self, enable: bool = True, *_: Any, **__: Any) -> None:
         """Makes the blocks compute their activations again in the backward pass."""
         if enable:
             self.transformer.activation_checkpointing_enable({"use_reentrant": False})

@@ -80,7 +80,7 @@ def _sizes(tower: Any, part: Mapping[str, Any], config: Mapping[str, Any]) -> di
     """Returns the sizes of a tower's transformer by transformers' names."""
     block = tower.transformer.resblocks[0]
     return {
-        "hidden_size": block.attn.embed_dim,
+        "hidden_size": block.attn.out_proj.in_features,
         "num_attention_heads": block.attn.num_heads,
         "num_hidden_layers": len(tower.transformer.resblocks),
         "intermediate_size": block.mlp.c_fc.out_features,

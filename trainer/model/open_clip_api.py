@@ -1,0 +1,49 @@
+"""What differs between the releases 3.3 and 4 of open_clip, and what the rest of this package needs of it.
+
+Each name is found by what open_clip has, not by its version, so that a checkout between two releases is taken
+for what it is. Everything else asks here.
+"""
+
+from typing import Any
+
+from open_clip import transformer
+from open_clip.coca_model import CoCa
+from open_clip.model import CLIP
+from torch import Tensor, nn
+
+_PASS = "_" if hasattr(CLIP, "_encode_image") else ""
+IMAGE_ENCODER, TEXT_ENCODER = f"{_PASS}encode_image", f"{_PASS}encode_text"
+"""Methods of a model that its forward pass calls for the images and the texts."""
+_HAS_LABELS = "output_labels" in CoCa.forward.__code__.co_varnames
+"""Whether a model that writes captions leaves out the logits behind the last token: from 4 on it does not."""
+_OWN_ATTENTION = getattr(transformer, "Attention", None)
+"""Class of open_clip's own attention: in 3.3 that of custom blocks, from 4 on that of all blocks."""
+
+
+def next_token_logits(logits: Tensor) -> Tensor:
+    """Returns the logits of each caption's next token, [n, L - 1, vocabulary], of what a CoCa model gives."""
+    return logits if _HAS_LABELS else logits[:, :-1]
+
+
+def is_plain_attention(attn: Any) -> bool:
+    """Returns whether a block's attention is softmax(Q K) V of one joint projection, and nothing else.
+
+    Its inputs are [B, T, width], and its parameters have the names of `nn.MultiheadAttention`.
+    """
+    if type(attn) is nn.MultiheadAttention:
+        return bool(
+            attn.batch_first
+            and attn.in_proj_weight is not None
+            and attn.bias_k is None
+            and not attn.add_zero_attn
+            and not attn.dropout
+        )
+    return (
+        type(attn) is _OWN_ATTENTION
+        and hasattr(attn, "num_heads")
+        and all(getattr(attn, name, None) is not None for name in ("in_proj_weight", "in_proj_bias"))
+        and all(getattr(attn, name, None) is None for name in ("logit_scale", "head_scale"))
+        and all(isinstance(getattr(attn, name), nn.Identity) for name in ("ln_q", "ln_k", "ln_inner"))
+        and not attn.attn_drop.p
+        and not attn.out_drop.p
+    )
