@@ -95,7 +95,7 @@ class SchedulerSection(Section):
         return False
 
 
-Table = TypeVar("Table", bound=Section)
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ class _BuiltOnUse:
         return handler(self.table.__pydantic_core_schema__)
 
 
-def optional_section(table: type[Table]) -> Table:
+def optional_section(table: type[AnySection]) -> AnySection:
     """Returns the field of a table that a job file may leave out; its keys then have their defaults.
 
     The default is made with the job, not at import.
     """
-    field: Table = Field(default_factory=table.model_construct)
+    field: AnySection = Field(default_factory=table.model_construct)
     cast(FieldInfo, field).metadata.append(_BuiltOnUse(table))
     return field
