@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainer.config.stack_table import Row, table
+from trainer.config.stack_table import StackRow, table
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = ROOT / f"docker/torch/{table().default}.txt"
@@ -52,7 +52,7 @@ def test_no_lock_file_is_of_a_stack_that_is_gone() -> None:
 @pytest.mark.parametrize(
     "row", [row for row in table().rows if table().trains(row)], ids=lambda row: row.torch
 )
-def test_each_stack_that_the_trainer_runs_on_is_pinned_as_the_table_says(row: Row) -> None:
+def test_each_stack_that_the_trainer_runs_on_is_pinned_as_the_table_says(row: StackRow) -> None:
     pins = pinned(ROOT / f"docker/torch/{row.torch}.txt")
     nccl = next(version for name, version in pins.items() if name.startswith("nvidia-nccl-cu"))
     assert (pins["torch"], pins["torchvision"], pins["triton"], nccl) == (

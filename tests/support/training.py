@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.jobs import tiny_job
 from trainer.checkpoint.identity import RunIdentity
-from trainer.checkpoint.resume import Start, best_value
+from trainer.checkpoint.resume import StartPoint, best_value
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan, schedule
@@ -50,7 +50,7 @@ def setup_of(
         writer=CheckpointWriter(run.checkpoints, job.checkpoint, 0, 1, 30.0),
         requests=Requests(folder, 0, comm.heartbeat),
         identity=RunIdentity(job, len(source)),
-        start=Start(steps_done, None),
+        start=StartPoint(steps_done, None),
         started=time.monotonic(),
     )
 

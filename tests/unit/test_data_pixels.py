@@ -34,7 +34,7 @@ from trainer.data.pixels import (
     upright_jpeg,
 )
 from trainer.data.sample import BadSample, RawSample
-from trainer.data.sample_filter import Part, image_size
+from trainer.data.sample_filter import MemberPlace, image_size
 
 PHOTOGRAPHS = [Image.fromarray(photograph) for photograph in load_sample_images().images]
 CROP = RandomCrop((224, 224))
@@ -236,7 +236,7 @@ def test_training_and_evaluation_turn_an_image_alike(in_xmp: int, in_exif: int |
     size = (60, 80) if upright else (80, 60)
     trained = RandomCrop(size, scale=(1, 1), ratio=(size[1] / size[0],) * 2)(raw(image), 0)
     assert difference(trained[:3].permute(1, 2, 0).numpy(), decode(raw(image))) < 2
-    assert (image_size(io.BytesIO(image), Part(0, len(image))) == (80, 60)) is upright, (
+    assert (image_size(io.BytesIO(image), MemberPlace(0, len(image))) == (80, 60)) is upright, (
         "as filters measure it"
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from tests.support.refusals import refusal
-from trainer.config.stack_table import Row, table
+from trainer.config.stack_table import StackRow, table
 from trainer.errors import InputError
 from trainer.image import compatibility
 from trainer.image.base import STAGES
@@ -25,7 +25,7 @@ def refusal_of(stack: dict[str, Any] | None = None, **image: Any) -> str:
 
 
 @pytest.mark.parametrize("row", table().rows, ids=lambda row: row.torch)
-def test_every_row_names_a_known_cuda_and_sensible_bounds(row: Row) -> None:
+def test_every_row_names_a_known_cuda_and_sensible_bounds(row: StackRow) -> None:
     assert row.cuda in table().cuda
     assert row.runs_on(row.python[0])
     assert row.runs_on(row.python[1])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.range_server import serving
-from trainer.config.stack_table import MACHINES, Row, table
+from trainer.config.stack_table import MACHINES, StackRow, table
 from trainer.image import check_table
 from trainer.image.check_table import compare, compare_arm64, compare_horovod
 from trainer.image.pins import pins
@@ -61,7 +61,7 @@ def test_a_python_that_lost_its_wheels_is_a_difference() -> None:
 
 
 def test_the_parenthesised_form_of_old_wheels_is_read() -> None:
-    old: Row = table().row("2.6.0")
+    old: StackRow = table().row("2.6.0")
     requires = (
         'setuptools ; python_version >= "3.12"',
         'nvidia-cuda-runtime-cu12 (==12.4.127) ; platform_system == "Linux"',

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.support.jobs import RESNET, VIT, tiny_job
-from trainer.checkpoint.resume import Start, expects_state
+from trainer.checkpoint.resume import StartPoint, expects_state
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
@@ -144,5 +144,5 @@ def test_two_models_that_are_built_at_once_leave_the_log_as_it_was(caplog: pytes
 
 
 def test_only_a_start_from_no_state_is_a_beginning() -> None:
-    assert Start(0, None).is_beginning
-    assert not Start(0, Path("step-00000000")).is_beginning
+    assert StartPoint(0, None).is_beginning
+    assert not StartPoint(0, Path("step-00000000")).is_beginning

@@ -14,7 +14,7 @@ from trainer.checkpoint import files
 from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.checkpoint.memory_restore import FromMemory
 from trainer.checkpoint.memory_state import kept_steps
-from trainer.checkpoint.resume import Start
+from trainer.checkpoint.resume import StartPoint
 from trainer.comm.protocol import Comm
 from trainer.config.phases import Phase
 from trainer.errors import EXIT_DONE, InputError, Preempted
@@ -234,7 +234,7 @@ def from_memory(folder: Path, comm: Comm, evaluate: Any, step: int, saved_step: 
     """A start at a step that was kept in memory, when the checkpoint of an earlier step is the newest."""
     setup = setup_of(folder, comm, evaluate, step, **sections)
     found = FromMemory(step, "here", saved_step, {"step": step, "loss": 0.25}, None, 0)
-    return replace(setup, start=Start(step, None, found))
+    return replace(setup, start=StartPoint(step, None, found))
 
 
 def lines(setup: TrainSetup, name: str) -> list[int]:

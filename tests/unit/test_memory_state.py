@@ -18,7 +18,7 @@ from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.checkpoint.memory_layout import BLOCK, Layout, NamedTensor, NotKept, as_bytes, named_tensors
 from trainer.checkpoint.memory_restore import Choice, NodeMemory, choose, node_memory
 from trainer.checkpoint.memory_state import PartWriter, forget, kept_steps
-from trainer.checkpoint.resume import Start, restore
+from trainer.checkpoint.resume import StartPoint, restore
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
 from trainer.run.folder import run_folder
@@ -435,8 +435,8 @@ def test_writer_takes_its_memory_at_once(tmp_path: Path) -> None:
 def test_job_may_say_itself_how_often_steps_are_kept(tmp_path: Path, alone: Comm) -> None:
     train = _train(alone)
     here = NodeMemory(tmp_path, START, 0, 1, 0)
-    assert keeper_of(None, Start(0, None), train, alone, 2) is None
-    keeper = keeper_of(here, Start(0, None), train, alone, 2)
+    assert keeper_of(None, StartPoint(0, None), train, alone, 2) is None
+    keeper = keeper_of(here, StartPoint(0, None), train, alone, 2)
     assert keeper is not None
     for step in (1, 2, 3):
         keep([keeper], step)

@@ -33,7 +33,7 @@ log = logging.getLogger("clipship")
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPoint:
     """Number of steps that are done already, and the checkpoint or the memory that they come from."""
 
     steps_done: int
@@ -86,7 +86,7 @@ def restore(
     train: TrainState,
     run: RunIdentity,
     memory: NodeMemory | None = None,
-) -> Start:
+) -> StartPoint:
     """Collective: restores weights, optimizer and scaler on every rank.
 
     The newest step in `memory` counts, if any node has one; else the job's `checkpoint.resume` says from
@@ -121,12 +121,12 @@ def restore(
         scatter(comm, train, whole)
     if scaler and train.scaler.is_enabled():
         train.scaler.load_state_dict(dict(scaler))
-    return Start(steps_done, Path(source) if source else None, order=order)
+    return StartPoint(steps_done, Path(source) if source else None, order=order)
 
 
 def _from_memory(
     comm: Comm, checkpoints: Path, train: TrainState, memory: NodeMemory, run: RunIdentity
-) -> Start | None:
+) -> StartPoint | None:
     """Collective: restores the newest step that a node has in memory; None if the disk has to serve."""
     on_disk = comm.broadcast_object(newest_step(checkpoints) if comm.world.rank == 0 else 0)
     found = restore_from_memory(comm, memory, train, on_disk, run)
@@ -137,7 +137,7 @@ def _from_memory(
     if comm.world.rank == 0:
         files.remove_leftovers(checkpoints)
         files.set_aside(checkpoints, found.step)
-    return Start(found.step, None, found, found.order)
+    return StartPoint(found.step, None, found, found.order)
 
 
 def best_value(job: Job, comm: Comm, checkpoints: Path) -> float:
@@ -155,7 +155,7 @@ def best_value(job: Job, comm: Comm, checkpoints: Path) -> float:
 
 def _restore_here(
     job: Job, wanted: str, checkpoints: Path, train: TrainState, run: RunIdentity
-) -> tuple[Start, WholeState | None]:
+) -> tuple[StartPoint, WholeState | None]:
     """Returns where to begin and what was read; model and optimizer have it, too, unless they are split."""
     start, whole = _read_here(job, wanted, checkpoints, train, run)
     if whole is not None and not train.shards.split:
@@ -165,18 +165,18 @@ def _restore_here(
 
 def _read_here(
     job: Job, wanted: str, checkpoints: Path, train: TrainState, run: RunIdentity
-) -> tuple[Start, WholeState | None]:
+) -> tuple[StartPoint, WholeState | None]:
     files.remove_leftovers(checkpoints)
     if wanted == "never":
         _refuse_to_mix(checkpoints)
-        return Start(0, None), None
+        return StartPoint(0, None), None
     folder, manifest = _written_since(wanted, checkpoints)
     if folder is None and wanted != "auto" and Path(wanted).is_file():
         return _from_open_clip(Path(wanted), job, train, run.samples)
     if folder is None:
         folder, manifest = _chosen(wanted, checkpoints)
     if folder is None:
-        return Start(0, None), None
+        return StartPoint(0, None), None
     _refuse_another_run(folder, manifest, run)
     for change in run.other_figures(manifest):
         log.warning("resume       %s", change)
@@ -185,7 +185,7 @@ def _read_here(
         state.put_weights(whole.weights, train)
     except RuntimeError as error:
         raise BrokenCheckpoint(f"{folder}: its weights belong to another model: {error}") from error
-    return Start(manifest["step"], folder, order=recorded_order(manifest)), whole
+    return StartPoint(manifest["step"], folder, order=recorded_order(manifest)), whole
 
 
 def _written_since(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:
@@ -264,7 +264,7 @@ def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], run: RunIdent
         )
 
 
-def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tuple[Start, WholeState]:
+def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tuple[StartPoint, WholeState]:
     """Reads a checkpoint of open_clip_train, which is written at the end of an epoch.
 
     Raises InputError if it leaves nothing to train.
@@ -286,4 +286,4 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
         checkpoint.epoch,
         steps,
     )
-    return Start(steps, path), whole
+    return StartPoint(steps, path), whole

@@ -1,7 +1,6 @@
 """The command `clipship explain`: the keys of the job file, as their JSON Schema describes them. No torch."""
 
 import difflib
-import json
 import re
 import shutil
 import textwrap
@@ -15,7 +14,7 @@ from trainer.cli.options import json_option
 from trainer.cli.output import print_json
 from trainer.config import schema_words
 from trainer.errors import InputError
-from trainer.presets.files import SCHEMA
+from trainer.presets.files import schema_places
 
 _WIDEST = 100
 _INDENT = "  "
@@ -37,8 +36,7 @@ def command(name: str, as_json: bool) -> None:
 
     KEY is a section, a key with its section, or the name of a key alone. Without KEY all sections are listed.
     """
-    schema: dict[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    places = {"": schema} | dict(_walk(schema, ""))
+    places = schema_places()
     found = [name] if name in places else [key for key in places if key.rpartition(".")[2] == name]
     if not found:
         raise InputError(_unknown(name, places))
@@ -48,14 +46,6 @@ def command(name: str, as_json: bool) -> None:
         return
     width = min(_WIDEST, shutil.get_terminal_size().columns)
     click.echo("\n\n".join("\n".join(_about(key, places, width)) for key in found))
-
-
-def _walk(schema: dict[str, Any], section: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, place in schema["properties"].items():
-        key = f"{section}.{name}" if section else name
-        yield key, place
-        if "properties" in place:
-            yield from _walk(place, key)
 
 
 def _about(key: str, places: dict[str, dict[str, Any]], width: int) -> Iterator[str]:

@@ -14,7 +14,7 @@ from trainer.text.fitting import terminal_columns
 from trainer.text.table import aligned, by_topic, without
 
 if TYPE_CHECKING:
-    from trainer.config.stack_table import Row, Table
+    from trainer.config.stack_table import StackRow, StackTable
 
 _LEAST_WANTED = ("C++", "cuDNN", "torchvision", "GPUs", "NCCL")
 """Columns that a narrow terminal loses, in this order."""
@@ -130,13 +130,13 @@ def _newer(versions: list[str]) -> str:
     return "".join(f'; stack.nccl = "{version}" puts a newer one in its place' for version in versions)
 
 
-def _arm64(row: "Row") -> str:
+def _arm64(row: "StackRow") -> str:
     if not row.archs_arm64:
         return "its wheel has no CUDA"
     return f"compute capability {', '.join(row.archs_arm64)}"
 
 
-def _driver(row: "Row", known: "Table") -> str:
+def _driver(row: "StackRow", known: "StackTable") -> str:
     floor = known.cuda[row.cuda].driver_min
     later = {arch: known.driver_of_gpu(arch) for arch in row.archs if known.driver_of_gpu(arch) > floor}
     of_gpus = "".join(f"; {driver} for GPUs of {arch}" for arch, driver in later.items())

@@ -1,14 +1,11 @@
 """Suggestions of the shell: keys of the job file, runs, suites. No torch."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from trainer.presets.files import SCHEMA
+from trainer.presets.files import schema_places
 from trainer.run.layout import JOB_FILE
 
 _MOST_RUNS = 1000
@@ -16,7 +13,7 @@ _MOST_RUNS = 1000
 
 def keys(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Returns the keys of the job file that begin so, or the values of a key that has a few."""
-    places = dict(_places(json.loads(SCHEMA.read_text(encoding="utf-8")), ""))
+    places = {name: place for name, place in schema_places().items() if "properties" not in place}
     key, assigned, value = begun.partition("=")
     if not assigned:
         return [CompletionItem(f"{name}=") for name in places if name.startswith(key)]
@@ -26,9 +23,7 @@ def keys(_context: click.Context, _parameter: click.Parameter, begun: str) -> li
 
 def key_names(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Returns the sections and keys of the job file that begin so."""
-    places = dict(_places(json.loads(SCHEMA.read_text(encoding="utf-8")), ""))
-    sections = {name.rpartition(".")[0] for name in places} - {""}
-    return [CompletionItem(name) for name in sorted({*places, *sections}) if name.startswith(begun)]
+    return [CompletionItem(name) for name in sorted(schema_places()) if name and name.startswith(begun)]
 
 
 def runs(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -43,13 +38,3 @@ def suites(_context: click.Context, _parameter: click.Parameter, begun: str) -> 
     from trainer.evaluate.suite_table import known_names
 
     return [CompletionItem(name) for name in known_names() if name.startswith(begun)]
-
-
-def _places(schema: dict[str, Any], section: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the keys that have a value, with their places in the JSON Schema."""
-    for name, place in schema["properties"].items():
-        key = f"{section}.{name}" if section else name
-        if "properties" in place:
-            yield from _places(place, key)
-        else:
-            yield key, place

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from trainer.config.caption_key import EVERY, Path, parse_path
 
 
-class Part(NamedTuple):
+class TemplatePart(NamedTuple):
     """Text of a template and the field behind it."""
 
     text: str
@@ -20,14 +20,16 @@ class Part(NamedTuple):
     """Name as the template has it; None behind the last text."""
 
 
-Template = tuple[Part, ...]
+Template = tuple[TemplatePart, ...]
 
 
 @cache
 def parse_template(template: str) -> Template:
     """Returns the template's parts. Raises ValueError if it is malformed or has no field."""
     try:
-        parts = [Part(text, field) for text, field, *rest in Formatter().parse(template) if _plain(*rest)]
+        parts = [
+            TemplatePart(text, field) for text, field, *rest in Formatter().parse(template) if _plain(*rest)
+        ]
     except ValueError as error:
         raise ValueError(f"{template!r} cannot be read ({error}): {_FORM}") from None
     fields = [part.field for part in parts if part.field is not None]

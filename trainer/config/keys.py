@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic.fields import FieldInfo
 
 from trainer.config.toml_lines import Key
-from trainer.config.types import Section, Table, is_remote
+from trainer.config.types import AnySection, Section, is_remote
 from trainer.errors import InputError
 from trainer.text.masking import masked
 from trainer.text.terminal import one_line
@@ -109,7 +109,7 @@ def walk(section: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, FieldI
             yield from walk(inner, key)
 
 
-def with_paths_from(section: Table, base: Path) -> Table:
+def with_paths_from(section: AnySection, base: Path) -> AnySection:
     """Returns a copy of the section in which relative paths are joined to `base` (absolute). Idempotent.
 
     Raises InputError for a path that no file system can have.

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config.gpus import GpuName
+from trainer.config.gpus import GPUS, Gpu, GpuName
 from trainer.config.keys import ON_GPUS, OnlyIf
 from trainer.config.types import Gibibytes, Positive, Section
 
@@ -43,6 +43,11 @@ class Resources(Section):
     cpu-bind. No effect without GPUs."""
     mem_gb_per_gpu: Annotated[Gibibytes | None, _WITH_SCHEDULER] = None
     """Host memory for each GPU, or for each rank without GPUs. None: the scheduler's own default."""
+
+    @property
+    def known_gpu(self) -> Gpu | None:
+        """The facts of the GPU that the job names; None if it names none."""
+        return GPUS.get(self.gpu or "")
 
     @property
     def ranks_per_node(self) -> int:

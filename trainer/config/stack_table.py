@@ -51,7 +51,7 @@ class KnownBad:
 
 
 @dataclass(frozen=True)
-class Row:
+class StackRow:
     """One torch release on the package index, with the versions that it brings and needs."""
 
     torch: str
@@ -87,7 +87,7 @@ class Row:
         """Name of NCCL's package on the index."""
         return f"nvidia-nccl-cu{self.cuda_major}"
 
-    def with_nccl(self, version: str) -> "Row":
+    def with_nccl(self, version: str) -> "StackRow":
         """Returns the row with another NCCL in the place of torch's own."""
         bad = tuple(entry for entry in self.known_bad if not entry.nccl)
         return replace(self, nccl=version, known_bad=bad)
@@ -132,7 +132,7 @@ class System:
 
 
 @dataclass(frozen=True)
-class Table:
+class StackTable:
     """The whole content of docker/stacks.toml."""
 
     default: str
@@ -143,7 +143,7 @@ class Table:
     horovod: str
     horovod_sha256: str
     """Hash of Horovod's source archive on the package index."""
-    rows: tuple[Row, ...]
+    rows: tuple[StackRow, ...]
     cuda: dict[str, Cuda] = field(default_factory=dict)
     nccl: dict[str, Nccl] = field(default_factory=dict)
     """Releases of NCCL that are newer than those of the rows, by version."""
@@ -153,7 +153,7 @@ class Table:
     driver_min_of_gpu: dict[str, int] = field(default_factory=dict)
     """Oldest driver that supports a generation of GPUs, by the major number of its compute capability."""
 
-    def row(self, torch: str) -> Row:
+    def row(self, torch: str) -> StackRow:
         """Returns the row of a torch release. Raises InputError if the table has none."""
         for row in self.rows:
             if row.torch == torch:
@@ -163,7 +163,7 @@ class Table:
             f"the table has no stack for torch {torch}; it has {known}. `clipship stacks` lists them."
         )
 
-    def newer_nccls(self, row: Row) -> list[str]:
+    def newer_nccls(self, row: StackRow) -> list[str]:
         """Returns the releases of NCCL that may take the place of the row's own."""
         return [
             version
@@ -171,7 +171,7 @@ class Table:
             if release.cuda_major == row.cuda_major and number(version) > number(row.nccl)
         ]
 
-    def stack(self, torch: str, nccl: str | None) -> Row:
+    def stack(self, torch: str, nccl: str | None) -> StackRow:
         """Returns the row of a torch release, with the NCCL that takes the place of its own if one is named.
 
         A release that cannot take its place is left to others to refuse. Raises InputError if the table has
@@ -180,7 +180,7 @@ class Table:
         row = self.row(torch)
         return row.with_nccl(nccl) if nccl in self.newer_nccls(row) else row
 
-    def matching(self, torch: str, cuda: str | None, nccl: str | None) -> Row | None:
+    def matching(self, torch: str, cuda: str | None, nccl: str | None) -> StackRow | None:
         """Returns the row with these versions of torch, CUDA and NCCL; None if there is none."""
         own = next((row for row in self.rows if row.torch == torch.partition("+")[0]), None)
         row = own and self.stack(own.torch, nccl)
@@ -193,17 +193,17 @@ class Table:
         """
         return self.driver_min_of_gpu.get(str(number(arch)[0]), 0)
 
-    def trains(self, row: Row) -> bool:
+    def trains(self, row: StackRow) -> bool:
         """Returns whether the trainer runs on the row's torch."""
         return number(row.torch) >= number(self.trainer_torch_min)
 
 
 @functools.cache
-def table() -> Table:
+def table() -> StackTable:
     """Returns the table; the file is read once."""
     with (FOLDER / "docker" / "stacks.toml").open("rb") as file:
         raw = tomllib.load(file)
-    return Table(
+    return StackTable(
         default=raw["default"],
         trainer_torch_min=raw["trainer_torch_min"],
         trainer_torch_why=raw["trainer_torch_why"],
@@ -220,9 +220,9 @@ def table() -> Table:
     )
 
 
-def _row(entry: dict[str, Any]) -> Row:
+def _row(entry: dict[str, Any]) -> StackRow:
     known_bad = tuple(KnownBad(**bad) for bad in entry.get("known_bad", ()))
-    return Row(**_tuples({**entry, "known_bad": known_bad}))
+    return StackRow(**_tuples({**entry, "known_bad": known_bad}))
 
 
 def _tuples(entry: dict[str, object]) -> dict[str, Any]:

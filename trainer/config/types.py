@@ -83,13 +83,13 @@ class SchedulerSection(Section):
         return False
 
 
-Table = TypeVar("Table", bound=Section)
+AnySection = TypeVar("AnySection", bound=Section)
 
 
-def optional_section(table: type[Table]) -> Table:
+def optional_section(table: type[AnySection]) -> AnySection:
     """Returns the field of a table that a job file may leave out; its keys then have their defaults.
 
     The default is made with the job, not at import.
     """
-    field: Table = Field(default_factory=table.model_construct)
+    field: AnySection = Field(default_factory=table.model_construct)
     return field

@@ -150,7 +150,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class Subset:
     """Source of some samples of another one, by their numbers."""
 
     source: Source

@@ -22,7 +22,7 @@ _TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
 
 
-class Part(NamedTuple):
+class MemberPlace(NamedTuple):
     """Place of a member in a shard, in bytes."""
 
     offset: int
@@ -38,7 +38,7 @@ class SampleFilter:
         self.members = tuple(dict.fromkeys(filter_place(each.name)[0] for each in fields))
         """Endings of the members that have fields of the filters."""
 
-    def failed(self, file: BinaryIO, image: Part, members: Mapping[str, Part]) -> str | None:
+    def failed(self, file: BinaryIO, image: MemberPlace, members: Mapping[str, MemberPlace]) -> str | None:
         """Returns the first filter that the sample fails, as text; None if it is kept.
 
         Raises ValueError, in words that are the same for many samples, if a filter cannot be decided, and
@@ -57,7 +57,7 @@ class SampleFilter:
         return None
 
 
-def image_size(file: BinaryIO, image: Part) -> tuple[int, int]:
+def image_size(file: BinaryIO, image: MemberPlace) -> tuple[int, int]:
     """Returns width and height of an image as it is shown. Raises ValueError if its header cannot be read."""
     for most in (HEAD_BYTES, MOST_HEAD_BYTES):
         size = size_of(_read(file, image, most))
@@ -80,7 +80,7 @@ def size_of(content: bytes) -> tuple[int, int] | None:
         return None  # decoders raise any of these for damaged and for cut files
 
 
-def _field(file: BinaryIO, name: str, members: Mapping[str, Part], values: dict[str, Any]) -> object:
+def _field(file: BinaryIO, name: str, members: Mapping[str, MemberPlace], values: dict[str, Any]) -> object:
     ending, path = filter_place(name)
     if ending not in members:
         raise ValueError(f"no .{ending}, which data.filters need")
@@ -97,7 +97,7 @@ def _field(file: BinaryIO, name: str, members: Mapping[str, Part], values: dict[
         raise ValueError(f"no field {name}, which data.filters need") from None
 
 
-def _read(file: BinaryIO, part: Part, most: int) -> bytes:
+def _read(file: BinaryIO, part: MemberPlace, most: int) -> bytes:
     file.seek(part.offset)
     return file.read(min(part.size, most))
 
@@ -113,7 +113,9 @@ class Kept(NamedTuple):
     """Samples that cannot be judged, each by its place with the cause."""
 
 
-def judged(file: BinaryIO, filters: SampleFilter, samples: Iterable[tuple[Part, Mapping[str, Part]]]) -> Kept:
+def judged(
+    file: BinaryIO, filters: SampleFilter, samples: Iterable[tuple[MemberPlace, Mapping[str, MemberPlace]]]
+) -> Kept:
     """Judges samples, each given by its image and its members, in the order of the file."""
     kept = Kept([], Counter(), [])
     for number, (image, members) in enumerate(samples):

@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.sample_filter import Part, SampleFilter, judged
+from trainer.data.sample_filter import MemberPlace, SampleFilter, judged
 
 NAME = re.compile(r"(?P<key>(?:.*/)?[^./]+)\.(?P<ending>[^/]*)", re.DOTALL)
 META = re.compile(r"__[^/]*__($|/)")
@@ -349,12 +349,12 @@ class _Usable(NamedTuple):
     key: str
     image: Member
     text: Member
-    fields: Mapping[str, Part]
+    fields: Mapping[str, MemberPlace]
     """Members that filters need, by ending."""
 
 
-def _part(member: Member) -> Part:
-    return Part(member.offset, member.size)
+def _part(member: Member) -> MemberPlace:
+    return MemberPlace(member.offset, member.size)
 
 
 def _rows(usable: Iterable[_Usable]) -> Rows:

@@ -10,7 +10,7 @@ from trainer.comm.backends import BACKENDS
 from trainer.comm.shard_degree import planned_degree
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, plan
-from trainer.config.gpus import GIB, GPUS
+from trainer.config.gpus import GIB
 from trainer.config.loss_tile import TILE
 from trainer.errors import InputError
 from trainer.estimate.architecture import Architecture, planned_architecture
@@ -153,7 +153,7 @@ def with_gpu_limit(job: Job, world_size: int) -> Job:
 
     Without open_clip here (on a login node) the ranks decide.
     """
-    gpu = GPUS.get(job.resources.gpu or "")
+    gpu = job.resources.known_gpu
     if gpu is None or job.resources.on_cpu or not known_models():
         return job
     return with_micro_batch(job, world_size, gpu.memory)

@@ -5,7 +5,7 @@ import torch
 from trainer.data.pictures import MOST_PIXELS, decode
 from trainer.data.source import Source
 from trainer.evaluate.ranking import Pairs
-from trainer.report.board import Row, Text, row
+from trainer.report.board import BoardRow, Text, row
 
 IMAGES = 12
 TEXTS = 5
@@ -13,7 +13,7 @@ TEXTS = 5
 
 def board(
     pairs: Pairs, source: Source, images: int = IMAGES, texts: int = TEXTS, most_pixels: int = MOST_PIXELS
-) -> list[Row]:
+) -> list[BoardRow]:
     """Returns images spread evenly over the set with their nearest different texts, nearest first.
 
     Not collective.
@@ -28,7 +28,7 @@ def board(
 
 def _row(
     number: int, scores_T: torch.Tensor, pairs: Pairs, source: Source, texts: int, most_pixels: int
-) -> Row:
+) -> BoardRow:
     nearest: dict[str, Text] = {}
     for text in scores_T.argsort(descending=True, stable=True).tolist():
         of_image = int(pairs.image_of_T[text])

@@ -17,7 +17,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.data.bad_samples import Skipped
 from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
-from trainer.data.sample import Part
+from trainer.data.sample import Subset
 from trainer.data.source import Source
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
@@ -86,7 +86,7 @@ def retrieval(
         bad = rounds.bad_of_all(skipped, job.data.max_bad_share)
         pairs, digest_T, numbers = rounds.alone(lambda: _joined(parts))
         if show is not None:
-            shown = partial(show, pairs, Part(source, numbers) if bad else source)
+            shown = partial(show, pairs, Subset(source, numbers) if bad else source)
             rounds.alone(shown if comm.world.rank == 0 else lambda: None)
         texts_ahead, images_ahead = _ranked(pairs, rounds)
     of_texts, of_images = (1 + comm.all_reduce(ahead_of).cpu() for ahead_of in (texts_ahead, images_ahead))

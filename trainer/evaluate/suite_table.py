@@ -56,7 +56,7 @@ class SetRow:
 
 
 @dataclass(frozen=True)
-class Table:
+class SuiteTable:
     """All data sets and suites."""
 
     sets: Mapping[str, SetRow]
@@ -67,11 +67,11 @@ class Table:
 
 
 @cache
-def table() -> Table:
+def table() -> SuiteTable:
     """Returns the table of the package."""
     content = tomllib.loads(Path(__file__).with_name("suites.toml").read_text(encoding="utf-8"))
     sets = {name: SetRow(name, **row) for name, row in content["sets"].items()}
-    return Table(sets, content["suites"], content["unsupported"])
+    return SuiteTable(sets, content["suites"], content["unsupported"])
 
 
 def rows_of(names: Sequence[str]) -> list[SetRow]:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from trainer.config import Job
-from trainer.config.stack_table import Table, number
+from trainer.config.stack_table import StackTable, number
 
 STAGES = (
     "site",
@@ -72,7 +72,7 @@ class Base:
         )
 
 
-def base_of(job: Job, known: Table) -> Base:
+def base_of(job: Job, known: StackTable) -> Base:
     """Returns the base image that the job names."""
     name = job.image.base.partition("@")[0]
     if nvidia := _NVIDIA_CUDA.fullmatch(name):
@@ -81,7 +81,7 @@ def base_of(job: Job, known: Table) -> Base:
     return Base(name, _distribution(name, known), framework=framework[1] if framework else None)
 
 
-def system_name(job: Job, known: Table) -> str | None:
+def system_name(job: Job, known: StackTable) -> str | None:
     """Returns the table's name of the base's distribution.
 
     Returns None if neither image.os nor the base's name tells it.
@@ -92,7 +92,7 @@ def system_name(job: Job, known: Table) -> str | None:
     return named if named in known.systems else None
 
 
-def _distribution(name: str, known: Table) -> str | None:
+def _distribution(name: str, known: StackTable) -> str | None:
     short = name.removeprefix("docker.io/").removeprefix("library/")
     for system, entry in known.systems.items():
         if any(re.match(rf"{re.escape(known_name)}(?!\d)", short) for known_name in entry.names):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from packaging.requirements import Requirement
 
-from trainer.config.stack_table import ARM64, MACHINES, Row, Table, number, table
+from trainer.config.stack_table import ARM64, MACHINES, StackRow, StackTable, number, table
 from trainer.image.pins import normal, pins
 from trainer.image.wheel_index import Release, release, releases, sdists
 from trainer.text.wording import many
@@ -45,7 +45,7 @@ def main() -> int:
     return 1 if differences else 0
 
 
-def _differences(known: Table, index_url: str) -> Iterator[str]:
+def _differences(known: StackTable, index_url: str) -> Iterator[str]:
     oldest = number(known.rows[-1].torch)
     torches = {
         version: wheels for version, wheels in releases(index_url, "torch") if number(version) >= oldest
@@ -67,11 +67,11 @@ def _differences(known: Table, index_url: str) -> Iterator[str]:
             yield from _compare_vision(row, release(row.torchvision, visions[row.torchvision]))
 
 
-def _horovod(known: Table, index_url: str) -> Iterator[str]:
+def _horovod(known: StackTable, index_url: str) -> Iterator[str]:
     yield from compare_horovod(known, sdists(index_url, "horovod"))
 
 
-def compare_horovod(known: Table, archives: Mapping[str, str]) -> Iterator[str]:
+def compare_horovod(known: StackTable, archives: Mapping[str, str]) -> Iterator[str]:
     """Yields a sentence if the table's Horovod is not the newest of the archives, or has another hash."""
     newest = max(archives, key=number, default="")
     if newest and number(newest) > number(known.horovod):
@@ -85,7 +85,7 @@ def compare_horovod(known: Table, archives: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def _nccl(known: Table, index_url: str) -> Iterator[str]:
+def _nccl(known: StackTable, index_url: str) -> Iterator[str]:
     """Yields a sentence for each NCCL of a stack for whose platforms the index has no wheel."""
     for platform, machine in MACHINES.items():
         rows = [row for row in known.rows if row.archs_on(platform)]
@@ -97,7 +97,7 @@ def _nccl(known: Table, index_url: str) -> Iterator[str]:
                     yield f"torch {row.torch}: {package} {row.nccl} for {platform} is not on the index"
 
 
-def _newest_nccl(known: Table, index_url: str) -> Iterator[str]:
+def _newest_nccl(known: StackTable, index_url: str) -> Iterator[str]:
     """Yields a sentence if the index has a newer NCCL than any stack of the newest CUDA can have."""
     row = max(known.rows, key=lambda row: row.cuda_major)
     newest = max(dict(releases(index_url, row.nccl_package)), key=number, default="0")
@@ -107,7 +107,7 @@ def _newest_nccl(known: Table, index_url: str) -> Iterator[str]:
         yield f"{row.nccl_package} {newest}: on the index, the table has {ours}"
 
 
-def compare_arm64(row: Row, wheel: Release | None, pinned: Mapping[str, str]) -> Iterator[str]:
+def compare_arm64(row: StackRow, wheel: Release | None, pinned: Mapping[str, str]) -> Iterator[str]:
     """Yields a sentence for each way in which the row's wheel for arm64 differs from the table and the pins.
 
     `wheel` None means that the index has none; empty `pinned` that the row has no pins.
@@ -131,7 +131,7 @@ def _on_arm64(need: Requirement) -> bool:
     return need.marker is None or need.marker.evaluate({**machine, "extra": ""})
 
 
-def compare(row: Row, wheel: Release) -> Iterator[str]:
+def compare(row: StackRow, wheel: Release) -> Iterator[str]:
     """Yields a sentence for each value in which the row differs from the wheel."""
     declared = {
         "python": f"{wheel.pythons[0]} to {wheel.pythons[-1]}",
@@ -154,7 +154,7 @@ def compare(row: Row, wheel: Release) -> Iterator[str]:
             )
 
 
-def _compare_vision(row: Row, wheel: Release) -> Iterator[str]:
+def _compare_vision(row: StackRow, wheel: Release) -> Iterator[str]:
     wanted = next(
         (requirement for requirement in wheel.requires if re.match(r"torch\b(?!vision)", requirement)), ""
     )

@@ -11,7 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from trainer.config import Job
 from trainer.config.fabric_fit import fabric_problems
 from trainer.config.image_plugins import PLUGINS
-from trainer.config.stack_table import Row, System, Table, has_code, number, table
+from trainer.config.stack_table import StackRow, StackTable, System, has_code, number, table
 from trainer.errors import InputError
 from trainer.image.base import STAGES, Base, base_of, system_name
 from trainer.image.pins import normal, pins
@@ -46,7 +46,7 @@ def check_stack(job: Job) -> None:
         raise InputError("\n".join(problems))
 
 
-def _trainer(job: Job, known: Table) -> Iterator[str]:
+def _trainer(job: Job, known: StackTable) -> Iterator[str]:
     if job.stack.open_clip != known.open_clip:
         yield (
             f"stack.open_clip: the trainer needs open_clip_torch {known.open_clip} (given "
@@ -54,7 +54,7 @@ def _trainer(job: Job, known: Table) -> Iterator[str]:
         )
 
 
-def _packages(job: Job, row: Row | None) -> Iterator[str]:
+def _packages(job: Job, row: StackRow | None) -> Iterator[str]:
     """Yields a sentence for each of image.pip_packages that would break the stack.
 
     pip itself, which is held to the stack's pins, would refuse some only after a long build, and others not
@@ -89,7 +89,7 @@ def _packages(job: Job, row: Row | None) -> Iterator[str]:
             )
 
 
-def _plugins(job: Job, row: Row | None, known: Table) -> Iterator[str]:
+def _plugins(job: Job, row: StackRow | None, known: StackTable) -> Iterator[str]:
     """Yields a sentence for each plugin that the build could not bring into the image, or NCCL not use."""
     base, system, nccl = base_of(job, known), system_name(job, known), row.nccl if row else job.stack.nccl
     for plugin in (PLUGINS[name] for name in dict.fromkeys(job.image.plugins)):
@@ -121,7 +121,7 @@ def _any_base(job: Job, base: Base) -> Iterator[str]:
         yield f'image.mpi: {base.name} has no MPI; "debian" and "pypi" install one'
 
 
-def _own_torch(job: Job, known: Table) -> Iterator[str]:
+def _own_torch(job: Job, known: StackTable) -> Iterator[str]:
     """Yields the problems of a job whose base brings its own torch.
 
     Only the job's own settings can be checked here; the build checks the rest.
@@ -145,7 +145,7 @@ def _own_torch(job: Job, known: Table) -> Iterator[str]:
         yield from _own_driver(job, job.stack.driver, known)
 
 
-def _own_driver(job: Job, driver: int, known: Table) -> Iterator[str]:
+def _own_driver(job: Job, driver: int, known: StackTable) -> Iterator[str]:
     if job.stack.cuda is None:
         yield (
             "stack.driver: without stack.cuda it is not known which driver the base's CUDA needs; set "
@@ -165,7 +165,7 @@ def _own_driver(job: Job, driver: int, known: Table) -> Iterator[str]:
         yield from _driver_of_gpus(job, driver, known)
 
 
-def _versions(job: Job, row: Row, known: Table) -> Iterator[str]:
+def _versions(job: Job, row: StackRow, known: StackTable) -> Iterator[str]:
     stack = job.stack
     if stack.cuda is not None and stack.cuda != row.cuda:
         others = _torches(known, lambda other: other.cuda == stack.cuda)
@@ -187,7 +187,7 @@ def _versions(job: Job, row: Row, known: Table) -> Iterator[str]:
         )
 
 
-def _gpus(job: Job, row: Row, known: Table) -> Iterator[str]:
+def _gpus(job: Job, row: StackRow, known: StackTable) -> Iterator[str]:
     platform = job.image.platform
     archs = row.archs_on(platform)
     if not archs:
@@ -212,7 +212,7 @@ def _gpus(job: Job, row: Row, known: Table) -> Iterator[str]:
         yield from _driver(job, job.stack.driver, row, known)
 
 
-def _nvcc(job: Job, row: Row, known: Table) -> Iterator[str]:
+def _nvcc(job: Job, row: StackRow, known: StackTable) -> Iterator[str]:
     try:
         if toolkit(job, known) == "base":
             return  # the base's own nvcc may be newer than the table's
@@ -224,7 +224,7 @@ def _nvcc(job: Job, row: Row, known: Table) -> Iterator[str]:
             yield f"stack.archs: nvcc {row.cuda} cannot compile for {arch}, only for {', '.join(compiled)}"
 
 
-def _driver(job: Job, driver: int, row: Row, known: Table) -> Iterator[str]:
+def _driver(job: Job, driver: int, row: StackRow, known: StackTable) -> Iterator[str]:
     floor = known.cuda[row.cuda].driver_min
     if driver < floor:
         others = _torches(known, lambda other: known.cuda[other.cuda].driver_min <= driver)
@@ -236,7 +236,7 @@ def _driver(job: Job, driver: int, row: Row, known: Table) -> Iterator[str]:
         yield from _driver_of_gpus(job, driver, known)
 
 
-def _driver_of_gpus(job: Job, driver: int, known: Table) -> Iterator[str]:
+def _driver_of_gpus(job: Job, driver: int, known: StackTable) -> Iterator[str]:
     for arch in dict.fromkeys(job.stack.archs):
         if driver < known.driver_of_gpu(arch):
             yield (
@@ -245,7 +245,7 @@ def _driver_of_gpus(job: Job, driver: int, known: Table) -> Iterator[str]:
             )
 
 
-def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
+def _base(job: Job, row: StackRow, known: StackTable) -> Iterator[str]:
     name = system_name(job, known)
     if name is None:
         yield _no_system(job, known)
@@ -263,7 +263,7 @@ def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
         yield str(problem)
 
 
-def _no_system(job: Job, known: Table) -> str:
+def _no_system(job: Job, known: StackTable) -> str:
     # a base with its own torch may have any Python
     floor = number("0" if job.stack.torch == "base" else known.trainer_python_min)
     compatible = [name for name, system in known.systems.items() if number(system.python) >= floor]
@@ -277,7 +277,7 @@ def _no_system(job: Job, known: Table) -> str:
     )
 
 
-def _no_compiler(name: str, release: str, row: Row | None, known: Table) -> str:
+def _no_compiler(name: str, release: str, row: StackRow | None, known: StackTable) -> str:
     """Returns the sentence for a base without a suitable compiler; `release` is the CUDA release."""
     cuda = known.cuda[release]
     others = [other for other, entry in known.systems.items() if compiler(entry, row, cuda)]
@@ -288,7 +288,7 @@ def _no_compiler(name: str, release: str, row: Row | None, known: Table) -> str:
     )
 
 
-def _python(name: str, system: System, row: Row, known: Table) -> Iterator[str]:
+def _python(name: str, system: System, row: StackRow, known: StackTable) -> Iterator[str]:
     floor = number(known.trainer_python_min)
     compatible = [
         other
@@ -305,7 +305,7 @@ def _python(name: str, system: System, row: Row, known: Table) -> Iterator[str]:
     yield f"image.base: {name} has Python {system.python}, but {needs}; {others}"
 
 
-def _other_libraries(base: Base, row: Row, known: Table) -> Iterator[str]:
+def _other_libraries(base: Base, row: StackRow, known: StackTable) -> Iterator[str]:
     if base.framework:
         yield (
             f"image.base: {base.name} has its own {base.framework} and NCCL, and the image would have two of "
@@ -331,7 +331,7 @@ def _other_libraries(base: Base, row: Row, known: Table) -> Iterator[str]:
         )
 
 
-def _torches(known: Table, is_compatible: Callable[[Row], bool]) -> str:
+def _torches(known: StackTable, is_compatible: Callable[[StackRow], bool]) -> str:
     """Returns the compatible torch releases, in words; first those for which a plain base is enough."""
     compatible = [row for row in known.rows if is_compatible(row) and known.trains(row)]
     return _alternatives(

@@ -2,13 +2,13 @@
 
 import re
 
-from trainer.config.stack_table import Row
+from trainer.config.stack_table import StackRow
 from trainer.sysinfo.template_folder import FOLDER
 
 _PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
 
 
-def pins(row: Row | None) -> dict[str, str]:
+def pins(row: StackRow | None) -> dict[str, str]:
     """Returns pinned versions by package name, as PEP 503 writes it.
 
     `row` None means that torch and its packages are the base's.

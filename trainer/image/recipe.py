@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trainer.config import Job
 from trainer.config.image import Image, Site
 from trainer.config.image_plugins import PLUGINS, Plugin
-from trainer.config.stack_table import ARCHITECTURES, Row, System, Table, number, table
+from trainer.config.stack_table import ARCHITECTURES, StackRow, StackTable, System, number, table
 from trainer.image.base import base_of, system_name
 from trainer.image.compatibility import check_stack
 from trainer.image.toolchain import compiler, cuda_of, toolkit
@@ -51,7 +51,7 @@ class Recipe:
     image: Image
     compiler: bool
     """True if the C++ compiler stays in the image, with the headers of the wheels."""
-    row: Row | None
+    row: StackRow | None
     """Row of the stack table; None if torch, CUDA and NCCL are the base's."""
     system: str
     """Distribution of the base by its name in the table, which is ID and VERSION_ID of its
@@ -195,7 +195,7 @@ def recipe(job: Job) -> Recipe:
     )
 
 
-def _selftest_options(job: Job, row: Row | None, known: Table) -> tuple[str, ...]:
+def _selftest_options(job: Job, row: StackRow | None, known: StackTable) -> tuple[str, ...]:
     compiler = ("--compiler",) if job.compiler_in_image else ()
     versions = tuple(option for name, value in _versions(job, row).items() for option in (f"--{name}", value))
     if row:
@@ -210,14 +210,14 @@ def _selftest_options(job: Job, row: Row | None, known: Table) -> tuple[str, ...
     )
 
 
-def _versions(job: Job, row: Row | None) -> dict[str, str]:
+def _versions(job: Job, row: StackRow | None) -> dict[str, str]:
     """Returns the known versions by name; for a base's torch those that the job states."""
     if row:
         return {"torch": row.torch, "cuda": row.cuda, "nccl": row.nccl}
     return {name: value for name, value in (("cuda", job.stack.cuda), ("nccl", job.stack.nccl)) if value}
 
 
-def _cuda_home(toolkit: str, row: Row | None, of_base: str) -> str:
+def _cuda_home(toolkit: str, row: StackRow | None, of_base: str) -> str:
     if toolkit == "base" or row is None:
         return of_base
     return (
@@ -244,7 +244,7 @@ def _access(site: Site) -> Access:
     )
 
 
-def _environment(job: Job, row: Row | None) -> dict[str, str]:
+def _environment(job: Job, row: StackRow | None) -> dict[str, str]:
     ours = {
         "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
@@ -256,7 +256,7 @@ def _environment(job: Job, row: Row | None) -> dict[str, str]:
     return ours | job.image.env
 
 
-def _brought(row: Row, python: str) -> dict[str, str]:
+def _brought(row: StackRow, python: str) -> dict[str, str]:
     """Returns the versions that the stack brings into the image, by the names of their labels."""
     return {
         "torchvision": row.torchvision,
@@ -267,7 +267,7 @@ def _brought(row: Row, python: str) -> dict[str, str]:
     }
 
 
-def _labels(job: Job, row: Row | None, python: str, known: Table) -> dict[str, str]:
+def _labels(job: Job, row: StackRow | None, python: str, known: StackTable) -> dict[str, str]:
     image = {**job.image.model_dump(mode="json", exclude={"tag", "site"}), "compiler": job.compiler_in_image}
     if image_has_text(job):
         image["text"] = True

@@ -4,7 +4,7 @@ Pure: opens no file and uses no network.
 """
 
 from trainer.config import Job
-from trainer.config.stack_table import Cuda, Row, System, Table, number
+from trainer.config.stack_table import Cuda, StackRow, StackTable, System, number
 from trainer.errors import InputError
 from trainer.image.base import base_of, system_name
 
@@ -12,7 +12,7 @@ _FIRST_CUDA_ON_UBUNTU_24_04 = (12, 5)
 """First CUDA release for which NVIDIA has images and packages on Ubuntu 24.04."""
 
 
-def toolkit(job: Job, known: Table) -> str:
+def toolkit(job: Job, known: StackTable) -> str:
     """Returns the source of nvcc: pypi, debian or base. Raises InputError if none has it."""
     wanted = job.image.toolkit
     if job.stack.torch == "base":
@@ -34,7 +34,7 @@ def toolkit(job: Job, known: Table) -> str:
     return sources[0]
 
 
-def _no_toolkit(row: Row, wanted: str, known: Table) -> str:
+def _no_toolkit(row: StackRow, wanted: str, known: StackTable) -> str:
     ways = {
         "pypi": 'image.toolkit = "pypi"',
         "debian-13": 'image.toolkit = "debian" on a base of Debian 13',
@@ -52,7 +52,7 @@ def _no_toolkit(row: Row, wanted: str, known: Table) -> str:
     )
 
 
-def base_with_nvcc(row: Row, known: Table) -> str:
+def base_with_nvcc(row: StackRow, known: StackTable) -> str:
     """Returns, in words, an image that has nvcc for this stack, and no NCCL other than the stack's."""
     same = [
         release
@@ -73,12 +73,12 @@ def base_with_nvcc(row: Row, known: Table) -> str:
     )
 
 
-def cuda_of(job: Job, row: Row | None, known: Table) -> Cuda | None:
+def cuda_of(job: Job, row: StackRow | None, known: StackTable) -> Cuda | None:
     """Returns the CUDA release whose nvcc compiles; None if the table does not know the base's own."""
     return known.cuda.get(row.cuda if row else job.stack.cuda or "")
 
 
-def compiler(system: System, row: Row | None, cuda: Cuda | None) -> int | None:
+def compiler(system: System, row: StackRow | None, cuda: Cuda | None) -> int | None:
     """Returns the g++ to build with; None if none is compatible.
 
     It is the system's default, or else the newest that nvcc takes and torch's headers allow. `row` None means
@@ -88,7 +88,7 @@ def compiler(system: System, row: Row | None, cuda: Cuda | None) -> int | None:
     return next((gcc for gcc in system.gcc if least <= gcc and (cuda is None or gcc <= cuda.gcc_max)), None)
 
 
-def bases(row: Row, known: Table) -> list[str]:
+def bases(row: StackRow, known: StackTable) -> list[str]:
     """Returns the systems in the table that a plain base of this stack can be."""
     return [
         name
@@ -101,6 +101,6 @@ def bases(row: Row, known: Table) -> list[str]:
     ]
 
 
-def _has_nvcc(system: str, row: Row, known: Table) -> bool:
+def _has_nvcc(system: str, row: StackRow, known: StackTable) -> bool:
     """Returns whether nvcc comes from a package, so that the base needs to contain only the system."""
     return not {"pypi", system}.isdisjoint(known.cuda[row.cuda].nvcc)

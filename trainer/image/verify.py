@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.config.stack_table import Row, table
+from trainer.config.stack_table import StackRow, table
 from trainer.errors import ClusterError
 from trainer.image.build_errors import likely_cause
 from trainer.image.daemon import daemon
@@ -20,7 +20,7 @@ _SHARED_MEMORY = 2**30
 small."""
 
 
-def verify(image: str) -> tuple[dict[str, Any], Row | None]:
+def verify(image: str) -> tuple[dict[str, Any], StackRow | None]:
     """Run the self-test in the image; returns the facts found and the matching row of the table.
 
     The row is None if none matches. Raises ClusterError if a check fails.

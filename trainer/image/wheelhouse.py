@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainer.config import Job
 from trainer.config.image import Site
-from trainer.config.stack_table import MACHINES, Row, number, table
+from trainer.config.stack_table import MACHINES, StackRow, number, table
 from trainer.errors import ClusterError, InputError
 from trainer.image.base import system_name
 from trainer.image.context import certificates, check_files
@@ -85,7 +85,7 @@ def fill(job: Job, folder: Path) -> int:
     return sum(1 for path in folder.iterdir() if path.is_file())
 
 
-def _platforms(row: Row | None, platform: str) -> list[str]:
+def _platforms(row: StackRow | None, platform: str) -> list[str]:
     """Returns the platform options of pip.
 
     pip takes each tag by itself, so every manylinux tag is listed up to the smallest glibc that the base may

@@ -37,11 +37,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
     """
     elsewhere = _runs_elsewhere(job)
     checks: tuple[Callable[[], object], ...] = (
-        lambda: plan(job, world_size),
-        lambda: check_micro_batch(job, world_size),
-        lambda: check_backend(job, world_size),
-        lambda: _check_recovery(job),
-        lambda: check_nodes(job),
+        *_without_looking(job, world_size),
         lambda: check_model(job.model.name),
         lambda: check_loss(job),
         lambda: check_pretrained(job.model.pretrained),
@@ -81,13 +77,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
 
     Raises InputError that lists every problem.
     """
-    checks: list[Callable[[], object]] = [
-        lambda: plan(job, world_size),
-        lambda: check_micro_batch(job, world_size),
-        lambda: check_backend(job, world_size),
-        lambda: _check_recovery(job),
-        lambda: check_nodes(job),
-    ]
+    checks = _without_looking(job, world_size)
     if not os.path.isabs(job.model.name):
         checks += [lambda: check_model(job.model.name), lambda: check_loss(job)]
         checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
@@ -95,6 +85,17 @@ def check_without_files(job: Job, world_size: int) -> int | None:
         checks += [lambda: _check_packages(job), lambda: check_storage(job)]
     _refuse(checks)
     return None if FORMATS[job.data.kind].unit else job.data.synthetic_samples
+
+
+def _without_looking(job: Job, world_size: int) -> list[Callable[[], object]]:
+    """Returns the checks of a job that look at nothing else."""
+    return [
+        lambda: plan(job, world_size),
+        lambda: check_micro_batch(job, world_size),
+        lambda: check_backend(job, world_size),
+        lambda: _check_recovery(job),
+        lambda: check_nodes(job),
+    ]
 
 
 def _runs_elsewhere(job: Job) -> bool:

@@ -4,7 +4,6 @@ from typing import Any
 
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.config.gpus import GPUS
 from trainer.estimate.architecture import planned_architecture
 from trainer.estimate.fit import memory_of, with_gpu_limit
 from trainer.estimate.size import checkpoint_bytes
@@ -49,7 +48,7 @@ def check_fields(
 def _of_gpu(job: Job, world_size: int, steps: int | None, *, local: bool) -> dict[str, float | None]:
     """Returns estimates: bytes of a GPU's memory, samples a second of all GPUs, hours of the run."""
     fields: dict[str, float | None] = {"gpu_bytes": None, "samples_per_s": None, "hours": None}
-    shape, gpu = planned_architecture(job.model), GPUS.get(job.resources.gpu or "")
+    shape, gpu = planned_architecture(job.model), job.resources.known_gpu
     if shape is None or not on_gpus(job, local=local):
         return fields
     batch_plan = plan(with_gpu_limit(job, world_size), world_size)

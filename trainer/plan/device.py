@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from trainer.config import Job
-from trainer.config.gpus import GIB, GPUS, Gpu
+from trainer.config.gpus import GIB, Gpu
 from trainer.sysinfo.memory import host_bytes
 from trainer.sysinfo.nvml import GpuHere, gpus_here
 from trainer.text.wording import many
@@ -28,7 +28,7 @@ def device_rows(job: Job, *, local: bool) -> Iterator[tuple[str, str]]:
         yield "device", "a GPU for each rank if torch can use one, else the CPU (the job asks for no GPU)"
     if local and has_a_gpu() and (here := gpus_here()):
         yield "", f"here: {_gpus_text(here)}"
-    if gpu := GPUS.get(job.resources.gpu or ""):
+    if gpu := job.resources.known_gpu:
         yield "", f"{gpu.name}: {_peaks(gpu, job.model.precision)}"
 
 

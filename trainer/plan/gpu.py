@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
-from trainer.config.gpus import GIB, GPUS, Gpu
+from trainer.config.gpus import GIB, Gpu
 from trainer.estimate.architecture import Architecture, planned_architecture
 from trainer.estimate.fit import advice, fits, largest_micro_batch, memory_of
 from trainer.estimate.step_speed import step_speed
@@ -36,7 +36,7 @@ def gpu_rows(job: Job, batch_plan: BatchPlan, steps: int | None) -> Iterator[tup
             silent = f"not known: the config of {job.model.name} does not say its size ({_PAGE})"
             yield "memory", _beside_activations(job, tower) if tower else silent
         return
-    gpu = GPUS.get(job.resources.gpu or "")
+    gpu = job.resources.known_gpu
     memory = memory_of(shape, job, batch_plan, gpu.memory if gpu else None)
     sizes = sorted(asdict(memory).items(), key=lambda pair: -pair[1])
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in sizes if size >= _LEAST_GIB * GIB)
@@ -82,7 +82,7 @@ def _time(hours: float) -> str:
 
 def too_large(job: Job, batch_plan: BatchPlan) -> Iterator[str]:
     """Yields a sentence if the step does not fit the GPU that the job names."""
-    shape, gpu = planned_architecture(job.model), GPUS.get(job.resources.gpu or "")
+    shape, gpu = planned_architecture(job.model), job.resources.known_gpu
     if shape is None or gpu is None or fits(shape, job, batch_plan, gpu.memory):
         return
     needed = memory_of(shape, job, batch_plan, gpu.memory).total / GIB

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from trainer.comm.backends import keeps_in_memory
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
-from trainer.config.gpus import GPUS
 from trainer.estimate.architecture import planned_architecture
 from trainer.estimate.size import checkpoint_bytes
 from trainer.estimate.step_speed import step_speed
@@ -95,7 +94,7 @@ def _facts_of(job: Job) -> RunFacts | None:
 
 
 def _estimated_step_s(job: Job, batch_plan: BatchPlan) -> float | None:
-    shape, gpu = planned_architecture(job.model), GPUS.get(job.resources.gpu or "")
+    shape, gpu = planned_architecture(job.model), job.resources.known_gpu
     if shape is None or gpu is None or not job.asks_for_gpus:
         return None
     return batch_plan.batch_size_per_rank / step_speed(shape, job, batch_plan, gpu).samples_s

@@ -1,7 +1,10 @@
 """The example job files that `clipship init` writes. Imports neither the model nor torch."""
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from trainer.errors import InputError
 from trainer.run.layout import JOB_FILE
@@ -10,6 +13,18 @@ from trainer.safe_io.atomic import write_whole
 _FOLDER = Path(__file__).parent
 SCHEMA = _FOLDER / "job-schema.json"
 """JSON Schema of a job file, which `make reference` writes. An installed package brings it along."""
+
+
+def schema_places() -> dict[str, dict[str, Any]]:
+    """Returns the places of the schema by dotted keys: "" is the whole, a section comes before its keys."""
+
+    def walk(place: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for name, inner in place.get("properties", {}).items():
+            yield f"{prefix}{name}", inner
+            yield from walk(inner, f"{prefix}{name}.")
+
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    return {"": schema, **dict(walk(schema, ""))}
 
 
 def preset_names() -> list[str]:

@@ -38,7 +38,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Row:
+class BoardRow:
     """One image of the board."""
 
     image: str
@@ -51,16 +51,16 @@ class Row:
     """Place of that caption among all texts, from 1; 0 if it is not known."""
 
 
-def row(image: "Image.Image", texts: Sequence[Text], caption: str = "", place: int = 0) -> Row:
+def row(image: "Image.Image", texts: Sequence[Text], caption: str = "", place: int = 0) -> BoardRow:
     """Returns the row of a picture, which is scaled down if it is larger than the board shows it."""
     small = image.convert("RGB")
     small.thumbnail((_SIDE, _SIDE))
     png = BytesIO()
     small.save(png, "PNG")
-    return Row(base64.b64encode(png.getvalue()).decode(), texts, caption, place)
+    return BoardRow(base64.b64encode(png.getvalue()).decode(), texts, caption, place)
 
 
-def write_board(run_folder: Path, rows: Sequence[Row]) -> None:
+def write_board(run_folder: Path, rows: Sequence[BoardRow]) -> None:
     """Replaces the run's board, whole or not at all, with the rows of the last evaluation.
 
     Rank 0 calls it.
@@ -68,12 +68,12 @@ def write_board(run_folder: Path, rows: Sequence[Row]) -> None:
     write_json(run_folder / BOARD_FILE, [_to_json(row) for row in rows])
 
 
-def read_rows(entries: Sequence[Any]) -> list[Row]:
+def read_rows(entries: Sequence[Any]) -> list[BoardRow]:
     """Returns the rows of a board file's list that have the right format; the others are left out."""
     return [row for entry in entries[:_ROWS] if (row := _row(entry)) is not None]
 
 
-def _to_json(row: Row) -> dict[str, Any]:
+def _to_json(row: BoardRow) -> dict[str, Any]:
     return {
         "image": row.image,
         "texts": [text.text for text in row.texts],
@@ -84,7 +84,7 @@ def _to_json(row: Row) -> dict[str, Any]:
     }
 
 
-def _row(entry: Any) -> Row | None:
+def _row(entry: Any) -> BoardRow | None:
     if not isinstance(entry, dict) or not _is_png(entry.get("image")):
         return None
     columns = [entry.get(name) for name in ("texts", "scores", "own")]
@@ -97,7 +97,7 @@ def _row(entry: Any) -> Row | None:
     ]
     caption, place = entry.get("caption"), entry.get("place")
     known = isinstance(caption, str) and type(place) is int
-    return Row(entry["image"], texts[:_TEXTS], *((caption, place) if known else ()))
+    return BoardRow(entry["image"], texts[:_TEXTS], *((caption, place) if known else ()))
 
 
 def _is_png(image: object) -> bool:

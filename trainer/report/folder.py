@@ -18,7 +18,7 @@ import tomli_w
 
 from trainer.config.results import EMA
 from trainer.errors import InputError
-from trainer.report.board import BOARD_FILE, Row, read_rows
+from trainer.report.board import BOARD_FILE, BoardRow, read_rows
 from trainer.report.suites import SuiteBars, suite_bars
 from trainer.run import goodput_log
 from trainer.run.layout import (
@@ -82,7 +82,7 @@ class RunFacts:
     diagnosis: Mapping[str, Any]
     environment: Sequence[Mapping[str, str]]
     """Environment of each rank."""
-    board: Sequence[Row]
+    board: Sequence[BoardRow]
     logs: Mapping[int, Sequence[str]]
     """Last lines by rank: of the ranks that failed, or of rank 0 if the run has no end."""
     remarks: Sequence[str]

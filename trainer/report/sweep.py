@@ -33,7 +33,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """One run of the sweep in the table."""
 
     name: str
@@ -78,7 +78,7 @@ def page(record: SweepRecord, folders: Mapping[str, Path], reload_s: float | Non
         keys=keys,
         titles=[_title(title) for title in titles],
         rows=[
-            Row(
+            TrialRow(
                 name,
                 f"../{name}/{REPORT_FILE}" if (folders[name] / REPORT_FILE).exists() else "",
                 [values.get(key, "") for key in keys],

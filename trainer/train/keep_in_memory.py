@@ -12,7 +12,7 @@ from trainer.checkpoint.memory_cadence import SHARE, Cadence
 from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.checkpoint.memory_restore import NodeMemory
 from trainer.checkpoint.memory_state import bytes_kept
-from trainer.checkpoint.resume import Start
+from trainer.checkpoint.resume import StartPoint
 from trainer.checkpoint.state import TrainState
 from trainer.comm.protocol import Comm
 from trainer.sysinfo.shortage import memory_for_state
@@ -24,7 +24,7 @@ log = logging.getLogger("clipship")
 
 def keeper_of(
     memory: NodeMemory | None,
-    start: Start,
+    start: StartPoint,
     train: TrainState,
     comm: Comm,
     every: int | None = None,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.memory_keeper import MemoryKeeper
-from trainer.checkpoint.resume import Start
+from trainer.checkpoint.resume import StartPoint
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config import Job
@@ -42,7 +42,7 @@ class TrainSetup:
     writer: CheckpointWriter
     requests: Requests
     identity: RunIdentity
-    start: Start
+    start: StartPoint
     """Step that this start begins after, and the checkpoint or the memory that it comes from."""
     started: float
     """Value of time.monotonic() when this start began to prepare."""

@@ -55,7 +55,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Row:
+class LauncherRow:
     """A launcher and its variables for rank, size, local_rank and local_size.
 
     If a field has several variables, the first that is set counts.
@@ -71,7 +71,7 @@ class Row:
 class Claim:
     """Values that a row finds for this process: for each field the variable and its value, or None."""
 
-    row: Row
+    row: LauncherRow
     values: tuple[tuple[str, int] | None, ...]
 
     @property
@@ -117,24 +117,24 @@ _ALL_LAUNCHERS = frozenset(
 
 ROWS = (
     # A supervisor sets these for its rank, if the world is another than the one that the launcher made.
-    Row(
+    LauncherRow(
         SUPERVISOR,
         (("CLIPSHIP_RANK",), ("CLIPSHIP_RANKS",), ("CLIPSHIP_LOCAL_RANK",), ("CLIPSHIP_LOCAL_SIZE",)),
         around=_ALL_LAUNCHERS,
     ),
-    Row(
+    LauncherRow(
         "clipship run",
         (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
         around=frozenset({"Open MPI", "MPICH", "horovodrun", "Slurm", "PMI-2", "PMIx"}),
         applies=lambda env: STARTED_HERE in env,
     ),
-    Row(
+    LauncherRow(
         "torchrun",
         (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
         around=frozenset({"Open MPI", "MPICH", "horovodrun", "Slurm", "PMI-2", "PMIx"}),
         applies=_is_torchrun,
     ),
-    Row(
+    LauncherRow(
         "Open MPI",
         (
             ("OMPI_COMM_WORLD_RANK",),
@@ -144,18 +144,18 @@ ROWS = (
         ),
         around=frozenset({"Slurm", "PMI-2"}),
     ),
-    Row(
+    LauncherRow(
         "MPICH",  # Hydra, which Intel MPI uses too
         (("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",)),
         around=frozenset({"Slurm", "PMIx"}),
         applies=_is_hydra,
     ),
-    Row(
+    LauncherRow(
         "horovodrun",
         (("HOROVOD_RANK",), ("HOROVOD_SIZE",), ("HOROVOD_LOCAL_RANK",), ("HOROVOD_LOCAL_SIZE",)),
         around=frozenset({"Slurm", "PMI-2", "PMIx"}),
     ),
-    Row(
+    LauncherRow(
         "Slurm",
         (
             ("SLURM_PROCID",),
@@ -166,9 +166,9 @@ ROWS = (
         applies=_is_slurm_step,
     ),
     # `srun --mpi=pmi2` sets these.
-    Row("PMI-2", (("PMI_RANK",), ("PMI_SIZE",), (), ()), applies=lambda env: not _is_hydra(env)),
-    Row("PMIx", (("PMIX_RANK",), (), (), ())),  # srun --mpi=pmix, and Open MPI
-    Row(
+    LauncherRow("PMI-2", (("PMI_RANK",), ("PMI_SIZE",), (), ()), applies=lambda env: not _is_hydra(env)),
+    LauncherRow("PMIx", (("PMIX_RANK",), (), (), ())),  # srun --mpi=pmix, and Open MPI
+    LauncherRow(
         "environment",  # set by hand, or by a batch script
         (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
         applies=lambda env: not _is_torchrun(env),
@@ -321,7 +321,7 @@ def master_address(env: Environment, world: World) -> tuple[str, int]:
     return env["MASTER_ADDR"], port
 
 
-def _claim(row: Row, env: Environment) -> Claim | None:
+def _claim(row: LauncherRow, env: Environment) -> Claim | None:
     if not row.applies(env):
         return None
     names = [next((name for name in alternatives if name in env), None) for alternatives in row.variables]
