@@ -76,10 +76,14 @@ def until(arrived: Callable[[], Any], limit_s: float = 30.0) -> Any:
     return value
 
 
-def begin(fork_server: ForkServer, says: Path, **variables: str) -> tuple[RankProcess, dict[str, Any]]:
-    """Starts a rank; returns it and what it says about itself."""
+def begin(
+    fork_server: ForkServer, says: Path, keep: Any = None, **variables: str
+) -> tuple[RankProcess, dict[str, Any]]:
+    """Starts a rank; returns it and what it says about itself. `keep` is told it while it starts."""
     says.unlink(missing_ok=True)
     rank = fork_server.start({**os.environ, "CLIPSHIP_SAYS": str(says), **variables})
+    if keep is not None:
+        fork_server.keep_if(keep)
     until(says.exists)
     facts: dict[str, Any] = json.loads(says.read_text())
     assert facts["pid"] == rank.pid
@@ -216,8 +220,7 @@ def test_a_process_with_a_thread_leaves_none_and_goes_on(fork_server: ForkServer
 def test_a_run_without_restarts_keeps_no_fork_server(fork_server: ForkServer, tmp_path: Path) -> None:
     before = children()
     fork_server.keep_if(False)
-    rank, facts = begin(fork_server, tmp_path / "says")
-    fork_server.keep_if(False)
+    rank, facts = begin(fork_server, tmp_path / "says", keep=False)
     assert "CLIPSHIP_FORK_SERVER" not in facts["environ"]
     assert children() - before == {rank.pid}
     end_rank(rank)

@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,12 @@ def test_every_state_is_reached_from_the_first_and_leads_to_the_end() -> None:
         assert {Event.END, Event.CUT_OFF} <= TABLE[state].leads_to.keys()
     assert not TABLE[State.ENDED].leads_to
     assert not TABLE[State.ENDED].takes
+
+
+def test_page_on_architecture_draws_each_state_and_event() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    drawn = page.partition("### States of a run")[2].partition("### The life of a fault")[0]
+    assert [each.name for each in (*State, *Event) if each.name not in re.findall(r"[A-Z_]+", drawn)] == []
 
 
 def test_ranks_run_between_a_start_and_a_fault_only() -> None:
@@ -192,3 +200,17 @@ def test_whatever_happens_in_any_order_the_run_goes_on_or_ends_once(gap_s: float
             EXIT_PREEMPTED,
             EXIT_START_AGAIN,
         ), order
+
+
+def test_a_run_that_has_ended_is_not_taken_over() -> None:
+    async def story() -> Run:
+        run = Run(begun=False)
+        run.begin()
+        run.be_asked()
+        assert run.its.state is State.ENDED
+        await run.its.take_over(messages.Roster(1, "0 2 n0", "", ((2, ("h", 1)),)), 1, 1, ())
+        await asyncio.sleep(1.0)
+        return run
+
+    run = clock.run(story())
+    assert (run.errors, [record.exit_code for record in run.records]) == ([], [EXIT_PREEMPTED])

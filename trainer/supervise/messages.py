@@ -339,9 +339,9 @@ def _built(wanted: type, table: Any) -> Any:
 
 def _read(wanted: Any, value: Any) -> Any:
     """Returns the value as a field of the annotated type `wanted`. Raises ValueError if it is none."""
-    origin, of = get_origin(wanted), get_args(wanted)
-    if wanted is Any:
+    if wanted is Any or type(value) is wanted:
         return value
+    origin, of = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType):
         return None if value is None else _read(of[0], value)
     if wanted is Message:
@@ -355,6 +355,4 @@ def _read(wanted: Any, value: Any) -> Any:
         return {name: _read(of[1], item) for name, item in value.items()}
     if wanted is float and type(value) is int:
         return float(value)
-    if type(value) is not wanted:
-        raise ValueError(f"{value!r} is no {wanted}")
-    return value
+    raise ValueError(f"{value!r} is no {wanted}")

@@ -59,6 +59,7 @@ class ParentLoss:
         if lost.relayed:  # the one above looks for another way
             await own.end_before(own.latest + 1)
             return
+        # Both at once: the others wait for this supervisor, and for its rank's end.
         ending = None if own.generation is None else asyncio.ensure_future(own.generation.end())
         roster = self.roster
         assert roster is not None
@@ -71,7 +72,7 @@ class ParentLoss:
         finally:
             self._rejoining = False
         if ending is not None:
-            await ending
+            await ending  # what `Joined` says of the rank must be true when it is sent
         if dead is None:
             tree.ask_to_join_again()
         else:

@@ -267,7 +267,7 @@ class Supervisor:
         self._context.spawn(self._end_if_unheard(what, generation))
 
     async def _end_if_unheard(self, what: str, generation: Generation) -> None:
-        await asyncio.sleep(UNHEARD_S)
+        await asyncio.sleep(UNHEARD_S)  # by then the coordinator has asked, if it has heard
         heard = generation.report_requested or generation.ending
         tree = self._context.tree
         if not heard and tree is not None and self._host.coordinator is None:

@@ -99,8 +99,11 @@ class Coordinator:
         await self._unless_ended(self._recovery.take_over(roster, ran, latest, dead))
 
     async def _unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does the work, unless a message ends the run meanwhile."""
-        await asyncio.wait([self._run.spawn(work)])
+        """Does the work, unless a message has ended the run, or does so meanwhile."""
+        if self._run.state is State.ENDED:  # this supervisor's own `Joined` may know of a request to stop
+            work.close()
+        else:
+            await asyncio.wait([self._run.spawn(work)])
 
     # Who comes and goes.
 

@@ -85,7 +85,7 @@ class Presence:
                 waited_for.discard(member)
 
     async def _lose_orphans(self, orphans: set[int], *, silent: bool) -> None:
-        self._joined_at = time.monotonic()
+        self._joined_at = time.monotonic()  # the wait begins anew with each that comes
         while orphans & self._orphans and time.monotonic() < self._joined_at + ORPHANS_S:
             await asyncio.sleep(0.1)  # in a large run they come one after the other
         for member in sorted(orphans & self._orphans):

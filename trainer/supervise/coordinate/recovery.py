@@ -160,6 +160,7 @@ class Recovery:
         if self._lost_meanwhile is not None and _is_of_one(self._lost_meanwhile, failure):
             await self.relaunch.leave(replace(failure, others_there=False), fault, go_on)
             return
+        # From here on files of the run are written: where members are lost, the claim comes before.
         if world is None or not await self._may_write(its):
             return
         clock.end_part("end", time.monotonic())
@@ -218,7 +219,7 @@ class Recovery:
         def settled() -> bool:
             return self._lost_meanwhile is not None or len(its.ended) == len(its.members)
 
-        await run.until(settled, REGROUP_S)
+        await run.until(settled, REGROUP_S)  # without a lost supervisor's answer: the launcher ends all then
         left = [rank for rank, member in enumerate(its.members) if member not in its.ended]
         if left and self._lost_meanwhile is None:
             ranks = ", ".join(map(str, left[:_RANKS]))
@@ -313,6 +314,7 @@ class Recovery:
                 return Meeting(its.number, problem=str(error))
         its.meeting = None
         run.actions.broadcast(Meet(first, its.number))
+        # It has confirmed that its rank has ended; if it is silent now, it is lost.
         await run.until(lambda: its.meeting is not None or first in run.membership.lost, REGROUP_S)
         if its.meeting is None:
             self._presence.lose(first, silent=True)

@@ -32,6 +32,7 @@ class ReportCollection:
             return
         its.collecting, at = True, time.monotonic()
         run.actions.broadcast(Collect())
+        # Some will never answer: that is what it is about.
         await run.until(lambda: len(its.reports) == len(its.members), ANSWER_S)
         reports = [its.reports[rank] for rank in sorted(its.reports)]
         missing = [

@@ -249,6 +249,7 @@ class RunState:
         self.end(record)
 
     async def _end(self, record: ExitRecord) -> None:
+        # The files are first: a launcher that sees a rank end may kill this process within half a second.
         if self.history:
             await self.history.write()
         await self.exit_files.write(EXIT_FILE, asdict(record))
@@ -257,6 +258,7 @@ class RunState:
     async def until(self, arrived: Callable[[], bool], timeout_s: float) -> None:
         """Waits until `arrived`, but no longer than the timeout."""
         deadline = time.monotonic() + timeout_s
+        # Many messages, in any order, may make it true; looking again is simpler than an event in each.
         while not arrived() and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
 

@@ -33,7 +33,7 @@ class Link:
 
     def send_line(self, line: bytes) -> None:
         """Sends a message that is a line already."""
-        if not self._writer.is_closing():
+        if not self._writer.is_closing():  # else asyncio warns, and the reader has told of the end
             self._writer.write(line)
 
     async def receive(self) -> Message | None:

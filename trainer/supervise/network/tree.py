@@ -129,7 +129,7 @@ class Tree:
                 dead |= {number} if answer == "refused" else set()
             if time.monotonic() > deadline:
                 raise TimeoutError("no supervisor answers")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # the next root may not have noticed the loss yet
 
     def _become_root(self) -> None:
         self.is_root = True
@@ -255,7 +255,7 @@ class Tree:
         if not self.is_root:
             self._send_collected()
         links = [*self._children, *([self._parent] if self._parent else [])]
-        with suppress(TimeoutError):
+        with suppress(TimeoutError):  # a neighbour that is stopped takes nothing, and must not keep this one
             async with asyncio.timeout(HEARTBEAT_S):
                 await asyncio.gather(*(link.flush() for link in links))
         for link in links:
@@ -305,7 +305,7 @@ class Tree:
                     else ""
                 )
                 raise TimeoutError(f"rank 0's supervisor does not answer at {address}{another}")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # launchers start ranks in any order, and the root may come last
 
     async def _call(self, address: Address, *, is_root: bool = False) -> tuple[Link | None, Address | None]:
         """Returns a link that was welcomed, and the address of the parent to call instead, if any.

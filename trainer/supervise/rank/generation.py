@@ -56,6 +56,7 @@ class Generation:
         if self.ended:
             return
         kill_rank(self.rank)
+        # One that the kernel cannot end yet, as in a hung file system, may still write: nobody may follow it.
         while self.rank.poll() is None:
             await asyncio.sleep(_POLL_S)
         reap_group(self.rank)
