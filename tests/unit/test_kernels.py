@@ -13,7 +13,7 @@ from timm.layers import Attention  # type: ignore[attr-defined]
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from tests.support.jobs import RESNET, VIT, few_words, tiny_job
+from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.tf32 import Tf32
 from trainer.comm.protocol import Comm
 from trainer.config import Job
@@ -28,7 +28,7 @@ from trainer.model.rank_loss import RankLoss
 from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES, CONTEXT, END = 8, 24, 49407
-TINY: dict[str, Any] = json.loads(Path(few_words(VIT)).read_text())
+TINY: dict[str, Any] = json.loads(Path(VIT).read_text())
 TEXT: dict[str, Any] = {**TINY["text_cfg"], "context_length": CONTEXT}
 EOS = {"pool_type": "eos", "eos_id": END}
 
@@ -272,9 +272,7 @@ def test_a_convolution_that_cuts_no_patches_of_an_image_stays(size: int, stride:
 
 
 def test_a_resnet_pools_by_one_query_and_every_weight_has_the_gradient_of_the_plain_one(alone: Comm) -> None:
-    job = tiny_job(
-        config=few_words(RESNET), model={"precision": "fp64"}, optim={"global_batch_size": SAMPLES}
-    )
+    job = tiny_job(config=RESNET, model={"precision": "fp64"}, optim={"global_batch_size": SAMPLES})
     plain, fast = built(job, alone, "plain"), built(job, alone, "fast")
     assert "one-query pooling" in str(fast.kernels)
     tokens = captions(CONTEXT - 1)[:, : fast.model.context_length]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.jobs import COCA, RESNET, VIT, small_job
+from tests.support.jobs import COCA, RESNET, VIT, small_job, tiny_job
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.protocol import Comm
@@ -294,7 +294,7 @@ def test_fp16_skips_a_step_whose_finite_gradients_have_an_infinite_norm(
 ) -> None:
     """float32 holds each element and not their norm: clipping by it would make every parameter NaN."""
     step = _step(
-        _with_model(small_job(optim={"grad_clip_norm": clip_norm} if clip_norm else {}), precision="fp16"),
+        _with_model(tiny_job(optim={"grad_clip_norm": clip_norm} if clip_norm else {}), precision="fp16"),
         alone,
     )
     batches = _batches(step.model, SAMPLES)
