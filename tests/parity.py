@@ -7,6 +7,7 @@ the last line says so.
 
 import importlib.util
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ RANKS = (1, 2, 4)
 
 
 def main() -> int:
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")  # as in tests.conftest: ranks share the cores
     has_horovod = importlib.util.find_spec("horovod") is not None
     print(
         f"{'ranks':>5} {'backend':8} {'launcher':14} {'model':12} {'loss':7} {'tile':>4} "
