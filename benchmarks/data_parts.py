@@ -38,7 +38,6 @@ from trainer.data.tokens import QuickTokenizer, quick
 from trainer.data.train_requests import TrainRequest, TrainRequests
 
 BATCH, WARM_UP = 64, 4
-ORDER_OF_RUN = Lanes(105, BATCH)
 DECODE = "decode"
 PLACES: tuple[tuple[Any, str, str], ...] = (
     (ShardSource, "read", "index and shards"),
@@ -111,14 +110,13 @@ class Sides:
 
     def __init__(self, pattern: str, samples: int) -> None:
         source, plan = open_source(Data(train=(pattern,))), BatchPlan(1, samples, samples, samples, 1)
+        order = Lanes(105, samples)
         crop, tokenizer = RandomCrop((224, 224)), quick(get_tokenizer("ViT-B-32"))
         self._stream = train_batches(
-            source, plan=plan, rank=0, seed=0, order=ORDER_OF_RUN, pixels=crop, tokenizer=tokenizer, workers=1
+            source, plan=plan, rank=0, seed=0, order=order, pixels=crop, tokenizer=tokenizer, workers=1
         )
         self._requests = iter(
-            TrainRequests(
-                source.shard_sizes(), None, plan, 0, 0, ORDER_OF_RUN, len(source) // samples, None, 0, 0
-            )
+            TrainRequests(source.shard_sizes(), None, plan, 0, 0, order, len(source) // samples, None, 0, 0)
         )
         self._data = TrainBatches(source, 0, crop, tokenizer, skip_bad=False, caption_choice=random_caption)
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.order import Samples, epoch_samples, position_seed
-from trainer.data.window_order import WindowOrder as EpochOrder
+from trainer.data.window_order import WindowOrder
 
 
 def epoch_order(sizes: list[int], *, seed: int, epoch: int, window: int) -> Samples:
     """The whole epoch at once."""
-    return EpochOrder(sizes, seed=seed, epoch=epoch, window=window).samples(0, sum(sizes))
+    return WindowOrder(sizes, seed=seed, epoch=epoch, window=window).samples(0, sum(sizes))
 
 
 SIZES = st.lists(st.integers(0, 40), max_size=12)
@@ -119,10 +119,10 @@ def test_ordering_needs_no_torch() -> None:
 def test_any_part_of_the_order_is_that_part_of_the_whole(
     sizes: list[int], epoch: int, window: int, data: st.DataObject
 ) -> None:
-    order = EpochOrder(sizes, seed=1, epoch=epoch, window=window)
+    order = WindowOrder(sizes, seed=1, epoch=epoch, window=window)
     begin = data.draw(st.integers(0, len(order)))
     end = data.draw(st.integers(begin, len(order)))
-    fresh = EpochOrder(sizes, seed=1, epoch=epoch, window=window)
+    fresh = WindowOrder(sizes, seed=1, epoch=epoch, window=window)
     assert fresh.samples(begin, end).tolist() == order.samples(0, len(order)).tolist()[begin:end]
 
 
@@ -139,7 +139,7 @@ def test_weights_say_how_often_an_epoch_has_a_sample(shards: list[tuple[int, flo
     firsts = np.cumsum([0, *sizes])
     counts = np.zeros(sum(sizes), dtype=int)
     for epoch in range(4):
-        order = EpochOrder(sizes, seed=1, epoch=epoch, window=20, weights=weights)
+        order = WindowOrder(sizes, seed=1, epoch=epoch, window=20, weights=weights)
         assert len(order) == epoch_samples(sizes, weights) == pytest.approx(np.dot(sizes, weights), abs=1)
         counts += np.bincount(order.samples(0, len(order)), minlength=sum(sizes))
     for first, size, weight in zip(firsts.tolist(), sizes, weights, strict=False):
@@ -151,7 +151,7 @@ def test_weights_say_how_often_an_epoch_has_a_sample(shards: list[tuple[int, flo
 
 
 def test_the_end_of_a_long_epoch_costs_what_its_beginning_costs() -> None:
-    order = EpochOrder([10_000] * 10_000, seed=1, epoch=3, window=10_000)
+    order = WindowOrder([10_000] * 10_000, seed=1, epoch=3, window=10_000)
     before = order.samples(90_000_000, 90_004_096)
     assert len(np.unique(before)) == 4096
     assert sum(window.nbytes for window in order._kept.values()) <= 2 * 80_000

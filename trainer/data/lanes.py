@@ -29,6 +29,9 @@ from numpy.typing import NDArray
 from trainer.data.order import Samples, draws, epoch_parts, shuffled
 from trainer.text.wording import many
 
+AT_ONCE = 2**16
+"""Blocks that are placed at once, so that what is in between takes little memory."""
+
 
 @dataclass(frozen=True)
 class Lanes:
@@ -170,7 +173,12 @@ def _blocks(
     counts = -(-lengths // block)
     ends = np.cumsum(counts)
     order = shuffled(seed, epoch, "blocks", 0, int(ends[-1]) if len(ends) else 0)
-    run = np.searchsorted(ends, order, side="right")
-    number, of_run, samples = order - (ends[run] - counts[run]), counts[run], lengths[run]
-    begins, stops = number * samples // of_run, (number + 1) * samples // of_run
-    return firsts[run] + begins, np.cumsum(stops - begins)
+    begins, lengths_of = np.empty_like(order), np.empty_like(order)
+    for at in range(0, len(order), AT_ONCE):
+        part = slice(at, at + AT_ONCE)
+        run = np.searchsorted(ends, order[part], side="right")
+        number, of_run, samples = order[part] - (ends[run] - counts[run]), counts[run], lengths[run]
+        begins[part] = number * samples // of_run
+        lengths_of[part] = (number + 1) * samples // of_run - begins[part]
+        begins[part] += firsts[run]
+    return begins, np.cumsum(lengths_of, out=lengths_of)
