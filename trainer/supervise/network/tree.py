@@ -143,28 +143,33 @@ class Tree:
         """Returns a link to a parent that a supervisor names, or what the call met instead."""
         try:
             async with asyncio.timeout(REJOIN_CALL_S):
-                link, parent, is_root = await self._call_root(address)
+                met = await self._meet(address, seeks_root=True)
         except OSError as error:  # TimeoutError is one
             if isinstance(error, ConnectionRefusedError):
                 return "refused"
             return "hung up" if isinstance(error, ConnectionError) else "silent"
-        if link is None:
+        if met is None:
             return "hung up"
-        if is_root and parent is not None:
-            link.close()
-            link, _ = await self._call(parent)
-        return link if is_root and link is not None else "no root"
+        link, answer = met
+        if answer["root"] and answer["parent"] is None:
+            return link
+        link.close()
+        parent = (await self._call(_address(answer["parent"])))[0] if answer["root"] else None
+        return "no root" if parent is None else parent
 
-    async def _call_root(self, address: Address) -> tuple[Link | None, Address | None, bool]:
-        """Returns the link to a supervisor, the parent that it names, and whether it is the root."""
+    async def _meet(self, address: Address, *, seeks_root: bool) -> tuple[Link, Table] | None:
+        """Returns a link to a supervisor, and its answer; None if it hangs up or is a stranger.
+
+        Raises OSError.
+        """
         link = Link(*await asyncio.open_connection(*address, limit=_LINE))
-        answer = await self._introduce(link, await self._listen(link.own_host(), 0), seeks_root=True)
-        if answer is None or not answer.get("root"):
+        port = await self._listen(link.own_host(), 0) if seeks_root else 0
+        answer = await self._introduce(link, port, seeks_root=seeks_root)
+        if answer is None:
             link.close()
-            return (None if answer is None else link), None, False
+            return None
         link.rank, link.node = int(answer["rank"]), str(answer["node"])
-        parent = answer["parent"]
-        return link, (str(parent[0]), int(parent[1])) if parent else None, True
+        return link, answer
 
     def _take_parent(self, link: Link) -> None:
         self._parent = link
@@ -312,19 +317,17 @@ class Tree:
 
         `is_root` says that the root should be there.
         """
-        try:
+        met = None
+        with suppress(OSError):  # TimeoutError is one
             async with asyncio.timeout(HANDSHAKE_S):
-                link = Link(*await asyncio.open_connection(*address, limit=_LINE))
-                answer = await self._introduce(
-                    link, await self._listen(link.own_host(), 0) if is_root else 0, seeks_root=is_root
-                )
-        except OSError:  # TimeoutError is one
+                met = await self._meet(address, seeks_root=is_root)
+        if met is None:
             return None, None
-        if answer is None or (is_root and not answer.get("root")):
+        link, answer = met
+        if is_root and not answer["root"]:
             link.close()
             return None, None
-        link.rank, link.node = int(answer["rank"]), str(answer["node"])
-        return link, (str(answer["parent"][0]), int(answer["parent"][1])) if answer["parent"] else None
+        return link, _address(answer["parent"]) if answer["parent"] else None
 
     async def _introduce(self, link: Link, port: int, *, seeks_root: bool) -> Table | None:
         """Introduces this supervisor; returns the answer, or None if the other side does not know the token.
@@ -452,3 +455,7 @@ class Tree:
 
 def _single(message: Message) -> tuple[Message, ...]:
     return message.messages if isinstance(message, messages.Several) else (message,)
+
+
+def _address(told: Sequence[Any]) -> Address:
+    return str(told[0]), int(told[1])
