@@ -49,6 +49,7 @@ MOMENT = "FAULT_MOMENT"
 THEN = "FAULT_THEN"
 """Keys of [timeouts] as JSON: limits from the fault on, on every rank. Healthy phases before it have time."""
 FILL_S = 60.0
+MOMENT_S = 30.0
 
 
 def install(fault: str) -> None:
@@ -71,10 +72,13 @@ def install(fault: str) -> None:
 
     def fall(self: Heartbeat, entered: Phase, at: int = 0) -> None:
         due = entered == phase and (at >= int(step) if deed == "lag" else str(at) == step)
+        mine = str(here) == victim or deed == "signal-all"
+        if due and then and not mine:
+            await_moment()
         if due:
             self.limits = {**self.limits, **then}
         enter(self, entered, at)
-        if due and (str(here) == victim or deed == "signal-all"):
+        if due and mine:
             commit(deed)
 
     Heartbeat.begin_phase = fall  # type: ignore[method-assign, assignment]
@@ -141,6 +145,13 @@ def keep_busy(port: int) -> None:
 
 
 BUSY: list[socket.socket] = []
+
+
+def await_moment() -> None:
+    """Returns at the fault: a victim that is late would otherwise have only the short limits to get there."""
+    limit = time.monotonic() + MOMENT_S
+    while not Path(os.environ[MOMENT]).exists() and time.monotonic() < limit:
+        time.sleep(0.01)
 
 
 def note_moment() -> None:
