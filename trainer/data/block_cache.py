@@ -23,7 +23,7 @@ _SUM_BYTES = 4
 _FULL, _ENOUGH = 0.9, 0.8
 """Shares of the limit above which parts are removed, and at which that ends: several ranks write at once."""
 _LOOKS = 64
-"""How often the folder is looked through while as much as the limit is written."""
+"""Number of times that the folder is looked through while as much as the limit is written."""
 _LOCKS = 64
 
 

@@ -1,4 +1,4 @@
-"""What it takes to read the samples of a source in blocks: their places, and the protocol of such a source.
+"""Places of samples in files, and the protocol of a source whose samples can be read in blocks.
 
 No torch.
 """
@@ -11,7 +11,7 @@ from trainer.data.sample import RawSample
 
 
 class Place(NamedTuple):
-    """Where a sample is: its members' places in the file, and how far from there they lie in the arena."""
+    """Places of a sample's members in its file, and how far from there they lie in the arena."""
 
     path: str
     key: str
@@ -20,11 +20,11 @@ class Place(NamedTuple):
     text_at: int
     text_size: int
     shift: int | None = None
-    """What to add to a place in the file for that in the arena; None: it is read from the file."""
+    """Number to add to a place in the file for that in the arena; None: it is read from the file."""
 
     @property
     def span(self) -> tuple[int, int]:
-        """Where the sample begins and ends in its file."""
+        """Places in the file where the sample begins and ends."""
         begin = min(self.image_at, self.text_at)
         return begin, max(self.image_at + self.image_size, self.text_at + self.text_size)
 

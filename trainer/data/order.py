@@ -1,4 +1,4 @@
-"""What orders of an epoch are made of: its parts by weights, its draws, the seed of each random choice.
+"""Parts of an epoch by weights, draws, and the seed of each random choice: orders are made of them.
 
 `lanes.py` has the order of new runs, `window_order.py` that of runs which were begun with it. Pure numpy;
 knows no rank, loader process or file.

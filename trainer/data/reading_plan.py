@@ -1,4 +1,4 @@
-"""What a rank reads at once of shards, and the memory that this takes, as far as it is known before a start.
+"""Says what a rank reads at once of shards, and the memory that this takes, as known before a start.
 
 `choose_order.py` chooses by the same limits. Imports neither torch nor numpy.
 """

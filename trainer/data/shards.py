@@ -69,7 +69,7 @@ class ShardSource:
         self._rows: OrderedDict[int, Rows] = OrderedDict()
         self._mapping = Lock()  # threads read blocks ahead
         self.cache: BlockCache | None = None
-        """What keeps the blocks that are read ahead; None if nothing does."""
+        """Cache of the blocks that are read ahead; None if nothing is kept."""
         self._versions: dict[str, tuple[int, str]] = {}
 
     @cached_property

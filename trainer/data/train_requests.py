@@ -1,4 +1,4 @@
-"""What a rank asks its loader for: the samples of each micro-batch, in the run's order. No torch."""
+"""Requests of a rank to its loader: the samples of each micro-batch, in the run's order. No torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class TrainRequest(NamedTuple):
     pieces: Pieces | None = None
     """The pieces in which they lie, which only the rank needs to know; None in the window's order."""
     places: Sequence[Place] = ()
-    """Where they are, if they have been read ahead."""
+    """Places of the samples, if they have been read ahead."""
 
 
 @dataclass(frozen=True)
