@@ -168,7 +168,7 @@ def test_rank_that_is_killed_while_it_copies_leaves_the_step_before(
     class Killed(BaseException):
         pass
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise Killed
 
     train = _train(alone)

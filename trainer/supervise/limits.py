@@ -3,7 +3,6 @@
 A child process reads them, so that the memory of the job's model goes away with it. No torch.
 """
 
-import importlib
 import json
 import os
 import select
@@ -11,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 READ_S = 60.0
-_READER = "trainer.run.job_limits"
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,8 @@ def read_limits(arguments: Sequence[str]) -> Limits:
 def _child(arguments: Sequence[str], write_end: int) -> None:
     try:
         # It is imported in the child alone, so that the supervisor does not carry the job's model.
-        reader = importlib.import_module(_READER)
-        os.write(write_end, json.dumps(reader.limits_of_job(arguments)).encode())
+        from trainer.run.job_limits import limits_of_job
+
+        os.write(write_end, json.dumps(limits_of_job(arguments)).encode())
     finally:
         os._exit(0)
