@@ -91,4 +91,4 @@ def row_of(name: str) -> Gpu | None:
     words = set(name.upper().replace("-", " ").split())
     if words & {"PCIE", "NVL"}:
         return None
-    return next((gpu for gpu in GPUS.values() if set(gpu.name.split("-")) <= words), None)
+    return next((gpu for gpu in GPUS.values() if set(gpu.name.upper().split("-")) <= words), None)

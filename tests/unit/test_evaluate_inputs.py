@@ -103,6 +103,11 @@ def test_a_run_stands_for_its_newest_checkpoint_and_best_for_its_best(ours: Path
         check_pretrained(str(ours / given))
 
 
+def test_a_name_that_no_file_system_can_have_names_no_model() -> None:
+    with pytest.raises(InputError, match="no such file or folder"):
+        find_trained("x" * 300)
+
+
 def test_the_files_of_a_checkpoint_may_be_links(ours: Path, tmp_path: Path, alone: Comm) -> None:
     (ours / "checkpoints" / BEST).write_text('{"step": 9, "metric": "zero_shot_top1", "value": 0.5}')
     (ours / "params.txt").write_text("model: ViT-B-32\n")

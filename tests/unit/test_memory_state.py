@@ -283,6 +283,20 @@ def test_step_of_another_run_ends_the_run_and_says_what_changed(
     assert found.steps_done == 3
 
 
+def test_other_class_names_than_before_a_restart_are_said(
+    tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run goes on: its weights do not depend on them, and its figures do."""
+    before = RunIdentity(tiny_job(), SAMPLES, eval_files={"eval.class_names": "2"})
+    now = RunIdentity(tiny_job(), SAMPLES, eval_files={"eval.class_names": "4"})
+    keep(keepers(tmp_path, _train(alone), run=before.facts()), 3)
+    for run, said in ((before, 0), (now, 1)):
+        caplog.clear()
+        found = restore(run.job, alone, tmp_path / "none", _train(alone, steps=0), run, memory(tmp_path))
+        assert found.steps_done == 3
+        assert caplog.text.count("eval.class_names has other contents than then") == said
+
+
 def test_step_of_a_node_without_a_rank_comes_by_way_of_the_run_folder(tmp_path: Path, alone: Comm) -> None:
     """It is equal to the last bit, and nothing is left of it in the run folder."""
     job = tiny_job(recovery={"max_restarts": 1}, logging={"runs": str(tmp_path)})

@@ -282,6 +282,19 @@ def test_a_job_of_another_cluster_is_asked_for_there(folder: Path, capsys: Captu
     assert (folder / "cancelled").read_text() == "--clusters=big 7\n"
 
 
+def test_a_record_that_another_user_wrote_ends_no_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """In a shared folder it may name any job of the user who reads it."""
+    submitted(folder)
+    answers(folder, "squeue", 'echo "RUNNING|0:05|1:00|1|None|n1"')
+    answers(folder, "scancel", f"touch {folder}/cancelled")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert main(["cancel", "mine"]) == 2
+    assert "was written by another user" in capsys.readouterr().err
+    assert not (folder / "cancelled").exists()
+
+
 def test_logs_before_a_rank_has_spoken_are_the_scripts(folder: Path, capsys: Capture) -> None:
     run = submitted(folder)
     (run / "logs").mkdir()

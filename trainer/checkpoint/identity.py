@@ -27,6 +27,8 @@ class RunIdentity:
     """Digest of each small file by which the model is built, by name; empty if it has none."""
     data_files: str = ""
     """Digest of the sizes of the data's files and of their samples; empty if it is not known."""
+    eval_files: Mapping[str, str] = field(default_factory=dict)
+    """Digest of what each key of the evaluation reads from a file of the user's, by key."""
     order: Mapping[str, Any] = field(default_factory=dict)
     """The order of the samples, as `trainer.data.choose_order` has it; empty as long as it is not known."""
 
@@ -37,6 +39,7 @@ class RunIdentity:
             "data_files": self.data_files,
             "data_order": dict(self.order),
             "model_files": dict(self.model_files),
+            "eval_files": dict(self.eval_files),
             "job": recorded(self.job),
         }
 
@@ -58,6 +61,17 @@ class RunIdentity:
         then["data"] = {**then.get("data", {}), **order}
         now["data"] |= {key: value for key, value in order.items() if now["data"].get(key) is None}
         return then, now
+
+    def other_figures(self, before: Mapping[str, Any]) -> list[str]:
+        """Returns what has changed since `facts` were written in what the evaluation reads.
+
+        The run stays the same, but its figures from before and after do not compare.
+        """
+        return [
+            f"{key} has other contents than then: the figures before and after do not compare"
+            for key, digest in before.get("eval_files", {}).items()
+            if self.eval_files.get(key, digest) != digest
+        ]
 
     def _of_model(self, before: Mapping[str, Any]) -> Iterator[str]:
         for name, digest in before.get("model_files", {}).items():

@@ -161,10 +161,13 @@ def restore_from_memory(
     if not choice.step:
         return None
     kept = next((kept for kept in memory.kept if kept.step == choice.step), None)
-    changes = (
-        run.changes(kept.layout.run) if kept and kept.layout.run and comm.world.rank == choice.root else []
+    before = kept.layout.run if kept and comm.world.rank == choice.root else None
+    changes, other_figures = comm.broadcast_object(
+        (run.changes(before), run.other_figures(before)) if before else ([], []), choice.root
     )
-    if changes := comm.broadcast_object(changes, choice.root):
+    for change in other_figures if comm.world.rank == 0 else ():
+        log.warning("resume       %s", change)
+    if changes:
         raise InputError(
             f"step {choice.step}, which a node has in memory, is another run's: {'; '.join(changes)}\n"
             "what this start reads has changed under it: put that back, and `clipship resume` goes on from "

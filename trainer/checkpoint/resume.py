@@ -178,6 +178,8 @@ def _read_here(
     if folder is None:
         return Start(0, None), None
     _refuse_another_run(folder, manifest, run)
+    for change in run.other_figures(manifest):
+        log.warning("resume       %s", change)
     whole = state.load(folder, manifest["files"].keys())
     try:
         state.put_weights(whole.weights, train)

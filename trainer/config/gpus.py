@@ -7,7 +7,23 @@ them.
 from dataclasses import dataclass
 from typing import Literal
 
-GpuName = Literal["A100-40GB", "A100-80GB", "H100", "H200", "B200", "L40S", "RTX-4090"]
+GpuName = Literal[
+    "A100-40GB",
+    "A100-80GB",
+    "A800-80GB",
+    "H100",
+    "H800",
+    "H200",
+    "H20",
+    "B200",
+    "GB200",
+    "B300",
+    "L40S",
+    "L20",
+    "RTX-6000-Ada",
+    "RTX-4090",
+    "RTX-5090",
+]
 
 GIB = 2**30
 
@@ -49,11 +65,19 @@ def _gpu(
 _ROWS = (
     _gpu("A100-40GB", 39.4, 312, 156, 19.5, 19.5, 1555, "NVIDIA A100 Tensor Core GPU data sheet, SXM"),
     _gpu("A100-80GB", 79.1, 312, 156, 19.5, 19.5, 2039, "NVIDIA A100 Tensor Core GPU data sheet, SXM"),
+    _gpu("A800-80GB", 79.1, 312, 156, 19.5, 19.5, 2039, "NVIDIA A800 Tensor Core GPU data sheet, SXM"),
     _gpu("H100", 79.1, 989, 494, 67, 67, 3350, "NVIDIA H100 Tensor Core GPU data sheet, SXM"),
+    _gpu("H800", 79.1, 989, 494, 67, 1, 3350, "NVIDIA H800 Tensor Core GPU data sheet, SXM"),
     _gpu("H200", 139.8, 989, 494, 67, 67, 4800, "NVIDIA H200 Tensor Core GPU data sheet, SXM"),
+    _gpu("H20", 95.0, 148, 74, 44, 1, 4000, "NVIDIA H20 data sheet, 96 GB"),
     _gpu("B200", 178.0, 2250, 1125, 75, 37, 7700, "NVIDIA HGX B200 data sheet"),
+    _gpu("GB200", 184.0, 2500, 1250, 80, 40, 8000, "NVIDIA GB200 NVL72 data sheet, one GPU"),
+    _gpu("B300", 267.0, 2250, 1125, 75, 1.25, 8000, "NVIDIA HGX B300 data sheet"),
     _gpu("L40S", 44.4, 362, 183, 91.6, 1.4, 864, "NVIDIA L40S data sheet"),
+    _gpu("L20", 44.4, 119.5, 59.8, 59.8, 0.9, 864, "NVIDIA L20 data sheet"),
+    _gpu("RTX-6000-Ada", 47.4, 364, 182, 91.1, 1.4, 960, "NVIDIA RTX 6000 Ada Generation data sheet"),
     _gpu("RTX-4090", 23.5, 165, 82.6, 82.6, 1.3, 1008, "NVIDIA Ada GPU architecture paper"),
+    _gpu("RTX-5090", 31.3, 209.5, 104.8, 104.8, 1.6, 1792, "NVIDIA RTX Blackwell GPU architecture paper"),
 )
 
 GPUS: dict[str, Gpu] = {row.name: row for row in _ROWS}

@@ -52,6 +52,10 @@ class Evaluation:
         self._templates = templates(settings) if settings.zero_shot else ()
         self._captioned = open_images(job.retrieval_data) if settings.retrieval else None
 
+    def contents(self) -> dict[str, tuple[str, ...]]:
+        """Returns what the keys that may name a file have given, by key."""
+        return {"eval.class_names": self._class_names, "eval.templates": self._templates}
+
     def say_left_out(self) -> None:
         """Logs how many samples are not used, as known before any is read, and names them on rank 0."""
         for source in filter(None, (self._labelled, self._captioned)):

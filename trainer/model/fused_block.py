@@ -8,6 +8,7 @@ T tokens, E = 3 D for queries, keys and values behind one another.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +17,9 @@ from timm.layers.activations import GELUTanh
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.utils._triton import has_triton
 
 from trainer.config import Model
-from trainer.model.host_compiler import missing_parts
+from trainer.model import kernel_trial
 from trainer.model.rounding import rounded
 
 QUICK = 1.702
@@ -306,21 +306,19 @@ def block_ops(settings: Model, device: torch.device) -> tuple[BlockOps | None, s
     """
     if device.type != "cuda" or settings.compile:
         return None, ""
-    lacking = [*missing_parts(), *([] if has_triton() else ["Triton"])]
-    if lacking:
-        return None, f"this node lacks {' and '.join(lacking)}"
-    ops = fused()
-    problem = problem_of(ops, device)
-    return (None, problem) if problem else (ops, "")
+    problem = _problem_here(device)
+    return (None, problem) if problem else (fused(), "")
+
+
+@cache
+def _problem_here(device: torch.device) -> str:
+    """A process tries its kernels once, also where it builds a teacher beside the model."""
+    return kernel_trial.lacking() or problem_of(fused(), device)
 
 
 def problem_of(ops: BlockOps, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str:
     """Returns, in words, what keeps `ops` from giving the plain form's results; empty if nothing does."""
-    try:
-        with torch.no_grad():
-            return _difference(ops, device, dtype)
-    except Exception as error:  # a compiler can fail in any way, and the plain form is there
-        return f"Triton failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return kernel_trial.problem_of("Triton", lambda: _difference(ops, device, dtype))
 
 
 def _difference(ops: BlockOps, device: torch.device, dtype: torch.dtype) -> str:

@@ -14,10 +14,9 @@ import torch
 import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._triton import has_triton
 
 from trainer.config import Model
-from trainer.model.host_compiler import missing_parts
+from trainer.model import kernel_trial
 
 _THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 _CLOSE = 1e-4
@@ -107,21 +106,14 @@ def kernels_for(settings: Model, device: torch.device) -> tuple[TileKernels, str
         return PLAIN, ""
     if settings.kernels == "plain":
         return PLAIN, 'not fused (model.kernels = "plain")'
-    lacking = [*missing_parts(), *([] if has_triton() else ["Triton"])]
-    if lacking:
-        return PLAIN, f"not fused (this node lacks {' and '.join(lacking)})"
     kernels = fused()
-    problem = problem_of(kernels, device)
+    problem = kernel_trial.lacking() or problem_of(kernels, device)
     return (PLAIN, f"not fused ({problem})") if problem else (kernels, "fused by torch.compile")
 
 
 def problem_of(kernels: TileKernels, device: torch.device) -> str:
     """Returns, in words, what keeps `kernels` from giving the plain form's results; empty if nothing does."""
-    try:
-        with torch.no_grad():
-            return _difference(kernels, device)
-    except Exception as error:  # a compiler can fail in any way, and the plain form is there
-        return f"torch.compile failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return kernel_trial.problem_of("torch.compile", lambda: _difference(kernels, device))
 
 
 def _difference(kernels: TileKernels, device: torch.device) -> str:

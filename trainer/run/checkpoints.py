@@ -55,9 +55,10 @@ def find_trained(given: str) -> TrainedModel:
     """
     path = Path(given).expanduser()
     path = best_folder(path) or path
-    if path.is_dir():
+    # os.path takes any text for a name, also one that no file system can have.
+    if os.path.isdir(path):
         return _from_run(_newest(path))
-    if path.is_file():
+    if os.path.isfile(path):
         is_ours = path.name in (WEIGHTS, EMA_WEIGHTS) and (path.parent / MANIFEST).is_file()
         return _from_run(path.parent, path.name) if is_ours else _from_open_clip(path)
     if given.startswith(_HUB):
@@ -75,7 +76,6 @@ def find_trained(given: str) -> TrainedModel:
 def checkpoint_folder(given: str) -> Path:
     """Returns the checkpoint that a run folder or RUN/best stands for; another path unchanged."""
     path = Path(given)
-    # os.path takes any text for a name, also one that no file system can have.
     if os.path.isdir(path) and not os.path.isfile(path / MANIFEST):
         return next(reversed(complete_checkpoints(path / CHECKPOINTS)), path)
     return best_folder(path) or path

@@ -171,7 +171,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if asks_for_memory(job) and not keeps_in_memory(job):
         _say("in memory", disk_only(job))
     memory = node_memory(job, comm, os.environ)
-    identity = _identity(job, comm, clip, source, samples)
+    identity = _identity(job, comm, clip, source, samples, evaluation)
     start = restore(job, comm, run.checkpoints, step, identity, memory)
     if has_state and start.is_beginning:  # what was there is damaged
         give_initial_weights(job, clip.model)
@@ -214,11 +214,14 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     )
 
 
-def _identity(job: Job, comm: Comm, clip: Clip, source: Source, samples: int) -> RunIdentity:
+def _identity(
+    job: Job, comm: Comm, clip: Clip, source: Source, samples: int, evaluation: Evaluation
+) -> RunIdentity:
     """Collective: returns what the run is, as rank 0 finds it."""
     rows = data_rows(job.data, source) if comm.world.rank == 0 else []
     data_files = comm.broadcast_object(digest_of(rows) if rows else "")
-    return RunIdentity(job, samples, digests(clip.files), data_files)
+    eval_files = {key: digest_of(lines) for key, lines in evaluation.contents().items()}
+    return RunIdentity(job, samples, digests(clip.files), data_files, eval_files)
 
 
 def _evaluate(

@@ -208,7 +208,14 @@ def cancel(folder: Path, submission: Submission) -> str:
     """Cancel the job by scancel.
 
     Slurm sends SIGTERM to all ranks, which save, and kills the remaining processes after its KillWait.
+    Raises InputError for a record that another user wrote: it may name any job of this user's.
     """
+    path = folder / ARTEFACTS / SUBMISSION_FILE
+    if os.geteuid() not in (0, path.stat().st_uid):
+        raise InputError(
+            f"{path} was written by another user, so it does not say which of your jobs to end: if "
+            f"{submission.id} is the one, `scancel {submission.id}` ends it"
+        )
     rows = _queue(submission)
     if all(row["state"] in _ENDED_STATES for row in rows):
         raise ClusterError(
