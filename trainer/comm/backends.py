@@ -86,8 +86,6 @@ class BackendRow(ABC):
     """Python module of the library."""
     missing: ClassVar[str]
     """Advice at the end of the message that its library cannot be imported."""
-    reads: ClassVar[tuple[str, ...]]
-    """Keys and sections of `[comm]` that only some backends read, and this one does."""
     over_mpi: ClassVar[bool] = False
     """True if MPI connects the ranks that it has started; else they meet at MASTER_ADDR and MASTER_PORT."""
     splits_model: ClassVar[bool] = False
@@ -136,7 +134,6 @@ class _Torch(BackendRow):
     name = "torch"
     library = "torch"
     missing = "`pip install torch` brings it"
-    reads: ClassVar[tuple[str, ...]] = ("comm.torch",)
 
     def environment(self, job: Job) -> dict[str, str]:
         """Returns variables by which NCCL's watchdogs act after ours, and leave a flight record.
@@ -164,7 +161,6 @@ class _Torch(BackendRow):
 
 class _Fsdp(_Torch):
     name = "fsdp"
-    reads: ClassVar[tuple[str, ...]] = ("comm.fsdp", "comm.torch.device_backend")
     splits_model = True
 
     def reduced_mb(self, comm: Comm) -> float:
@@ -201,7 +197,6 @@ class _Horovod(BackendRow):
     name = "horovod"
     library = "horovod"
     missing = "`make horovod` builds it, or use backend = torch"
-    reads = ("comm.horovod",)
     over_mpi = True
 
     def launcher_here(self, job: Job) -> Launcher:
