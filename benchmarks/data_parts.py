@@ -46,7 +46,7 @@ PLACES: tuple[tuple[Any, str, str], ...] = (
     (simplejpeg, "decode_jpeg_header", "choose the crop"),
     (pixels_module, "decoded_jpeg", DECODE),
     (np, "ascontiguousarray", "cut"),
-    (pixels_module, "_resize_into", "resize into the batch"),
+    (pixels_module, "resize_into", "resize into the batch"),
     (QuickTokenizer, "__call__", "tokens"),
 )
 """The functions of each part: owner, name and part."""

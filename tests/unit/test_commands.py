@@ -11,7 +11,10 @@ import trainer.cli
 from trainer.cli.main import cli
 
 FOLDER = Path(trainer.cli.__path__[0])
-NO_COMMAND = {"__init__", "__main__", "data_options", "entry", "main", "options", "output", "reference"}
+NO_COMMAND = {
+    "__init__", "__main__", "commands", "data_options", "entry", "main", "options", "output",
+    "reference", "suggested",
+}  # fmt: skip
 """Modules without a command: where the program begins, what commands share, and what writes the reference."""
 INSIDE = {"plan_scaling": "scaling"}
 """Modules of a command that stands in another one's group, with the name of its function."""

@@ -5,7 +5,6 @@ The subjects: the first cause, exit codes, requests to stop, diagnoses.
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -179,13 +178,11 @@ def test_repeated_signal_is_one_request_and_a_later_one_leaves_at_once(monkeypat
 
 
 def test_a_stop_request_that_ranks_ignore_times_out() -> None:
-    begin = time.monotonic()
     record, _ = decided(
         lambda coordinator, broadcast: coordinator.receive(StopRequest(signal=15, rank=0, node="n0"))
     )
     assert record.exit_code == 124
     assert "the run was asked to stop and had not ended after 0.6 s" in record.reason
-    assert time.monotonic() - begin > 0.6
 
 
 def test_the_reason_of_a_stopped_run_is_the_rank_s_own() -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import trainer
+from tests.support.ready import ready
 from trainer import internals
 
 ROOT = Path(trainer.__path__[0])
@@ -147,16 +148,15 @@ def test_torch_names_the_gpus_that_it_was_built_for() -> None:
     assert re.fullmatch(r"(sm_\d+\w? ?|compute_\d+\w? ?)*", internals.architectures_in_torch())
 
 
-def test_torchs_compiler_has_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_compiler_has_its_settings() -> None:
     from torch._dynamo import config as graphs
     from torch._inductor import config as kernels
 
-    monkeypatch.setattr(graphs, "cache_size_limit", 8)
-    monkeypatch.setattr(kernels, "compile_threads", 2)
-    internals.allow_graphs(20)
-    internals.allow_graphs(10)
-    internals.compile_in_this_process()
-    assert (graphs.cache_size_limit, kernels.compile_threads) == (20, 1)
+    with graphs.patch(recompile_limit=8), kernels.patch(compile_threads=2):
+        internals.allow_graphs(20)
+        internals.allow_graphs(10)
+        internals.compile_in_this_process()
+        assert (graphs.cache_size_limit, kernels.compile_threads) == (20, 1)
 
 
 def test_transformers_configs_say_how_they_compute_attention() -> None:
@@ -172,13 +172,19 @@ def test_multiprocessing_starts_its_server_by_the_function_that_is_replaced() ->
     assert "util.spawnv_passfds(exe, args, fds_to_pass)" in inspect.getsource(multiprocessing.forkserver)
 
 
-def test_multiprocessing_names_semaphores_and_sockets_as_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"authkey": b""})
-    internals.name_resources("/ours", str(tmp_path))
-    assert multiprocessing.util.get_temp_dir() == str(tmp_path)
-    assert multiprocessing.get_context("forkserver").Lock()._semlock.name.startswith("/ours-")  # type: ignore[attr-defined]
+def test_multiprocessing_names_semaphores_and_sockets_as_it_is_told(tmp_path: Path) -> None:
+    """Another process tries it: joblib, which some tests import, names semaphores in its own way."""
+    program = """
+import multiprocessing, sys
+from trainer import internals
+
+internals.name_resources("/ours", sys.argv[1])
+print(multiprocessing.util.get_temp_dir(), multiprocessing.get_context("forkserver").Lock()._semlock.name)
+"""
+    shown = ready("trainer.internals").run(program, str(tmp_path), folder=tmp_path)
+    folder, name = shown.stdout.split()
+    assert folder == str(tmp_path)
+    assert name.startswith("/ours-")
 
 
 def test_torch_looks_after_loader_processes_as_often_as_it_is_told() -> None:

@@ -1,4 +1,4 @@
-"""What a run tells whoever has started it, in lines that bash reads."""
+"""The word of a run to whoever has started it, in lines that bash reads."""
 
 from dataclasses import replace
 from pathlib import Path

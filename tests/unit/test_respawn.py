@@ -1,4 +1,4 @@
-"""What each task of srun runs: a supervisor, and again if it is killed."""
+"""Each task of srun runs a supervisor, and runs it again if it is killed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What is tried again, after which waits, and when a file of another machine is seen."""
+"""Tries again after waits, and sees a file of another machine when it is there."""
 
 import time
 from itertools import islice

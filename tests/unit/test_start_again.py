@@ -362,6 +362,7 @@ def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, messa
         story.its.close()
 
     clock.run(work())
+    assert word(tmp_path).get("word") != "again-if-killed"
 
 
 def test_what_another_start_has_asked_for_is_not_withdrawn(

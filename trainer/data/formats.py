@@ -32,7 +32,7 @@ class Format(ABC):
         """
 
     @abstractmethod
-    def open(self, data: Data, allowed: "Allowed", progress: Progress | None = None) -> "Source":
+    def source(self, data: Data, allowed: "Allowed", progress: Progress | None = None) -> "Source":
         """Opens the samples for training."""
 
     @abstractmethod
@@ -58,7 +58,7 @@ class _Indexed(Format):
     @abstractmethod
     def selection(self, data: Data) -> "Selects": ...
 
-    def open(self, data: Data, allowed: "Allowed", progress: Progress | None = None) -> "Source":
+    def source(self, data: Data, allowed: "Allowed", progress: Progress | None = None) -> "Source":
         from trainer.data.indexed import index_in_memory
         from trainer.data.shard_names import expand_shards
 
@@ -96,7 +96,7 @@ class _Shards(_Indexed):
     def images(self, data: Data, progress: Progress | None = None) -> "Source":
         from trainer.data.bad_samples import Allowed
 
-        return self.open(data, Allowed.by(data), progress)
+        return self.source(data, Allowed.by(data), progress)
 
 
 class _Tables(Format):
@@ -110,7 +110,7 @@ class _Tables(Format):
 
         return captions_of_table(file, data)
 
-    def open(self, data: Data, allowed: "Allowed", progress: Progress | None = None) -> "Source":
+    def source(self, data: Data, allowed: "Allowed", progress: Progress | None = None) -> "Source":
         from trainer.data.tables import TableSource
 
         return TableSource(self._read(data, allowed), data.max_member_bytes)
@@ -163,7 +163,7 @@ class _Synthetic(Format):
     def check(self, files: Sequence[str], data: Data, key: str) -> int:
         return data.synthetic_samples
 
-    def open(self, data: Data, allowed: "Allowed", progress: Progress | None = None) -> "Source":
+    def source(self, data: Data, allowed: "Allowed", progress: Progress | None = None) -> "Source":
         return self.images(data)
 
     def images(self, data: Data, progress: Progress | None = None) -> "Source":

@@ -23,7 +23,7 @@ def open_source(data: Data, progress: Progress | None = None, allowed: Allowed |
 
     `progress` is called with (shards done, shards) while shards are indexed.
     """
-    return READERS[data.kind].open(data, allowed or Allowed.by(data), progress)
+    return READERS[data.kind].source(data, allowed or Allowed.by(data), progress)
 
 
 def selection_of(data: Data) -> Selects | None:

@@ -1,4 +1,4 @@
-"""What differs between the releases 3.3 and 4 of open_clip, and what the rest of this package needs of it.
+"""Knows what differs between the releases 3.3 and 4 of open_clip, for the rest of this package.
 
 Each name is found by what open_clip has, not by its version, so that a checkout between two releases is taken
 for what it is. Everything else asks here.
@@ -8,14 +8,10 @@ from typing import Any
 
 from open_clip import transformer
 from open_clip.coca_model import CoCa
-from open_clip.model import CLIP
 from torch import Tensor, nn
 
-_PASS = "_" if hasattr(CLIP, "_encode_image") else ""
-IMAGE_ENCODER, TEXT_ENCODER = f"{_PASS}encode_image", f"{_PASS}encode_text"
-"""Methods of a model that its forward pass calls for the images and the texts."""
 _HAS_LABELS = "output_labels" in CoCa.forward.__code__.co_varnames
-"""Whether a model that writes captions leaves out the logits behind the last token: from 4 on it does not."""
+"""True if a model that writes captions leaves out the logits behind the last token: before release 4."""
 _OWN_ATTENTION = getattr(transformer, "Attention", None)
 """Class of open_clip's own attention: in 3.3 that of custom blocks, from 4 on that of all blocks."""
 

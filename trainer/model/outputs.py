@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trainer.config import Precision
-from trainer.model.open_clip_api import IMAGE_ENCODER, next_token_logits
+from trainer.model.open_clip_api import next_token_logits
 
 _NAMES = {"image_features": "image", "text_features": "text", "logit_scale": "scale", "logit_bias": "bias"}
 """Names of this module by those of open_clip's."""
@@ -63,24 +64,16 @@ def on_image_features(model: nn.Module, call: Callable[[Tensor], None]) -> Itera
     model itself, which another module may wrap. One that writes captions has them in no such place, and the
     function is not called.
     """
-    own = vars(model)
-    before = own.get(IMAGE_ENCODER)  # fully_shard puts one there
-    encode: Callable[..., Any] = getattr(model, IMAGE_ENCODER)
 
-    def encode_image(*inputs: Any, **named: Any) -> Any:
-        image = encode(*inputs, **named)
+    def seen(_module: nn.Module, _inputs: Any, image: Any) -> None:
         if isinstance(image, Tensor):
-            call(_wide(image.detach()))
-        return image
+            call(_wide(F.normalize(image.detach(), dim=-1)))
 
-    own[IMAGE_ENCODER] = encode_image
+    hook = model.get_submodule("visual").register_forward_hook(seen)
     try:
         yield
     finally:
-        if before is None:
-            del own[IMAGE_ENCODER]
-        else:
-            own[IMAGE_ENCODER] = before
+        hook.remove()
 
 
 def half_type(precision: Precision) -> torch.dtype | None:

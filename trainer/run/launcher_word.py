@@ -1,4 +1,4 @@
-"""What the supervisors of a start tell whoever has started them: to start them again, or how the run ended.
+"""The word of a start's supervisors to whoever has started them: to start them again, or how the run ended.
 
 It is one file of lines `NAME=value`, so that a batch script can read it. A start has the last word that was
 written, and after its end no other. Imports no torch.

@@ -1,4 +1,4 @@
-"""How a fork of a warm interpreter becomes the process that was asked for, and how it ends."""
+"""Turns a fork of a warm interpreter into the process that was asked for, and ends it."""
 
 import atexit
 import fcntl

@@ -1,4 +1,4 @@
-"""What /proc shows of this process: its command line and environment, which a fork has from its parent."""
+"""Sets what /proc shows of this process: a fork has the command line and environment of its parent."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""What a new process gets from the one that starts it, as a message to a warm interpreter.
+"""Message to a warm interpreter that has what a new process gets from the one that starts it.
 
 It holds all that `exec` would hand on, since a fork of the warm interpreter has its own instead.
 """
