@@ -130,7 +130,8 @@ def test_a_job_that_loses_its_first_node_is_queued_again(demo: Demo) -> None:
     demo.cluster.kill_node("n1")
     asked = demo.run(run.name) / "asked"
     demo.until(asked.exists, "nobody is asked to save", run.name, run.job)
-    assert asked.read_text() == "n2\n"
+    # Slurm signals the task and its child here, and the task passes it on: a supervisor takes both for one.
+    assert set(asked.read_text().splitlines()) == {"n2"}
     assert run.state()["Restarts"] == "0"
     run.end(75)
     run.until_started(4)
