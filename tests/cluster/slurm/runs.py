@@ -28,7 +28,7 @@ _STAND_IN = """\
 #!{python}
 import os, shutil, sys
 rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["SLURM_PROCID"]
-shutil.copyfile("/proc/self/environ", f"{{sys.argv[-1]}}.{{rank}}.env")
+shutil.copyfile("/proc/self/environ", f"{{sys.argv[-1]}}.{{rank}}.environ")
 """
 LIMIT_S = 1500.0
 """For one job on a busy machine; no test says how long one takes."""
@@ -132,7 +132,7 @@ class Demo:
         """Returns the environment of each of the four ranks, if its Python is the stand-in."""
         job = self.submit(name, **sections)
         assert self.wait(name, job)["JobState"] == "COMPLETED", self.output(name, job)
-        found = [_environment(path) for path in sorted((self.run(name) / "artefacts").glob("*.env"))]
+        found = [_environment(path) for path in sorted((self.run(name) / "artefacts").glob("*.environ"))]
         assert len(found) == 4
         return found
 
