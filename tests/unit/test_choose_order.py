@@ -95,6 +95,9 @@ def test_check_says_what_a_rank_reads_at_once(tmp_path: Path) -> None:
     assert said("http://store.example/0.tar", 64, 4, read_ahead_mb=500) == [("reading", text.format(67, 524))]
     assert said("http://store.example/0.tar", 8192, 2) == [("reading", text.format("1,074", 67))]
     assert said(str(tmp_path / "0.tar"), 64, 1) == [("reading", text.format(10, 10))]
+    named = text.replace("4 MiB", "20,000 samples")
+    several = "http://store.example/0.tar"
+    assert said(several, 2, 1, block_samples=20_000) == [("reading", named.format("1,074", 67))]
     (window,) = said("0.tar", 64, 1, order="window")
     assert window[1].startswith("at random, sample by sample, in a window of 10,000 samples")
     job = tiny_job()
