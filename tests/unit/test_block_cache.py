@@ -97,3 +97,45 @@ def test_a_disk_that_takes_nothing_is_told_once_and_everything_is_still_read(
     (record,) = caplog.records
     assert "nothing more is kept in" in record.getMessage()
     assert "Not a directory" in record.getMessage()
+    read(cache, store, 1000, 2000)
+    assert store.fetched[-1] == (1000, 2000), "a whole part is fetched to be kept alone"
+
+
+def test_parts_that_are_kept_serve_when_the_disk_takes_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cache = Store(), BlockCache(tmp_path, ALL)
+    read(cache, store, 0, 9)
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("trainer.data.block_cache.replacing", full)
+    read(cache, store, PART_BYTES, SIZE)
+    read(cache, store, 5, 500)
+    assert store.fetched == [(0, PART_BYTES), (PART_BYTES, SIZE)]
+    read(cache, store, PART_BYTES - 3, PART_BYTES + 9)
+    assert store.fetched[-1] == (PART_BYTES - 3, PART_BYTES + 9)
+
+
+def test_parts_of_another_user_count_and_what_a_killed_rank_left_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    read(BlockCache(tmp_path, ALL), store, 0, 9)
+    (file,) = tmp_path.glob("*/*.part")
+    old, new = (file.with_name(f".0.part.{number}.partial") for number in range(2))
+    old.touch()
+    new.touch()
+    os.utime(old, (0, 0))
+
+    def refused(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer.data.block_cache.os.utime", refused)
+        read(BlockCache(tmp_path, ALL), store, 0, 9)
+    assert len(store.fetched) == 1
+    read(BlockCache(tmp_path, ALL), store, PART_BYTES, SIZE)
+    assert not old.exists()
+    assert new.exists(), "another rank may be writing it"

@@ -316,6 +316,14 @@ def test_a_run_goes_on_in_the_order_that_it_was_begun_in(
     assert order_by(start.order, job.data) == (Lanes(7, 8) if recorded else Window(10_000))
 
 
+@pytest.mark.parametrize("block_samples", [100, None])
+def test_a_key_that_had_no_effect_on_the_order_does_not_end_the_run(block_samples: int | None) -> None:
+    """Row groups are the blocks of their tables, whatever data.block_samples says."""
+    before = RunIdentity(small_job(data={"block_samples": 100}), SAMPLES, order=LANES)
+    now = RunIdentity(small_job(data={"block_samples": block_samples}), SAMPLES)
+    assert now.changes(before.facts()) == []
+
+
 def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -> None:
     _save(tmp_path, _train(alone), 1)
     with pytest.raises(InputError, match="had 64 samples then and has 63 now"):

@@ -79,6 +79,13 @@ def test_row_groups_are_blocks_and_as_many_are_open_as_fit() -> None:
     assert chosen(source, 64, 1, row_group_cache_mb=1) == Lanes(1000, 1)
 
 
+def test_lanes_that_ranks_share_count_for_each_of_them() -> None:
+    """Of 7 lanes on 4 ranks the second rank has parts of three: row groups would be read again and again."""
+    source: Any = Groups(4000)
+    assert chosen(source, 28, 4, row_group_cache_mb=100) == Lanes(1000, 4)
+    assert chosen(source, 28, 4, row_group_cache_mb=120) == Lanes(1000, 7)
+
+
 def test_samples_that_are_read_alone_have_blocks_of_any_size() -> None:
     assert chosen(SyntheticSource(4000), 64, 1) == Lanes(256, 64)
 
@@ -95,6 +102,9 @@ def test_check_says_what_a_rank_reads_at_once(tmp_path: Path) -> None:
     assert said("http://store.example/0.tar", 64, 4, read_ahead_mb=500) == [("reading", text.format(67, 524))]
     assert said("http://store.example/0.tar", 8192, 2) == [("reading", text.format("1,074", 67))]
     assert said(str(tmp_path / "0.tar"), 64, 1) == [("reading", text.format(10, 10))]
+    named = text.replace("4 MiB", "20,000 samples")
+    several = "http://store.example/0.tar"
+    assert said(several, 2, 1, block_samples=20_000) == [("reading", named.format("1,074", 67))]
     (window,) = said("0.tar", 64, 1, order="window")
     assert window[1].startswith("at random, sample by sample, in a window of 10,000 samples")
     job = tiny_job()

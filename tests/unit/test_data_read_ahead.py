@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from threading import Event
 from typing import ClassVar
 
 import pytest
@@ -25,7 +26,7 @@ from trainer.data.read_ahead import ReadAhead
 from trainer.data.sample import BadSample, RawSample
 from trainer.data.shards import ShardSource
 from trainer.data.source import open_source
-from trainer.data.train_requests import TrainRequests
+from trainer.data.train_requests import TrainRequest, TrainRequests
 from trainer.data.window_order import Window
 from trainer.errors import InputError, StorageError
 
@@ -76,10 +77,12 @@ def batches(
     rank: int = 0,
     start: tuple[int, int] = (0, 0),
     epochs: int | None = 2,
+    most: int | None = None,
 ) -> Iterator[Batch]:
     return train_batches(
         source, plan=plan_of(ranks, accumulation), rank=rank, seed=3, order=order, pixels=plain,
         tokenizer=lengths, workers=workers, epochs=epochs, start_epoch=start[0], start_batch=start[1],
+        most_batches=most,
     )  # fmt: skip
 
 
@@ -194,6 +197,57 @@ def test_a_shard_that_cannot_be_read_ends_the_loader_with_its_name(
     monkeypatch.setattr(Files, "_read", fails)
     with pytest.raises(StorageError, match=r"\d\d.tar: cannot be read: Input/output error"):
         list(batches(source, Lanes(7, 16)))
+
+
+def test_nothing_is_read_that_lies_behind_the_last_batch(
+    shards: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.shards.Files", Counting)
+    monkeypatch.setattr(Counting, "asked", [])
+    source = opened(shards)
+    found = list(batches(source, Lanes(7, 16), 2, 2, workers=1, epochs=None, most=30))
+    assert len(found) == 60
+    assert len(Counting.asked) == len(set(Counting.asked)), "blocks of the next epoch"
+    assert len(list(batches(source, Window(30), 2, 2, start=(0, 25), epochs=None, most=7))) == 14
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_batches_before_one_that_cannot_be_read_still_come(
+    shards: str, tmp_path: Path, workers: int
+) -> None:
+    for path in Path(shards).parent.glob("*.tar"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    source = opened(str(tmp_path / Path(shards).name))
+    (cut := tmp_path / "05.tar").write_bytes(cut.read_bytes()[:60_000])
+    stream = batches(source, Lanes(7, 16), workers=workers, epochs=1)
+    assert len(list(islice(stream, 18))) == 18
+    with pytest.raises(InputError, match=r"05.tar: the file now ends .* too early"):
+        next(stream)
+
+
+def test_the_order_is_not_looked_ahead_without_end_while_the_first_block_is_read(shards: str) -> None:
+    source, reads, looked = opened(shards), Event(), 0
+    requests = TrainRequests(
+        source.shard_sizes(), None, BatchPlan(1, 1, 1, 1, 1), 0, 3, Lanes(40, 1), 480, None, 0, 0
+    )
+
+    def counted() -> Iterator[TrainRequest]:
+        nonlocal looked
+        for request in requests:
+            looked += 1
+            if looked > 300:
+                reads.set()
+            yield request
+
+    def slow(path: str, begin: int, end: int) -> bytes:
+        assert reads.wait(0.5) or looked
+        return ShardSource.bytes_of(source, path, begin, end)
+
+    source.bytes_of = slow  # type: ignore[method-assign]
+    ahead = ReadAhead(source, counted())
+    next(iter(ahead))
+    ahead.close()
+    assert looked <= 256
 
 
 def test_a_shard_that_was_cut_since_is_bad_input(shards: str, tmp_path: Path) -> None:

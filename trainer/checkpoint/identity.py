@@ -66,11 +66,16 @@ class RunIdentity:
         ]
 
     def _jobs_with_order(self, before: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the job then and now, with the run's order in both unless the job names another."""
+        """Returns the job then and now, with the run's order in both unless the job names another.
+
+        What it named then, too, is not another: a key may have had no effect on the order.
+        """
         then, now = dict(before["job"]), self.job.model_dump()
-        order = recorded_order(before)
-        then["data"] = {**then.get("data", {}), **order}
-        now["data"] |= {key: value for key, value in order.items() if now["data"].get(key) is None}
+        order, named = recorded_order(before), then.get("data", {})
+        then["data"] = {**named, **order}
+        now["data"] |= {
+            key: value for key, value in order.items() if now["data"].get(key) in (None, named.get(key))
+        }
         return then, now
 
     def _of_model(self, before: Mapping[str, Any]) -> Iterator[str]:

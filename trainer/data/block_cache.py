@@ -7,6 +7,7 @@ go into. Ranks and jobs may share a folder. Parts that were not used for longest
 
 import logging
 import os
+import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +26,8 @@ _FULL, _ENOUGH = 0.9, 0.8
 _LOOKS = 64
 """Number of times that the folder is looked through while as much as the limit is written."""
 _LOCKS = 64
+_LEFT_S = 3600
+"""Seconds after which nobody is writing a part any more that has not got its name."""
 
 
 class BlockCache:
@@ -45,20 +48,23 @@ class BlockCache:
         `version` is the shard's size and time of change. Raises what `fetch` raises, and nothing else.
         """
         first = begin // PART_BYTES * PART_BYTES
-        parts = [
-            self._part(path, version, at, min(version[0], at + PART_BYTES), fetch)
-            for at in range(first, end, PART_BYTES)
-        ]
+        parts = []
+        for at in range(first, end, PART_BYTES):
+            part = self._part(path, version, at, min(version[0], at + PART_BYTES), fetch)
+            if part is None:
+                return fetch(begin, end)
+            parts.append(part)
         return b"".join(parts)[begin - first : end - first]
 
     def _part(
         self, path: str, version: tuple[int, str], begin: int, end: int, fetch: Callable[[int, int], bytes]
-    ) -> bytes:
+    ) -> bytes | None:
+        """Returns a part; None if it is not kept and will not be: then no more than is needed is fetched."""
         name = blake2b(repr((path, *version, begin)).encode(), digest_size=16).hexdigest()
         file = self._folder / name[:2] / f"{name}.part"
         with self._locks[int(name[:8], 16) % _LOCKS]:  # neighbours that two threads read share a part
             content = _kept(file, end - begin)
-            if content is None:
+            if content is None and self._writes:
                 content = fetch(begin, end)
                 self._keep(file, content)
         return content
@@ -88,6 +94,7 @@ class BlockCache:
             if self._written * _LOOKS < self._limit:
                 return
             self._written = 0
+            _remove_leftovers(self._folder)
             found = sorted(_parts(self._folder))
             total = sum(size for _, size, _ in found)
             if total <= _FULL * self._limit:
@@ -98,6 +105,14 @@ class BlockCache:
                 total -= size
                 if total <= _ENOUGH * self._limit:
                     return
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Removes what ranks that were killed had begun to write."""
+    for path in folder.glob("*/.*.partial"):
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - _LEFT_S:
+                path.unlink()
 
 
 def _parts(folder: Path) -> list[tuple[float, int, str]]:
@@ -117,7 +132,8 @@ def _kept(file: Path, size: int) -> bytes | None:
             total, content = kept.read(_SUM_BYTES), kept.read(size + 1)
         if len(content) != size or zlib.crc32(content).to_bytes(_SUM_BYTES, "little") != total:
             return None
-        os.utime(file)
+        with suppress(OSError):  # it may be another user's
+            os.utime(file)
     except OSError:
         return None
     return content

@@ -70,4 +70,11 @@ def mean_sample_bytes(source: Source) -> float:
 def _lanes(batch: int, ranks: int, block_bytes: float, room: int) -> int:
     """Returns the most lanes, a divisor of the batch, of which a rank's blocks take at most `room` bytes."""
     divisors = (number for number in range(batch, 0, -1) if batch % number == 0)
-    return next((number for number in divisors if -(-number // ranks) * block_bytes <= room), 1)
+    return next((number for number in divisors if _of_a_rank(batch, ranks, number) * block_bytes <= room), 1)
+
+
+def _of_a_rank(batch: int, ranks: int, lanes: int) -> int:
+    """Returns the most lanes of which one rank has slots; ranks may share one."""
+    slots, of_a_lane = batch // ranks, batch // lanes
+    begins = range(0, batch, slots)
+    return max((begin + slots - 1) // of_a_lane - begin // of_a_lane + 1 for begin in begins)

@@ -114,23 +114,24 @@ def train_batches(
     epochs: int | None = None,
     start_epoch: int = 0,
     start_batch: int = 0,
+    most_batches: int | None = None,
     pin_memory: bool = False,
     ahead_bytes: int = AHEAD_BYTES,
 ) -> Iterator[Batch]:
     """Yields the rank's micro-batches, `plan.accumulation` for each global batch.
 
-    It starts at `start_batch` of `start_epoch`. It ends after epoch `epochs` - 1; with `epochs` None it never
-    ends. Over all ranks, no sample comes more often than its shard's weight says. `skip_bad` replaces bad
-    samples, and `caption_choice` takes one of a sample's captions. In the order of lanes blocks of shards are
-    read ahead, `ahead_bytes` of them. Raises InputError for samples that
-    cannot be read or decoded.
+    It starts at `start_batch` of `start_epoch`. It ends after epoch `epochs` - 1, or after `most_batches`
+    global batches, behind which nothing is read; with both None it never ends. Over all ranks, no sample
+    comes more often than its shard's weight says. `skip_bad` replaces bad samples, and `caption_choice` takes
+    one of a sample's captions. In the order of lanes blocks of shards are read ahead, `ahead_bytes` of them.
+    Raises InputError for samples that cannot be read or decoded.
     """
     sizes = source.shard_sizes()
     batches = batches_per_epoch(epoch_samples(sizes, weights), plan)
     if not 0 <= start_batch < batches:
         raise ValueError(f"start_batch {start_batch} of {batches} batches")
     requests = TrainRequests(
-        sizes, weights, plan, rank, seed, order, batches, epochs, start_epoch, start_batch
+        sizes, weights, plan, rank, seed, order, batches, epochs, start_epoch, start_batch, most_batches
     )
     if not isinstance(source, InBlocks) or not isinstance(order, Lanes):
         dataset = TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice)
@@ -174,6 +175,8 @@ class TrainBatches(Dataset[Batch | InputError]):
         self._caption_choice = caption_choice
 
     def __getitem__(self, request: TrainRequest) -> Batch | InputError:
+        if request.problem is not None:
+            return request.problem
         try:
             return self._batch(request)
         except InputError as error:

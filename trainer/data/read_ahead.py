@@ -14,6 +14,7 @@ from typing import NamedTuple
 from trainer.data.arena import Arena, Kept
 from trainer.data.blocks import InBlocks, Place
 from trainer.data.train_requests import TrainRequest
+from trainer.errors import InputError
 
 CONNECTIONS = 16
 """Pieces that are read at the same time."""
@@ -75,10 +76,11 @@ class ReadAhead:
 
     def _wants(self, requests: int) -> bool:
         """Returns whether to look further ahead than the requests that are begun and have not been given."""
-        if not requests or not self._read_samples:
-            return len(self._waiting) < CONNECTIONS or not requests
-        waiting = sum(self._waiting.values()) * self._read_bytes / self._read_samples
-        return requests < MOST_REQUESTS and waiting < self._ahead_bytes
+        if not requests or requests >= MOST_REQUESTS:
+            return not requests
+        if not self._read_samples:
+            return len(self._waiting) < CONNECTIONS
+        return sum(self._waiting.values()) * self._read_bytes / self._read_samples < self._ahead_bytes
 
     def _begin(self, request: TrainRequest) -> None:
         """Begins to read the pieces that the request is the first to need."""
@@ -91,14 +93,20 @@ class ReadAhead:
                 heapq.heappush(self._last_uses, (request.epoch, last, number))
 
     def _placed(self, request: TrainRequest) -> TrainRequest:
-        """Returns the request with the places of its samples, as soon as these have been read."""
+        """Returns the request with the places of its samples, as soon as these have been read.
+
+        It carries the problem of samples that cannot be: the batches before it still come.
+        """
         assert request.pieces is not None
         numbers, firsts = request.pieces.numbers.tolist(), request.pieces.firsts.tolist()
         places = []
         for number, first, sample in zip(numbers, firsts, request.samples.tolist(), strict=True):
             key = (request.epoch, number)
             self._waiting.pop(key, None)
-            places.append(self._held[key].result().places[sample - first])
+            try:
+                places.append(self._held[key].result().places[sample - first])
+            except InputError as error:
+                return request._replace(pieces=None, problem=error)
         return request._replace(pieces=None, places=places)
 
     def _read(self, first: int, count: int) -> _Held:

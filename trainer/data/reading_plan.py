@@ -28,7 +28,9 @@ def reading_rows(job: Job, batch_plan: BatchPlan) -> Iterator[tuple[str, str]]:
     if data.order == "window":
         yield "reading", f"at random, sample by sample, in a window of {data.shuffle_window:,} samples"
         return
-    most = min(MOST_BYTES, batch_plan.batch_size_per_rank * BLOCK_BYTES)
+    most = MOST_BYTES
+    if data.block_samples is None:
+        most = min(most, batch_plan.batch_size_per_rank * BLOCK_BYTES)
     ahead = data.read_ahead_mb * 2**20
     size = _local_bytes(expand_shards(data.train))
     if size is not None:

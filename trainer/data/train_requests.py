@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.data.blocks import Place
 from trainer.data.lanes import LaneOrder, Pieces
 from trainer.data.order import EpochOrder, Order, Samples
+from trainer.errors import InputError
 
 
 class TrainRequest(NamedTuple):
@@ -24,6 +26,8 @@ class TrainRequest(NamedTuple):
     """The pieces in which they lie, which only the rank needs to know; None in the window's order."""
     places: Sequence[Place] = ()
     """Places of the samples, if they have been read ahead."""
+    problem: InputError | None = None
+    """Why they could not be; it ends the run when this micro-batch comes."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,14 @@ class TrainRequests:
     epochs: int | None
     start_epoch: int
     start_batch: int
+    most_batches: int | None = None
+    """Global batches after which they end; None: they go on to the last epoch's end."""
 
     def __iter__(self) -> Iterator[TrainRequest]:
+        most = None if self.most_batches is None else self.most_batches * self.plan.accumulation
+        return islice(self._of_epochs(), most)
+
+    def _of_epochs(self) -> Iterator[TrainRequest]:
         epoch, batch = self.start_epoch, self.start_batch
         while self.epochs is None or epoch < self.epochs:
             order = self.order.of_epoch(

@@ -178,7 +178,8 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if comm.world.rank == 0:
         run.result.unlink(missing_ok=True)  # the run was done; now it goes back to a checkpoint, or further
     order = order_of_run(job, comm, source, start.order)
-    _say("order", str(order))
+    if not job.data.streams:  # they have an order of their own
+        _say("order", str(order))
     identity = replace(identity, order=order.facts())
     check_replicas(comm, step.shards, step.optimizer)
     generation = f"generation {comm.world.generation}: " if comm.world.generation > 1 else ""

@@ -64,6 +64,7 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         caption_choice=choice_by(job.data),
         start_epoch=epoch,
         start_batch=batch,
+        most_batches=setup.schedule.steps - steps_done,
         pin_memory=setup.comm.device.type == "cuda",
         ahead_bytes=job.data.read_ahead_mb * 2**20,
     )
