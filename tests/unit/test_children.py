@@ -3,6 +3,9 @@
 import os
 import subprocess
 import time
+from typing import Any
+
+import pytest
 
 from trainer.sysinfo.children import is_child, reap
 
@@ -25,6 +28,23 @@ def test_one_of_others_is_left_to_those_who_wait_for_it() -> None:
     reap(but={child})
     assert is_child(child)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+
+
+def test_one_of_others_that_ends_meanwhile_is_left_to_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = subprocess.Popen(["sleep", "60"])
+    orphan = ended(3)
+    look = os.waitid
+
+    def look_and_end_own(kind: int, which: int, options: int) -> Any:
+        found = look(kind, which, options)
+        own.send_signal(9)
+        while look(os.P_PID, own.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            time.sleep(0.001)
+        return found
+
+    monkeypatch.setattr(os, "waitid", look_and_end_own)
+    assert reap(but={own.pid}) == {orphan: 3}
+    assert own.wait() == -9
 
 
 def test_one_that_runs_is_not_waited_for() -> None:

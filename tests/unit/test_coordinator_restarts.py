@@ -13,6 +13,7 @@ import pytest
 from tests.support import clock
 from tests.support.stub_actions import StubActions
 from tests.unit.test_diagnosis import COMPUTING, WAITING
+from trainer.errors import EXIT_START_AGAIN
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise.coordinate import coordinator as module
@@ -20,6 +21,7 @@ from trainer.supervise.coordinate import recovery
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.coordinate.membership import Membership
 from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.coordinate.states import State
 from trainer.supervise.limits import Limits
 from trainer.supervise.messages import (
     Collect,
@@ -60,6 +62,7 @@ class Story(StubActions):
     """Every supervisor confirms at once that its rank has ended."""
     no_port: bool = False
     keeps_going: bool = False
+    starts_again: str = ""
     ranks: int = 2
 
     def begin(self) -> Coordinator:
@@ -71,6 +74,7 @@ class Story(StubActions):
                 self,
                 Membership(range(2), self.ranks, self.ranks),
                 keeps_going=self.keeps_going,
+                starts_again=self.starts_again,
             )
         )
         for rank in (0, 1):
@@ -285,6 +289,42 @@ def test_loss_after_a_request_to_stop_ends_the_run_as_one_that_can_go_on(
         assert end.reason.startswith("asked to stop; then its supervisor is gone")
 
     play(Story(keeps_going=keeps_going), work)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_signals_of_a_launcher_that_ends_all_after_a_failure_are_no_second_request(again: bool) -> None:
+    """MPI signals all others when one has failed, long after the request to stop."""
+
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(StopRequest(signal=12, rank=0, node="n0"))
+        await asyncio.sleep(10.0)
+        its.receive(replace(failed(1), saving=False))
+        its.receive(StopRequest(signal=15, rank=0, node="n0", again=again))
+        end = await story.ended()
+        assert (end.exit_code, end.rank) == (75, 1)
+
+    play(Story(starts_again="always"), work)
+
+
+def test_signals_of_a_launcher_that_ends_all_after_a_loss_during_a_restart_are_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def read_slowly(files: ExitFiles) -> int:
+        await asyncio.sleep(1.0)
+        return 0
+
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.restarted(2)
+        its.receive(failed(0, 2))
+        await story.until(lambda: len(story.lines) == 2)
+        its.receive(Lost(member=1, node="n1", reason="gone"))
+        await story.until(lambda: its.state is State.DECIDING)
+        its.receive(StopRequest(signal=15, rank=0, node="n0"))
+        assert (await story.ended()).exit_code == EXIT_START_AGAIN
+
+    monkeypatch.setattr(ExitFiles, "newest_checkpoint", read_slowly)
+    play(Story(limits=replace(LIMITS, backoff_s=5.0, max_restarts=5), starts_again="lost"), work)
 
 
 def test_first_steps_of_a_later_generation_may_fail() -> None:

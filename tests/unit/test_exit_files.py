@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from trainer.run import launcher_word
 from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
 from trainer.run.file_work import within
+from trainer.run.launcher_word import StartRequest
 from trainer.run.layout import ARTEFACTS, EXIT_FILE, GOODPUT_FILE
+from trainer.safe_io.values import read_values
 
 
 def record(reason: str) -> dict[str, object]:
@@ -36,6 +39,32 @@ def test_the_first_exit_record_of_a_start_is_not_overwritten(tmp_path: Path, sta
     assert found.reason == "first"
     assert {path.name for path in tmp_path.iterdir()} == {EXIT_FILE, GOODPUT_FILE, ARTEFACTS}
     assert len((tmp_path / GOODPUT_FILE).read_text().splitlines()) == 1
+
+
+def test_the_end_is_told_though_a_request_is_being_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ExitFiles(str(tmp_path), "now")
+    asyncio.run(files.request_start(StartRequest(ExitRecord(0, "n0", 1, "killed", 0.0)), if_killed=True))
+    end = threading.Thread(target=keep, args=(files, "done"))
+
+    def read_while_another_ends(path: Path) -> dict[str, str]:
+        values = read_values(path)
+        if end.ident is None:
+            end.start()
+            end.join(0.5)
+        return values
+
+    monkeypatch.setattr(launcher_word, "read_values", read_while_another_ends)
+    asyncio.run(files.withdraw_start())
+    end.join()
+    assert read_values(tmp_path / launcher_word.WORD)["word"] == "end"
+
+
+def test_the_exit_record_is_there_though_the_launcher_cannot_be_told(tmp_path: Path) -> None:
+    (tmp_path / launcher_word.WORD).mkdir(parents=True)
+    assert keep(ExitFiles(str(tmp_path), "now"), "failed") == str(tmp_path / EXIT_FILE)
+    assert exit_record_of(tmp_path, "now") is not None
 
 
 def test_the_end_of_a_run_that_did_not_begin_leaves_no_goodput_file(tmp_path: Path) -> None:

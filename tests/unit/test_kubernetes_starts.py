@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN
+from trainer.launch.kubernetes.pod import starts
 from trainer.launch.kubernetes.pod.starts import leave_code, open_start
 
 
@@ -63,3 +66,18 @@ def test_what_is_done_and_what_cannot_work_end_for_good(tmp_path: Path) -> None:
     assert leave_code(open_start(tmp_path, "a").settle(EXIT_DONE, "done", retries=3)) == EXIT_DONE
     assert leave_code(open_start(tmp_path, "b").settle(EXIT_BAD_INPUT, "no", retries=3)) == EXIT_BAD_INPUT
     assert [open_start(tmp_path, job).number for job in "ab"] == [1, 1]
+
+
+def test_an_end_that_another_pod_is_writing_is_waited_for_and_never_read_by_half(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(starts, "_BEING_WRITTEN_S", 0.0)
+    start = open_start(tmp_path, "uid")
+    end = start.settle(EXIT_FAILED, "why", retries=1)
+    whole = (start.folder / "end").read_text()
+    for length in range(len(whole.rstrip())):
+        (start.folder / "end").write_text(whole[:length])
+        with pytest.raises(OSError, match="has not filled it"):
+            _ = start.end
+    (start.folder / "end").write_text(whole)
+    assert start.end == end

@@ -1,6 +1,7 @@
 """The word of a run to whoever has started it, in lines that bash reads."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,19 @@ def test_the_end_is_the_last_word_of_its_start(tmp_path: Path) -> None:
     assert word(tmp_path) == "again"
 
 
-@pytest.mark.parametrize("text", ["", "word=again", "start=now\nword=again\nrequest={}\n", "\0"])
+AGAIN = "start=now\nword=again\nrequest="
+OF_TEXT = json.dumps(asdict(replace(REQUEST, record=replace(RECORD, generation="2"))))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "word=again",
+        "\0",
+        *(f"{AGAIN}{request}\n" for request in ("", "{}", "5", "null", "[]", "[" * 100_000, OF_TEXT)),
+    ],
+)
 def test_a_word_that_cannot_be_read_asks_for_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / WORD).parent.mkdir()
     (tmp_path / WORD).write_text(text)

@@ -144,6 +144,17 @@ def test_a_memory_that_cannot_be_read_counts_as_none(text: str, tmp_path: Path) 
     assert read_starts(tmp_path, "uid") == StartsSoFar("uid")
 
 
+def test_a_record_that_a_killed_launcher_wrote_by_half_hides_no_earlier_one(tmp_path: Path) -> None:
+    last = StartsSoFar("uid", starts=2, failures=2, code=1, over=True, message="failed")
+    add_starts(tmp_path, last)
+    with open(tmp_path / RECORD, "a") as file:
+        file.write("job=uid\nstarts=3\nfail")
+    assert read_starts(tmp_path, "uid") == last
+    following = replace(last, failures=3)
+    add_starts(tmp_path, following)
+    assert read_starts(tmp_path, "uid") == following
+
+
 def test_a_checkpoint_counts_once_it_is_whole(tmp_path: Path) -> None:
     for step in (5, 10):
         (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)

@@ -551,6 +551,15 @@ def test_a_time_limit_before_the_ranks_start_starts_none(tmp_path: Path) -> None
     assert "STARTED" not in said
 
 
+@pytest.mark.parametrize("code", ["PIPESTATUS[$(touch broken >&2)]", "", "-1", "08", "75 76", "1000"])
+def test_an_exit_code_that_is_none_fails_the_run_and_is_not_evaluated(tmp_path: Path, code: str) -> None:
+    value = code.replace("broken", str(tmp_path / "broken"))
+    (tmp_path / "told").write_text(value_lines({"word": "end", "exit_code": value, "saved": True}))
+    srun = f"cp '{tmp_path}/told' '{tmp_path}/first-run/artefacts/launcher.env'"
+    assert start(tmp_path, srun)[-1] == "exit 1"
+    assert not (tmp_path / "broken").exists()
+
+
 def failing(folder: Path, code: int) -> str:
     """srun whose rank 1 ends the run with this exit code."""
     return f"{tell(folder, word='end', rank=1, node='n2', exit_code=code, reason='why')}; exit {code}"

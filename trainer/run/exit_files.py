@@ -168,7 +168,8 @@ class ExitFiles:
 
     def _withdraw_start(self) -> None:
         if (folder := self._writable()) is not None:
-            launcher_word.withdraw(folder, self._start)
+            with self._writing:  # else the end, told meanwhile, would be withdrawn instead
+                launcher_word.withdraw(folder, self._start)
 
     def _writable(self) -> Path | None:
         """Returns the folder, which is made if it is missing; None if this start may not write there."""
@@ -189,7 +190,8 @@ class ExitFiles:
             if again or _read(path).get("start") != self._start:
                 told = {**masked_values(value), "start": self._start}
                 if name == EXIT_FILE:  # a batch script reads its last word once the file is there
-                    launcher_word.tell_end(folder, self._start, told)
+                    with suppress(OSError):  # the record serves those who read it all the same
+                        launcher_word.tell_end(folder, self._start, told)
                 temporary = path.with_name(f".{name}.of-{self._writer}")  # others may be writing meanwhile
                 write_json(temporary, told)
                 os.replace(temporary, path)

@@ -6,7 +6,7 @@ torch.
 """
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from trainer.run.layout import ARTEFACTS, STARTS_FILE
@@ -36,8 +36,10 @@ class StartsSoFar:
 
 
 def starts_of(text: str) -> StartsSoFar:
-    """Returns the record with these lines, as `add_starts` writes it. Raises KeyError or ValueError."""
+    """Returns the record with these lines, as `add_starts` writes it. Raises ValueError if one is missing."""
     values = last_values(text)
+    if missing := [each.name for each in fields(StartsSoFar) if each.name not in values]:
+        raise ValueError(f"no record of starts: it has no {missing[0]}")
     numbers = {name: int(values[name]) for name in ("starts", "failures", "saved_step", "code")}
     over, message = values["over"] == "yes", values["message"]
     return StartsSoFar(values["job"], over=over, message=message, **numbers)
@@ -45,10 +47,11 @@ def starts_of(text: str) -> StartsSoFar:
 
 def read_starts(run_folder: Path, job: str) -> StartsSoFar:
     """Returns the last record of this submission; an empty one if there is none."""
-    with suppress(OSError, ValueError, KeyError):
-        last = starts_of(read_plain(run_folder / RECORD).rstrip("\n").rpartition("\n\n")[2])
-        if last.job == job:
-            return last
+    with suppress(OSError, ValueError):
+        for lines in reversed(read_plain(run_folder / RECORD).split("\n\n")):
+            with suppress(ValueError):  # a launcher was killed, or the disk was full, while it wrote this one
+                last = starts_of(lines)
+                return last if last.job == job else StartsSoFar(job)
     return StartsSoFar(job)
 
 
@@ -57,4 +60,5 @@ def add_starts(run_folder: Path, record: StartsSoFar) -> None:
     path = run_folder / RECORD
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8", opener=open_plain) as file:
-        file.write(value_lines(asdict(record)) + "\n")
+        before = "\n" if file.tell() else ""  # the last line of the record before may have no end
+        file.write(before + value_lines(asdict(record)) + "\n")

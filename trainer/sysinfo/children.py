@@ -13,8 +13,9 @@ def reap(which: int = -1, *, but: Collection[int] = ()) -> dict[int, int]:
     """
     codes: dict[int, int] = {}
     with suppress(ChildProcessError):
-        while not (but and _next_ended() in but):
-            pid, status = os.waitpid(which, os.WNOHANG)
+        while (ended := _next_ended() if but else which) not in but:
+            # With `but` it is that very child: one of `but` may have ended since.
+            pid, status = os.waitpid(ended, os.WNOHANG)
             if not pid:
                 break
             codes[pid] = os.waitstatus_to_exitcode(status)

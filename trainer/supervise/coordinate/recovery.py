@@ -12,7 +12,7 @@ from dataclasses import replace
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import STOPPED_THEN, ExitRecord, supervisor_lost
 from trainer.supervise.coordinate.fencing import Fence
-from trainer.supervise.coordinate.generation_state import Failure, GenerationState
+from trainer.supervise.coordinate.generation_state import Failure, GenerationState, Weight
 from trainer.supervise.coordinate.membership import Exclusion, WorldPlan, exclusions, source_of
 from trainer.supervise.coordinate.presence import REGROUP_S, Presence
 from trainer.supervise.coordinate.relaunch import Relaunch
@@ -86,6 +86,7 @@ class Recovery:
         if not run.generation.asked:
             run.generation.asked = True
             run.spawn_lasting(self.relaunch.request(failure, run.generation.number + 1, run.present_step()))
+        run.generation.causes.append((Weight.LOST, failure))  # the launcher's signals are then no request
         self._lost_meanwhile = self._lost_meanwhile or failure
 
     async def _decide(self, failure: Failure) -> None:

@@ -30,6 +30,8 @@ class Stopping:
         run = self._run
         if run.stop_at is None:
             self.begin()
+        elif self._is_of_the_launcher:
+            return
         elif message.again or time.monotonic() - run.stop_at > stop_request.REPEAT_S:
             reason = f"a second signal ({message.signal}) ended the run at once, without saving"
             run.end(ExitRecord(message.rank, message.node, 128 + message.signal, reason, time.time()))
@@ -37,8 +39,8 @@ class Stopping:
     def begin(self) -> None:
         """Asks the ranks to save and leave, for the first time."""
         run = self._run
-        if run.starts_again and (run.generation.causes or run.is_between):
-            return  # MPI signals all others when one has failed
+        if self._is_of_the_launcher:
+            return
         run.stop_at = time.monotonic()
         run.spawn_lasting(self._recovery.relaunch.withdraw())
         if not run.is_between:
@@ -46,6 +48,12 @@ class Stopping:
         if run.has_ranks:
             run.watch(self._stopped_in_time())
         self.pass_on()
+
+    @property
+    def _is_of_the_launcher(self) -> bool:
+        """True if a signal may be the launcher's: MPI signals all others when one has failed."""
+        run = self._run
+        return bool(run.starts_again) and (bool(run.generation.causes) or run.is_between)
 
     def pass_on(self) -> None:
         """Passes the request to stop to all.

@@ -9,6 +9,7 @@ torch.
 import errno
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,7 +85,8 @@ class Start:
     def end(self) -> StartsSoFar | None:
         """End of this start, the same for every pod; None while it goes on."""
         names_in(self.folder)
-        return starts_of(_written(self.folder / _END)) if (self.folder / _END).exists() else None
+        path = self.folder / _END
+        return starts_of(_written(path, _is_whole)) if path.exists() else None
 
     def settle(self, code: int, message: str, retries: int) -> StartsSoFar:
         """Ends this start with the run's exit code; returns the end that the first pod has recorded."""
@@ -124,8 +126,18 @@ def _folder(run_folder: Path, job: str) -> Path:
     return run_folder / ARTEFACTS / PODS / job
 
 
-def _written(path: Path) -> str:
+def _is_whole(text: str) -> bool:
+    with suppress(ValueError):
+        return text.endswith("\n") and bool(starts_of(text))
+    return False
+
+
+def _written(path: Path, is_whole: Callable[[str], bool] = bool) -> str:
     """Returns a file's text; waits for it if another pod has only just made the file. Raises OSError."""
-    if text := until(lambda: read_plain(path), every(0.1, _BEING_WRITTEN_S)):
+
+    def read() -> str:
+        return text if is_whole(text := read_plain(path)) else ""
+
+    if text := until(read, every(0.1, _BEING_WRITTEN_S)):
         return text
     raise OSError(errno.ENODATA, "the pod that made this file has not filled it", str(path))
