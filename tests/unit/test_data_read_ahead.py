@@ -1,6 +1,7 @@
 """Blocks are read ahead, each once a rank, and the batches are those that samples read alone would give."""
 
 import io
+import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -306,6 +307,16 @@ def test_an_arena_gives_back_what_was_put_and_uses_memory_again(monkeypatch: pyt
     arena.free(again)
     assert arena.held_bytes == held - 4 * 4096
     assert [arena.read(kept.place, 3) for kept in (small, two)] == [b"sma", b"two"]
+
+
+def test_a_sample_of_an_arena_is_read_in_as_many_calls_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel ends a call at 2 GiB."""
+    arena, pread = Arena(), os.pread
+    kept = arena.put(b"0123456789")
+    monkeypatch.setattr(os, "pread", lambda file, size, place: pread(file, min(size, 4), place))
+    assert arena.read(kept.place, 10) == b"0123456789"
+    with pytest.raises(EOFError, match="a block lacks its last 4,990 bytes"):
+        arena.read(kept.place, 5000)
 
 
 def test_reading_goes_on_without_end(shards: str) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,13 @@ def test_requests_to_stop_are_passed_on(number: signal.Signals, tmp_path: Path) 
         os.kill(process.pid, number)
         assert process.communicate(timeout=20)[0] == "asked\n"
         assert process.returncode == 75
+
+
+def test_a_request_to_stop_that_comes_while_nothing_runs_reaches_the_next_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes in the wait before the supervisor is started again."""
+    monkeypatch.setattr(time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    first = tmp_path / "first"
+    kills_itself = f"[ -e {first} ] && exec sleep 60; touch {first}; kill -KILL $$"
+    assert main([str(tmp_path), "sh", "-c", kills_itself]) == 128 + signal.SIGTERM

@@ -42,6 +42,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"data": {**SHARDS, "order": "window", "block_samples": 8}},
         {"data": {"order": "lanes"}},
     ),
+    (
+        "data.order",
+        {"data": {"train": ["pipe:cat a.tar"], "stream_samples": 8, "order": "lanes"}},
+        {"data": SHARDS},
+    ),
     ("data.cache_gb", {"data": {**SHARDS, "cache_gb": 8}}, {"data": {"cache": "/local"}}),
     ("data.read_ahead_mb", {"data": {**SYNTHETIC, "read_ahead_mb": 8}}, {"data": {**SHARDS}}),
     ("data.synthetic_samples", {"data": {**SHARDS, "synthetic_samples": 8}}, {"data": {**SYNTHETIC}}),

@@ -69,6 +69,7 @@ _INDEXED = OnlyIf(
     lambda job: "index" in FORMATS[job.data.kind].reads and not job.data.streams,
     "the training data have no index",
 )
+_ORDERED = OnlyIf(lambda job: not job.data.streams, "streams have an order of their own")
 _WINDOW = OnlyIf(
     lambda job: job.data.order == "window" or job.data.streams,
     'the order is that of lanes, which data.block_samples belongs to; data.order = "window" has a window',
@@ -137,7 +138,7 @@ class Data(Section):
     """Parquet and Arrow: memory of one loader process for the row groups that it has read last. The order of
     lanes takes samples of as many row groups at once as fit; with order = "window" it must hold those of
     shuffle_window samples, or they are read again and again."""
-    order: Literal["lanes", "window"] | None = None
+    order: Annotated[Literal["lanes", "window"] | None, _ORDERED] = None
     """Order of an epoch's samples, the same on any number of ranks. lanes: blocks of neighbouring samples are
     shuffled, and each rank reads its own one after the other, while a batch has samples of as many blocks as
     can be; window: shards are shuffled, and the samples within shuffle_window, which each rank reads at

@@ -13,6 +13,8 @@ from multiprocessing.reduction import DupFd
 from threading import Lock
 from typing import Any, NamedTuple
 
+from trainer.text.wording import many
+
 SPARE_BYTES, MOST_SPARE = 2**25, 64
 """Memory, and number of its parts, that is kept for later blocks."""
 _PUNCH_HOLE = 0x01 | 0x02
@@ -48,7 +50,13 @@ class Arena:
 
     def read(self, place: int, size: int) -> bytes:
         """Returns `size` bytes at a place within what was kept."""
-        return os.pread(self._file, size, place)
+        parts: list[bytes] = []
+        while size > 0:  # one call reads 2 GiB at most
+            parts.append(os.pread(self._file, size, place))
+            if not parts[-1]:
+                raise EOFError(f"a block lacks its last {many(size, 'byte')}")
+            size, place = size - len(parts[-1]), place + len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def free(self, kept: Kept) -> None:
         """Gives back what was kept, when nobody reads it any more."""

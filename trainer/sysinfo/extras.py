@@ -12,6 +12,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "timm",
         "numpy",
         "PIL",
+        "psutil",
         "simplejpeg",
         "safetensors",
         "tensorboard",

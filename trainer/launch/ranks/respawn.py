@@ -28,12 +28,17 @@ def main(arguments: Sequence[str]) -> int:
     run_folder, *command = arguments
     reset_inherited_signals()
     started: list[subprocess.Popen[bytes]] = []
-    _pass_signals_on(started)
+    missed: list[int] = []
+    _pass_signals_on(started, missed)
     deaths, environment = 0, dict(os.environ)
     while True:
         began = time.monotonic()
-        started[:] = [subprocess.Popen(command, env=environment)]
-        code = started[0].wait()
+        process = subprocess.Popen(command, env=environment)
+        started.append(process)
+        while missed:  # they came before there was a process to pass them on to
+            process.send_signal(missed.pop(0))
+        code = process.wait()
+        started.clear()
         # one that a request to stop killed had only just started
         if left_by_itself(code, over_ssh=False) or -code in SIGNALS or Path(run_folder, EXIT_FILE).exists():
             return as_exit_code(code)
@@ -46,10 +51,12 @@ def main(arguments: Sequence[str]) -> int:
         environment[RESPAWNED] = "1"
 
 
-def _pass_signals_on(started: "Sequence[subprocess.Popen[bytes]]") -> None:
+def _pass_signals_on(started: "Sequence[subprocess.Popen[bytes]]", missed: list[int]) -> None:
     """Passes requests to stop on: under proctrack/cgroup, Slurm signals the first process of a task alone."""
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
+        if not started:
+            missed.append(number)
         for process in started:
             process.send_signal(number)
 
