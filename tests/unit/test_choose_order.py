@@ -80,7 +80,7 @@ def test_row_groups_are_blocks_and_as_many_are_open_as_fit() -> None:
 
 
 def test_lanes_that_ranks_share_count_for_each_of_them() -> None:
-    """With 7 lanes on 4 ranks the second rank has parts of three: row groups would be read again and again."""
+    """With 7 lanes on 4 ranks the second rank has parts of three: row groups would be read again."""
     source: Any = Groups(4000)
     assert chosen(source, 28, 4, row_group_cache_mb=100) == Lanes(1000, 4)
     assert chosen(source, 28, 4, row_group_cache_mb=120) == Lanes(1000, 7)
