@@ -15,7 +15,8 @@ STORAGE = "shard corrupt, missing, unreadable for a while"
 
 
 def reading_from(tmp_path: Path, address: str, backend: str, launcher: str) -> Running:
-    data = {"format": "webdataset", "train": (f"{address}/shard-{{000000..000003}}.tar",)}
+    # In the order of lanes all of this little data would be in memory before the storage fails.
+    data = {"format": "webdataset", "train": (f"{address}/shard-{{000000..000003}}.tar",), "order": "window"}
     return begin(tmp_path, backend, launcher, steps=12, data=data, checkpoint={"every_steps": 100})
 
 
