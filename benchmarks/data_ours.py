@@ -7,7 +7,7 @@ clock and of processor time.
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import psutil
@@ -17,9 +17,9 @@ from open_clip import get_tokenizer
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.lanes import Lanes
-from trainer.data.loader import train_batches
+from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import RandomCrop
-from trainer.data.source import open_source
+from trainer.data.source import Source, open_source
 from trainer.data.tokens import quick
 
 BATCH, WARM_UP = 64, 2
@@ -28,10 +28,10 @@ BATCH, WARM_UP = 64, 2
 Rates = tuple[float, float]
 
 
-def loader(pattern: str, batches: int, workers: int = 1) -> Rates:
-    """Batches as the training loop takes them from loader processes."""
-    stream = train_batches(
-        open_source(Data(train=(pattern,))),
+def batches_of(source: Source, workers: int, epochs: int | None = None) -> Iterator[Batch]:
+    """Yields batches as a training loop takes them from loader processes."""
+    return train_batches(
+        source,
         plan=BatchPlan(1, BATCH, BATCH, BATCH, 1),
         rank=0,
         seed=0,
@@ -39,7 +39,13 @@ def loader(pattern: str, batches: int, workers: int = 1) -> Rates:
         pixels=RandomCrop((224, 224)),
         tokenizer=quick(get_tokenizer("ViT-B-32")),
         workers=workers,
+        epochs=epochs,
     )
+
+
+def loader(pattern: str, batches: int, workers: int = 1) -> Rates:
+    """Batches of shards from loader processes."""
+    stream = batches_of(open_source(Data(train=(pattern,))), workers)
     for _ in range(WARM_UP * workers):
         next(stream)
     start, used = time.perf_counter(), processor_time()

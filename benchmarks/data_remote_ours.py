@@ -10,19 +10,12 @@ import sys
 import time
 from urllib.request import urlopen
 
-from open_clip import get_tokenizer
-
-from benchmarks.data_ours import BATCH, WARM_UP, processor_time
+from benchmarks.data_ours import BATCH, WARM_UP, batches_of, processor_time
 from trainer.config import Data
-from trainer.config.batch_plan import BatchPlan
 from trainer.data.files import stamp
 from trainer.data.indexed import Indexed
-from trainer.data.lanes import Lanes
-from trainer.data.loader import train_batches
-from trainer.data.pixels import RandomCrop
 from trainer.data.processes import start_process_server
 from trainer.data.source import open_source
-from trainer.data.tokens import quick
 
 
 def counts(pattern: str) -> dict[str, int]:
@@ -40,17 +33,7 @@ def main(pattern: str, epochs: int) -> None:
     data = sum(stamp(path).size for path in source.index.paths) if isinstance(source, Indexed) else 0
     counts(pattern)
     start = time.perf_counter()
-    stream = train_batches(
-        source,
-        plan=BatchPlan(1, BATCH, BATCH, BATCH, 1),
-        rank=0,
-        seed=0,
-        order=Lanes(105, BATCH),
-        pixels=RandomCrop((224, 224)),
-        tokenizer=quick(get_tokenizer("ViT-B-32")),
-        workers=1,
-        epochs=epochs,
-    )
+    stream = batches_of(source, workers=1, epochs=epochs)
     next(stream)
     first = time.perf_counter() - start
     for _ in range(WARM_UP - 1):

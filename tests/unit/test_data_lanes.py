@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.lanes import LaneOrder, Lanes, Pieces
-from trainer.data.order import epoch_samples
 
 SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=8)
 
@@ -141,30 +140,6 @@ def test_the_order_is_frozen_across_versions() -> None:
     assert short.samples(0, 99).tolist() == [8, 9, 6, 1, 7, 11, 2, 4, 12, 10, 5, 3]
     weighted = Lanes(4, 2).of_epoch([9, 2, 16], [1, 0.5, 2], seed=7, epoch=2, batch=2)
     assert weighted.samples(0, 16).tolist() == [8, 14, 7, 24, 18, 23, 16, 5, 15, 4, 17, 3, 21, 9, 22, 23]
-
-
-@settings(deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 30), st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.0])),
-        min_size=1,
-        max_size=6,
-    )
-)
-def test_weights_say_how_often_an_epoch_has_a_sample(shards: list[tuple[int, float]]) -> None:
-    sizes, weights = [size for size, _ in shards], [weight for _, weight in shards]
-    firsts = np.cumsum([0, *sizes])
-    counts = np.zeros(sum(sizes), dtype=int)
-    for epoch in range(4):
-        order = Lanes(4, 1).of_epoch(sizes, weights, seed=1, epoch=epoch, batch=1)
-        assert len(order) == epoch_samples(sizes, weights)
-        counts += np.bincount(order.samples(0, len(order)), minlength=sum(sizes))
-    for first, size, weight in zip(firsts.tolist(), sizes, weights, strict=False):
-        of_shard = counts[first : first + size]
-        if weight == int(weight):
-            assert (of_shard == 4 * weight).all()
-        elif size:
-            assert of_shard.max() - of_shard.min() <= 1  # epochs go through a shard in turn
 
 
 def test_a_long_epoch_costs_as_much_memory_as_it_has_blocks() -> None:

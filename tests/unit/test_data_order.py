@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.order import Samples, epoch_samples, position_seed
-from trainer.data.window_order import WindowOrder
+from trainer.data.lanes import Lanes
+from trainer.data.order import Order, Samples, epoch_samples, position_seed
+from trainer.data.window_order import Window, WindowOrder
 
 
 def epoch_order(sizes: list[int], *, seed: int, epoch: int, window: int) -> Samples:
@@ -126,6 +127,7 @@ def test_any_part_of_the_order_is_that_part_of_the_whole(
     assert fresh.samples(begin, end).tolist() == order.samples(0, len(order)).tolist()[begin:end]
 
 
+@pytest.mark.parametrize("kind", [Window(20), Lanes(4, 1)], ids=["window", "lanes"])
 @settings(deadline=None)
 @given(
     st.lists(
@@ -134,12 +136,12 @@ def test_any_part_of_the_order_is_that_part_of_the_whole(
         max_size=6,
     )
 )
-def test_weights_say_how_often_an_epoch_has_a_sample(shards: list[tuple[int, float]]) -> None:
+def test_weights_say_how_often_an_epoch_has_a_sample(kind: Order, shards: list[tuple[int, float]]) -> None:
     sizes, weights = [size for size, _ in shards], [weight for _, weight in shards]
     firsts = np.cumsum([0, *sizes])
     counts = np.zeros(sum(sizes), dtype=int)
     for epoch in range(4):
-        order = WindowOrder(sizes, seed=1, epoch=epoch, window=20, weights=weights)
+        order = kind.of_epoch(sizes, weights, seed=1, epoch=epoch, batch=1)
         assert len(order) == epoch_samples(sizes, weights) == pytest.approx(np.dot(sizes, weights), abs=1)
         counts += np.bincount(order.samples(0, len(order)), minlength=sum(sizes))
     for first, size, weight in zip(firsts.tolist(), sizes, weights, strict=False):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
@@ -21,9 +21,6 @@ from trainer.errors import EXIT_DONE
 from trainer.run.layout import JOB_FILE, RESULT_FILE
 from trainer.safe_io.plain import read_json
 from trainer.text.table import aligned
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(

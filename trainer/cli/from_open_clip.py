@@ -3,15 +3,10 @@
 Reads no data and starts nothing; imports no torch.
 """
 
-from typing import TYPE_CHECKING
-
 import click
 
 from trainer.errors import InputError
 from trainer.text.terminal import say
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(

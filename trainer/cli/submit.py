@@ -1,16 +1,12 @@
 """The command `clipship submit`. Imports no torch."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from trainer.cli.options import NearChoice, job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.text.paste import word
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(

@@ -3,7 +3,6 @@
 import os
 import shutil
 import sysconfig
-from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.config import Model
@@ -30,8 +29,3 @@ def missing_parts() -> list[str]:
         *([f"a C++ compiler ({name})"] if shutil.which(name.split()[0]) is None else []),
         *([f"Python's headers ({header})"] if not header.is_file() else []),
     ]
-
-
-def missing_for_kernels() -> list[str]:
-    """Returns what this machine lacks for kernels of a GPU that are compiled here, in words."""
-    return [*missing_parts(), *([] if find_spec("triton") else ["Triton"])]

@@ -1,15 +1,16 @@
 """Decides, at each start, whether functions that a compiler makes may take the place of plain ones."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 
-from trainer.model.host_compiler import missing_for_kernels
+from trainer.model.host_compiler import missing_parts
 
 
 def lacking() -> str:
     """Returns, in words, what this node lacks to compile for its GPU; empty if it has all."""
-    parts = missing_for_kernels()
+    parts = [*missing_parts(), *([] if find_spec("triton") else ["Triton"])]
     return f"this node lacks {' and '.join(parts)}" if parts else ""
 
 

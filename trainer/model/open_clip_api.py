@@ -36,7 +36,6 @@ def is_plain_attention(attn: Any) -> bool:
         )
     return (
         type(attn) is _OWN_ATTENTION
-        and hasattr(attn, "num_heads")
         and all(getattr(attn, name, None) is not None for name in ("in_proj_weight", "in_proj_bias"))
         and all(getattr(attn, name, None) is None for name in ("logit_scale", "head_scale"))
         and all(isinstance(getattr(attn, name), nn.Identity) for name in ("ln_q", "ln_k", "ln_inner"))
