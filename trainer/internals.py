@@ -5,6 +5,7 @@ changes one of them, and for a private part that another module touches.
 """
 
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -110,6 +111,11 @@ def spawning_by(instead: Spawn) -> Iterator[None]:
         yield
     finally:
         multiprocessing.util.spawnv_passfds = spawn  # type: ignore[assignment]
+
+
+def process_server() -> int:
+    """Returns the process id of multiprocessing's server, which would stay unbound to its rank's CPUs."""
+    return int(vars(multiprocessing.forkserver._forkserver)["_forkserver_pid"])
 
 
 def name_resources(semaphores: str, folder: str | None) -> None:

@@ -60,7 +60,7 @@ def test_no_checkpoint_of_a_step_is_begun_before_its_gradient_is_known(tmp_path:
 class Keeper:
     """Takes the place of what keeps steps in memory, and remembers what it is given."""
 
-    own_share = 0.0
+    own_need = 0.0
 
     def __init__(self) -> None:
         self.records: list[Future[Mapping[str, object]]] = []

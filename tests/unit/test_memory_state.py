@@ -386,11 +386,11 @@ def test_memory_that_is_full_stops_the_keeping_and_not_the_run(
     reasons: list[str] = []
     monkeypatch.setattr(os, "posix_fallocate", full)
     (keeper,) = keepers(tmp_path, _train(alone), failed=reasons.append)
-    assert keeper.own_share < 0
+    assert keeper.own_need < 0
     keeper.keep(1, None)
     keeper.keep(2, None)
     assert reasons == ["[Errno 28] No space left on device"]
-    assert keeper.own_share == 0, "the others choose without it"
+    assert keeper.own_need == 1, "the others choose without it"
     keeper.close()
 
 

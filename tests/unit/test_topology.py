@@ -2,6 +2,7 @@
 
 import logging
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,9 @@ def test_a_rank_is_bound_unless_the_job_says_no_or_means_the_cpu(
         "a test's job",
     )
     caplog.set_level(logging.INFO)
-    cpu_binding.bind_cpus(job, World(0, 1, 0, 1, "n1", "test"), {}, machine.root)
-    assert os.sched_getaffinity(0) == (whole_affinity if keys else near)
+    with subprocess.Popen(["sleep", "60"]) as server:
+        cpu_binding.bind_cpus(job, World(0, 1, 0, 1, "n1", "test"), {}, [server.pid], machine.root)
+        bound = os.sched_getaffinity(server.pid)
+        server.kill()
+    assert os.sched_getaffinity(0) == bound == (whole_affinity if keys else near)
     assert ("bound to CPUs" in caplog.text) == (not keys)

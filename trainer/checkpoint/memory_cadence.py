@@ -24,35 +24,56 @@ class Cadence:
         """A step is kept if it is a multiple of this number."""
         self.chosen = every is not None
         """True once `every` is chosen for good."""
-        self.share: float | None = None
-        """Mean over the ranks of what keeping each step would cost, as a share of the steps' time."""
-        self._costs: list[float] = []
         self._steps: list[float] = []
+        self._costs: list[float] = []
+        self._beside: list[float] = []
 
     def is_due(self, step: int) -> bool:
         """Returns whether this step is kept."""
         return step % self.every == 0
 
-    def record(self, step_s: float, cost_s: float) -> None:
-        """Records a step that was kept: its own seconds, and those that keeping it added."""
+    def record(self, step_s: float, cost_s: float, waited_s: float = 0.0) -> None:
+        """Records a step that was kept.
+
+        These are its own seconds, those that keeping it added to any step, and those for which it first
+        waited until the one before was complete: these are gone where steps are kept less often.
+        """
         if not self.chosen and len(self._steps) < MEASURED:
             self._steps.append(step_s)
             self._costs.append(cost_s)
+            self._beside.append(waited_s)
 
     @property
-    def own_share(self) -> float:
-        """Cost as a share of the steps' time on this rank; far below 0 while it is measured.
+    def share(self) -> float | None:
+        """Cost of keeping a step on this rank, as a share of a step's time; None until it is measured.
 
         The median step counts, since the first ones and single ones take longer for other reasons.
         """
-        if len(self._steps) < MEASURED:
+        return self._in_steps(self._costs) if len(self._steps) == MEASURED else None
+
+    @property
+    def beside(self) -> float:
+        """Steps that go by until a step that is kept is complete, once it is measured."""
+        return 1 + self._in_steps(self._beside)
+
+    @property
+    def own_need(self) -> float:
+        """Least `every` with which keeping costs no more than SHARE; far below 0 while it is measured.
+
+        A step that is kept every n steps costs c, and waits for the one before where that takes longer than
+        n steps: c + max(0, beside - n) <= SHARE * n.
+        """
+        if (share := self.share) is None:
             return _UNKNOWN
-        return median(self._costs) / max(_LEAST_STEP_S, median(self._steps))
+        return max(share / SHARE, (share + self.beside) / (1 + SHARE))
 
     def receive(self, total: float, ranks: int) -> bool:
-        """Takes the sum of all ranks' `own_share`; returns True when it makes the choice, which is once."""
+        """Takes the sum of all ranks' `own_need`; returns True when it makes the choice, which is once."""
         if self.chosen or total < 0:
             return False
-        self.share, self.chosen = total / ranks, True
-        self.every = max(1, math.ceil(self.share / SHARE - 1e-9))
+        self.chosen = True
+        self.every = max(1, math.ceil(total / ranks - 1e-9))
         return True
+
+    def _in_steps(self, seconds: list[float]) -> float:
+        return median(seconds) / max(_LEAST_STEP_S, median(self._steps))

@@ -83,12 +83,12 @@ class MemoryKeeper:
         return self._writer.layout.size if self._writer else 0
 
     @property
-    def own_share(self) -> float:
+    def own_need(self) -> float:
         """This rank's number in the sum that `receive` takes."""
-        return 0.0 if self._gone else self.cadence.own_share
+        return 1.0 if self._gone else self.cadence.own_need
 
     def receive(self, total: float, ranks: int) -> None:
-        """Takes the sum of all ranks' `own_share`, the same on all of them, a step later."""
+        """Takes the sum of all ranks' `own_need`, the same on all of them, a step later."""
         if self.cadence.receive(total, ranks):
             self._chosen(self.cadence)
 
@@ -114,7 +114,8 @@ class MemoryKeeper:
         self._step_at = time.perf_counter()
         if step_s is not None and not fresh and self._copy is not None:
             stalled_s = max(0.0, self._copy.copy_s - step_s)  # of the GPU, which waits with its next update
-            self.cadence.record(step_s, self._step_at - began + self._waited_s + stalled_s)
+            cost_s = self._step_at - began - self._copy.settled_s + self._waited_s + stalled_s
+            self.cadence.record(step_s, cost_s, self._copy.settled_s)
         self._waited_s = 0.0
 
     def before_change(self) -> None:
@@ -173,6 +174,8 @@ class _Between:
 
     copy_s = 0.0
     """Seconds of the last copy beside the training."""
+    settled_s = 0.0
+    """Seconds for which the last copy waited until the one before was complete."""
 
     def __init__(self, writer: PartWriter, tensors: list[NamedTensor]) -> None:
         self._writer = writer
@@ -199,7 +202,7 @@ class _Beside:
         self, writer: PartWriter, tensors: list[NamedTensor], train: TrainState, device: torch.device
     ) -> None:
         """Raises NotKept if the memory cannot be pinned."""
-        self.copy_s = 0.0
+        self.copy_s = self.settled_s = 0.0
         self._writer, self._device = writer, device
         for row in writer.rows:
             _pin(row)
@@ -246,7 +249,9 @@ class _Beside:
                 torch.cuda.cudart().cudaHostUnregister(row.data_ptr())
 
     def _settle(self) -> None:
+        began = time.perf_counter()
         self._sealed.wait()
+        self.settled_s = time.perf_counter() - began
         if self._error is not None:
             raise NotKept(f"{type(self._error).__name__}: {self._error}") from self._error
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from trainer.config import Job
@@ -14,11 +14,14 @@ from trainer.world.launchers import World, device_index
 log = logging.getLogger("clipship")
 
 
-def bind_cpus(job: Job, world: World, env: Mapping[str, str], root: Path = ROOT) -> None:
-    """Binds this process to the CPUs next to its GPU, and logs it; says why if it does not.
+def bind_cpus(
+    job: Job, world: World, env: Mapping[str, str], also: Collection[int] = (), root: Path = ROOT
+) -> None:
+    """Binds this process and those of `also` to the CPUs next to its GPU; logs it, or why it does not.
 
-    Call it before this process starts a thread or another process: they are bound with it. Does nothing
-    without a GPU, if `resources.bind_cpus` is false, or where the system has no such call.
+    Threads and processes that they start later are bound with them. NVML, which is asked here, may start
+    threads. Does nothing without a GPU, if `resources.bind_cpus` is false, or where the system has no such
+    call.
     """
     if not job.resources.bind_cpus or job.resources.on_cpu or not hasattr(os, "sched_setaffinity"):
         return
@@ -27,7 +30,8 @@ def bind_cpus(job: Job, world: World, env: Mapping[str, str], root: Path = ROOT)
     allowed = os.sched_getaffinity(0)
     choice = choose_cpus(address, world.local_size, job.resources.cpus_per_gpu, allowed, root)
     if choice.cpus:
-        os.sched_setaffinity(0, choice.cpus)
+        for process in (0, *also):
+            os.sched_setaffinity(process, choice.cpus)
     how = f"bound to CPUs {cpu_text(choice.cpus)}" if choice.cpus else f"not bound, {len(allowed)} CPUs"
     log.info("%-12s %s: %s", "CPUs", how, choice.reason)
 

@@ -4,6 +4,7 @@ Its errors come without a worker's traceback.
 """
 
 import faulthandler
+import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -22,10 +23,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer.data.shared_buffers import Borrowed, BufferPool, Lent
 from trainer.errors import InputError, MachineError
-from trainer.internals import look_every, name_resources, spawn, spawning_by
+from trainer.internals import look_every, name_resources, process_server, spawn, spawning_by
 from trainer.run.exit_record import RANK_DIR
-from trainer.sysinfo.forks import can_fork, fork
+from trainer.sysinfo.forks import fork, threads_lost
 from trainer.sysinfo.parent import end_with_parent
+from trainer.text.wording import many
+
+log = logging.getLogger("clipship")
 
 Loaded = TypeVar("Loaded")
 LOOK_S = 0.5
@@ -47,16 +51,29 @@ PRELOADED = [
 ]
 
 
-def start_process_server() -> None:
-    """Starts the server of loader processes, once.
+def start_process_server() -> int:
+    """Starts the server of loader processes, once; returns its process id.
 
-    Call it before the first thread of this process, before CUDA and before MPI: then the server is a fork and
+    Call it before the first thread of this process, before NVML, CUDA and MPI: then the server is a fork and
     has this process's modules. Later it is a new interpreter, whose imports take seconds.
     """
     _process_context()
-    no_fork = torch.cuda.is_initialized() or not can_fork()
-    with spawning_by(_spawn_quietly if no_fork else _fork_instead):
+    hindrance = _hindrance()
+    if hindrance:
+        log.info(
+            "%-12s its processes start in a new interpreter, which takes seconds: %s", "loader", hindrance
+        )
+    with spawning_by(_spawn_quietly if hindrance else _fork_instead):
         multiprocessing.forkserver.ensure_running()
+    return process_server()
+
+
+def _hindrance() -> str:
+    """Returns what keeps this process from being forked; empty if nothing does."""
+    if torch.cuda.is_initialized():
+        return "CUDA is in use"
+    lost = threads_lost()
+    return f"a fork would lose {many(len(lost), 'thread')} ({', '.join(lost)})" if lost else ""
 
 
 def _fork_instead(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:

@@ -49,9 +49,8 @@ def _whole_run(
 ) -> None:
     job = load_job(job_path)
     heartbeat.limits = job.timeouts.by_phase
-    bind_cpus(job, world, os.environ)
-    if job.data.workers:
-        start_process_server()
+    servers = [start_process_server()] if job.data.workers else []
+    bind_cpus(job, world, os.environ, servers)
     comm = connect(job, world, os.environ, heartbeat)
     metrics = evaluate(job, comm, kept)
     if world.rank == 0:

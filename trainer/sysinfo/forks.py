@@ -33,16 +33,45 @@ def fork() -> int:
 
 
 def can_fork() -> bool:
-    """Returns whether a child of this process would be whole: no thread runs that a fork would lose.
+    """Returns whether a child of this process would be whole: no thread runs that a fork would lose."""
+    return not threads_lost()
+
+
+def threads_lost() -> list[str]:
+    """Returns the names of the threads that a child of this process would lack.
 
     Threads that their library ends before each fork, as OpenBLAS does, do no harm; one fork shows which
-    these are. Nor do those that their library starts again in the child.
+    these are. Nor do those that their library starts again in the child. Where no thread can be seen, as on
+    macOS, one may be lost.
     """
+    if not _TASKS.is_dir():
+        return ["unknown"]
     child = fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    return _TASKS.is_dir() and sum(not _starts_again(task) for task in _TASKS.iterdir()) == 1
+    until = time.monotonic() + _ENDED_S
+    while (found := _other_threads()) and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    return found
+
+
+_ENDED_S = 0.2
+"""Longest time for which the kernel may show a thread that has been joined."""
+
+
+def _other_threads() -> list[str]:
+    with suppress(OSError):
+        tasks = [task for task in _TASKS.iterdir() if task.name != str(os.getpid())]
+        return sorted(name for name in map(_name, tasks) if name and name not in _START_AGAIN)
+    return []
+
+
+def _name(task: Path) -> str:
+    """Returns a thread's name; nothing if it has ended meanwhile."""
+    with suppress(OSError):
+        return (task / "comm").read_text().strip() or "?"
+    return ""
 
 
 _START_AGAIN = frozenset({"jemalloc_bg_thd"})
@@ -51,12 +80,6 @@ _START_AGAIN = frozenset({"jemalloc_bg_thd"})
 jemalloc does so (`background_thread_postfork_child` in its src/background_thread.c). pyarrow brings it,
 pandas imports pyarrow, and transformers imports pandas, where they are installed.
 """
-
-
-def _starts_again(task: Path) -> bool:
-    with suppress(OSError):  # the thread has ended meanwhile
-        return (task / "comm").read_text().strip() in _START_AGAIN
-    return False
 
 
 def fork_for(guardian: int) -> int:

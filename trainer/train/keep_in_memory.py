@@ -76,10 +76,12 @@ def summary_of(keeper: MemoryKeeper | None) -> Mapping[str, object]:
 def _say_chosen(cadence: Cadence) -> None:
     which = "each step is" if cadence.every == 1 else f"one step in {cadence.every} is"
     log.info(
-        "%-12s %s kept: keeping each costs %.1f %% of the time (at most %.0f %% is allowed)",
+        "%-12s %s kept: one costs %.1f %% of a step and is complete after %.1f (at most %.0f %% of the time "
+        "may go)",
         "in memory",
         which,
         100 * (cadence.share or 0.0),
+        cadence.beside,
         100 * SHARE,
     )
 

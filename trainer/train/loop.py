@@ -109,7 +109,7 @@ class Loop:
         """
         stragglers = self._monitors.stragglers
         keeper = self._setup.keeper
-        cost = (keeper.own_share,) if keeper is not None else ()
+        cost = (keeper.own_need,) if keeper is not None else ()
         sums = self._consensus.exchange([*self._own_requests(), *cost, *stragglers.contribution()])
         stop, save, *paces = sums or (0.0, 0.0)
         if keeper is not None and paces:

@@ -98,9 +98,8 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat
     heartbeat.limits = job.timeouts.by_phase
     heartbeat.learner = limit_learner(job, world, os.environ)
     check_restarts(job, launcher_of(os.environ), starts_again=STARTS_AGAIN in os.environ)
-    bind_cpus(job, world, os.environ)
-    if job.data.workers:
-        start_process_server()
+    servers = [start_process_server()] if job.data.workers else []
+    bind_cpus(job, world, os.environ, servers)
     lease.watch(heartbeat.lease)  # after the fork of the server, which has no threads
     comm = connect(job, world, os.environ, heartbeat)
     unequal = check_same(job, comm)
