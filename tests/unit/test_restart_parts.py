@@ -1,6 +1,6 @@
 """The seconds of a restart by part."""
 
-from trainer.supervise.restart_parts import RestartClock, parts_text
+from trainer.supervise.restarts import RestartClock, parts_text
 
 
 def test_each_part_lasts_from_the_end_of_the_one_before() -> None:

@@ -416,6 +416,22 @@ def test_a_lost_supervisor_is_no_end_where_the_launcher_starts_all_again(tmp_pat
     assert clock.run(work("")).exit_code == EXIT_FAILED
 
 
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_persons_stop_between_generations_counts_where_mpi_signals_all(
+    tmp_path: Path, outside: bool
+) -> None:
+    async def work() -> ExitRecord:
+        story = Story(tmp_path, starts_again="always")
+        story.its.receive(failed(1, 1))
+        await story.until_said(Regroup)
+        story.its.receive(StopRequest(signal=15, rank=0, node="n0", outside=outside))
+        for rank in (0, 1):
+            story.its.receive(Ended(member=rank, generation=2))
+        return await story.ended()
+
+    assert clock.run(work()).exit_code == (EXIT_PREEMPTED if outside else EXIT_START_AGAIN)
+
+
 def test_generations_are_started_until_none_is_asked_for() -> None:
     started: list[int] = []
 

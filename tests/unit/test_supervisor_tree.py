@@ -328,7 +328,7 @@ def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss() -> N
         place = rendezvous()
         trees, heard = await grown(place, ["a", "b"])
         assert await asyncio.to_thread(send_stop_request, place, 15)
-        await until(lambda: StopRequest(15, 0, place.host) in heard)
+        await until(lambda: StopRequest(15, 0, place.host, outside=True) in heard)
         assert not await asyncio.to_thread(send_stop_request, Rendezvous(place.host, place.port, "guess"), 15)
         await asyncio.sleep(0.2)
         assert not losses(heard)

@@ -18,7 +18,7 @@ from trainer.run.checkpoints import newest_whole
 from trainer.run.exit_record import rank_name
 from trainer.run.layout import CHECKPOINTS, METRICS_FILE
 from trainer.supervise.coordinate.membership import exclusions_text
-from trainer.supervise.restart_parts import parts_text
+from trainer.supervise.restarts import parts_text
 from trainer.telemetry.goodput import CAUSES, account, shown_causes
 from trainer.text.wording import duration
 

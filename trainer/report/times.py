@@ -12,7 +12,7 @@ from trainer.report.scale import Scale
 from trainer.report.wording import number, percent, span
 from trainer.run.exit_record import rank_name
 from trainer.supervise.coordinate.membership import exclusions_text
-from trainer.supervise.restart_parts import parts_text
+from trainer.supervise.restarts import parts_text
 from trainer.telemetry.goodput import CAUSES, GenerationTimes, Goodput, by_generation
 from trainer.text.wording import many
 

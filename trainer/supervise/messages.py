@@ -83,6 +83,8 @@ class StopRequest(Message):
     node: str
     again: bool = False
     """True if a person repeats the request on purpose: then nothing is saved any more."""
+    outside: bool = False
+    """True if the program sent it that started the launcher: then it is no signal of MPI's own."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import Any
 from trainer.run.exit_files import ExitFiles
 from trainer.supervise.coordinate.generation_state import Failure
 from trainer.supervise.limits import Limits
-from trainer.supervise.restart_parts import RestartClock
-from trainer.supervise.restarts import Restart, restart_from_json
+from trainer.supervise.restarts import Restart, RestartClock, restart_from_json
 from trainer.world.restart_policy import Fault, GiveUp, GoOn, RestartPolicy
 
 _DETAILS = 4000

@@ -15,12 +15,11 @@ from trainer.supervise.coordinate.fencing import Fence
 from trainer.supervise.coordinate.generation_state import Failure, GenerationState, Weight
 from trainer.supervise.coordinate.membership import Exclusion, WorldPlan, exclusions, source_of
 from trainer.supervise.coordinate.presence import REGROUP_S, Presence
-from trainer.supervise.coordinate.relaunch import Relaunch
+from trainer.supervise.coordinate.relaunch import Relaunch, restart_line, too_few
 from trainer.supervise.coordinate.run_state import RunState, StorageRetry
 from trainer.supervise.coordinate.states import Event, State
 from trainer.supervise.messages import Meet, Meeting, Regroup, Roster, Start, Stop
-from trainer.supervise.restart_parts import RestartClock
-from trainer.supervise.restart_wording import restart_line, too_few
+from trainer.supervise.restarts import RestartClock
 from trainer.text.wording import many
 from trainer.world.restart_policy import Fault, GiveUp, GoOn
 from trainer.world.variables import HANDED_OVER_BY

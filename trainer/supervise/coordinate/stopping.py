@@ -28,19 +28,21 @@ class Stopping:
         A request more than REPEAT_S later, or one marked `again`, ends the run at once.
         """
         run = self._run
-        if run.stop_at is None:
-            self.begin()
-        elif self._is_of_the_launcher:
+        if self._may_be_the_launchers and not message.outside:
             return
+        if run.stop_at is None:
+            self._ask()
         elif message.again or time.monotonic() - run.stop_at > stop_request.REPEAT_S:
             reason = f"a second signal ({message.signal}) ended the run at once, without saving"
             run.end(ExitRecord(message.rank, message.node, 128 + message.signal, reason, time.time()))
 
     def begin(self) -> None:
-        """Asks the ranks to save and leave, for the first time."""
+        """Asks the ranks to save and leave: a supervisor got a signal before it joined."""
+        if not self._may_be_the_launchers:
+            self._ask()
+
+    def _ask(self) -> None:
         run = self._run
-        if self._is_of_the_launcher:
-            return
         run.stop_at = time.monotonic()
         run.spawn_lasting(self._recovery.relaunch.withdraw())
         if not run.is_between:
@@ -50,7 +52,7 @@ class Stopping:
         self.pass_on()
 
     @property
-    def _is_of_the_launcher(self) -> bool:
+    def _may_be_the_launchers(self) -> bool:
         """True if a signal may be the launcher's: MPI signals all others when one has failed."""
         run = self._run
         return bool(run.starts_again) and (bool(run.generation.causes) or run.is_between)

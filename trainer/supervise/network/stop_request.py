@@ -42,7 +42,7 @@ def _ask(rendezvous: Rendezvous, number: int, again: bool) -> bool:
         _send(file, signed(rendezvous.token, "newcomer", nonces, about))
         if not is_signed(rendezvous.token, "host", nonces, dict(json.loads(file.readline(_LINE)))):
             return False
-        _send(file, to_table(StopRequest(number, 0, rendezvous.host, again)))
+        _send(file, to_table(StopRequest(number, 0, rendezvous.host, again, outside=True)))
         return True
 
 
