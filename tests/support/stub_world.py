@@ -43,7 +43,7 @@ class StubProcess:
 
 
 class StubGeneration:
-    """Rank that computes nothing. It has the attributes of `Generation`."""
+    """Rank that computes nothing. It has the attributes of `RankOfGeneration`."""
 
     def __init__(self, number: int, *, env: Mapping[str, str], is_root: bool) -> None:
         self.number, self.env, self.is_root = number, env, is_root

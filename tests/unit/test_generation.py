@@ -12,7 +12,7 @@ import pytest
 from trainer.run.exit_record import EXIT_DIR, RANK_DIR
 from trainer.supervise.rank import generation
 from trainer.supervise.rank.fork_server import ForkServer
-from trainer.supervise.rank.generation import Generation, fresh_variables
+from trainer.supervise.rank.generation import RankOfGeneration, fresh_variables
 from trainer.world import heartbeat
 from trainer.world.heartbeat import HEARTBEAT_FILE, published_state
 from trainer.world.launchers import detect
@@ -27,7 +27,7 @@ time.sleep(600)
 COMMAND = [sys.executable, "-c", RANK]
 
 
-def says(generation: Generation) -> str:
+def says(generation: RankOfGeneration) -> str:
     """Waits until the rank has said its generation."""
     file = generation.folder / "says"
     while not (file.exists() and file.read_text()):
@@ -47,7 +47,7 @@ def is_group(pid: int) -> bool:
 
 def test_next_generation_has_a_process_a_folder_and_a_heartbeat_of_its_own(tmp_path: Path) -> None:
     env = {**os.environ, EXIT_DIR: str(tmp_path)}
-    first = Generation(1, ForkServer(COMMAND, use=False), env, is_root=True)
+    first = RankOfGeneration(1, ForkServer(COMMAND, use=False), env, is_root=True)
     try:
         assert says(first) == "1"
         heartbeat.request_stop(first.memory)
@@ -61,7 +61,7 @@ def test_next_generation_has_a_process_a_folder_and_a_heartbeat_of_its_own(tmp_p
         assert published_state(tmp_path) == (None, True)
     finally:
         first.close()
-    second = Generation(2, ForkServer(COMMAND, use=False), env, is_root=True)
+    second = RankOfGeneration(2, ForkServer(COMMAND, use=False), env, is_root=True)
     try:
         assert says(second) == "2"
         assert second.folder != first.folder
@@ -84,7 +84,7 @@ ctypes.PyDLL(None).pause()
 @pytest.mark.parametrize("stopped", [False, True])
 def test_rank_that_can_do_nothing_itself_is_ended(stopped: bool) -> None:
     """No thread of it runs Python any more and it takes no signal, as in a library that hangs."""
-    its = Generation(1, ForkServer([sys.executable, "-c", STUCK], use=False), os.environ, is_root=False)
+    its = RankOfGeneration(1, ForkServer([sys.executable, "-c", STUCK], use=False), os.environ, is_root=False)
     try:
         assert says(its) == "stuck"
         os.kill(its.rank.pid, signal.SIGTERM)
@@ -99,7 +99,9 @@ def test_rank_that_can_do_nothing_itself_is_ended(stopped: bool) -> None:
 def test_rank_that_cannot_be_started_leaves_no_folder(tmp_path: Path) -> None:
     before = set(Path("/dev/shm").glob("clipship-rank-*"))
     with pytest.raises(OSError, match="no-such-program"):
-        Generation(1, ForkServer([str(tmp_path / "no-such-program")], use=False), os.environ, is_root=False)
+        RankOfGeneration(
+            1, ForkServer([str(tmp_path / "no-such-program")], use=False), os.environ, is_root=False
+        )
     assert set(Path("/dev/shm").glob("clipship-rank-*")) - before == set()
 
 

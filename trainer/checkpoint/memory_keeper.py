@@ -72,7 +72,7 @@ class MemoryKeeper:
         self._tensors: list[NamedTensor] = []
         self._states = -1
         self._writer: PartWriter | None = None
-        self._copy: _Between | _Beside | None = None
+        self._copy: _SyncCopy | _AsyncCopy | None = None
         self._waited_s = 0.0
         self._step_at: float | None = None
         self._hook = train.optimizer.register_step_pre_hook(lambda *_: self.before_change())
@@ -155,9 +155,9 @@ class MemoryKeeper:
         self._writer = PartWriter(self._folder, self._start, layout, self._part, self._parts)
         device = self._tensors[0].tensor.device
         self._copy = (
-            _Beside(self._writer, self._tensors, self._train, device)
+            _AsyncCopy(self._writer, self._tensors, self._train, device)
             if device.type == "cuda"
-            else _Between(self._writer, self._tensors)
+            else _SyncCopy(self._writer, self._tensors)
         )
 
     def _give_up(self, reason: str) -> None:
@@ -169,7 +169,7 @@ _About = Callable[[], Mapping[str, Any]]
 """Function that gives the small values of a step; it may wait for them."""
 
 
-class _Between:
+class _SyncCopy:
     """Copies on the CPU, at once."""
 
     copy_s = 0.0
@@ -195,7 +195,7 @@ class _Between:
         """Does nothing: the copy is complete."""
 
 
-class _Beside:
+class _AsyncCopy:
     """Copies from a GPU in a thread and on a stream of its own, into pinned memory."""
 
     def __init__(

@@ -68,7 +68,7 @@ from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NOD
 
 
 @dataclass(frozen=True)
-class Start:
+class LaunchRequest:
     """Request to a launcher: a rank's command, its additional variables, and the hosts of the ranks."""
 
     command: tuple[str, ...]
@@ -175,7 +175,7 @@ def start_ranks(
         again = starts_again(job, launcher) if folder is not None else ""
         if again:
             variables |= {STARTS_AGAIN: again, GENERATION: "1"}
-        start = Start(tuple(command), variables, all_hosts, hosts is None, Path(exits), keeps_going)
+        start = LaunchRequest(tuple(command), variables, all_hosts, hosts is None, Path(exits), keeps_going)
         arguments = _COMMANDS[launcher](start)
         environment = {
             **_MPI_DEFAULTS,
@@ -263,7 +263,7 @@ def start_ranks(
 
 @contextmanager
 def _live_line(
-    start: Start, job: Job, launcher: Launcher, environment: dict[str, str], *, is_run: bool
+    start: LaunchRequest, job: Job, launcher: Launcher, environment: dict[str, str], *, is_run: bool
 ) -> Iterator[None]:
     """Shows what rank 0 does if it runs here; tells the ranks by their environment that the line is there.
 
@@ -398,13 +398,13 @@ _MPI_HERE = {"OMPI_MCA_btl": "^openib,tcp"}
 every interface."""
 
 
-def _clipship(start: Start) -> list[str]:
+def _clipship(start: LaunchRequest) -> list[str]:
     where = [f"--ranks={start.ranks}"] if start.here else [*_host_options(start.hosts), _ssh_option()]
     where += ["--keep-going"] if start.keeps_going else []
     return [sys.executable, "-P", "-m", "trainer.launch.ranks.localrun", *where, "--", *start.command]
 
 
-def _mpirun(start: Start) -> list[str]:
+def _mpirun(start: LaunchRequest) -> list[str]:
     hostfile = start.folder / "hosts"
     hostfile.write_text(
         "".join(f"{host.name} slots={host.slots}\n" for host in start.hosts), encoding="utf-8"
@@ -421,7 +421,7 @@ def _ssh_option() -> str:
     return f"--ssh={shlex.join(['ssh', *SSH_OPTIONS, *KEEP_ALIVE])}"
 
 
-_COMMANDS: dict[Launcher, Callable[[Start], list[str]]] = {
+_COMMANDS: dict[Launcher, Callable[[LaunchRequest], list[str]]] = {
     "clipship": _clipship,
     "mpirun": _mpirun,
 }

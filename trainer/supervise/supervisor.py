@@ -27,7 +27,7 @@ from trainer.supervise.network.tree import Tree
 from trainer.supervise.network.tree_plan import Address
 from trainer.supervise.parent_loss import ParentLoss
 from trainer.supervise.rank.fork_server import ForkServer
-from trainer.supervise.rank.generation import Generation
+from trainer.supervise.rank.generation import RankOfGeneration
 from trainer.supervise.rank.own_rank import OwnRank
 from trainer.world import heartbeat
 from trainer.world.launchers import World, cross_of, first_world, rank_variables
@@ -66,7 +66,7 @@ def supervise(
     early: list[int] = []
     for number in SIGNALS:  # collects signals until the event loop handles them
         signal.signal(number, lambda caught, _frame: early.append(caught))
-    start_rank = partial(Generation, fork_server=fork_server)
+    start_rank = partial(RankOfGeneration, fork_server=fork_server)
     first = first_world(world, env)
     generation = None
     if first is not None:
@@ -117,8 +117,8 @@ class Supervisor:
     def __init__(
         self,
         world: World,
-        generation: Generation | None,
-        start_rank: Callable[..., Generation],
+        generation: RankOfGeneration | None,
+        start_rank: Callable[..., RankOfGeneration],
         limits: Limits,
         env: Mapping[str, str],
     ) -> None:
@@ -157,7 +157,7 @@ class Supervisor:
             tree.about = self._joined
 
     @property
-    def generation(self) -> Generation | None:
+    def generation(self) -> RankOfGeneration | None:
         """The rank as it runs now; None: there is none."""
         return self._own.generation
 
@@ -263,10 +263,10 @@ class Supervisor:
             return  # the coordinator hears of it when this supervisor joins
         self._send_up(messages.StopRequest(int(number), world.rank, world.node))
 
-    def _on_late(self, what: str, generation: Generation) -> None:
+    def _on_late(self, what: str, generation: RankOfGeneration) -> None:
         self._context.spawn(self._end_if_unheard(what, generation))
 
-    async def _end_if_unheard(self, what: str, generation: Generation) -> None:
+    async def _end_if_unheard(self, what: str, generation: RankOfGeneration) -> None:
         await asyncio.sleep(UNHEARD_S)  # by then the coordinator has asked, if it has heard
         heard = generation.report_requested or generation.ending
         tree = self._context.tree

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 from trainer.run.exit_record import RANK_DIR
 from trainer.supervise.rank.fork_server import ForkServer
-from trainer.supervise.rank.rank_report import rank_variables
+from trainer.supervise.rank.rank_report import report_variables
 from trainer.sysinfo.addresses import free_port, is_here, listening_address, own_ipv4
 from trainer.world import heartbeat
 from trainer.world.heartbeat import publish_heartbeat
@@ -20,7 +20,7 @@ from trainer.world.variables import GENERATION, MEETS, USES_AGENT_STORE
 _POLL_S = 0.02
 
 
-class Generation:
+class RankOfGeneration:
     """Process of this supervisor's rank from one start of all ranks to the next."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Generation:
             self.memory = heartbeat.make(self.folder)
             if is_root:
                 publish_heartbeat(self.folder, env)
-            own = {GENERATION: str(number), RANK_DIR: str(self.folder), **rank_variables(self.folder)}
+            own = {GENERATION: str(number), RANK_DIR: str(self.folder), **report_variables(self.folder)}
             self.rank: RankProcess = fork_server.start({**env, **own})
         except BaseException:
             self._clean_up.close()

@@ -19,7 +19,7 @@ from trainer.run.layout import FLIGHT_RECORDS
 from trainer.supervise import messages
 from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate.membership import Place, place_in
-from trainer.supervise.rank.generation import Generation, fresh_variables
+from trainer.supervise.rank.generation import RankOfGeneration, fresh_variables
 from trainer.supervise.rank.rank_report import (
     STACK_FILE,
     STOPPED_S,
@@ -48,9 +48,9 @@ class OwnRank:
     def __init__(
         self,
         context: SupervisorContext,
-        generation: Generation | None,
-        start_rank: Callable[..., Generation],
-        on_late: Callable[[str, Generation], None],
+        generation: RankOfGeneration | None,
+        start_rank: Callable[..., RankOfGeneration],
+        on_late: Callable[[str, RankOfGeneration], None],
     ) -> None:
         """`start_rank` starts the rank of a generation, given its number, its environment and `is_root`.
 
@@ -152,7 +152,7 @@ class OwnRank:
             self._on_late(what, generation)
         generation.reported_late = state.late
 
-    def _send_condemned(self, generation: Generation) -> None:
+    def _send_condemned(self, generation: RankOfGeneration) -> None:
         """Passes nodes that rank 0 has condemned on to the coordinator."""
         nodes = condemned(generation.folder)
         for node in nodes.keys() - self._condemned:
@@ -172,7 +172,7 @@ class OwnRank:
     def _record(self, code: int, reason: str, details: str = "") -> ExitRecord:
         return ExitRecord(self.number, self._context.world.node, code, reason, time.time(), details)
 
-    def _report_end(self, generation: Generation, code: int) -> None:
+    def _report_end(self, generation: RankOfGeneration, code: int) -> None:
         if code in (EXIT_DONE, EXIT_PREEMPTED):
             cause = first_cause(generation.folder)
             reason = cause.reason if cause else ""
@@ -185,7 +185,7 @@ class OwnRank:
             record = self._record(code, f"exited with code {code} in {self._where()}")
         self._send_failure(generation, record, waits=code > 0, killed=code == -signal.SIGKILL)
 
-    def _report_stopped(self, generation: Generation) -> None:
+    def _report_stopped(self, generation: RankOfGeneration) -> None:
         """Reports a rank that no limit need pass for: it will do nothing until somebody wakes it."""
         reason = f"stopped by a signal in {self._where()}, for {STOPPED_S:.0f} s while its supervisor ran"
         self._send_failure(generation, self._record(EXIT_FAILED, reason), waits=False, killed=False)
@@ -194,7 +194,9 @@ class OwnRank:
         state = self.state()
         return f"{state.phase}, step {state.step}" if state.step else state.phase
 
-    def _send_failure(self, generation: Generation, record: ExitRecord, *, waits: bool, killed: bool) -> None:
+    def _send_failure(
+        self, generation: RankOfGeneration, record: ExitRecord, *, waits: bool, killed: bool
+    ) -> None:
         state = self.state()
         self._context.send_up(
             messages.Failed(
@@ -207,7 +209,7 @@ class OwnRank:
             )
         )
 
-    def _killed(self, generation: Generation, number: int) -> ExitRecord:
+    def _killed(self, generation: RankOfGeneration, number: int) -> ExitRecord:
         name = signal.Signals(number).name
         most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # that of the rank, which has ended
         ranks = self._context.world.local_size
@@ -308,14 +310,14 @@ class OwnRank:
             None if its is None else report(self.number, self._context.world.node, its.rank.pid, self.state())
         )
 
-    async def send_report(self, generation: Generation) -> None:
+    async def send_report(self, generation: RankOfGeneration) -> None:
         """Sends this rank's report. NCCL's flight record is saved first, since the end may follow at once."""
         own = report(self.number, self._context.world.node, generation.rank.pid, self.state())
         if folder := self._context.limits.run_folder:
             await flight_record(generation.folder, Path(folder, FLIGHT_RECORDS))
         self._context.send_up(messages.Report(generation.number, own))
 
-    async def send_stack(self, generation: Generation) -> None:
+    async def send_stack(self, generation: RankOfGeneration) -> None:
         """Sends the Python stack of this rank."""
         rank = self.number
         stack = await python_stack(generation.rank.pid, generation.folder)

@@ -167,7 +167,7 @@ class StoppedRank:
         return self._clock() - self._since >= STOPPED_S
 
 
-def rank_variables(folder: Path) -> Mapping[str, str]:
+def report_variables(folder: Path) -> Mapping[str, str]:
     """Returns the variables that say where torch's flight recorder listens and where it writes.
 
     torch appends the rank's number to both paths.

@@ -33,7 +33,7 @@ from trainer.errors import (
 )
 from trainer.launch.kubernetes.pod.last_word import leave
 from trainer.launch.kubernetes.pod.names import JOB_UID
-from trainer.launch.kubernetes.pod.starts import Start, leave_code, open_start
+from trainer.launch.kubernetes.pod.starts import PodsStart, leave_code, open_start
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S
 from trainer.launch.ranks.started_ranks import StartedRank, run_ranks
 from trainer.run.exit_files import exit_record_of
@@ -112,7 +112,7 @@ class Node:
             return leave(EXIT_PREEMPTED, "asked to stop before the ranks had started")
         return self._run_ranks(start, is_back=is_back, came=came)
 
-    def _wait_for_end(self, start: Start) -> None:
+    def _wait_for_end(self, start: PodsStart) -> None:
         """Wait until a start that this pod's predecessor has left has ended; end it if all are gone."""
         self._wait(lambda: start.end is not None, self._job.timeouts.backstop_s)
         if start.end is None and not self._asked:
@@ -122,7 +122,7 @@ class Node:
     def _retries(self) -> int:
         return self._job.kubernetes.retries
 
-    def _wait_for_others(self, start: Start) -> str:
+    def _wait_for_others(self, start: PodsStart) -> str:
         """Wait until all pods are there, and pod 0 has an address; returns why they cannot start, or ""."""
         limit_s = self._job.kubernetes.workers_ready_s
         if self._index == 0:
@@ -149,14 +149,14 @@ class Node:
         ways = [(name, family) for family in (socket.AF_INET, socket.AF_UNSPEC) for name in names]
         return next(filter(None, (listening_address(name, family) for name, family in ways)), "")
 
-    def _not_there(self, start: Start, limit_s: float) -> str:
+    def _not_there(self, start: PodsStart, limit_s: float) -> str:
         missing = ", ".join(map(str, start.missing(self._pods)[:5])) or "0"
         return (
             f"not all of {self._pods} pods were there within kubernetes.workers_ready_s = {limit_s:g} s; "
             f"missing: those of index {missing}; `kubectl describe pod` says why"
         )
 
-    def _wait(self, reached: Callable[[], bool], limit_s: float, start: Start | None = None) -> bool:
+    def _wait(self, reached: Callable[[], bool], limit_s: float, start: PodsStart | None = None) -> bool:
         """Waits until it is so, or until this pod is asked to stop; returns False after `limit_s` seconds."""
         begun = reported = time.monotonic()
         while not self._asked and not reached():
@@ -170,7 +170,7 @@ class Node:
             time.sleep(WATCH_S)
         return True
 
-    def _run_ranks(self, start: Start, *, is_back: bool, came: float) -> int:
+    def _run_ranks(self, start: PodsStart, *, is_back: bool, came: float) -> int:
         first = start.began_at or self._rendezvous.host
         rendezvous = replace(self._rendezvous, host=first, token=start.token)
         common = {
@@ -182,7 +182,7 @@ class Node:
         ranks = self._job.resources.ranks_per_node
 
         def start_rank(local_rank: int, more: Mapping[str, str]) -> StartedRank:
-            variables = {**common, **rank_variables(self._index, local_rank, ranks, self._pods), **more}
+            variables = {**common, **variables_in_pod(self._index, local_rank, ranks, self._pods), **more}
             command = [sys.executable, "-P", "-m", "trainer.rank", str(self._job_path)]
             # Without a signal at this process's death: the kernel ends a pod's processes with its first one,
             # and a request to stop that reaches the supervisors just before would look like a drained node.
@@ -196,7 +196,7 @@ class Node:
         code = run_ranks(start_rank, ranks, (), "clipship", keep_going=self._recovers, first_rank=first_rank)
         return self._leave_after(start, code)
 
-    def _leave_after(self, start: Start, code: int) -> int:
+    def _leave_after(self, start: PodsStart, code: int) -> int:
         """Returns the exit code of this pod, after its supervisors have left with `code`."""
         end = start.end
         if end is None and code > _SIGNALLED:
@@ -211,11 +211,11 @@ class Node:
             end = start.settle(code, reason, self._retries)
         return leave_with(end)
 
-    def _record(self, start: Start, shown_s: float) -> ExitRecord | None:
+    def _record(self, start: PodsStart, shown_s: float) -> ExitRecord | None:
         """Returns how the run has ended; None if its supervisors have recorded nothing."""
         return shown(lambda: exit_record_of(self._folder, start.name), self._folder, shown_s, WATCH_S / 2)
 
-    def _end_with(self, start: Start) -> None:
+    def _end_with(self, start: PodsStart) -> None:
         """Ends supervisors that have not noticed the end of their start; runs in a thread of its own."""
         while True:
             time.sleep(_END_POLL_S)
@@ -261,7 +261,7 @@ def place(env: Mapping[str, str]) -> tuple[int, Rendezvous]:
     return int(index), rendezvous
 
 
-def rank_variables(index: int, local_rank: int, ranks: int, pods: int) -> dict[str, str]:
+def variables_in_pod(index: int, local_rank: int, ranks: int, pods: int) -> dict[str, str]:
     """Returns the place of a supervisor among those of all pods, in torch's own names."""
     return {
         STARTED_HERE: "1",

@@ -35,7 +35,7 @@ def leave_code(end: StartsSoFar) -> int:
 
 
 @dataclass(frozen=True)
-class Start:
+class PodsStart:
     """One start of a Job's pods, with its folder."""
 
     run_folder: Path
@@ -90,7 +90,7 @@ class Start:
 
     def settle(self, code: int, message: str, retries: int) -> StartsSoFar:
         """Ends this start with the run's exit code; returns the end that the first pod has recorded."""
-        before = Start(self.run_folder, self.job, self.number - 1)
+        before = PodsStart(self.run_folder, self.job, self.number - 1)
         earlier = before.end if self.number > 1 else None
         saved = newest_step(self.run_folder / CHECKPOINTS)
         end = after_end(
@@ -105,18 +105,18 @@ class Start:
         return self.end or end
 
 
-def open_start(run_folder: Path, job: str) -> Start:
+def open_start(run_folder: Path, job: str) -> PodsStart:
     """Returns the newest start of the Job; makes the next one if that has ended, but not for good.
 
     Raises OSError.
     """
     folder = _folder(run_folder, job)
     folder.mkdir(parents=True, exist_ok=True)
-    newest = Start(run_folder, job, max((int(name) for name in os.listdir(folder)), default=0))
+    newest = PodsStart(run_folder, job, max((int(name) for name in os.listdir(folder)), default=0))
     end = newest.end if newest.number else None
     if newest.number and (end is None or end.over):
         return newest
-    start = Start(run_folder, job, newest.number + 1)
+    start = PodsStart(run_folder, job, newest.number + 1)
     (start.folder / _MARKS).mkdir(parents=True, exist_ok=True)
     make_once(start.folder / _TOKEN, secrets.token_hex(16), private=True)
     return start
