@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 
-from benchmarks.gpu_cases import CASES, GpuCase, largest_batch, row_of
+from benchmarks.gpu_cases import CASES, GpuCase, largest_batch
+from trainer.config.gpus import gpu_named
 
 SIDES = ("ours", "theirs")
 NULL = "NULLGPU_LIBRARY"
@@ -62,7 +63,7 @@ def summary(
         side: statistics.median(samples / pair[number]["step_s"] for pair in turns)
         for number, side in enumerate(SIDES)
     }
-    row = row_of(gpu)
+    row = gpu_named(gpu)
     peak = row.tflops["bf16"] * 1e12 if row else None
     return {
         "samples": samples,

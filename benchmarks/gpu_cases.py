@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainer.config import Job, Model
-from trainer.config.gpus import GPUS, Gpu
 from trainer.estimate.architecture import Architecture, architecture
 from trainer.estimate.fit import largest_micro_batch
 from trainer.estimate.step_speed import training_flops
@@ -81,14 +80,3 @@ def largest_batch(case: GpuCase, gpu_bytes: int) -> int:
     if not samples:
         raise ValueError(f"{case.model} fits no GPU of {gpu_bytes / 2**30:.1f} GiB")
     return samples
-
-
-def row_of(name: str) -> Gpu | None:
-    """Returns the row of a GPU by the name that torch gives, such as `NVIDIA H100 80GB HBM3`, or None.
-
-    A row's peak is that of the SXM form; other forms (PCIe, NVL) have no row.
-    """
-    words = set(name.upper().replace("-", " ").split())
-    if words & {"PCIE", "NVL"}:
-        return None
-    return next((gpu for gpu in GPUS.values() if set(gpu.name.upper().split("-")) <= words), None)

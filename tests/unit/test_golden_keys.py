@@ -71,6 +71,7 @@ KEYS = [f"{section}.{key}" for section, (model, _) in SECTIONS.items() for key i
 IN_THE_CONTEXT = "the build's context has it, and the Dockerfile is the same for any of these"
 WITHOUT_TEXT = {
     "resources.gpu": "`clipship check` estimates with it",
+    "resources.gpu_rates": "`clipship check` estimates with it",
     "resources.bind_cpus": "the rank reads it from its job file",
     "kubernetes.workers_ready_s": "the pods read it from their job file",
     "kubernetes.retries": "the pods read it from their job file",

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import gpu as benchmark
-from benchmarks.gpu_cases import CASES, largest_batch, row_of
-from trainer.config.gpus import GIB
+from benchmarks.gpu_cases import CASES, largest_batch
+from trainer.config.gpus import GIB, gpu_named
 
 TURNS = [
     ({"step_s": ours, "peak_bytes": 2 * GIB}, {"step_s": theirs, "peak_bytes": 3 * GIB})
@@ -37,7 +37,7 @@ TURNS = [
     ],
 )
 def test_only_gpus_of_the_table_have_a_peak(name: str, row: str | None) -> None:
-    found = row_of(name)
+    found = gpu_named(name)
     assert (found and found.name) == row
 
 

@@ -40,6 +40,15 @@ def test_the_table_has_the_gpus_that_a_job_may_name() -> None:
         assert gpu.memory == int(gpu.memory_gib * GIB)
 
 
+def test_rates_that_were_measured_give_the_estimate_of_a_data_sheet() -> None:
+    h100 = GPUS["H100"]
+    rates = {"memory_gib": h100.memory_gib, "tflops": 0.79 * 989, "bandwidth_gb_s": 0.9 * 3350}
+    by_rates = rows_of(job_of(gpu=None, resources={"gpu_rates": rates}))
+    assert [row.replace("own GPU", "H100") for row in by_rates] == rows_of(job_of())
+    with pytest.raises(ValueError, match="remove gpu or gpu_rates"):
+        job_of(resources={"gpu_rates": rates})
+
+
 @pytest.mark.parametrize(
     ("name", "millions"),
     [

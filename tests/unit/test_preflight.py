@@ -2,6 +2,7 @@
 
 import json
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import chain, repeat
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tests.support.jobs import tiny_job
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
+from trainer.config.resources import Resources
 from trainer.errors import MachineError, UnfitNode
 from trainer.preflight import host_probe, network_probe
 from trainer.preflight.check import PreflightReport
@@ -243,6 +245,28 @@ def test_slow_copy_to_a_gpu_is_named_against_the_others() -> None:
     ]
     (text,) = _texts(measurements)
     assert text.startswith("warning host to device: rank 1 on n1: ")
+
+
+def test_a_slow_gpu_is_named_against_the_others() -> None:
+    measurements = [replace(r, tflops=500.0 if r.rank == 1 else 700.0) for r in _readings()]
+    (text,) = _texts(measurements)
+    assert text.startswith(
+        "warning GPU products: rank 1 on n1: 500 TFLOP/s of products, but the median is 700 "
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("NVIDIA GeForce RTX 3090", True), ("NVIDIA H100 80GB HBM3", False)]
+)
+def test_rates_of_a_gpu_without_a_row_are_told_as_a_job_takes_them(name: str, told: bool) -> None:
+    gpu = Gpu(name, 24 * 2**30, 24 * 2**30, 0, (), 0)
+    copy = {"within the GPU": Timing(2 << 28, 0.00062)}
+    (own, *_) = _readings()
+    text = "\n".join(lines([replace(own, gpu=gpu, tflops=71.4, timings=copy)], [], [], "fine"))
+    given = "gpu_rates = { memory_gib = 24.0, tflops = 71, bandwidth_gb_s = 866 }"
+    assert "GPU products   at least 71 TFLOP/s in bf16 (rank 0 on n0)" in text
+    assert (given in text) == told
+    assert Resources.model_validate(tomllib.loads(given)).known_gpu is not None
 
 
 def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:

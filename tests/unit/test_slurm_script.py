@@ -128,7 +128,10 @@ CASES: dict[str, dict[str, Any]] = {
         "slurm": {"rendezvous": "ipv6", "interface": "ib0", "signal": "HUP", "signal_lead_s": 60}
     },
     "several-gpu-types": {
-        "resources": {"gpus_per_node": 8},
+        "resources": {
+            "gpus_per_node": 8,
+            "gpu_rates": {"memory_gib": 39.0, "tflops": 240.0, "bandwidth_gb_s": 1400.0},
+        },
         "slurm": {"gres": ["gpu:a100:4", "gpu:h100:4", "nvme:1"]},
     },
     "retries": {"slurm": {"retries": 3}},

@@ -82,3 +82,23 @@ _ROWS = (
 
 GPUS: dict[str, Gpu] = {row.name: row for row in _ROWS}
 """Rows by the value of `resources.gpu`."""
+
+_OF_PEAK, _OF_BANDWIDTH = 0.79, 0.9
+"""Shares of its data sheet's rates that an H100 reached in `clipship doctor` (docs/performance.md)."""
+
+
+def gpu_named(name: str) -> Gpu | None:
+    """Returns the row of a GPU by the name that its driver gives, such as `NVIDIA H100 80GB HBM3`, or None.
+
+    A row's peak is that of the SXM form; other forms (PCIe, NVL) have no row.
+    """
+    words = set(name.upper().replace("-", " ").split())
+    if words & {"PCIE", "NVL"}:
+        return None
+    return next((gpu for gpu in _ROWS if set(gpu.name.upper().split("-")) <= words), None)
+
+
+def measured_gpu(memory_gib: float, tflops: float, bandwidth_gb_s: float) -> Gpu:
+    """Returns a row for rates that were measured, in any precision: a data sheet would name higher ones."""
+    peaks = dict.fromkeys(_ROWS[0].tflops, tflops / _OF_PEAK)
+    return Gpu("own GPU", memory_gib, peaks, bandwidth_gb_s / _OF_BANDWIDTH, "resources.gpu_rates")

@@ -4,13 +4,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config.gpus import GPUS, Gpu, GpuName
+from trainer.config.gpus import GPUS, Gpu, GpuName, measured_gpu
 from trainer.config.keys import ON_GPUS, OnlyIf
 from trainer.config.types import Gibibytes, Positive, Section
 
 _WITH_SCHEDULER = OnlyIf(
     lambda job: bool(job.schedulers), "the job names no scheduler ([slurm], [kubernetes])"
 )
+
+
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class GpuRates(Section):
+    """Rates of a GPU that `resources.gpu` does not know, as `clipship doctor` measures and prints them."""
+
+    memory_gib: _Rate
+    """Memory that CUDA gives to programs, in GiB."""
+    tflops: _Rate
+    """Matrix products in bf16, in 10^12 operations a second."""
+    bandwidth_gb_s: _Rate
+    """Bytes that a copy within the GPU reads and writes, in 10^9 a second."""
 
 
 class Resources(Section):
@@ -30,6 +44,10 @@ class Resources(Section):
     gpu: Annotated[GpuName | None, ON_GPUS] = None
     """Kind of GPU that the job will run on. `clipship check` then says what fits and how long it takes; no
     scheduler is asked for it."""
+    gpu_rates: Annotated[GpuRates | None, ON_GPUS] = None
+    """Rates of a GPU that `gpu` does not know, in its place, as `clipship doctor` measures and prints them:
+    { memory_gib = 23.5, tflops = 71, bandwidth_gb_s = 870 }. GiB for programs, 10^12 operations a second of
+    products in bf16, 10^9 bytes a second that a copy within the GPU reads and writes."""
     fabric: Annotated[Literal["ib", "roce", "efa", "tcpxo", "ethernet"] | None, ON_GPUS, _WITH_SCHEDULER] = (
         None
     )
@@ -46,8 +64,8 @@ class Resources(Section):
 
     @property
     def known_gpu(self) -> Gpu | None:
-        """The facts of the GPU that the job names; None if it names none."""
-        return GPUS.get(self.gpu or "")
+        """The facts of the GPU that the job names, or those it gives; None if it does neither."""
+        return measured_gpu(**self.gpu_rates.model_dump()) if self.gpu_rates else GPUS.get(self.gpu or "")
 
     @property
     def ranks_per_node(self) -> int:
@@ -68,4 +86,6 @@ class Resources(Section):
     def _one_device(self) -> "Resources":
         if self.device == "gpu" and self.gpus_per_node == 0:
             raise ValueError('device = "gpu" contradicts gpus_per_node = 0: remove one of the two')
+        if self.gpu is not None and self.gpu_rates is not None:
+            raise ValueError(f'gpu = "{self.gpu}" has its own rates: remove gpu or gpu_rates')
         return self

@@ -43,7 +43,7 @@ def gpu_rows(job: Job, batch_plan: BatchPlan, steps: int | None) -> Iterator[tup
     has = f" of {gpu.memory_gib:.1f} ({gpu.name})" if gpu else " on each GPU"
     yield "memory", f"about {memory.total / GIB:.1f} GiB{has}: {parts}"
     if gpu is None:
-        yield "", "resources.gpu, such as H100, would say what fits and how long it takes"
+        yield "", "resources.gpu, such as H100, would say what fits and how long it takes, or gpu_rates"
         return
     most = largest_micro_batch(shape, job, batch_plan.world_size, gpu.memory)
     if most:

@@ -87,7 +87,8 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
         comm, _reduced_bytes(job, clip), _gathered_bytes(batch_plan, clip), time_is_up
     )
     pairs, measured = _pairs(comm, time_is_up)
-    copy = network_probe.time_copy(comm.device)
+    copies = _copies(comm.device)
+    tflops = network_probe.product_tflops(comm.device)
     comm.barrier(job.timeouts.init_s)
     own = Measurements(
         rank=comm.world.rank,
@@ -99,9 +100,10 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
         clock_s=time.time(),
         locked_bytes=host_probe.locked_bytes(),
         wrong=wrong,
-        timings=timings if copy is None else {**timings, "host to device": copy},
+        timings={**timings, **copies},
         pairs=pairs,
         gpu=_gpu(comm.device),
+        tflops=tflops,
         placement=_placement(comm.device),
         rdma=host_probe.rdma(os.environ) if comm.device.type == "cuda" else None,
         open_clip=installed(PACKAGE),
@@ -139,6 +141,14 @@ def _pairs(comm: Comm, time_is_up: Callable[[], bool]) -> tuple[Mapping[str, Tim
     if time_is_up():
         return {}, False
     return network_probe.time_pairs(comm, positions, _PAIR_BYTES, time_is_up), True
+
+
+def _copies(device: torch.device) -> Mapping[str, Timing]:
+    found = {
+        "host to device": network_probe.time_copy(device),
+        "within the GPU": network_probe.time_copy_within(device),
+    }
+    return {name: timing for name, timing in found.items() if timing is not None}
 
 
 def _reduced_bytes(job: Job, clip: Clip) -> int:

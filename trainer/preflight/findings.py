@@ -12,6 +12,8 @@ from trainer.text.wording import many
 
 SLOW = 0.5
 """Share of the median speed below which a host or rank is an outlier."""
+SLOW_GPU = 0.8
+"""The same for a GPU's own speeds, which differ little between good ones; all ranks wait for the slowest."""
 CLOCK_S = 2.0
 """Largest difference between clocks, in seconds; more puts log lines and causes of failure into the wrong
 order.
@@ -24,7 +26,17 @@ def find_problems(measurements: Sequence[Measurements], needs: Needs) -> list[Fi
     """Returns the findings: errors first, then in the order of the checks."""
     findings = [
         finding
-        for check in (_collectives, _nodes, _clocks, _links, *FABRIC_CHECKS, _copies, _gpus, _cpus, _packages)
+        for check in (
+            _collectives,
+            _nodes,
+            _clocks,
+            _links,
+            *FABRIC_CHECKS,
+            _speeds,
+            _gpus,
+            _cpus,
+            _packages,
+        )
         for finding in check(measurements, needs)
     ]
     return sorted(findings, key=lambda finding: finding.severity)
@@ -134,22 +146,48 @@ def _links(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Find
             yield Finding("warning", "link", text, node_or_rank if len(nodes) > 1 else "")
 
 
-def _copies(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
-    speeds = {
-        r.rank: (r, r.timings["host to device"].bytes_per_s)
-        for r in measurements
-        if "host to device" in r.timings
-    }
-    if not speeds:
-        return
-    middle = statistics.median(speed for _, speed in speeds.values())
-    for r, speed in speeds.values():
-        if speed < SLOW * middle:
-            text = (
-                f"rank {r.rank} on {r.node}: {rate(speed)} from host to GPU, "
-                f"but the median is {rate(middle)}; check its PCIe link width"
-            )
-            yield Finding("warning", "host to device", text, odd_node([r], measurements))
+def _speeds(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
+    for name, of, share, text, advice in _OF_GPUS:
+        speeds = [(r, speed) for r in measurements if (speed := of(r)) is not None]
+        middle = statistics.median([speed for _, speed in speeds] or [0.0])
+        for r, speed in speeds:
+            if speed < share * middle:
+                where = (
+                    f"rank {r.rank} on {r.node}: {text(speed)}, but the median is {text(middle)}; {advice}"
+                )
+                yield Finding("warning", name, where, odd_node([r], measurements))
+
+
+def _copied(name: str) -> Callable[[Measurements], float | None]:
+    return lambda r: r.timings[name].bytes_per_s if name in r.timings else None
+
+
+_OF_GPUS: tuple[
+    tuple[str, Callable[[Measurements], float | None], float, Callable[[float], str], str], ...
+] = (
+    (
+        "host to device",
+        _copied("host to device"),
+        SLOW,
+        lambda speed: f"{rate(speed)} from host to GPU",
+        "check its PCIe link width",
+    ),
+    (
+        "GPU memory",
+        _copied("within the GPU"),
+        SLOW_GPU,
+        lambda speed: f"{rate(speed)} within the GPU",
+        "another program may use it, or it is held back: check cooling and power",
+    ),
+    (
+        "GPU products",
+        lambda r: r.tflops,
+        SLOW_GPU,
+        lambda speed: f"{speed:,.0f} TFLOP/s of products",
+        "another program may use it, or it is held back: check cooling and power",
+    ),
+)
+"""(check, speed of a rank, share of the median below which it is an outlier, its text, advice)."""
 
 
 def _gpus(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:

@@ -115,10 +115,12 @@ class Measurements:
     wrong: tuple[str, ...] = ()
     """Collectives that gave wrong values, with those values."""
     timings: Mapping[str, Timing] = field(default_factory=dict)
-    """Timings by name: "all_reduce", "all_gather", "latency", "host to device"."""
+    """Timings by name: "all_reduce", "all_gather", "latency", "host to device", "within the GPU"."""
     pairs: Mapping[str, Timing] = field(default_factory=dict)
     """Timings by the node (or, on one node, the rank) that this rank swapped a message with."""
     gpu: Gpu | None = None
+    tflops: float | None = None
+    """Matrix products of the GPU in bf16, in 10^12 operations a second; None for a rank on the CPU."""
     rdma: Rdma | None = None
     """RDMA devices; None also for a rank on the CPU, whose collectives use TCP in any case."""
     placement: Placement | None = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from trainer.config.gpus import GIB, gpu_named
 from trainer.preflight.measurements import Finding, Measurements
 from trainer.preflight.summary import figures, pair_speeds, rate, size
 from trainer.text.table import by_topic
@@ -89,6 +90,26 @@ def _hosts(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
                 f"{', '.join(sorted({gpu.name for gpu in gpus}))}; "
                 f"at least {size(min(gpu.free_bytes for gpu in gpus))} free"
             ),
+        )
+    yield from _gpu_rates(measurements)
+
+
+def _gpu_rates(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
+    """Yields the speed of the slowest GPU, and what a job may say of one that the table of GPUs lacks."""
+    found = [(r.tflops, r) for r in measurements if r.tflops is not None]
+    if not found:
+        return
+    tflops, slowest = min(found, key=lambda rate: rate[0])
+    yield "GPU products", f"at least {tflops:,.0f} TFLOP/s in bf16 ({_who(slowest)})"
+    gpu, copy = slowest.gpu, slowest.timings.get("within the GPU")
+    if gpu is not None and copy is not None and gpu_named(gpu.name) is None:
+        rates = (
+            f"memory_gib = {gpu.total_bytes / GIB:.1f}, tflops = {tflops:.0f}, "
+            f"bandwidth_gb_s = {copy.bytes_per_s / 1e9:.0f}"
+        )
+        yield (
+            "",
+            f"resources.gpu has no {gpu.name}; for `clipship check`: gpu_rates = {{ {rates} }}",
         )
 
 

@@ -3,8 +3,8 @@
 Three ask: the coordinator about its ranks (`RestartPolicy`), a launcher about the supervisors that it has
 started (`RespawnPolicy`), and whoever started a run that has ended, about the run (`after_end`). All count
 with `in_a_row`.
-Which nodes do without a rank, `trainer.supervise.membership` decides. All decisions are pure: no clock, no
-process, no file. No torch.
+Which nodes do without a rank, `trainer.supervise.coordinate.membership` decides. All decisions are pure: no
+clock, no process, no file. No torch.
 """
 
 import random
