@@ -443,6 +443,13 @@ def test_generations_are_started_until_none_is_asked_for() -> None:
     assert started == [1, 2, 5], "3 and 4 began without the launcher"
 
 
+def test_a_stop_that_no_supervisor_could_hear_ends_the_run_as_one_that_was_stopped() -> None:
+    said: list[str] = []
+    code = run_generations(lambda _: 143, {1: 2, 2: 0}.__getitem__, lambda: "", said.append, lambda: True)
+    assert (code, len(said)) == (EXIT_PREEMPTED, 1)
+    assert run_generations(lambda _: 143, {1: 0}.__getitem__, lambda: "", said.append, lambda: True) == 143
+
+
 def test_a_generation_that_cannot_start_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     code = run_generations(lambda _: EXIT_START_AGAIN, lambda _: 2, lambda: "no ssh to b", print)
     assert code == EXIT_FAILED

@@ -234,9 +234,10 @@ def start_ranks(
         with _live_line(start, job, launcher, environment, is_run=folder is not None):
             code = run_generations(
                 start_once,
-                lambda generation: 0 if requests else next_after(generation),
+                next_after,
                 lambda: wait_for_hosts([host.name for host in hosts or ()], job.timeouts.init_s),
                 say,
+                lambda: bool(requests),
             )
         # One supervisor may have left alone, cut off from others that went on.
         ends = [first_cause(start.folder), recorded_end()]

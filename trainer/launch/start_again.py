@@ -7,7 +7,7 @@ have the same token, so it is the same start. Imports no torch.
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.errors import EXIT_FAILED
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED
 from trainer.launch.commands import answer_of
 from trainer.launch.hosts import SSH_OPTIONS
 from trainer.run.exit_files import exit_record_of
@@ -24,12 +24,14 @@ def run_generations(
     asked_after: Callable[[int], int],
     wait_until_ready: Callable[[], str],
     say: Callable[[str], None],
+    was_stopped: Callable[[], bool] = lambda: False,
 ) -> int:
     """Starts all supervisors with the number of each generation in turn; returns the last exit code.
 
     `asked_after` returns which generation the run asks for after this one, 0 for none; others may have begun
     in between without the launcher. `wait_until_ready` returns why the next one cannot start, "" if it can;
-    if it cannot, the run has failed.
+    if it cannot, the run has failed. `was_stopped` returns whether somebody asked the run to stop: if that
+    came when no supervisor could hear it any more, the run ends as one that was.
     """
     generation = 1
     while True:
@@ -37,6 +39,9 @@ def run_generations(
         generation = asked_after(generation)
         if not generation:
             return code
+        if was_stopped():
+            say("asked to stop between two starts of the ranks; the run can go on from its checkpoint")
+            return EXIT_PREEMPTED
         if problem := wait_until_ready():
             say(f"no restart: {problem}")
             return EXIT_FAILED
