@@ -354,7 +354,7 @@ def scan(path: str, selection: Selects) -> tuple[tuple[int, str], Scanned]:
 
     def read() -> tuple[tuple[int, str], Scanned]:
         version = stamp(path)
-        with opened(path) as file:
+        with opened(path, version.size) as file:
             return version, selection.scan(file, path)
 
     return persistent(path, read)
