@@ -30,7 +30,7 @@ def indexed_sizes(shards: Sequence[str], data: Data, allowed: Allowed) -> list[i
     if folder is None or not catalogue_file(folder, selection).is_file():
         return None
     try:
-        if stale(shards, selection, folder):
+        if stale(shards, selection, folder, adopt=False):
             return None
         index = open_index(shards, selection, folder)
     except InputError:  # the ranks say more
