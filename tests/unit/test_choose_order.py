@@ -1,5 +1,6 @@
 """The order of a new run follows from what a sample takes in its file, the batch and the memory."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.config import Data
+from trainer.config import Checkpoint, Data, Job
 from trainer.config.batch_plan import plan
 from trainer.data.choose_order import choose_order, mean_sample_bytes, order_by
 from trainer.data.index import Entry
@@ -18,6 +19,11 @@ from trainer.data.shards import ShardSource
 from trainer.data.synthetic import SyntheticSource
 from trainer.data.tar import Selection
 from trainer.data.window_order import Window
+from trainer.plan.begun_order import begun_order, with_order
+from trainer.plan.unused_keys import unused_keys
+from trainer.run.checkpoints import MANIFEST
+from trainer.run.folder import run_folder
+from trainer.run.layout import CHECKPOINTS
 
 GIB = 2**30
 
@@ -115,3 +121,47 @@ def test_an_order_is_the_one_that_was_recorded() -> None:
     for order in (chosen(shards(40_000), 64, 1), chosen(shards(40_000), 64, 1, order="window")):
         assert order_by(order.facts(), Data(train=("0.tar",))) == order
     assert order_by({"order": "window"}, Data(train=("0.tar",), shuffle_window=300)) == Window(300)
+
+
+def test_check_says_what_the_blocks_of_a_begun_run_take_on_other_ranks(tmp_path: Path) -> None:
+    """Its blocks and lanes stay, so that fewer ranks have more of them open."""
+    far, begun = "http://store.example/{0..9}.tar", Lanes(52, 32_768).facts()
+
+    def said(ranks: int, train: str = far, samples: int | None = None, **data: Any) -> str:
+        job = tiny_job(
+            data={"format": "auto", "train": (train,), **data}, optim={"global_batch_size": 32_768}
+        )
+        ((_, text),) = reading_rows(job, plan(job, ranks), begun, samples)
+        return text
+
+    blocks = "blocks of 52 samples at a time, as the run was begun, each once"
+    assert said(64) == f"512 {blocks}: at most 2,147 MB of them open in a rank, and 67 MB ahead"
+    assert said(8) == f"4,096 {blocks}: at most 17,180 MB of them open in a rank, and 67 MB ahead"
+    assert said(8, block_samples=52) == f"4,096 {blocks}: 67 MB ahead", "nobody knows how large they are"
+    with (tmp_path / "0.tar").open("wb") as file:
+        file.truncate(40_000_000_000)
+    local = said(64, str(tmp_path / "0.tar"), 1_000_000)
+    assert local == f"512 {blocks}: at most 1,065 MB of them open in a rank, and 67 MB ahead"
+
+
+def test_check_knows_the_order_in_which_a_run_was_begun(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(bytes(10_000))
+    data = {"format": "auto", "train": (str(tmp_path / "0.tar"),), "shuffle_window": 300}
+    job = tiny_job(data=data, logging={"runs": str(tmp_path)})
+
+    def without_effect(job: Job) -> list[str]:
+        return [key for keys, _ in unused_keys(with_order(job)) for key in keys]
+
+    assert begun_order(job) is None
+    assert "data.shuffle_window" in without_effect(job)
+    manifest = run_folder(job) / CHECKPOINTS / "step-00000002" / MANIFEST
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}")
+    assert begun_order(job) == {"order": "window"}, "an older Clipship knew no other"
+    assert "data.shuffle_window" not in without_effect(job)
+    (line,) = reading_rows(job, plan(job, 1), begun_order(job))
+    assert line[1].startswith("at random, sample by sample, in a window of 300 samples")
+    manifest.write_text(json.dumps({"data_order": Lanes(105, 64).facts()}))
+    assert begun_order(job) == Lanes(105, 64).facts()
+    assert "data.shuffle_window" in without_effect(job)
+    assert begun_order(job.model_copy(update={"checkpoint": Checkpoint(resume="never")})) is None

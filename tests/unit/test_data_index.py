@@ -194,6 +194,54 @@ def test_bad_shards_are_named_and_the_good_ones_need_not_be_read_again(
     assert stale(shards, SELECTION, tmp_path / "index") == [shards[1]]
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from trainer.data import index
+from trainer.data.source import IMAGE_ENDINGS
+from trainer.data.tar import Selection
+scan = index.scan
+index.scan = lambda path, selection: os._exit(9) if path == sys.argv[3] else scan(path, selection)
+index.THREADS = 1
+index.index_shards(sys.argv[2:], Selection(IMAGE_ENDINGS, "txt"), Path(sys.argv[1]))
+"""
+
+
+def test_an_indexing_that_was_killed_goes_on_where_it_was(shards: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    command = [sys.executable, "-c", KILLED, str(folder), shards[0], shards[2], shards[1]]
+    assert subprocess.run(command).returncode == 9
+    assert not catalogue_file(folder, SELECTION).exists()
+    assert stale(shards, SELECTION, folder, adopt=False) == shards, "a check writes nothing"
+    assert not catalogue_file(folder, SELECTION).exists()
+    assert stale(shards, SELECTION, folder) == shards[1:]
+    write_shard(Path(shards[0]), ["other"])
+    assert stale(shards, SELECTION, folder) == shards, "it has changed since"
+    source = made(shards, folder)
+    assert content(source) == content(open_shards(shards, IMAGE_ENDINGS, "txt", "captions"))
+
+
+def test_what_a_killed_indexing_left_is_read_again_if_it_is_damaged(
+    shards: list[str], tmp_path: Path
+) -> None:
+    index_shards(shards, SELECTION, tmp_path)
+    for path, place in ((shards[0], 60), (shards[1], 3)):
+        rows = rows_file(tmp_path, path, SELECTION)
+        damaged = bytearray(rows.read_bytes())
+        damaged[place] ^= 1
+        rows.write_bytes(damaged)
+    assert stale(shards, SELECTION, tmp_path) == shards[:2]
+
+
+def test_an_index_of_an_older_release_is_read(shards: list[str], tmp_path: Path) -> None:
+    expected = content(made(shards, tmp_path))
+    for path in shards:
+        rows = rows_file(tmp_path, path, SELECTION)
+        rows.write_bytes(b"clipship index 1\n" + rows.read_bytes().split(b"\n", 3)[3])
+    assert stale(shards, SELECTION, tmp_path) == []
+    assert content(open_indexed(open_index(shards, SELECTION, tmp_path), SELECTION, "captions")) == expected
+
+
 def test_the_index_is_kept_beside_the_shards_where_one_may_write(shards: list[str], tmp_path: Path) -> None:
     assert index_folder(shards) == tmp_path / index.FOLDER
     assert index_folder(["s3://bucket/0.tar"]) is None

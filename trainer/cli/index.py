@@ -28,7 +28,7 @@ Examples:
     help="Folder of the index. [default: .clipship-index beside the first shard]",
 )
 @data_options("image_key", "caption_key", "image_column", "caption_column", "filters")
-@processes_option("read headers")
+@processes_option("read headers", "one for each core; of URLs 16 threads")
 def command(
     shards: tuple[str, ...],
     to: Path | None,
@@ -40,6 +40,7 @@ def command(
     SHARDS may be Parquet or Arrow files, too. A run then opens them at once; without an index it makes one
     itself. Only files that are new or have changed are read. The index's folder goes to stdout.
     """
+    from trainer.config import is_remote
     from trainer.config.formats import FORMATS
     from trainer.data.bad_samples import ANY
     from trainer.data.index import index_folder, index_shards, open_index, raise_all, stale, write_catalogue
@@ -63,12 +64,14 @@ def command(
     missing = stale(paths, selection, folder.absolute())
     if missing:
         with progress("reading headers", "read", row.unit) as done:
-            # Headers are parsed in Python, so threads would share one core.
-            pool = ProcessPoolExecutor(
-                min(len(missing), processes or cpu_count() or 1),
-                mp_context=get_context("forkserver"),
-                initializer=end_with_parent,
-            )
+            # Headers are parsed in Python, so threads would share one core; far storage is mostly waited for.
+            pool = None
+            if processes or not any(map(is_remote, missing)):
+                pool = ProcessPoolExecutor(
+                    min(len(missing), processes or cpu_count() or 1),
+                    mp_context=get_context("forkserver"),
+                    initializer=end_with_parent,
+                )
             entries = index_shards(
                 missing, selection, folder.absolute(), lambda count, _: done(count, len(missing)), pool
             )

@@ -115,13 +115,13 @@ weights_model_option: Decorator = click.option(
 )
 
 
-def processes_option(work: str) -> Decorator:
+def processes_option(work: str, default: str = "one for each core") -> Decorator:
     """Returns the option --processes of a command whose processes do this work, such as "read headers"."""
     return click.option(
         "--processes",
         type=click.IntRange(min=1),
         metavar="N",
-        help=f"Number of processes that {work}. [default: one for each core]",
+        help=f"Number of processes that {work}. [default: {default}]",
     )
 
 

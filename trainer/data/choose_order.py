@@ -13,7 +13,7 @@ from trainer.data.index import Entry
 from trainer.data.indexed import Indexed
 from trainer.data.lanes import Lanes
 from trainer.data.order import Order
-from trainer.data.reading_plan import BLOCK_BYTES, MOST_BYTES, MOST_SHARE
+from trainer.data.reading_plan import BLOCK_BYTES, MOST_BYTES, MOST_SHARE, lanes_of_a_rank
 from trainer.data.sample import InUnits, Source
 from trainer.data.window_order import Window
 from trainer.sysinfo.memory import host_bytes
@@ -70,11 +70,6 @@ def mean_sample_bytes(source: Source) -> float:
 def _lanes(batch: int, ranks: int, block_bytes: float, room: int) -> int:
     """Returns the most lanes, a divisor of the batch, of which a rank's blocks take at most `room` bytes."""
     divisors = (number for number in range(batch, 0, -1) if batch % number == 0)
-    return next((number for number in divisors if _of_a_rank(batch, ranks, number) * block_bytes <= room), 1)
-
-
-def _of_a_rank(batch: int, ranks: int, lanes: int) -> int:
-    """Returns the most lanes of which one rank has slots; ranks may share one."""
-    slots, of_a_lane = batch // ranks, batch // lanes
-    begins = range(0, batch, slots)
-    return max((begin + slots - 1) // of_a_lane - begin // of_a_lane + 1 for begin in begins)
+    return next(
+        (number for number in divisors if lanes_of_a_rank(batch, ranks, number) * block_bytes <= room), 1
+    )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from trainer.config import is_remote
+from trainer.data.hops import Hopping
 from trainer.errors import InputError, StorageError
 from trainer.run.retry import Backoff, retried
 from trainer.text.wording import many
@@ -21,10 +22,7 @@ log = logging.getLogger("clipship.data")
 Result = TypeVar("Result")
 OPEN_FILES = 64
 READ_AHEAD = 2**20
-"""Bytes to request at once while a remote shard's headers are read.
-
-Most members, which lie between headers, are smaller.
-"""
+"""Bytes to request at once of what is read forward from a URL."""
 WAITS_S: Sequence[float] = tuple(Backoff(0.5, 8.0).wait_s(failure) for failure in range(1, 6))
 """Pauses in seconds before the second, third, ... attempt."""
 
@@ -229,9 +227,15 @@ def stamp(path: str) -> Stamp:
     return Stamp(int(info["size"] or 0), changed)
 
 
-def opened(path: str) -> "closing[BinaryIO]":
-    """Opens a file to be read from beginning to end, with seeks forward; it is closed with the context."""
-    return closing(open_file(path))
+def opened(path: str, size: int | None = None) -> "closing[BinaryIO]":
+    """Opens a file of which parts are read, such as its headers; it is closed with the context.
+
+    `size` is that of the file, if it is known. Of a URL every request is retried on its own.
+    """
+    if not is_remote(path):
+        return closing(open_file(path))
+    size = stamp(path).size if size is None else size
+    return closing(cast(BinaryIO, Hopping(size, lambda begin, count: Files().read(path, begin, count))))
 
 
 def open_file(path: str) -> BinaryIO:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import filterfalse
 from pathlib import Path
 
-from trainer.config import Data
+from trainer.config import Data, is_remote
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import MOST_JSON_BYTES, CaptionReader
 from trainer.data.files import open_at_once
@@ -22,15 +23,16 @@ _KEYS = 1000
 def indexed_sizes(shards: Sequence[str], data: Data, allowed: Allowed) -> list[int] | None:
     """Returns the number of usable samples of each shard from the index that the job names, or beside them.
 
-    Returns None if there is no such index, or if it lacks a shard as it is now. Raises InputError, as a run
-    does, if more is wrong with the shards than is allowed.
+    Returns None if there is no such index, or if it lacks a shard as it is now; whether one behind a URL has
+    changed is left to the ranks. Raises InputError, as a run does, if more is wrong with the shards than is
+    allowed.
     """
     selection = shard_selection(data)
     folder = Path(data.index) if data.index else index_folder(shards)
     if folder is None or not catalogue_file(folder, selection).is_file():
         return None
     try:
-        if stale(shards, selection, folder):
+        if stale(list(filterfalse(is_remote, shards)), selection, folder, adopt=False):
             return None
         index = open_index(shards, selection, folder)
     except InputError:  # the ranks say more

@@ -2,7 +2,8 @@
 
 With it a run opens many shards without reading them. A folder holds one file of rows for each shard, which is
 mapped when a sample of that shard is first read, and a catalogue of all shards. Both carry checksums and are
-replaced whole; shards of unchanged size and time are not read again.
+replaced whole; shards of unchanged size and time are not read again. A file of rows begins with its shard's
+entry of the catalogue, so that what was read before a job was killed is not read again either.
 """
 
 import fcntl
@@ -16,22 +17,25 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 
 from trainer.config import is_remote
-from trainer.data.files import opened, persistent, persistent_each, stamp
+from trainer.data.files import Stamp, opened, persistent, persistent_each, stamp
 from trainer.data.tar import PLACE, Rows
 from trainer.errors import InputError, StorageError
 from trainer.safe_io.atomic import replacing
-from trainer.safe_io.plain import MOST_LINES_BYTES, open_plain, open_regular, read_plain
+from trainer.safe_io.plain import MOST_BYTES, MOST_LINES_BYTES, open_plain, open_regular, read_plain
 from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
 
 FOLDER = ".clipship-index"
-MAGIC = b"clipship index 1\n"
+MAGIC = b"clipship index 2\n"
+"""Begin of a file of rows; its entry follows, sealed by a digest, and then the rows."""
+MAGIC_WITHOUT_ENTRY = b"clipship index 1\n"
+"""Begin of a file of rows that an older Clipship has written."""
 DIGEST_BYTES = 16
 THREADS = 16
 """Number of threads that read headers; on a network file system each header is a round trip."""
@@ -127,10 +131,9 @@ class Index:
                 )
 
         content = persistent(str(file), mapped, was_there=True)
-        if content is not None and content[: len(MAGIC)] == MAGIC:
-            payload = memoryview(content)[len(MAGIC) :]
-            if _digest(payload) == entry.digest:
-                return payload
+        payload = memoryview(content or b"")[_begin_of_rows(content or b"") :]
+        if content and _digest(payload) == entry.digest:
+            return payload
         raise InputError(
             f"{file}: the index of {path} is damaged: remove the file and run `clipship index` again"
         )
@@ -154,23 +157,47 @@ def index_folder(paths: Sequence[str]) -> Path | None:
     return folder if os.access(folder if folder.exists() else beside, os.W_OK) or folder.exists() else None
 
 
-def stale(paths: Sequence[str], selection: Selects, folder: Path) -> list[str]:
+def stale(paths: Sequence[str], selection: Selects, folder: Path, adopt: bool = True) -> list[str]:
     """Returns the shards that the index lacks or that have changed since.
 
-    Raises InputError, which lists the shards whose state cannot be read.
+    With `adopt` the catalogue gets what a killed job has read before. Raises InputError, which lists the
+    shards whose state cannot be read.
     """
     known = read_catalogue(folder, selection)
     with ThreadPoolExecutor(THREADS) as pool:
         stamps = persistent_each(paths, stamp, pool)
     raise_all([result for result in stamps if isinstance(result, InputError)])
-    fresh = (
-        (entry := known.get(_name(folder, path))) is not None
-        and not entry.damage  # it may have been mended while its time was kept
-        and version == (entry.size, entry.changed)
-        and rows_file(folder, path, selection).exists()
-        for path, version in zip(paths, stamps, strict=True)
-    )
-    return [path for path, is_fresh in zip(paths, fresh, strict=True) if not is_fresh]
+    versions = dict(zip(paths, cast(Sequence[Stamp], stamps), strict=True))
+    missing = [
+        path
+        for path, version in versions.items()
+        if not _is_fresh(known.get(_name(folder, path)), version)
+        or not rows_file(folder, path, selection).exists()
+    ]
+    if adopt and (found := _left_behind(missing, versions, selection, folder)):
+        with suppress(InputError):  # then they are read again
+            write_catalogue(folder, selection, {_name(folder, path): entry for path, entry in found.items()})
+            missing = [path for path in missing if path not in found]
+    return missing
+
+
+def _left_behind(
+    paths: Sequence[str], versions: Mapping[str, Stamp], selection: Selects, folder: Path
+) -> dict[str, Entry]:
+    """Returns the entries of shards that were read by a job which did not come to write the catalogue."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        entries = pool.map(lambda path: read_entry(rows_file(folder, path, selection)), paths)
+        return {
+            path: entry
+            for path, entry in zip(paths, entries, strict=True)
+            if entry is not None and _is_fresh(entry, versions[path])
+        }
+
+
+def _is_fresh(entry: Entry | None, version: Stamp) -> bool:
+    """Returns whether an entry is that of the shard as it is now."""
+    # A damaged shard may have been mended while its time was kept.
+    return entry is not None and not entry.damage and version == (entry.size, entry.changed)
 
 
 def index_shards(
@@ -182,9 +209,9 @@ def index_shards(
 ) -> dict[str, Entry]:
     """Reads the shards' headers and writes their rows; returns the new catalogue entries.
 
-    It works in the pool, or in threads. The entries are not in the catalogue yet. `progress` is called with
-    (shards done, shards). Raises InputError, which names every shard that cannot be read; a damaged shard has
-    an entry.
+    It works in the pool, or in threads. The entries are not in the catalogue yet, only beside their rows,
+    where `stale` finds them. `progress` is called with (shards done, shards). Raises InputError, which names
+    every shard that cannot be read; a damaged shard has an entry.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,8 +229,6 @@ def index_shards(
                 problems.append(result)
             if progress:
                 progress(len(entries) + len(problems), len(paths))
-    if problems:
-        write_catalogue(folder, selection, entries)  # so that these shards need not be read again
     raise_all(problems)
     return entries
 
@@ -221,7 +246,7 @@ def write_catalogue(folder: Path, selection: Selects, entries: Mapping[str, Entr
         text = json.dumps(
             {"selection": selection, "shards": {name: asdict(entry) for name, entry in every.items()}}
         ).encode()
-        _write_whole(file, [_digest(text).encode(), b"\n", text])
+        _write_whole(file, [_sealed(text)])
 
 
 @contextmanager
@@ -241,11 +266,10 @@ def _locked(file: Path) -> Iterator[None]:
 def read_catalogue(folder: Path, selection: Selects) -> dict[str, Entry]:
     """Returns the catalogue; empty if there is none or it is damaged, so that all shards are read again."""
     try:
-        content = read_plain(catalogue_file(folder, selection), most=MOST_LINES_BYTES, links=True)
-        digest, _, text = content.encode().partition(b"\n")
+        text = _unsealed(
+            read_plain(catalogue_file(folder, selection), most=MOST_LINES_BYTES, links=True).encode()
+        )
     except (OSError, ValueError):
-        return {}
-    if _digest(text) != digest.decode(errors="replace"):
         return {}
     try:
         return {str(name): _entry(entry) for name, entry in json.loads(text)["shards"].items()}
@@ -320,28 +344,58 @@ def _name(folder: Path, path: str) -> str:
     return path if kept == path else f"{kept}#{_digest(path.encode())[:12]}"
 
 
-def write_rows(file: Path, payload: Sequence[bytes]) -> str:
-    """Writes what is stored of a file; returns its digest, which the catalogue keeps."""
-    _write_whole(file, [MAGIC, *payload])
-    return _digest(b"".join(payload))
+def write_rows(file: Path, version: tuple[int, str], content: Scanned) -> Entry:
+    """Writes what is stored of a file; returns its entry, which the catalogue keeps."""
+    entry = Entry(
+        *version,
+        len(content),
+        _digest(b"".join(content.payload)),
+        dict(content.left_out),
+        dict(content.endings),
+        content.flaws,
+        content.damage,
+        content.lost,
+        dict(content.filtered),
+        list(content.groups),
+    )
+    _write_whole(file, [MAGIC, _sealed(json.dumps(asdict(entry)).encode()), b"\n", *content.payload])
+    return entry
+
+
+def read_entry(file: Path) -> Entry | None:
+    """Returns the entry that a file of rows begins with; None if there is none that can be read."""
+    try:
+        with open(file, "rb", opener=open_regular) as rows:
+            if rows.readline(len(MAGIC)) != MAGIC:
+                return None
+            sealed = rows.readline(MOST_BYTES) + rows.readline(MOST_BYTES)
+        return _entry(json.loads(_unsealed(sealed.removesuffix(b"\n"))))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _begin_of_rows(content: "bytes | mmap.mmap") -> int:
+    """Returns where the rows begin in their file."""
+    if content[: len(MAGIC)] != MAGIC:
+        return len(MAGIC_WITHOUT_ENTRY)
+    return content.find(b"\n", content.find(b"\n", len(MAGIC)) + 1) + 1
+
+
+def _sealed(text: bytes) -> bytes:
+    return b"%s\n%s" % (_digest(text).encode(), text)
+
+
+def _unsealed(content: bytes) -> bytes:
+    """Returns the text that was sealed. Raises ValueError if it is damaged."""
+    digest, _, text = content.partition(b"\n")
+    if _digest(text).encode() != digest:
+        raise ValueError("its digest is that of something else")
+    return text
 
 
 def _index_or_problem(path: str, selection: Selects, folder: Path) -> Entry | InputError:
     try:
-        version, content = scan(path, selection)
-        digest = write_rows(rows_file(folder, path, selection), content.payload)
-        return Entry(
-            *version,
-            len(content),
-            digest,
-            dict(content.left_out),
-            dict(content.endings),
-            content.flaws,
-            content.damage,
-            content.lost,
-            dict(content.filtered),
-            list(content.groups),
-        )
+        return write_rows(rows_file(folder, path, selection), *scan(path, selection))
     except InputError as error:
         return error
 
@@ -354,7 +408,7 @@ def scan(path: str, selection: Selects) -> tuple[tuple[int, str], Scanned]:
 
     def read() -> tuple[tuple[int, str], Scanned]:
         version = stamp(path)
-        with opened(path) as file:
+        with opened(path, version.size) as file:
             return version, selection.scan(file, path)
 
     return persistent(path, read)

@@ -4,12 +4,14 @@
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from trainer.config import Job, is_remote
+from trainer.config import Data, Job, is_remote
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.formats import FORMATS
 from trainer.data.shard_names import expand_shards
+from trainer.text.wording import many
 
 BLOCK_BYTES = 2**22
 """Size of a block of shards, if memory allows it: storage with 30 ms to the first byte then gives most of its
@@ -20,24 +22,62 @@ MOST_SHARE = 8
 """Part of a rank's share of the memory that its open blocks may take: one in so many."""
 
 
-def reading_rows(job: Job, batch_plan: BatchPlan) -> Iterator[tuple[str, str]]:
-    """Yields topic and text of the line of `clipship check` about what a rank reads of shards."""
+def reading_rows(
+    job: Job, batch_plan: BatchPlan, begun: Mapping[str, Any] | None = None, samples: int | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yields topic and text of the line of `clipship check` about what a rank reads of shards.
+
+    `begun` is the order that is recorded of the run, None for a new one, and `samples` are those of an epoch,
+    if they are known.
+    """
     data = job.data
     if "block_samples" not in FORMATS[data.kind].reads or data.streams:
         return
-    if data.order == "window":
+    if (begun or {"order": data.order})["order"] == "window":
         yield "reading", f"at random, sample by sample, in a window of {data.shuffle_window:,} samples"
         return
-    most = MOST_BYTES
-    if data.block_samples is None:
-        most = min(most, batch_plan.batch_size_per_rank * BLOCK_BYTES)
-    ahead = data.read_ahead_mb * 2**20
     size = _local_bytes(expand_shards(data.train))
+    ahead = data.read_ahead_mb * 2**20
+    what, most = (
+        _of_a_new_run(data, batch_plan)
+        if begun is None
+        else _of_a_begun_run(begun, data, batch_plan, size and samples and size / samples)
+    )
     if size is not None:
-        most = min(most, size)
-        ahead = min(ahead, size)
-    what = "blocks of 4 MiB" if data.block_samples is None else f"blocks of {data.block_samples:,} samples"
-    yield "reading", f"{what}, each once: at most {_mb(most)} of them open in a rank, and {_mb(ahead)} ahead"
+        most, ahead = min(most or size, size), min(ahead, size)
+    blocks = f"at most {_mb(most)} of them open in a rank, and " if most else ""
+    yield "reading", f"{what}, each once: {blocks}{_mb(ahead)} ahead"
+
+
+def lanes_of_a_rank(batch: int, ranks: int, lanes: int) -> int:
+    """Returns the most lanes of which one rank has slots; ranks may share one."""
+    slots, of_a_lane = batch // ranks, batch // lanes
+    begins = range(0, batch, slots)
+    return max((begin + slots - 1) // of_a_lane - begin // of_a_lane + 1 for begin in begins)
+
+
+def _of_a_new_run(data: Data, batch_plan: BatchPlan) -> tuple[str, int | None]:
+    """Returns what the blocks are, and the most bytes of them that a rank has open."""
+    if data.block_samples is not None:
+        return f"blocks of {data.block_samples:,} samples", MOST_BYTES
+    return "blocks of 4 MiB", min(MOST_BYTES, batch_plan.batch_size_per_rank * BLOCK_BYTES)
+
+
+def _of_a_begun_run(
+    begun: Mapping[str, Any], data: Data, batch_plan: BatchPlan, sample_bytes: float | None
+) -> tuple[str, int | None]:
+    """Returns the same of a run whose blocks and lanes stay: the fewer ranks, the more of them are a rank's.
+
+    The bytes are None if they are not known.
+    """
+    lanes = lanes_of_a_rank(batch_plan.global_batch_size, batch_plan.world_size, begun["lanes"])
+    block_bytes = begun["block_samples"] * sample_bytes if sample_bytes else None
+    if data.block_samples is None:
+        block_bytes = min(block_bytes or BLOCK_BYTES, BLOCK_BYTES)
+    what = (
+        f"{many(lanes, 'block')} of {many(begun['block_samples'], 'sample')} at a time, as the run was begun"
+    )
+    return what, None if block_bytes is None else round(lanes * block_bytes)
 
 
 def _local_bytes(files: list[str]) -> int | None:

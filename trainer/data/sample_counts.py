@@ -1,16 +1,28 @@
 """Counts the samples of training data, as files beside it or an index record them. Imports no torch."""
 
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
+from typing import TypeVar
 
 from trainer.config import Data, is_remote
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
-from trainer.safe_io.plain import read_json
+from trainer.safe_io.plain import MOST_BYTES, read_json
 from trainer.text.wording import many
 
+Result = TypeVar("Result")
 TRAIN = "data.train"
+WIDS = ("index.json", "wids-meta.json")
+"""Usual names of wids' index of a folder of shards."""
+ANSWER_S = 10.0
+"""Time in seconds in which storage says something of the first shard, or nothing is asked of it."""
+CONNECTIONS = 16
 
 
 def check_shards(files: Sequence[str], data: Data, key: str) -> int | None:
@@ -19,16 +31,17 @@ def check_shards(files: Sequence[str], data: Data, key: str) -> int | None:
     Otherwise the first samples of the first shard are looked at. Raises InputError if the job can use none,
     and for training data of which more is known to be bad than the job allows.
     """
-    sizes = None if data.filters else recorded_sizes(files)
-    if find_spec("numpy") and not any(map(is_remote, files)):
+    sizes = None
+    if find_spec("numpy"):
         from trainer.data.bad_samples import ANY, Allowed
         from trainer.data.first_look import check_first_samples, indexed_sizes  # imports numpy
 
         allowed = Allowed.by(data) if key == TRAIN else ANY
-        if (indexed := indexed_sizes(files, data, allowed)) is not None:
-            sizes = indexed
-        elif not any(sizes or ()):
-            check_first_samples(files, data, allowed)
+        sizes = indexed_sizes(files, data, allowed)
+    if sizes is None and not data.filters:
+        sizes = recorded_sizes(files)
+    if find_spec("numpy") and not any(sizes or ()) and not any(map(is_remote, files)):
+        check_first_samples(files, data, allowed)
     return None if sizes is None else samples_of_an_epoch(sizes, data)
 
 
@@ -56,23 +69,74 @@ def shard_weights(data: Data, units: Sequence[int] | None = None) -> list[float]
 
 
 def recorded_sizes(shards: Sequence[str]) -> list[int] | None:
-    """Returns the number of samples of each shard; None if any is unknown.
+    """Returns the number of samples of each shard by files beside them; None if any is unknown.
 
-    The sources, beside each shard, are `sizes.json` ({shard name: samples}) and img2dataset's
-    `NAME_stats.json`.
+    Those are `sizes.json` ({shard name: samples}), wids' index, and img2dataset's `NAME_stats.json` and
+    `NAME.parquet`. Where shards are behind URLs so are they, and all are asked for if the first is there.
     """
-    counts: list[int] = []
-    sizes: dict[Path, dict[str, object]] = {}
-    for shard in map(Path, shards):
-        if shard.parent not in sizes:
-            sizes[shard.parent] = _json(shard.parent / "sizes.json")
-        count = sizes[shard.parent].get(shard.name)
-        if count is None:
-            count = _json(shard.parent / f"{shard.stem}_stats.json").get("successes")
-        if not isinstance(count, int):
-            return None
-        counts.append(count)
-    return counts
+    of_folders: dict[str, Mapping[str, object]] = {}
+
+    def count(shard: str) -> int | None:
+        folder, slash, name = shard.rpartition("/")
+        if folder not in of_folders:
+            of_folders[folder] = _of_folder(folder + slash)
+        found = of_folders[folder].get(name)
+        found = _of_shard(shard.removesuffix(".tar")) if found is None else found
+        return found if isinstance(found, int) else None
+
+    first = within(ANSWER_S, lambda: count(shards[0])) if is_remote(shards[0]) else count(shards[0])
+    if first is None:
+        return None
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        counts = [first, *(found for found in pool.map(count, shards[1:]) if found is not None)]
+    return counts if len(counts) == len(shards) else None
+
+
+def within(limit_s: float, call: Callable[[], Result]) -> Result | None:
+    """Returns the result of the call; None if it fails, or does not end within the limit.
+
+    Storage that nobody can reach from here may not answer for minutes.
+    """
+    results: list[Result] = []
+
+    def run() -> None:
+        with suppress(Exception):  # clients of object stores raise errors of their own
+            results.append(call())
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return next(iter(results), None)
+
+
+def _of_folder(folder: str) -> Mapping[str, object]:
+    """Returns what the files of a folder say of its shards, by their names."""
+    counts: dict[str, object] = {}
+    for index in WIDS:
+        listed = _json(f"{folder}{index}").get("shardlist")
+        for entry in listed if isinstance(listed, list) else []:
+            with suppress(AttributeError, KeyError, TypeError):
+                counts[entry["url"].rpartition("/")[2]] = entry["nsamples"]
+    return {**counts, **_json(f"{folder}sizes.json")}
+
+
+def _of_shard(stem: str) -> object:
+    """Returns what img2dataset's files beside a shard say of it."""
+    successes = _json(f"{stem}_stats.json").get("successes")
+    return _successes_in(f"{stem}.parquet") if successes is None else successes
+
+
+def _successes_in(table: str) -> int | None:
+    """Returns the number of img2dataset's rows whose image was stored; None if there is no such table."""
+    if not find_spec("pyarrow") or not (is_remote(table) or os.path.isfile(table)):
+        return None
+    from pyarrow import parquet
+
+    from trainer.data.files import opened
+
+    with suppress(Exception), opened(table) as file:  # pyarrow and fsspec's clients raise many kinds
+        return int(parquet.read_table(file, columns=["status"])["status"].to_pylist().count("success"))
+    return None
 
 
 def samples_of_an_epoch(sizes: Sequence[int], data: Data) -> int:
@@ -84,10 +148,20 @@ def samples_of_an_epoch(sizes: Sequence[int], data: Data) -> int:
     return epoch_samples(sizes, shard_weights(data))
 
 
-def _json(file: Path) -> dict[str, object]:
+def _json(file: str) -> dict[str, object]:
     """Returns the JSON object in a file, a mere hint beside the data; empty if it cannot be read."""
     try:
-        read = read_json(file, links=True)
+        read = json.loads(_fetched(file)) if is_remote(file) else read_json(Path(file), links=True)
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}
+
+
+def _fetched(url: str) -> bytes:
+    """Returns the content behind a URL. Raises OSError."""
+    from trainer.data.files import fetch
+
+    try:
+        return fetch(url, MOST_BYTES)
+    except Exception as error:  # clients of object stores raise errors of their own
+        raise OSError(str(error)) from error

@@ -8,6 +8,7 @@ from trainer.estimate.architecture import planned_architecture
 from trainer.estimate.fit import memory_of, with_gpu_limit
 from trainer.estimate.size import checkpoint_bytes
 from trainer.estimate.step_speed import step_speed
+from trainer.plan.begun_order import with_order
 from trainer.plan.describe import Facts, all_warnings, rows_of, total_steps
 from trainer.plan.device import on_gpus
 from trainer.plan.unused_keys import unused_keys
@@ -40,7 +41,7 @@ def check_fields(
         "save_s": None if save is None else save.seconds,
         **_of_gpu(job, world_size, steps, local=local),
         "warnings": list(all_warnings(facts)),
-        "no_effect": {key: why for keys, why in unused_keys(job) for key in keys},
+        "no_effect": {key: why for keys, why in unused_keys(with_order(job)) for key in keys},
         "rows": _joined(rows_of(facts)),
     }
 

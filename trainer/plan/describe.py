@@ -22,6 +22,7 @@ from trainer.estimate.fit import with_gpu_limit
 from trainer.launch.schedulers import launchers_of, scheduler
 from trainer.model.image_edges import lost_pixels
 from trainer.model.text_size import text_parameters
+from trainer.plan.begun_order import begun_order, with_order
 from trainer.plan.device import device_rows, has_a_gpu, no_gpu_here, on_gpus
 from trainer.plan.disk import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.plan.environment import environment_row, missing_here, not_in_the_image
@@ -55,7 +56,7 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
     rows = [
         *rows_of(facts),
         *(("warning", text) for text in all_warnings(facts)),
-        *(("no effect", f"{', '.join(keys)}: {why}") for keys, why in unused_keys(job)),
+        *(("no effect", f"{', '.join(keys)}: {why}") for keys, why in unused_keys(with_order(job))),
     ]
     return "".join(f"{line}\n" for line in by_topic(rows))
 
@@ -101,7 +102,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
             else f"not checked: {_named(job.data.train)}",
         ),
         *(facts.first.rows() if facts.first is not None else ()),
-        *(reading_rows(job, facts.batch_plan) if files else ()),
+        *(reading_rows(job, facts.batch_plan, begun_order(job), samples) if files else ()),
         ("world", _world(job, world_size, local=local)),
         *device_rows(job, local=local),
         environment_row(job, local=local),
