@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 from trainer.config import is_remote
 from trainer.config.stores import store_of
 from trainer.data.answers import asked_wait_s, denied_text, is_absent, is_beyond_end, is_denied
+from trainer.data.reading import TALLY, Reading, counted
 from trainer.data.storage import client_options, installed_by
 from trainer.errors import InputError, StorageError
 from trainer.run.retry import Backoff, retried
@@ -96,7 +97,8 @@ class Files:
         return persistent(path, lambda: self._read(path, offset, size), was_there=True)
 
     def _read(self, path: str, offset: int, size: int) -> bytes:
-        content = (_part if is_remote(path) else self._local)(path, offset, size)
+        part = _part if is_remote(path) else self._local
+        content = counted(lambda begin, end: part(path, begin, end - begin))(offset, offset + size)
         if len(content) < size:
             raise InputError(
                 f"{path}: the file now ends {many(size - len(content), 'byte')} too early: it changed after "
@@ -148,6 +150,7 @@ def persistent(
 
     def tell(error: Exception, wait_s: float) -> None:
         log.info("%s cannot be read (%r): trying again in %g s", path, error, wait_s)
+        TALLY.add(Reading(wait_s=wait_s))
         if is_denied(path, error):
             _forget_keys(path)
 
@@ -248,13 +251,21 @@ def open_file(path: str) -> BinaryIO:
     """Opens a file that can seek; what is read forward from a URL is requested in larger parts."""
     if not is_remote(path):
         return open(path, "rb")  # the caller closes it
-    return cast(BinaryIO, _remote(path).open(path, "rb", block_size=READ_AHEAD, cache_type="readahead"))
+    return cast(BinaryIO, _opened(path))
 
 
 def fetch(url: str, most_bytes: int) -> bytes:
     """Returns the content behind a URL, at most `most_bytes` + 1. Raises what fsspec's client raises."""
-    with _remote(url).open(url, "rb", block_size=READ_AHEAD, cache_type="readahead") as file:
+    with _opened(url) as file:
         return cast(bytes, file.read(most_bytes + 1))
+
+
+def _opened(path: str) -> Any:
+    """Returns fsspec's file behind an address, whose requests are counted."""
+    file = _remote(path).open(path, "rb", block_size=READ_AHEAD, cache_type="readahead")
+    if cache := getattr(file, "cache", None):  # a file that cannot seek has none
+        cache.fetcher = counted(cache.fetcher)
+    return file
 
 
 def _part(path: str, offset: int, size: int) -> bytes:

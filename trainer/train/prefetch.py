@@ -17,6 +17,7 @@ from trainer.data.captions import choice_by
 from trainer.data.changed import Unchanged
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import normalised
+from trainer.data.reading import TALLY
 from trainer.data.streams import loader_processes
 from trainer.data.tokens import with_mask
 from trainer.model.caption_length import CaptionLength
@@ -76,6 +77,7 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         unchanged.check(micro_batch.bad)
         skipped.record(len(micro_batch.keys), micro_batch.bad)
         captions.record(micro_batch.captions)
+        TALLY.add(micro_batch.reading)
         yield micro_batch
 
 
