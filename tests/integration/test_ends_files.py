@@ -44,7 +44,7 @@ def test_storage_that_fails_is_asked_again_and_then_named(
         return
     assert end.code == 1, end.errors  # no bad input: a later start may find the storage there
     assert f"{address}/shard-" in end.errors
-    assert "cannot be read after 6 attempts" in end.errors
+    assert "cannot be read after 9 attempts" in end.errors
     assert "Traceback" not in end.errors
     assert not ranks_left(running)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage that fails is asked again at once."""
     monkeypatch.setattr(files, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(files, "STORE_WAITS_S", (0.0, 0.0))
 
 
 @pytest.fixture(autouse=True)

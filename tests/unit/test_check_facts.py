@@ -123,13 +123,13 @@ def test_packages_that_no_rank_can_do_without_are_named_with_what_installs_them(
 
 
 def test_object_storage_needs_its_package_here_and_not_where_an_image_runs() -> None:
-    assert importlib.util.find_spec("s3fs") is None, "the pinned requirements have it: choose another"
-    job = tiny_job(eval={"retrieval": ("s3://bucket/{0..3}.tar",)})
-    with pytest.raises(InputError, match=r"s3://bucket/.* needs the package s3fs, .*'clipship\[s3\]'"):
+    assert importlib.util.find_spec("gcsfs") is None, "the pinned requirements have it: choose another"
+    job = tiny_job(eval={"retrieval": ("gs://bucket/{0..3}.tar",)})
+    with pytest.raises(InputError, match=r"gs://bucket/.* needs the package gcsfs, .*'clipship\[gcs\]'"):
         check_without_files(job, 1)
     assert check_without_files(
         tiny_job(
-            eval={"retrieval": ("s3://bucket/{0..3}.tar",)},
+            eval={"retrieval": ("gs://bucket/{0..3}.tar",)},
             image=IMAGE,
             slurm={"partition": "gpu", "container": "pyxis"},
         ),
@@ -140,13 +140,13 @@ def test_object_storage_needs_its_package_here_and_not_where_an_image_runs() -> 
 def test_a_login_node_without_torch_is_not_asked_for_the_packages_of_the_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data = {"retrieval": ("s3://bucket/{0..3}.tar",)}
+    data = {"retrieval": ("gs://bucket/{0..3}.tar",)}
     job, here = tiny_job(eval=data, slurm={"partition": "gpu"}), tiny_job(eval=data)
-    with pytest.raises(InputError, match="needs the package s3fs"):
+    with pytest.raises(InputError, match="needs the package gcsfs"):
         check_without_files(job, 1)
     monkeypatch.setattr(check, "find_spec", lambda _: None)
     check_without_files(job, 1)
-    with pytest.raises(InputError, match="needs the package s3fs"):
+    with pytest.raises(InputError, match="needs the package gcsfs"):
         check_without_files(here, 1)
 
 

@@ -327,7 +327,7 @@ def test_reading_goes_on_without_end(shards: str) -> None:
 def test_a_block_behind_an_address_is_one_request_and_a_refused_one_is_asked_again(
     shards: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.files.WAITS_S", (0.01,) * 3)
+    monkeypatch.setattr("trainer.data.files.STORE_WAITS_S", (0.01,) * 3)
     with serving(Path(shards).parent) as (address, server):
         source = opened(f"{address}/{Path(shards).name}")
         server.asked.clear()

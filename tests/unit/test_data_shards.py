@@ -293,8 +293,8 @@ def test_all_bad_shards_are_named_at_once(tmp_path: Path) -> None:
 
 def test_a_shard_that_is_gone_or_remote_is_refused(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "gone.tar")
-    with pytest.raises(InputError, match=r"s3://bucket/0\.tar: .*s3fs"):
-        open_shards(["s3://bucket/0.tar"], IMAGE_ENDINGS, "txt", "captions")
+    with pytest.raises(InputError, match=r"gs://bucket/0\.tar: .*'clipship\[gcs\]'"):
+        open_shards(["gs://bucket/0.tar"], IMAGE_ENDINGS, "txt", "captions")
 
 
 def test_a_shard_cut_after_it_was_indexed_is_named(tmp_path: Path) -> None:

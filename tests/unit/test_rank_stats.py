@@ -44,9 +44,10 @@ def test_laps_add_up() -> None:
 def test_each_record_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, tmp_path: Path) -> None:
     first = RankStats(alone, tmp_path)
     alone.all_gather(torch.zeros(10))
-    about, bad_samples, values = first.gather(10, Lap(10, 1.0, 3.0, 1.0, 0.0), 3, [torch.tensor(0.5)])()
-    first.gather(20, Lap(10, 1.0, 3.0, 1.0, 0.0))()
-    assert (bad_samples, values) == (3, [[0.5]])
+    counts = {"bad_samples": 3.0, "read_requests": 7.0}
+    about, totals, values = first.gather(10, Lap(10, 1.0, 3.0, 1.0, 0.0), counts, [torch.tensor(0.5)])()
+    first.gather(20, Lap(10, 1.0, 3.0, 1.0, 0.0), {})()
+    assert (totals, values) == (counts, [[0.5]])
     assert about["comm_bytes"] == 4
     assert about["comm_share"] == 0.2
     assert about["rss_bytes_max"] > 1e6
@@ -54,7 +55,7 @@ def test_each_record_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, 
     assert whole.pop("rss_bytes_max") > 1e6
     shares = {"data_share": 0.2, "comm_share": 0.2, "checkpoint_share": 0.0}
     assert whole == {**shares, "step_s": 0.5, "comm_bytes": 2, "slowest_rank": 0, "slowest_share": 1.0}
-    RankStats(alone, tmp_path, steps_done=10).gather(20, Lap(10, 1.0, 3.0, 1.0, 0.0))()
+    RankStats(alone, tmp_path, steps_done=10).gather(20, Lap(10, 1.0, 3.0, 1.0, 0.0), {})()
     lines = [json.loads(line) for line in (tmp_path / RANK_STATS_FILE).read_text().splitlines()]
     assert [(line["step"], line["generation"]) for line in lines] == [(10, 1), (20, 1)]
     assert lines[0]["compute_s"] == [0.3]

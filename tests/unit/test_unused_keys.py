@@ -211,6 +211,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("logging.wandb_project", {"logging": {"wandb_project": "p"}}, {"logging": {"wandb": "offline"}}),
     (
+        "data.storage.region",
+        {"data": {"train": ("0.tar",), "format": "webdataset", "storage": {"region": "eu"}}},
+        {"data": {"train": ("s3://bucket/0.tar",)}},
+    ),
+    (
         "health.preflight_s",
         {"health": {"preflight": False, "preflight_s": 2.0}},
         {"health": {"preflight": True}},

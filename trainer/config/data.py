@@ -16,6 +16,8 @@ from trainer.config.caption_template import check_fields, parse_template
 from trainer.config.filters import check_in_shards, parse_filter
 from trainer.config.formats import FORMATS, format_of
 from trainer.config.keys import MAY_CHANGE, JobPath, OnlyIf
+from trainer.config.storage import Storage
+from trainer.config.stores import stores_of
 from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, is_stream, optional_section
 from trainer.text.wording import many
 
@@ -81,6 +83,10 @@ _IN_BLOCKS = OnlyIf(
     "training reads no shards by offset",
 )
 _STREAMS = OnlyIf(lambda job: job.data.streams, "data.train names no stream (pipe:, -)")
+_STORED = OnlyIf(
+    lambda job: bool(stores_of(job.addresses)) or any("image_column" in row.reads for row in job.formats),
+    "the job names no address of object storage (s3://, gs://, oss://, az://)",
+)
 _SYNTHETIC = _trains_with("synthetic_samples", 'data.format is not "synthetic"')
 
 
@@ -162,6 +168,7 @@ class Data(Section):
     crop_scale: tuple[float, float] = (0.9, 1.0)
     """Smallest and largest share of the image's area that the random crop in training keeps."""
     augment: Augment = optional_section(Augment)
+    storage: Annotated[Storage, MAY_CHANGE, _STORED] = optional_section(Storage)
     workers: Annotated[int, Field(ge=0, le=256), MAY_CHANGE] = 2
     """Loader processes per rank; 0 loads in the rank itself."""
     stream_samples: Annotated[Positive | None, _STREAMS] = None

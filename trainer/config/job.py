@@ -18,6 +18,7 @@ from trainer.config.recovery import Recovery
 from trainer.config.resources import Resources
 from trainer.config.results import EMA, Checkpoint, Eval, Logging
 from trainer.config.sections import SECTIONS
+from trainer.config.storage import addressed
 from trainer.config.timeouts import Timeouts
 from trainer.config.training import Model, Optim
 from trainer.config.types import (
@@ -89,6 +90,11 @@ class Job(Section):
         return [FORMATS[data.kind] for data in sets]
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """The names of data that may be addresses of object storage."""
+        return (*self.data.train, *self.eval.retrieval, *self.eval.zero_shot)
+
+    @property
     def in_image(self) -> bool:
         """True if ranks on a cluster run in the container image, not with this machine's packages."""
         return self.image.tag is not None and any(section.uses_image for section in self.schedulers.values())
@@ -115,6 +121,11 @@ class Job(Section):
         ):
             return ""
         return f"resources.gpus_per_node = {self.resources.gpus_per_node}"
+
+    @model_validator(mode="after")
+    def _storage_has_its_keys(self) -> "Job":
+        addressed(self.data.storage, self.addresses)
+        return self
 
     @model_validator(mode="after")
     def _best_is_measured(self) -> "Job":

@@ -10,7 +10,15 @@ from pydantic import BaseModel, ValidationError
 from trainer.config.job import Job
 from trainer.config.overrides import Override
 from trainer.config.toml_lines import Key, Lines
-from trainer.config.types import ABSOLUTE_PATH, COMPUTE_CAPABILITY, NO_NUL, ONE_LINE, VARIABLE, VERSION
+from trainer.config.types import (
+    ABSOLUTE_PATH,
+    COMPUTE_CAPABILITY,
+    NO_NUL,
+    ONE_LINE,
+    REGION,
+    VARIABLE,
+    VERSION,
+)
 from trainer.text.masking import masked
 from trainer.text.terminal import one_line
 from trainer.text.wording import many
@@ -35,6 +43,7 @@ _PATTERNS = {
     VERSION: 'expected a version such as "2.14.1"',
     COMPUTE_CAPABILITY: 'expected a compute capability such as "8.0"',
     ABSOLUTE_PATH: 'expected an absolute path of letters, digits and _.+-, such as "/usr/local/cuda"',
+    REGION: 'expected the name of a region, such as "eu-central-1"',
     VARIABLE: "expected the name of a variable: letters, digits and underscores, not beginning with a digit",
 }
 _MOST_HINTS = 30

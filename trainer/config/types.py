@@ -13,6 +13,7 @@ VERSION = rf"\A{RELEASE}\z"
 COMPUTE_CAPABILITY = r"\A\d+\.\d\z"
 ABSOLUTE_PATH = r"\A/[A-Za-z0-9_.+/-]*\z"
 """Pattern of an absolute path, with characters that no shell and no Dockerfile treats specially."""
+REGION = r"\A[A-Za-z0-9_.-]{1,64}\z"
 VARIABLE = r"\A[A-Za-z_][A-Za-z0-9_]*\z"
 
 Text = Annotated[str, StringConstraints(min_length=1, pattern=NO_NUL)]

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 
+from trainer.data.reading import TALLY, Reading
 from trainer.safe_io.atomic import replacing
 from trainer.safe_io.plain import open_regular
 
@@ -64,7 +65,9 @@ class BlockCache:
         file = self._folder / name[:2] / f"{name}.part"
         with self._locks[int(name[:8], 16) % _LOCKS]:  # neighbours that two threads read share a part
             content = _kept(file, end - begin)
-            if content is None and self._writes:
+            if content is not None:
+                TALLY.add(Reading(cache_hits=1))
+            elif self._writes:
                 content = fetch(begin, end)
                 self._keep(file, content)
         return content

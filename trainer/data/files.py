@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from trainer.config import is_remote
+from trainer.config.stores import store_of
+from trainer.data.answers import asked_wait_s, denied_text, is_absent, is_beyond_end, is_denied
 from trainer.data.hops import Hopping
+from trainer.data.reading import TALLY, Reading, counted
+from trainer.data.storage import client_options, installed_by
 from trainer.errors import InputError, StorageError
 from trainer.run.retry import Backoff, retried
 from trainer.text.wording import many
@@ -25,6 +29,14 @@ READ_AHEAD = 2**20
 """Bytes to request at once of what is read forward from a URL."""
 WAITS_S: Sequence[float] = tuple(Backoff(0.5, 8.0).wait_s(failure) for failure in range(1, 6))
 """Pauses in seconds before the second, third, ... attempt."""
+STORE_WAITS_S: Sequence[float] = (*WAITS_S, 8.0, 8.0, 8.0)
+"""Those where data lie behind an address, whose server may be started anew meanwhile."""
+
+
+_WERE_GOOD = (
+    "they were good before, so they have expired or were withdrawn: with new ones the run goes on from its "
+    "last checkpoint"
+)
 
 
 class Stamp(NamedTuple):
@@ -83,17 +95,14 @@ class Files:
         return persistent(path, lambda: self._read(path, offset, size), was_there=True)
 
     def _read(self, path: str, offset: int, size: int) -> bytes:
-        content = (
-            _remote(path).cat_file(path, offset, offset + size)
-            if is_remote(path)
-            else self._local(path, offset, size)
-        )
+        part = _part if is_remote(path) else self._local
+        content = counted(lambda begin, end: part(path, begin, end - begin))(offset, offset + size)
         if len(content) < size:
             raise InputError(
                 f"{path}: the file now ends {many(size - len(content), 'byte')} too early: it changed after "
                 "it was indexed"
             )
-        return cast(bytes, content)
+        return content
 
     def _local(self, path: str, offset: int, size: int) -> bytes:
         file = self._open(path)
@@ -131,20 +140,28 @@ def persistent(
     Raises StorageError, which names the file, if no attempt succeeds. A file that does not exist is an
     InputError, unless it `was_there`.
     """
-    waits_s = WAITS_S if waits_s is None else waits_s
+    least_s = asked_wait_s if waits_s is None else lambda error: 0.0
+    waits_s = _waits(path) if waits_s is None else waits_s
+
+    def may_pass(error: Exception) -> bool:
+        return not _will_not_pass(path, error) and (was_there or not is_denied(path, error))
+
+    def tell(error: Exception, wait_s: float) -> None:
+        log.info("%s cannot be read (%r): trying again in %g s", path, error, wait_s)
+        TALLY.add(Reading(wait_s=wait_s))
+        if is_denied(path, error):
+            _forget_keys(path)
+
     try:
-        return retried(
-            read,
-            waits_s,
-            lambda error: not _will_not_pass(path, error),
-            lambda error, wait_s: log.info(
-                "%s cannot be read (%r): trying again in %g s", path, error, wait_s
-            ),
-        )
+        return retried(read, waits_s, may_pass, tell, least_s)
     except Exception as error:
         if _will_not_pass(path, error):
             raise
         raise _unreadable(path, error, waits_s, was_there) from error
+
+
+def _waits(path: str) -> Sequence[float]:
+    return STORE_WAITS_S if "://" in path else WAITS_S
 
 
 def persistent_each(
@@ -152,7 +169,8 @@ def persistent_each(
 ) -> list[Result | InputError]:
     """Runs `persistent` for many files.
 
-    Those that fail wait together, so that a thousand missing files take no longer than one.
+    Those that fail wait together, so that a thousand missing files take no longer than one. Raises
+    InputError at once if a store denies access.
     """
 
     def attempt(path: str) -> Result | Exception:
@@ -161,6 +179,8 @@ def persistent_each(
         except Exception as error:
             if _will_not_pass(path, error) and not isinstance(error, InputError):
                 raise
+            if is_denied(path, error):
+                raise InputError(denied_text(path, error)) from error
             return error
 
     results: dict[str, Result | Exception] = {}
@@ -176,10 +196,11 @@ def persistent_each(
         what = "%s cannot be read, %s among them (%r): trying again in %g s"
         log.info(what, many(len(left), "file"), left[0], results[left[0]], wait_s)
 
+    waits_s = max(map(_waits, paths), key=len, default=())
     with suppress(StorageError):
-        retried(attempt_left, WAITS_S, lambda error: isinstance(error, StorageError), tell)
+        retried(attempt_left, waits_s, lambda error: isinstance(error, StorageError), tell)
     return [
-        _unreadable(path, result, WAITS_S) if isinstance(result := results[path], Exception) else result
+        _unreadable(path, result, waits_s) if isinstance(result := results[path], Exception) else result
         for path in paths
     ]
 
@@ -199,19 +220,11 @@ def _unreadable(path: str, error: Exception, waits_s: Sequence[float], was_there
     if isinstance(error, InputError):
         return error
     tries = f" after {len(waits_s) + 1} attempts in {sum(waits_s):.0f} s" if waits_s else ""
-    kind = InputError if _is_absent(error) and not was_there else StorageError
+    if is_denied(path, error):
+        text = denied_text(path, error)
+        return StorageError(f"{text}; {_WERE_GOOD}") if was_there else InputError(text)
+    kind = InputError if is_absent(error) and not was_there else StorageError
     return kind(f"{path}: cannot be read{tries}: {getattr(error, 'strerror', None) or repr(error)}")
-
-
-def _is_absent(error: Exception) -> bool:
-    """Returns whether the error means that the file does not exist.
-
-    fsspec raises FileNotFoundError for every file that a web server does not give, whatever the reason: only
-    404 means it.
-    """
-    return isinstance(error, FileNotFoundError) and (
-        error.__cause__ is None or getattr(error.__cause__, "status", None) == 404
-    )
 
 
 def stamp(path: str) -> Stamp:
@@ -242,13 +255,47 @@ def open_file(path: str) -> BinaryIO:
     """Opens a file that can seek; what is read forward from a URL is requested in larger parts."""
     if not is_remote(path):
         return open(path, "rb")  # the caller closes it
-    return cast(BinaryIO, _remote(path).open(path, "rb", block_size=READ_AHEAD, cache_type="readahead"))
+    return cast(BinaryIO, _opened(path))
 
 
 def fetch(url: str, most_bytes: int) -> bytes:
     """Returns the content behind a URL, at most `most_bytes` + 1. Raises what fsspec's client raises."""
-    with _remote(url).open(url, "rb", block_size=READ_AHEAD, cache_type="readahead") as file:
+    with _opened(url) as file:
         return cast(bytes, file.read(most_bytes + 1))
+
+
+def _opened(path: str) -> Any:
+    """Returns fsspec's file behind an address, whose requests are counted."""
+    file = _remote(path).open(path, "rb", block_size=READ_AHEAD, cache_type="readahead")
+    if cache := getattr(file, "cache", None):  # a file that cannot seek has none
+        cache.fetcher = counted(cache.fetcher)
+    return file
+
+
+def _part(path: str, offset: int, size: int) -> bytes:
+    """Returns a part of a file behind an address; less than `size` only where the file ends.
+
+    Raises OSError if less has come of it than there is.
+    """
+    try:
+        content = cast(bytes, _remote(path).cat_file(path, start=offset, end=offset + size))
+    except Exception as error:
+        if not is_beyond_end(error):
+            raise
+        content = b""
+    if len(content) > size:
+        raise InputError(
+            f"{path}: {many(len(content), 'byte')} came where {size:,} were asked for: the server does not "
+            "answer requests for a part of a file (Range), which reading shards takes"
+        )
+    if len(content) < size and stamp(path).size >= offset + size:
+        raise OSError(f"only {len(content):,} of {many(size, 'byte')} came")
+    return content
+
+
+def _forget_keys(path: str) -> None:
+    """Makes the next request with a new client, which looks for keys again: others may lie there by then."""
+    type(_remote(path)).clear_instance_cache()
 
 
 def _remote(path: str) -> Any:
@@ -259,8 +306,8 @@ def _remote(path: str) -> Any:
     import fsspec
 
     try:
-        return fsspec.core.url_to_fs(path)[0]
+        return fsspec.core.url_to_fs(path, **client_options(path))[0]
     except (ImportError, ValueError) as error:
-        raise InputError(
-            f"{path}: {error}; s3:// needs the package s3fs (pip install 'clipship[s3]'), gs:// needs gcsfs"
-        ) from error
+        row = store_of(path)
+        advice = f"; python -m pip install {installed_by(row)}" if row else ""
+        raise InputError(f"{path}: {error}{advice}") from error

@@ -7,12 +7,13 @@ from typing import Any
 
 from trainer.config import is_remote
 from trainer.config.caption_key import Path
+from trainer.config.stores import STORES
 from trainer.data.captions import field_value
 from trainer.data.files import fetch, persistent, read_file
 from trainer.data.sample import BadSample, check_bytes, check_file
 from trainer.errors import InputError
 
-SCHEMES = ("http://", "https://", "s3://", "gs://")
+SCHEMES = ("http://", "https://", *(f"{name}://" for row in STORES for name in row.protocols))
 """Beginnings of addresses that a table may name; fsspec knows others, which read this machine's files or run
 chains of file systems."""
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")

@@ -22,6 +22,7 @@ from trainer.data.lanes import Lanes
 from trainer.data.order import Order, epoch_samples, position_seed
 from trainer.data.processes import empty_to_send, load, received, to_send
 from trainer.data.read_ahead import AHEAD_BYTES, ReadAhead
+from trainer.data.reading import NOTHING, TALLY, Reading
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.tokens import Masks, Tokenizer
 from trainer.data.train_requests import TrainRequest, TrainRequests
@@ -64,6 +65,8 @@ class Batch:
     keys: list[str]
     bad: tuple[BadSample, ...] = ()
     """Samples that were skipped; others took their places."""
+    reading: Reading = NOTHING
+    """Cost of reading in its loader process since the batch before."""
 
     def pin_memory(self) -> "Batch":
         """Returns the batch in page-locked memory, so that copies to the GPU need no waiting.
@@ -209,6 +212,7 @@ class TrainBatches(Dataset[Batch | InputError]):
             captions,
             keys,
             tuple(bad),
+            TALLY.pop(),
         )
 
     def _tokens(self, captions: list[str], request: TrainRequest) -> Tensor:

@@ -19,6 +19,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.loader import load_job
 from trainer.data.processes import start_process_server
+from trainer.data.storage import use_storage
 from trainer.evaluate.evaluation import Evaluation
 from trainer.evaluate.suite import measure_suite
 from trainer.model.build import build_model
@@ -49,6 +50,7 @@ def _whole_run(
 ) -> None:
     job = load_job(job_path)
     heartbeat.limits = job.timeouts.by_phase
+    use_storage(job)
     servers = [start_process_server()] if job.data.workers else []
     bind_cpus(job, world, os.environ, servers)
     comm = connect(job, world, os.environ, heartbeat)

@@ -18,6 +18,7 @@ from trainer.config.stack_table import KnownBad, table
 from trainer.data.image_folder import image_folder
 from trainer.data.reading_plan import reading_rows
 from trainer.data.shard_names import expand_shards
+from trainer.data.storage import storage_rows
 from trainer.estimate.fit import with_gpu_limit
 from trainer.launch.schedulers import launchers_of, scheduler
 from trainer.model.image_edges import lost_pixels
@@ -103,6 +104,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
         ),
         *(facts.first.rows() if facts.first is not None else ()),
         *(reading_rows(job, facts.batch_plan, begun_order(job), samples) if files else ()),
+        *storage_rows(job),
         ("world", _world(job, world_size, local=local)),
         *device_rows(job, local=local),
         environment_row(job, local=local),

@@ -17,6 +17,7 @@ from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.shared_folder import check_future_folder
 from trainer.config import Job
 from trainer.config.batch_plan import plan
+from trainer.data.storage import check_storage
 from trainer.estimate.fit import with_micro_batch
 from trainer.model.build import build_model
 from trainer.preflight.check import preflight
@@ -57,6 +58,7 @@ def command(job_path: Path, overrides: tuple[str, ...], folder: Path | None, as_
 def _run_preflight(job: Job, world: World, heartbeat: Heartbeat, folder: Path, as_json: bool) -> None:
     """Collective: runs the preflight, and rank 0 prints it. Raises MachineError if a run could not begin."""
     heartbeat.limits = job.timeouts.by_phase
+    check_storage(job)
     bind_cpus(job, world, os.environ)
     comm = connect(job, world, os.environ, heartbeat)
     log.info("%-12s %s on %s, %s", "backend", comm.name, comm.device, many(world.size, "rank"))

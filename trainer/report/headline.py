@@ -11,6 +11,7 @@ from trainer.report.cost import energy_j, gpu_hours, left_s, taken_s
 from trainer.report.figures import PARTS
 from trainer.report.folder import Numbers, RunFacts
 from trainer.report.metric_words import is_share, metric_names, metric_text, metric_title
+from trainer.report.reading import cache_text, reading_of
 from trainer.report.wording import energy_of, large, number, percent, size_of, time_of
 from trainer.run.exit_record import rank_name
 from trainer.telemetry.goodput import account
@@ -122,6 +123,9 @@ def _speed(facts: RunFacts) -> Iterator[Tile]:
     times = account(facts.times)
     if times.useful_share is not None:
         yield Tile("useful time", percent(times.useful_share), "in steps that counted")
+    if (reading := reading_of(records)) is not None:
+        requests = f"in {many(int(reading['requests']), 'request')}"
+        yield Tile("read", size_of(reading["bytes"]), cache_text(reading) or requests)
     yield from _cost(facts, ranks)
 
 

@@ -13,6 +13,7 @@ from trainer.report.cost import left_s, samples_per_s, total_steps
 from trainer.report.folder import Numbers, RunFacts, has_started, read_run
 from trainer.report.liveness import inspect, rows
 from trainer.report.metric_words import metric_title, shown_metrics
+from trainer.report.reading import reading_of, reading_text
 from trainer.report.wording import percent, span
 from trainer.run.checkpoints import newest_whole
 from trainer.run.exit_record import rank_name
@@ -50,6 +51,8 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
         step, path = step_and_path
         yield "checkpoint", f"step {step}, {path.name}"
     yield from _times(facts, wide=wide)
+    if (reading := reading_of(records)) is not None:
+        yield "reading", reading_text(reading)
     yield from _restarts(facts.restarts)
     if facts.result.get("reason"):
         yield "result", str(facts.result["reason"])

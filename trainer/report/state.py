@@ -8,6 +8,7 @@ from trainer.report.cost import energy_j, gpu_hours, left_s, samples_per_s, take
 from trainer.report.folder import RunFacts, has_started, read_run
 from trainer.report.liveness import State, inspect
 from trainer.report.progress import last_checkpoint
+from trainer.report.reading import reading_of
 from trainer.telemetry.goodput import account
 
 _ENDS = ("exit_code", "reason", "rank", "node", "time")
@@ -30,6 +31,7 @@ def state_of(folder: Path) -> dict[str, Any]:
         "evaluation": facts.metrics.evaluations[-1] if facts.metrics.evaluations else None,
         "checkpoint": _checkpoint(facts),
         **_costs(facts),
+        "reading": reading_of(facts.metrics.records),
         "restarts": len(facts.restarts),
         "end": {name: facts.exit.get(name) for name in _ENDS} if facts.exit else None,
         "remarks": list(facts.remarks),

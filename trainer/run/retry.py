@@ -50,10 +50,12 @@ def retried(
     waits_s: Iterable[float],
     may_pass: Callable[[Exception], bool],
     tell: Callable[[Exception, float], object] = lambda error, wait_s: None,
+    least_s: Callable[[Exception], float] = lambda error: 0.0,
 ) -> Result:
     """Returns the result of `attempt`, which is made again after each wait if its error may pass.
 
-    `tell` gets each error that is tried again, and the wait. Raises the last error.
+    `tell` gets each error that is tried again, and the wait; `least_s` says how long an error asks to wait.
+    Raises the last error.
     """
     for wait_s in waits_s:
         try:
@@ -61,6 +63,7 @@ def retried(
         except Exception as error:
             if not may_pass(error):
                 raise
+            wait_s = max(wait_s, least_s(error))
             tell(error, wait_s)
         time.sleep(wait_s)
     return attempt()

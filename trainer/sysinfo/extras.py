@@ -25,6 +25,9 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "launch": ("docker", "kubernetes"),
     "onnx": ("onnx", "onnxscript"),
     "s3": ("s3fs",),
+    "gcs": ("gcsfs",),
+    "oss": ("ossfs",),
+    "azure": ("adlfs",),
     "text": ("transformers", "sentencepiece", "google.protobuf"),
     "wandb": ("wandb",),
 }

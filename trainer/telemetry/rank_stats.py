@@ -9,7 +9,7 @@ import resource
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ COLUMNS = (
 )
 
 
-RankFigures = Callable[[], tuple[dict[str, Any], int, list[list[float]]]]
-"""Function that gives the figures for the record, the bad samples of all ranks, and each rank's values."""
+RankFigures = Callable[[], tuple[dict[str, Any], dict[str, float], list[list[float]]]]
+"""Function that gives the figures for the record, the totals of all ranks, and each rank's values."""
 
 
 class RankStats:
@@ -57,17 +57,20 @@ class RankStats:
         if self._path is not None:
             drop_after(self._path, steps_done)
 
-    def gather(self, step: int, lap: Lap, bad_samples: int = 0, values: Sequence[Tensor] = ()) -> RankFigures:
+    def gather(
+        self, step: int, lap: Lap, counts: Mapping[str, float], values: Sequence[Tensor] = ()
+    ) -> RankFigures:
         """Collective: starts to compare this rank's times since the last call with the others'.
 
-        `bad_samples` is this rank's count and `values` are scalars on the device, which travel along. The
-        returned function waits for the figures and writes them; call it once.
+        `counts` are this rank's, by names that are the same on all ranks, and are summed over them; `values`
+        are scalars on the device, which travel along. The returned function waits for the figures and writes
+        them; call it once.
         """
         self._all += lap
         times = lap.per_step()
         sent = self._comm.pop_bytes()
         self._sent += sent
-        row = [*(times[part] for part in COLUMNS[:4]), *self._machine.sample(), bad_samples]
+        row = [*(times[part] for part in COLUMNS[:4]), *self._machine.sample(), *counts.values()]
         numbers = to_device(torch.tensor(row, dtype=torch.float64), self._comm.device)
         own = torch.cat([numbers, *(value.reshape(1).double() for value in values)])
         table = HostCopy([self._comm.all_gather(own[None])])
@@ -77,11 +80,11 @@ class RankStats:
             "comm_share": round(times["comm_s"] / max(times["step_s"], 1e-9), 4),
         }
 
-        def read() -> tuple[dict[str, Any], int, list[list[float]]]:
+        def read() -> tuple[dict[str, Any], dict[str, float], list[list[float]]]:
             rows: list[list[float]] = table.get()[0].tolist()
             figures = self._record(step, lap.steps, [row[: len(COLUMNS)] for row in rows])
-            bad = sum(int(row[len(COLUMNS)]) for row in rows)
-            return {**about, **figures}, bad, [row[len(COLUMNS) + 1 :] for row in rows]
+            totals = {name: sum(row[at] for row in rows) for at, name in enumerate(counts, len(COLUMNS))}
+            return {**about, **figures}, totals, [row[len(COLUMNS) + len(counts) :] for row in rows]
 
         return read
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from trainer.comm.consensus import StepConsensus
 from trainer.comm.replicas import check_replicas
+from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import learning_rate
+from trainer.data.reading import TALLY, of_record
 from trainer.errors import Preempted
 from trainer.evaluate.rounds import EvaluationFailed
 from trainer.model.optimizer import set_learning_rate
@@ -43,6 +45,8 @@ class Loop:
         self._consensus = StepConsensus(setup.comm)
         self._batches = global_batches(setup, monitors.skipped)
         self._reads = LateReads(late=setup.comm.device.type == "cuda")
+        data = self._job.data
+        self._reads_files = bool(FORMATS[data.kind].unit) and not data.streams
         self._failure: str | None = None
         """Why the last evaluation has no metrics, if it failed."""
 
@@ -185,12 +189,13 @@ class Loop:
         lap = monitors.clock.pop(monitors.stragglers.pop_comm_s())
         times, epoch = lap.per_step(), (step - 1) // self._setup.schedule.epoch_steps
         scale = self._setup.clip.model.get_parameter("logit_scale").detach().exp()
+        counts = {"bad_samples": monitors.skipped.count, **(TALLY.pop().figures if self._reads_files else {})}
         about_ranks = monitors.rank_stats.gather(
-            step, lap, monitors.skipped.count, [result.loss_share, result.grad_norm, scale]
+            step, lap, counts, [result.loss_share, result.grad_norm, scale]
         )
 
         def write() -> None:
-            figures, bad_samples, rows = about_ranks()
+            figures, totals, rows = about_ranks()
             goodput = monitors.goodput.steps(step, lap, figures["data_s_median"], figures["straggler_s"])
             _, grad_norm, logit_scale = rows[self._comm.world.rank]
             record = Record(
@@ -203,9 +208,9 @@ class Loop:
                 logit_scale,
                 size / times["step_s"],
                 **times,
-                bad_samples=bad_samples,
+                bad_samples=int(totals["bad_samples"]),
             )
-            written.set_result(monitors.telemetry.write(record, {**figures, **goodput}))
+            written.set_result(monitors.telemetry.write(record, {**figures, **of_record(totals), **goodput}))
 
         self._reads.add(write)
         return written

@@ -47,6 +47,7 @@ from trainer.data.order import epoch_samples
 from trainer.data.processes import start_process_server
 from trainer.data.sample import InUnits, Source
 from trainer.data.sample_counts import shard_weights
+from trainer.data.storage import use_storage
 from trainer.data.streams import loader_processes
 from trainer.estimate.fit import with_micro_batch
 from trainer.evaluate.evaluation import Evaluation
@@ -98,6 +99,7 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat
     heartbeat.limits = job.timeouts.by_phase
     heartbeat.learner = limit_learner(job, world, os.environ)
     check_restarts(job, launcher_of(os.environ), starts_again=STARTS_AGAIN in os.environ)
+    use_storage(job)
     servers = [start_process_server()] if job.data.workers else []
     bind_cpus(job, world, os.environ, servers)
     lease.watch(heartbeat.lease)  # after the fork of the server, which has no threads

@@ -14,8 +14,10 @@ from trainer.config.formats import FORMATS
 from trainer.data.bad_samples import Skipped
 from trainer.data.caption_lengths import CaptionLengths, CaptionMonitor, counter_of
 from trainer.data.captions import choice_by
+from trainer.data.changed import Unchanged
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import normalised
+from trainer.data.reading import TALLY
 from trainer.data.streams import loader_processes
 from trainer.data.tokens import with_mask
 from trainer.model.caption_length import CaptionLength
@@ -70,9 +72,12 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
     )
     micro_batches = (setup.schedule.steps - steps_done) * setup.plan.accumulation
     captions = _caption_monitor(setup, micro_batches * setup.plan.micro_batch_size)
+    unchanged = Unchanged(setup.source)
     for micro_batch in islice(stream, micro_batches):
+        unchanged.check(micro_batch.bad)
         skipped.record(len(micro_batch.keys), micro_batch.bad)
         captions.record(micro_batch.captions)
+        TALLY.add(micro_batch.reading)
         yield micro_batch
 
 

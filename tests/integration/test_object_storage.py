@@ -1,0 +1,179 @@
+"""Shards in object storage, on a real S3 server: the same batches as from a local disk."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tests.integration.test_bad_input import sample
+from tests.support.jobs import tiny_job
+from tests.support.runs import TinyRun
+from tests.support.s3_server import KEY_ID, RCLONE, SECRET, s3_server
+from tests.unit.test_data_read_ahead import lengths, plain
+from trainer.config import Data
+from trainer.config.batch_plan import BatchPlan
+from trainer.data import files
+from trainer.data.bad_samples import Allowed
+from trainer.data.index import index_shards, open_index, stale, write_catalogue
+from trainer.data.lanes import Lanes
+from trainer.data.loader import train_batches
+from trainer.data.processes import start_process_server
+from trainer.data.sample import RawSample, Source
+from trainer.data.shard_files import write_shards
+from trainer.data.shard_names import expand_shards
+from trainer.data.shards import shard_selection
+from trainer.data.source import open_source, open_with_index
+from trainer.data.storage import SETTINGS, use_storage
+from trainer.errors import InputError, StorageError
+
+s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: `make venv`")
+pytestmark = [
+    pytest.mark.skipif(not RCLONE.exists(), reason="rclone is not installed beside this Python: `make venv`"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # fsspec's clients live as long as the process
+]
+NAMES = "shard-{000000..000003}.tar"
+SHARDS = f"s3://shards/{NAMES}"
+
+
+@pytest.fixture(autouse=True)
+def keys_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither this machine's own keys nor what another test's job says."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv(SETTINGS, "{}")
+    monkeypatch.setattr(files, "STORE_WAITS_S", (0.0,))
+    s3fs.S3FileSystem.clear_instance_cache()  # a client keeps the keys that it has found
+
+
+@pytest.fixture(scope="module")
+def buckets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    start_process_server()
+    folder = tmp_path_factory.mktemp("s3") / "buckets"
+    (folder / "shards").mkdir(parents=True)
+    write_shards((sample(number) for number in range(64)), folder / "shards", 16)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_keys(buckets: Path) -> Iterator[str]:
+    with s3_server(buckets, keys=True) as address:
+        yield address
+
+
+def give_keys(monkeypatch: pytest.MonkeyPatch, secret: str = SECRET) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+
+
+def one_size(raw: RawSample, seed: int) -> Tensor:
+    """The last bytes of the file as a picture, and one that the position decides."""
+    assert isinstance(raw.image, bytes)
+    return plain(replace(raw, image=raw.image[-64:]), seed)
+
+
+def loaded(source: Source, workers: int = 0) -> list[tuple[list[str], list[str], bytes]]:
+    """Keys, captions and pixels of each batch of an epoch."""
+    batches = train_batches(
+        source, plan=BatchPlan(1, 16, 16, 16, 1), rank=0, seed=3, order=Lanes(7, 16),
+        pixels=one_size, tokenizer=lengths, workers=workers, epochs=1,
+    )  # fmt: skip
+    return [(batch.keys, batch.captions, batch.images.numpy().tobytes()) for batch in batches]
+
+
+def of_storage(**keys: Any) -> Data:
+    data = {"train": (SHARDS,), "format": "webdataset", **keys}
+    job = tiny_job(data=data)
+    use_storage(job)
+    return job.data
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_from_a_bucket_are_those_of_a_local_disk(
+    buckets: Path, with_keys: str, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    expected = loaded(open_source(Data(train=(str(buckets / "shards" / NAMES),))))
+    assert len(expected) == 4
+    give_keys(monkeypatch)
+    data = of_storage(storage={"endpoint": with_keys, "region": "us-east-1"})
+    assert loaded(open_source(data), workers) == expected
+    monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    assert loaded(open_source(of_storage()), workers) == expected, "as `clipship index` reads them"
+
+
+def test_a_bucket_that_asks_for_no_keys_is_indexed_once_and_kept_on_the_node(
+    buckets: Path, tmp_path: Path
+) -> None:
+    expected = loaded(open_source(Data(train=(str(buckets / "shards" / NAMES),))))
+    with s3_server(buckets, keys=False) as address:
+        data = of_storage(
+            storage={"endpoint": address, "anonymous": True}, cache=str(tmp_path / "kept"), cache_gb=1
+        )
+        selection, paths = shard_selection(data), expand_shards(data.train)
+        made = index_shards(paths, selection, tmp_path / "index")
+        write_catalogue(tmp_path / "index", selection, made)
+        assert stale(paths, selection, tmp_path / "index") == []
+        source = open_with_index(open_index(paths, selection, tmp_path / "index"), data, Allowed.by(data))
+        assert loaded(source) == expected
+    assert loaded(source) == expected, "the server is gone, and all of it lies in data.cache"
+
+
+def test_keys_that_are_wrong_or_missing_are_one_sentence(
+    with_keys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = of_storage(storage={"endpoint": with_keys, "region": "us-east-1"})
+    for secret in (None, "another-s3cr3t"):
+        if secret:
+            give_keys(monkeypatch, secret)
+        with pytest.raises(InputError, match=r"000000\.tar: S3 denies access .*AWS_ACCESS_KEY_ID") as refused:
+            stale(expand_shards(data.train), shard_selection(data), Path("index"))
+        assert len(str(refused.value).splitlines()) == 1
+        assert not isinstance(refused.value, StorageError)
+        assert "s3cr3t" not in str(refused.value)
+
+
+def test_keys_that_are_renewed_in_mid_run_are_taken(
+    with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(kept))
+    monkeypatch.setattr(time, "sleep", lambda _: write_credentials(kept, SECRET))
+    write_credentials(kept, "expired-s3cr3t")
+    of_storage(storage={"endpoint": with_keys, "region": "us-east-1"})
+    first = expand_shards([SHARDS])[0]
+    assert len(files.Files().read(first, 0, 512)) == 512
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    write_credentials(kept, "expired-s3cr3t")
+    files._forget_keys(first)
+    with pytest.raises(StorageError, match="they have expired or were withdrawn: with new ones the run goes"):
+        files.Files().read(first, 0, 512)
+
+
+def write_credentials(file: Path, secret: str) -> None:
+    file.write_text(f"[default]\naws_access_key_id = {KEY_ID}\naws_secret_access_key = {secret}\n")
+
+
+def test_a_run_reads_from_a_bucket_and_writes_its_keys_nowhere(
+    with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_keys(monkeypatch)
+    run = TinyRun(tmp_path)
+    data = {"train": [SHARDS], "format": "webdataset", "workers": 1}
+    run.write(
+        data={**data, "storage": {"endpoint": with_keys, "region": "us-east-1"}},
+        optim={"global_batch_size": 16, "steps": 4, "lr": 1e-3},
+    )
+    done = run.start(1)
+    assert done.returncode == 0, done.stderr
+    assert len((run.run / "metrics.jsonl").read_text().splitlines()) >= 4
+    written = [file.read_bytes() for file in run.run.rglob("*") if file.is_file()]
+    assert written
+    assert not [content for content in [*written, done.stdout.encode()] if SECRET.encode() in content]

@@ -1,0 +1,174 @@
+"""`[data.storage]`: what it means for each kind of store, and what has no place in a job file."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import tiny_job
+from trainer.config import Job
+from trainer.config.loader import job_from_table
+from trainer.config.stores import STORES, StoreRow
+from trainer.data.answers import asked_wait_s, denied_text, is_denied
+from trainer.data.storage import SETTINGS, client_options, storage_rows, use_storage
+from trainer.errors import InputError
+
+SHARDS = {"s3fs": "s3://b/0.tar", "gcsfs": "gs://b/0.tar", "ossfs": "oss://b/0.tar", "adlfs": "az://b/0.tar"}
+MINIO = "https://minio.example.org:9000"
+
+
+def stored(address: str, **storage: Any) -> Job:
+    return tiny_job(data={"train": (address,), "format": "webdataset", "storage": storage})
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgets what a test's job says."""
+    monkeypatch.setenv(SETTINGS, "{}")
+    for row in STORES:
+        for variable in row.from_variables.values():
+            monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("package", "storage", "options"),
+    [
+        ("s3fs", {}, {}),
+        (
+            "s3fs",
+            {"endpoint": MINIO, "region": "RegionOne", "ca_bundle": "/etc/ca.pem"},
+            {"endpoint_url": MINIO, "client_kwargs": {"region_name": "RegionOne", "verify": "/etc/ca.pem"}},
+        ),
+        ("s3fs", {"anonymous": True, "requester_pays": True}, {"anon": True, "requester_pays": True}),
+        ("gcsfs", {"anonymous": True, "endpoint": MINIO}, {"token": "anon", "endpoint_url": MINIO}),
+        ("ossfs", {"endpoint": "https://oss.example.org"}, {"endpoint": "https://oss.example.org"}),
+        ("ossfs", {"anonymous": True}, {"key": None}),
+        ("adlfs", {"endpoint": "https://me.blob.example.org"}, {"account_host": "me.blob.example.org"}),
+    ],
+)
+def test_each_store_gets_the_options_of_its_own_package(
+    package: str, storage: dict[str, Any], options: dict[str, Any]
+) -> None:
+    use_storage(stored(SHARDS[package], **storage))
+    assert client_options(SHARDS[package]) == options
+    assert client_options("/local/0.tar") == client_options("http://host/0.tar") == {}
+
+
+def test_the_keys_of_a_package_that_reads_no_variable_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OSS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "s3cr3t")
+    use_storage(stored(SHARDS["ossfs"], endpoint=MINIO))
+    assert client_options(SHARDS["ossfs"]) == {"endpoint": MINIO, "key": "id", "secret": "s3cr3t"}
+    assert "s3cr3t" not in json.dumps([value for name, value in environment().items() if name == SETTINGS])
+    use_storage(stored(SHARDS["ossfs"], anonymous=True))
+    assert client_options(SHARDS["ossfs"])["key"] is None
+
+
+def environment() -> dict[str, str]:
+    import os
+
+    return dict(os.environ)
+
+
+def test_addresses_in_the_cells_of_a_table_are_of_s3_unless_the_job_names_another_store() -> None:
+    use_storage(tiny_job(data={"train": ("t.csv",), "format": "table", "storage": {"endpoint": MINIO}}))
+    assert client_options("s3://bucket/a.jpg") == {"endpoint_url": MINIO}
+    assert client_options("gs://bucket/a.jpg") == {}
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        ({"secret": "s3cr3tvalue"}, "secret looks like a key to the storage, .* AWS_SECRET_ACCESS_KEY"),
+        ({"key": "s3cr3tvalue"}, "key looks like a key to the storage"),
+        ({"access_key_id": "s3cr3tvalue"}, "access_key_id looks like a key"),
+        ({"connection_string": "AccountKey=s3cr3tvalue"}, "connection_string looks like a key"),
+        ({"region": "AKIAS3CR3TVALUE12345"}, "region looks like a key"),
+        ({"endpoint": "https://me:s3cr3tvalue@minio.example.org"}, "endpoint looks like a key"),
+        ({"endpoint": "https://minio.example.org/?sig=s3cr3tvalue"}, "endpoint looks like a key"),
+        ({"endpoint": "minio.example.org:9000"}, "must be the address of a server"),
+        ({"endpoint": "file:///etc/passwd"}, "must be the address of a server"),
+        ({"endpoint": "https://minio.example.org:http"}, "must be the address of a server"),
+        ({"endpoint": "https://a b"}, "must be the address of a server"),
+        ({"endpoint": "https://a\nb"}, "must be one line"),
+        ({"region": "$(id)"}, "region"),
+        ({"endpiont": MINIO}, "did you mean data.storage.endpoint"),
+        (
+            {"region": "eu"},
+            r"data.storage.region: Google Cloud Storage \(gs://, gcs://\) has no such setting",
+        ),
+    ],
+)
+def test_what_no_store_can_be_told_is_refused_without_its_value(storage: dict[str, Any], said: str) -> None:
+    address = SHARDS["gcsfs" if "no such setting" in said else "s3fs"]
+    with pytest.raises(InputError, match=said) as refused:
+        job_from_table(
+            {
+                "name": "x",
+                "data": {"train": [address], "storage": storage},
+                "optim": {"global_batch_size": 16, "steps": 1},
+            },
+            "a test's job",
+        )
+    assert "s3cr3tvalue" not in str(refused.value).lower()
+
+
+def test_a_key_in_an_address_and_one_endpoint_for_two_stores_are_refused() -> None:
+    with pytest.raises(ValueError, match="a key has no place in a job file") as refused:
+        stored("s3://id:s3cr3tvalue@bucket/0.tar")
+    assert "s3cr3tvalue" not in str(refused.value).split("[type=")[0]
+    with pytest.raises(ValueError, match=r"names 2 kinds \(s3://b/0.tar, gs://b/0.tar\)"):
+        tiny_job(
+            data={
+                "train": (SHARDS["s3fs"], SHARDS["gcsfs"]),
+                "format": "webdataset",
+                "storage": {"endpoint": MINIO},
+            }
+        )
+
+
+def test_check_says_which_store_is_asked_and_where_its_keys_come_from() -> None:
+    ((topic, text),) = storage_rows(stored(SHARDS["s3fs"], endpoint=MINIO, region="eu-1"))
+    assert topic == "storage"
+    assert text == (
+        f"S3 through s3fs, at {MINIO}, region eu-1; keys: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+        "AWS_PROFILE, or the role of the machine or pod"
+    )
+    assert list(storage_rows(tiny_job())) == []
+
+
+@pytest.mark.parametrize("row", STORES, ids=lambda row: row.package)
+def test_a_store_that_denies_access_says_what_gives_it(row: StoreRow) -> None:
+    address = f"{row.protocols[0]}://bucket/0.tar"
+    assert is_denied(address, PermissionError("Access Denied"))
+    assert not is_denied("/shards/0.tar", PermissionError(13, "Permission denied"))
+    assert row.keys in denied_text(address, PermissionError("Access Denied"))
+
+
+class OfBotocore(Exception):
+    """As botocore's errors are, which carry the answer's headers."""
+
+    def __init__(self, status: int, wait: str) -> None:
+        headers = {"retry-after": wait}
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers}}
+
+
+@pytest.mark.parametrize(
+    ("said", "wait_s"),
+    [
+        ("7", 7.0),
+        ("3600", 30.0),
+        ("-1", 0.0),
+        ("nan", 0.0),
+        ("soon", 0.0),
+        ("Mon, 01 Jan 2001 00:00:00 GMT", 0.0),
+    ],
+)
+def test_a_store_says_how_long_to_wait_within_reason(said: str, wait_s: float) -> None:
+    error = OSError("busy")
+    error.__cause__ = OfBotocore(503, said)
+    assert asked_wait_s(error) == wait_s
+    assert not is_denied("s3://b/0.tar", error)
+    assert is_denied("s3://b/0.tar", OfBotocore(403, said))

@@ -1,0 +1,196 @@
+"""Faults of stores, behind http and S3: nothing is lost or comes twice, or one sentence says why."""
+
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.range_server import RETRY_AFTER_S, Ranges, serving
+from tests.unit.test_data_read_ahead import keys, opened
+from tests.unit.test_data_read_ahead import shards as shards
+from trainer.config import Data
+from trainer.data import files
+from trainer.data.changed import LOOK_S, Unchanged
+from trainer.data.files import Files
+from trainer.data.index import index_shards, open_index, write_catalogue
+from trainer.data.lanes import Lanes
+from trainer.data.sample import BadSample
+from trainer.data.shards import open_indexed, shard_selection
+from trainer.data.storage import SETTINGS
+from trainer.errors import InputError, StorageError
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning"
+)  # fsspec's clients live as long as the process
+WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0)
+STORES = [
+    "http",
+    pytest.param("s3", marks=pytest.mark.skipif(find_spec("s3fs") is None, reason="s3fs is not installed")),
+]
+
+
+class Clock:
+    """Time that passes only in waits, which it writes down."""
+
+    def __init__(self) -> None:
+        self.waits_s: list[float] = []
+        self.after: Callable[[float], object] = lambda now_s: None
+
+    def sleep(self, wait_s: float) -> None:
+        self.waits_s.append(wait_s)
+        self.after(sum(self.waits_s))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("trainer.run.retry.time", SimpleNamespace(sleep=clock.sleep))
+    monkeypatch.setattr(files, "STORE_WAITS_S", WAITS_S)
+    return clock
+
+
+@pytest.fixture(params=STORES)
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, type[Ranges]]]:
+    """The beginning of addresses in a bucket, and the server's class; the bucket is a folder of the test."""
+    (tmp_path / "bucket").mkdir()
+    with serving(tmp_path) as (address, server):
+        if request.param == "http":
+            yield f"{address}/bucket", server
+            return
+        options = {"endpoint_url": address, "anon": True, "client_kwargs": {"region_name": "us-east-1"}}
+        monkeypatch.setenv(SETTINGS, json.dumps({"s3": options}))
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # botocore's own attempts wait for real
+        monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+        yield "s3://bucket", server
+
+
+@pytest.fixture
+def content(tmp_path: Path, store: tuple[str, type[Ranges]]) -> bytes:
+    content = os.urandom(5000)
+    (tmp_path / "bucket" / "0.tar").write_bytes(content)
+    return content
+
+
+FAULTS = ["cut", "gone", "short", "503", "403", "500"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_store_that_fails_now_and_then_gives_each_sample_once(
+    fault: str, shards: str, store: tuple[str, type[Ranges]], tmp_path: Path, clock: Clock
+) -> None:
+    address, server = store
+    for shard in Path(shards).parent.glob("*.tar"):
+        (tmp_path / "bucket" / shard.name).symlink_to(shard)
+    source = opened(f"{address}/{Path(shards).name}")
+    server.faults.extend(["", fault, fault, ""] * 4)
+    assert keys(source, Lanes(7, 16), epochs=1) == keys(opened(shards), Lanes(7, 16), epochs=1)
+    assert not server.faults
+    assert clock.waits_s or fault == "gone", "clients ask a server once more by themselves"
+
+
+def test_a_store_that_asks_to_wait_is_left_alone_so_long(
+    content: bytes, store: tuple[str, type[Ranges]], clock: Clock
+) -> None:
+    address, server = store
+    server.faults.extend(["503", "503"])
+    assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30]
+    assert clock.waits_s == [RETRY_AFTER_S, RETRY_AFTER_S]
+
+
+def test_a_store_that_is_gone_for_20_s_is_waited_for(
+    content: bytes, store: tuple[str, type[Ranges]], clock: Clock
+) -> None:
+    address, server = store
+    server.faults = deque(["gone"] * 100)
+    clock.after = lambda now_s: server.faults.clear() if now_s >= 20 else None
+    assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30]
+    assert 20 <= sum(clock.waits_s) < 30
+
+
+def test_a_store_that_stays_away_is_named_with_how_long_it_was_waited_for(
+    content: bytes, store: tuple[str, type[Ranges]], clock: Clock
+) -> None:
+    address, server = store
+    server.faults = deque(["gone"] * 100)
+    with pytest.raises(StorageError, match=rf"{address}/0\.tar: cannot be read after 9 attempts in 40 s"):
+        Files().read(f"{address}/0.tar", 10, 20)
+
+
+def test_keys_that_expire_in_mid_run_are_named_after_they_were_looked_for_anew(
+    content: bytes, store: tuple[str, type[Ranges]], clock: Clock
+) -> None:
+    address, server = store
+    server.faults = deque(["403"] * len(WAITS_S) + ["403"])
+    with pytest.raises(StorageError, match=r"denies access .* they have expired or were withdrawn") as denied:
+        Files().read(f"{address}/0.tar", 10, 20)
+    assert "\n" not in str(denied.value)
+    assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30]
+
+
+def test_a_server_that_sends_the_whole_file_for_a_part_is_refused(
+    content: bytes, store: tuple[str, type[Ranges]], clock: Clock
+) -> None:
+    address, server = store
+    server.faults.append("whole")
+    with pytest.raises(InputError, match=r"5,000 bytes came where 20 were asked for: .*\(Range\)"):
+        Files().read(f"{address}/0.tar", 10, 20)
+    assert not clock.waits_s
+
+
+@pytest.mark.parametrize("left", [4000, 100])
+def test_a_file_that_became_shorter_is_no_fault_of_the_store(
+    left: int, content: bytes, store: tuple[str, type[Ranges]], tmp_path: Path, clock: Clock
+) -> None:
+    address, _ = store
+    (tmp_path / "bucket" / "0.tar").write_bytes(content[:left])
+    with pytest.raises(InputError, match=r"the file now ends .* bytes too early: it changed") as shorter:
+        Files().read(f"{address}/0.tar", 3990, 20)
+    assert not isinstance(shorter.value, StorageError)
+    assert not clock.waits_s
+
+
+def test_a_name_that_nobody_knows_is_waited_for_and_then_named(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    def unknown(*_args: object, **_options: object) -> object:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(
+        StorageError, match=r"http://store\.example/0\.tar: cannot be read after 9 attempts in 40 s: Name"
+    ):
+        Files().read("http://store.example/0.tar", 0, 9)
+    assert tuple(clock.waits_s) == WAITS_S
+
+
+def test_a_file_that_changed_under_the_run_is_named_and_no_mere_bad_sample(
+    shards: str, store: tuple[str, type[Ranges]], tmp_path: Path
+) -> None:
+    address, _ = store
+    first, second = (tmp_path / "bucket" / name for name in ("00.tar", "01.tar"))
+    for file in (first, second):
+        file.write_bytes((Path(shards).parent / file.name).read_bytes())
+    paths, selection = [f"{address}/00.tar", f"{address}/01.tar"], shard_selection(Data(train=("x.tar",)))
+    write_catalogue(tmp_path, selection, index_shards(paths, selection, tmp_path))
+    source = open_indexed(open_index(paths, selection, tmp_path), selection, "captions")
+    now_s = 0.0
+    unchanged = Unchanged(source, lambda: now_s)
+    bad = [BadSample(path, "k", "not an image", "it is none") for path in paths]
+    unchanged.check(bad)
+    os.utime(first, (1, 1))
+    unchanged.check([])
+    unchanged.check(bad)
+    now_s = LOOK_S
+    with pytest.raises(InputError, match=rf"{paths[0]}: the file has changed under the run, .*Put back what"):
+        unchanged.check(bad)
+    now_s = 3 * LOOK_S
+    unchanged.check(bad[1:])
+    Unchanged(opened(shards)).check(bad)
