@@ -285,118 +285,6 @@ def _keys_backward(
         )  # fmt: skip
 
 
-@triton.jit
-def _seen_by_half(
-    k, v, q, grad, lse, level, key, query, tokens, scale, of_k, of_v, of_q,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Adds what queries and keys give to the gradients of each other; `of_q` is [D, Q]."""
-    weights = tl.exp2(tl.dot(k, tl.trans(q)) * scale - lse[None, :])
-    if CAUSAL:
-        weights = tl.where(key[:, None] <= query[None, :], weights, 0.0)
-    if MASKED:
-        weights = tl.where(key[:, None] < tokens, weights, 0.0)
-    of_v = tl.dot(weights.to(grad.dtype), grad, of_v)
-    of_scores = (weights * (tl.dot(v, tl.trans(grad)) - level[None, :])).to(q.dtype)
-    return tl.dot(of_scores, q, of_k), of_v, tl.dot(tl.trans(k), of_scores, of_q)
-
-
-@triton.jit
-def _seen_by_all(
-    k_1, v_1, k_2, v_2, joint_ptr, seen_ptr, grad_ptr, lse_ptr, to_ptr, first, tokens, width, scale,
-    of_k_1, of_v_1, of_k_2, of_v_2, of_k_last, of_v_last, sum_of_q,
-    CAUSAL: tl.constexpr, HALF: tl.constexpr, MASKED_KEYS: tl.constexpr, ONE: tl.constexpr,
-    MASKED: tl.constexpr, Q: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    """Computes the gradient of Q queries from `first` on, and adds what they give to those of all keys."""
-    q = _rows(joint_ptr, first, tokens, 3 * width, MASKED, Q, D)
-    grad = _rows(grad_ptr, first, tokens, width, MASKED, Q, D)
-    seen = _rows(seen_ptr, first, tokens, width, MASKED, Q, D)
-    query, key = first + tl.arange(0, Q), tl.arange(0, HALF)
-    lse = tl.load(lse_ptr + query, mask=query < tokens, other=float("inf"))
-    level = tl.sum(grad.to(tl.float32) * seen.to(tl.float32), 1)
-    steep = scale * 1.4426950408889634
-    of_q = tl.zeros((D, Q), tl.float32)
-    if ONE:
-        last_ptr = joint_ptr + (tokens - 1) * 3 * width + tl.arange(0, D)
-        k_last, v_last = (
-            tl.load(last_ptr + width).to(tl.float32),
-            tl.load(last_ptr + 2 * width).to(tl.float32),
-        )
-        wide_q, wide_grad = q.to(tl.float32), grad.to(tl.float32)
-        weight = tl.exp2(tl.sum(wide_q * k_last[None, :], 1) * steep - lse)
-        of_score = weight * (tl.sum(wide_grad * v_last[None, :], 1) - level)
-        of_k_last += tl.sum(of_score[:, None] * wide_q, 0)
-        of_v_last += tl.sum(weight[:, None] * wide_grad, 0)
-        of_q += k_last[:, None] * of_score[None, :]
-    of_k_1, of_v_1, of_q = _seen_by_half(
-        k_1, v_1, q, grad, lse, level, key, query, tokens, steep, of_k_1, of_v_1, of_q, CAUSAL, False
-    )
-    of_k_2, of_v_2, of_q = _seen_by_half(
-        k_2, v_2, q, grad, lse, level, HALF + key, query, tokens, steep, of_k_2, of_v_2, of_q,
-        CAUSAL, MASKED_KEYS,
-    )  # fmt: skip
-    of_q *= scale
-    at = to_ptr + query[None, :] * 3 * width + tl.arange(0, D)[:, None]
-    tl.store(at, of_q.to(q.dtype), mask=query[None, :] < tokens)
-    sum_of_q += tl.sum(of_q, 1)
-    return of_k_1, of_v_1, of_k_2, of_v_2, of_k_last, of_v_last, sum_of_q
-
-
-@triton.jit
-def _store_half(to_ptr, of_k, of_v, first, tokens, width, HALF: tl.constexpr, D: tl.constexpr):
-    key, lane = first + tl.arange(0, HALF)[:, None], tl.arange(0, D)[None, :]
-    at = to_ptr + width + key * 3 * width + lane
-    tl.store(at, of_k.to(to_ptr.dtype.element_ty), mask=key < tokens)
-    tl.store(at + width, of_v.to(to_ptr.dtype.element_ty), mask=key < tokens)
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def _whole_backward(
-    joint_ptr, seen_ptr, grad_ptr, lse_ptr, to_ptr, sums_ptr, tokens, heads, scale,
-    CAUSAL: tl.constexpr, HALF: tl.constexpr, Q: tl.constexpr, UNEVEN: tl.constexpr, MASKED: tl.constexpr,
-    ONE: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    """Computes all gradients of a head of at most 2 HALF keys, and one more if ONE."""
-    of_head = tl.program_id(0).to(tl.int64)
-    sample, head, width = of_head // heads, of_head % heads, heads * D
-    stride = 3 * width
-    joint_ptr += sample * tokens * stride + head * D
-    to_ptr += sample * tokens * stride + head * D
-    seen_ptr += sample * tokens * width + head * D
-    grad_ptr += sample * tokens * width + head * D
-    lse_ptr += of_head * tokens
-    sums_ptr += sample * stride + head * D
-    lane = tl.arange(0, D)
-    k_1 = _rows(joint_ptr + width, 0, tokens, stride, False, HALF, D)
-    v_1 = _rows(joint_ptr + 2 * width, 0, tokens, stride, False, HALF, D)
-    k_2 = _rows(joint_ptr + width, HALF, tokens, stride, MASKED, HALF, D)
-    v_2 = _rows(joint_ptr + 2 * width, HALF, tokens, stride, MASKED, HALF, D)
-    of_k_1, of_v_1 = tl.zeros((HALF, D), tl.float32), tl.zeros((HALF, D), tl.float32)
-    of_k_2, of_v_2 = tl.zeros((HALF, D), tl.float32), tl.zeros((HALF, D), tl.float32)
-    of_k_last, of_v_last = tl.zeros((D,), tl.float32), tl.zeros((D,), tl.float32)
-    sum_of_q = tl.zeros((D,), tl.float32)
-    for start in range(0, tokens, Q):
-        of_k_1, of_v_1, of_k_2, of_v_2, of_k_last, of_v_last, sum_of_q = _seen_by_all(
-            k_1, v_1, k_2, v_2, joint_ptr, seen_ptr, grad_ptr, lse_ptr, to_ptr, start, tokens, width, scale,
-            of_k_1, of_v_1, of_k_2, of_v_2, of_k_last, of_v_last, sum_of_q,
-            CAUSAL, HALF, MASKED, ONE, UNEVEN, Q, D,
-        )  # fmt: skip
-    of_k_1, of_k_2, of_k_last = of_k_1 * scale, of_k_2 * scale, of_k_last * scale
-    _store_half(to_ptr, of_k_1, of_v_1, 0, tokens, width, HALF, D)
-    _store_half(to_ptr, of_k_2, of_v_2, HALF, tokens, width, HALF, D)
-    sum_of_k, sum_of_v = tl.sum(of_k_1, 0) + tl.sum(of_k_2, 0), tl.sum(of_v_1, 0) + tl.sum(of_v_2, 0)
-    if ONE:
-        last_ptr = to_ptr + width + (tokens - 1) * stride + lane
-        tl.store(last_ptr, of_k_last.to(to_ptr.dtype.element_ty))
-        tl.store(last_ptr + width, of_v_last.to(to_ptr.dtype.element_ty))
-        sum_of_k += of_k_last
-        sum_of_v += of_v_last
-    tl.store(sums_ptr + lane, sum_of_q)
-    tl.store(sums_ptr + width + lane, sum_of_k)
-    tl.store(sums_ptr + 2 * width + lane, sum_of_v)
-
-
 class Tiles(NamedTuple):
     """How a kernel cuts up its work."""
 
@@ -416,10 +304,9 @@ class Tiles(NamedTuple):
 
 
 FORWARD = Tiles(64, 64, 4, 3)
-QUERIES = Tiles(64, 64, 4, 3)
-KEYS = Tiles(64, 64, 4, 2)
-WHOLE: Tiles | None = Tiles(256, 32, 8, 1)
-"""Where one program computes all gradients of a head; None for never."""
+QUERIES = Tiles(64, 32, 4, 3)
+KEYS = Tiles(64, 32, 4, 3, 128)
+"""Fastest of some ten each on an H100, with 129 to 577 tokens."""
 
 
 def attention(joint: Tensor, heads: int, causal: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -441,29 +328,6 @@ def attention_backward(
     joint: Tensor, out: Tensor, lse: Tensor, grad: Tensor, heads: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Launches `BlockOps.attention_backward`."""
-    if WHOLE is not None and WHOLE.own // 2 <= joint.shape[1] <= WHOLE.own + (not causal):
-        return _by_whole_heads(WHOLE, joint, out, lse, grad, heads, causal)
-    return _by_blocks(joint, out, lse, grad, heads, causal)
-
-
-def _by_whole_heads(
-    tiles: Tiles, joint: Tensor, out: Tensor, lse: Tensor, grad: Tensor, heads: int, causal: bool
-) -> tuple[Tensor, Tensor]:
-    samples, tokens, width = joint.shape
-    lanes = width // (3 * heads)
-    of_joint = torch.empty_like(joint)
-    sums = joint.new_empty(samples, width, dtype=torch.float32)
-    _whole_backward[(samples * heads,)](
-        joint, out, grad, lse, of_joint, sums, tokens, heads, lanes**-0.5, CAUSAL=causal, HALF=tiles.own // 2,
-        Q=tiles.others, UNEVEN=tokens % tiles.others > 0, MASKED=tokens < tiles.own, ONE=tokens > tiles.own,
-        D=lanes, **tiles.options,
-    )  # fmt: skip
-    return of_joint, sums.sum(0)
-
-
-def _by_blocks(
-    joint: Tensor, out: Tensor, lse: Tensor, grad: Tensor, heads: int, causal: bool
-) -> tuple[Tensor, Tensor]:
     samples, tokens, width = joint.shape
     lanes = width // (3 * heads)
     of_joint, level = torch.empty_like(joint), torch.empty_like(lse)
