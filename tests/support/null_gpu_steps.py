@@ -8,6 +8,7 @@ from typing import Any
 import open_clip
 import torch
 from timm.layers.helpers import to_2tuple
+from torch.utils._pytree import tree_leaves
 
 from tests.support.jobs import tiny_job
 from tests.support.null_gpu import nullgpu
@@ -98,11 +99,11 @@ def counting(ops: BlockOps) -> BlockOps:
     def counted(name: str, function: Any) -> Any:
         def call(*arguments: Any) -> Any:
             results = function(*arguments)
-            written = [results] if isinstance(results, torch.Tensor) else results
-            # A sum to which nothing is added is the input itself, and is not written.
-            new = [tensor for tensor in written if not any(tensor is given for given in arguments)]
-            tensors = [one for one in (*arguments, *new) if isinstance(one, torch.Tensor)]
-            _fused_bytes[name] += sum(tensor.nbytes for tensor in tensors)
+            # A sum to which nothing is added is the input itself, and what is kept may be a result.
+            tensors = {
+                id(one): one for one in tree_leaves((arguments, results)) if isinstance(one, torch.Tensor)
+            }
+            _fused_bytes[name] += sum(tensor.nbytes for tensor in tensors.values())
             return results
 
         return call

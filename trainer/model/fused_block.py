@@ -26,6 +26,9 @@ QUICK = 1.702
 """Factor in the sigmoid of OpenAI's GELU."""
 _LANES = (32, 64)
 """Values of a head for which attention is fused: tiles of 128 fit the shared memory of few GPUs."""
+_TRIED = {50: False, 77: True, 257: False}
+"""Lengths with which a start tries attention, and whether it is causal then."""
+Kept = tuple[Tensor, ...]
 _CLOSE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
 """Largest difference of both forms by type, as a share of a result's norm: a few roundings of each value."""
 
@@ -44,12 +47,14 @@ class BlockOps:
     """
     gelu_backward: Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor]]
     """(gradient, x, kind of GELU): returns the gradient of x, and its sum over all rows."""
-    attention: Callable[[Tensor, int, bool], Tensor]
-    """(joint_BTE, heads, causal): returns [B, T, D]."""
-    attention_backward: Callable[[Tensor, Tensor, int, bool], tuple[Tensor, Tensor]]
-    """(joint_BTE, gradient_BTD, heads, causal): returns the gradient of joint_BTE, and its sum [E]."""
+    attention: Callable[[Tensor, int, bool], tuple[Tensor, Kept]]
+    """(joint_BTE, heads, causal): returns [B, T, D], and what its gradient needs beside joint_BTE."""
+    attention_backward: Callable[[Tensor, Kept, Tensor, int, bool], tuple[Tensor, Tensor]]
+    """(joint_BTE, what was kept, gradient_BTD, heads, causal): returns the gradient of joint_BTE, and its
+    sum [E].
+    """
     longest: int
-    """Most tokens that `attention` takes."""
+    """Most tokens for which `attention` is called."""
 
 
 def _norm(
@@ -101,8 +106,12 @@ def attended(joint_BTE: Tensor, heads: int, causal: bool = False, mask: Tensor |
     return out.transpose(1, 2).flatten(2)
 
 
+def _attention(joint_BTE: Tensor, heads: int, causal: bool) -> tuple[Tensor, Kept]:
+    return attended(joint_BTE, heads, causal), ()
+
+
 def _attention_backward(
-    joint_BTE: Tensor, grad_BTD: Tensor, heads: int, causal: bool
+    joint_BTE: Tensor, _: Kept, grad_BTD: Tensor, heads: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         joint = joint_BTE.detach().requires_grad_()
@@ -118,10 +127,10 @@ def _sums(tensor: Tensor) -> Tensor:
     return _wide(tensor).flatten(0, -2).sum(0)
 
 
-PLAIN = BlockOps(_norm, _norm_backward, _gelu_backward, attended, _attention_backward, longest=1 << 30)
+PLAIN = BlockOps(_norm, _norm_backward, _gelu_backward, _attention, _attention_backward, longest=1 << 30)
 
 
-def fused() -> BlockOps:
+def fused(device: torch.device) -> BlockOps:
     """Returns the functions in Triton, which compiles them at their first call."""
     from trainer.model import triton_kernels as kernels
 
@@ -131,7 +140,7 @@ def fused() -> BlockOps:
         kernels.gelu_backward,
         kernels.attention,
         kernels.attention_backward,
-        kernels.LONGEST,
+        kernels.longest(device),
     )
 
 
@@ -214,14 +223,16 @@ def gelu(ops: BlockOps, x: Tensor, bias: Tensor, kind: str) -> Tensor:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ops: BlockOps, joint_BTE: Tensor, bias: Tensor, heads: int, causal: bool) -> Tensor:
-        ctx.save_for_backward(joint_BTE)
+        out, kept = ops.attention(joint_BTE, heads, causal)
+        ctx.save_for_backward(joint_BTE, *kept)
         ctx.ops, ctx.heads, ctx.causal, ctx.dtype = ops, heads, causal, bias.dtype
-        return ops.attention(joint_BTE, heads, causal)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        out, sums = ctx.ops.attention_backward(*ctx.saved_tensors, grads[0], ctx.heads, ctx.causal)
+        joint, *kept = ctx.saved_tensors
+        out, sums = ctx.ops.attention_backward(joint, tuple(kept), grads[0], ctx.heads, ctx.causal)
         return None, out, sums.to(ctx.dtype), None, None
 
 
@@ -307,13 +318,13 @@ def block_ops(settings: Model, device: torch.device) -> tuple[BlockOps | None, s
     if device.type != "cuda" or settings.compile:
         return None, ""
     problem = _problem_here(device)
-    return (None, problem) if problem else (fused(), "")
+    return (None, problem) if problem else (fused(device), "")
 
 
 @cache
 def _problem_here(device: torch.device) -> str:
     """A process tries its kernels once, also where it builds a teacher beside the model."""
-    return kernel_trial.lacking() or problem_of(fused(), device)
+    return kernel_trial.lacking() or problem_of(fused(device), device)
 
 
 def problem_of(ops: BlockOps, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str:
@@ -322,7 +333,8 @@ def problem_of(ops: BlockOps, device: torch.device, dtype: torch.dtype = torch.b
 
 
 def _difference(ops: BlockOps, device: torch.device, dtype: torch.dtype) -> str:
-    results = [_results(form, device, dtype) for form in (ops, PLAIN)]
+    lengths = [tokens for tokens in _TRIED if tokens <= ops.longest]
+    results = [_results(form, lengths, device, dtype) for form in (ops, PLAIN)]
     for (name, found), (_, expected) in zip(*results, strict=True):
         error = (found.float() - expected.float()).norm()
         if not error <= _CLOSE[dtype] * expected.float().norm():
@@ -330,17 +342,22 @@ def _difference(ops: BlockOps, device: torch.device, dtype: torch.dtype) -> str:
     return ""
 
 
-def _results(ops: BlockOps, device: torch.device, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+def _results(
+    ops: BlockOps, lengths: list[int], device: torch.device, dtype: torch.dtype
+) -> list[tuple[str, Tensor]]:
     generator = torch.Generator().manual_seed(0)
 
     def some(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
     found = []
-    for tokens, causal, stream_dtype in ((50, False, dtype), (77, True, torch.float32)):
-        joint, grad = some(3, tokens, 3 * 128), some(3, tokens, 128)
-        found.append(("attention", ops.attention(joint, 2, causal)))
-        found += [("attention", part) for part in ops.attention_backward(joint, grad, 2, causal)]
+    for tokens in lengths:
+        joint, grad, causal = some(3, tokens, 3 * 128), some(3, tokens, 128), _TRIED[tokens]
+        out, kept = ops.attention(joint, 2, causal)
+        found.append(("attention", out))
+        found += [("attention", part) for part in ops.attention_backward(joint, kept, grad, 2, causal)]
+    for tokens, stream_dtype in ((50, dtype), (77, torch.float32)):
+        grad = some(3, tokens, 128)
         x, passed = (some(3, tokens, 128, dtype=stream_dtype) for _ in range(2))
         gain = some(128, dtype=torch.float32)
         for added in (None, grad.float(), grad):

@@ -9,8 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainer.model import long_attention
+
 LONGEST = 128
 """Most tokens whose attention fits one program: all scores of a head, in registers."""
+
+_LONGEST = {(9, 0): 640}
+"""The same, by compute capability, where `long_attention` was measured and was faster than torch's."""
 
 _WAVES = 8
 """Programs on each multiprocessor, for kernels whose programs walk over rows: enough loads are under way."""
@@ -299,9 +304,11 @@ BACKWARD = {64: (64, 4), 128: (32, 4)}
 """The same for its backward pass."""
 
 
-def attention(joint: Tensor, heads: int, causal: bool) -> Tensor:
+def attention(joint: Tensor, heads: int, causal: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Launches `BlockOps.attention`."""
     joint = joint.contiguous()
+    if joint.shape[1] > LONGEST:
+        return long_attention.attention(joint, heads, causal)
     samples, tokens, width = joint.shape
     lanes = width // (3 * heads)
     out = joint.new_empty(samples, tokens, width // 3)
@@ -310,12 +317,17 @@ def attention(joint: Tensor, heads: int, causal: bool) -> Tensor:
     _attention_forward[(samples * heads,)](
         joint, out, tokens, heads, lanes**-0.5, CAUSAL=causal, Q=queries, T=room, D=lanes, num_warps=warps
     )
-    return out
+    return out, ()
 
 
-def attention_backward(joint: Tensor, grad: Tensor, heads: int, causal: bool) -> tuple[Tensor, Tensor]:
+def attention_backward(
+    joint: Tensor, kept: tuple[Tensor, ...], grad: Tensor, heads: int, causal: bool
+) -> tuple[Tensor, Tensor]:
     """Launches `BlockOps.attention_backward`."""
     joint, grad = joint.contiguous(), grad.contiguous()
+    if kept:
+        seen, lse = kept
+        return long_attention.attention_backward(joint, seen, lse, grad, heads, causal)
     samples, tokens, width = joint.shape
     lanes = width // (3 * heads)
     out = torch.empty_like(joint)
@@ -327,6 +339,13 @@ def attention_backward(joint: Tensor, grad: Tensor, heads: int, causal: bool) ->
         CAUSAL=causal, Q=queries, T=room, D=lanes, num_warps=warps,
     )  # fmt: skip
     return out, sums.sum(0)
+
+
+def longest(device: torch.device) -> int:
+    """Returns the most tokens for which attention is called: a fact of each kind of GPU, and no trial's."""
+    if device.type != "cuda":
+        return max(_LONGEST.values())
+    return _LONGEST.get(torch.cuda.get_device_capability(device), LONGEST)
 
 
 def _room(tokens: int) -> int:
