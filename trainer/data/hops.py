@@ -23,7 +23,7 @@ class Hopping(io.RawIOBase):
         self._size, self._fetch = size, fetch
         self._at = self._begin = 0
         self._content = b""
-        """What was fetched last, from `_begin` on."""
+        """Bytes that were fetched last, from `_begin` on."""
         self._next_bytes = FIRST_BYTES
 
     def read(self, size: int | None = -1) -> bytes:

@@ -286,7 +286,7 @@ def _keys_backward(
 
 
 class Tiles(NamedTuple):
-    """How a kernel cuts up its work."""
+    """Sizes in which a kernel does its work."""
 
     own: int
     """Rows of a program: queries, or keys where it computes their gradients."""
