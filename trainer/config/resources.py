@@ -1,8 +1,8 @@
 """`[resources]`: what a job asks of a cluster, with any scheduler."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from trainer.config.gpus import GPUS, Gpu, GpuName, measured_gpu
 from trainer.config.keys import ON_GPUS, OnlyIf
@@ -13,18 +13,18 @@ _WITH_SCHEDULER = OnlyIf(
 )
 
 
-_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+def _rate(what: str) -> Any:
+    # The reference walks over sections, and this table is a value of one: it says itself what it is.
+    marks: dict[str, JsonValue] = {"x-resumed-run-may-change": True}
+    return Field(gt=0, allow_inf_nan=False, description=what, json_schema_extra=marks)
 
 
 class GpuRates(Section):
     """Rates of a GPU that `resources.gpu` does not know, as `clipship doctor` measures and prints them."""
 
-    memory_gib: _Rate
-    """Memory that CUDA gives to programs, in GiB."""
-    tflops: _Rate
-    """Matrix products in bf16, in 10^12 operations a second."""
-    bandwidth_gb_s: _Rate
-    """Bytes that a copy within the GPU reads and writes, in 10^9 a second."""
+    memory_gib: float = _rate("Memory that CUDA gives to programs, in GiB.")
+    tflops: float = _rate("Matrix products in bf16, in 10^12 operations a second.")
+    bandwidth_gb_s: float = _rate("Bytes that a copy within the GPU reads and writes, in 10^9 a second.")
 
 
 class Resources(Section):
