@@ -106,7 +106,7 @@ def spawning_by(instead: Spawn) -> Iterator[None]:
 
     A new interpreter, which it starts by itself, imports torch again: seconds before the first batch.
     """
-    multiprocessing.util.spawnv_passfds = instead  # type: ignore[assignment]  # its arguments have wider types
+    multiprocessing.util.spawnv_passfds = instead  # type: ignore[assignment]  # wider types
     try:
         yield
     finally:

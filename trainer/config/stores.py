@@ -4,7 +4,7 @@ A new kind of store is a row. Pure; opens nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,7 +35,7 @@ class StoreRow:
     """Option for each key of `[data.storage]` that the package knows."""
     keys: str
     """Places where the package finds keys, in words for a person."""
-    from_variables: Mapping[str, str]
+    from_variables: Mapping[str, str] = field(default_factory=dict)
     """Options that the package takes from no variable by itself: the variable that each is read from."""
 
     @property
@@ -58,7 +58,6 @@ STORES = (
             "ca_bundle": Option("client_kwargs.verify"),
         },
         keys="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the role of the machine or pod",
-        from_variables={},
     ),
     StoreRow(
         name="Google Cloud Storage",
@@ -71,7 +70,6 @@ STORES = (
             "requester_pays": Option("requester_pays"),
         },
         keys="GOOGLE_APPLICATION_CREDENTIALS, or the service account of the machine or pod",
-        from_variables={},
     ),
     StoreRow(
         name="Alibaba Cloud OSS",
@@ -97,7 +95,6 @@ STORES = (
         },
         keys="AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or the "
         "identity of the machine or pod",
-        from_variables={},
     ),
 )
 """Rows in the order of docs/data.md. The first one takes the keys where a job names no address."""

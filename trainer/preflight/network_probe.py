@@ -166,26 +166,26 @@ def time_copy(device: torch.device, size: int = 1 << 26) -> Timing | None:
     if device.type != "cuda":
         return None
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    return Timing(size, gpu_seconds(lambda: host.to(device)))
+    return Timing(size, _gpu_seconds(lambda: host.to(device)))
 
 
 def time_copy_within(device: torch.device, size: int = 1 << 28) -> Timing | None:
-    """Times copies of `size` bytes within the GPU, each of which is read and written; None without a GPU."""
+    """Times copies of `size` bytes within the GPU, read and written; None without a GPU. Not collective."""
     if device.type != "cuda":
         return None
     source, target = torch.empty((2, size), dtype=torch.uint8, device=device)
-    return Timing(2 * size, gpu_seconds(lambda: target.copy_(source), _TOGETHER))
+    return Timing(2 * size, _gpu_seconds(lambda: target.copy_(source), _TOGETHER))
 
 
 def product_tflops(device: torch.device, size: int = 1 << 12) -> float | None:
-    """Measures matrix products in bf16, in 10^12 operations a second; None without a GPU."""
+    """Measures matrix products in bf16, in 10^12 operations a second; None without a GPU. Not collective."""
     if device.type != "cuda":
         return None
     factor = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-    return 2 * size**3 / gpu_seconds(lambda: factor @ factor, _TOGETHER) / 1e12
+    return 2 * size**3 / _gpu_seconds(lambda: factor @ factor, _TOGETHER) / 1e12
 
 
-def gpu_seconds(work: Callable[[], object], together: int = 1) -> float:
+def _gpu_seconds(work: Callable[[], object], together: int = 1) -> float:
     """Returns the median seconds of a call, until the GPU is done; the first calls do not count.
 
     `together` calls are timed as one, where a single call is over too soon.
