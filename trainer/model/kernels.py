@@ -73,11 +73,15 @@ class Kernels:
     """Number of modules by what is done to them."""
     caption_length: CaptionLength | None = None
     """Finds the length to which captions are cut for training; None: they stay as they are."""
+    longest: int = 0
+    """Most tokens whose attention fused blocks compute by kernels of ours; torch's compute it beyond."""
     problem: str = ""
     """Reason, in words, why blocks are not fused on this GPU; empty if they are."""
 
     def __str__(self) -> str:
         parts = [many(count, name) for name, count in self.replaced.items()]
+        if self.replaced["fused block"]:
+            parts.append(f"attention in Triton up to {self.longest} tokens")
         if self.caption_length is not None:
             parts.append("captions cut behind the longest of a micro-batch")
         if self.problem:
@@ -110,7 +114,8 @@ def use_kernels(model: nn.Module, settings: Model) -> Kernels:
     if causal:
         for block in text.transformer.resblocks:
             block._causal = True
-    return Kernels(replaced, _caption_length(text, settings) if causal else None, problem)
+    captions = _caption_length(text, settings) if causal else None
+    return Kernels(replaced, captions, ops.longest if ops is not None else 0, problem)
 
 
 class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no types
