@@ -21,15 +21,18 @@ class CaptionLength:
     padding: int | None = None
     """Id of the tokens that are masked; None: none are, and the pooled token decides."""
 
+    packs: bool = False
+    """True if the text tower takes packed captions, see `packed_captions`."""
+
     def __call__(self, tokens_BL: Tensor) -> int:
         """Returns a multiple of `BUCKET`, at most L. The token ids, int64, are on the host."""
-        needed = self._pooled(tokens_BL) if self.padding is None else self._seen(tokens_BL, self.padding)
+        needed = int(self.counted(tokens_BL).max())
         return min(-(-needed // BUCKET) * BUCKET, tokens_BL.shape[1])
 
-    def _pooled(self, tokens_BL: Tensor) -> int:
+    def counted(self, tokens_BL: Tensor) -> Tensor:
+        """Returns how many of the first tokens of each caption count, int64 [B]."""
+        if self.padding is not None:
+            behind_BL = (tokens_BL != self.padding).int().flip(1).argmax(1)
+            return tokens_BL.shape[1] - behind_BL
         ids = tokens_BL if self.end_token is None else (tokens_BL == self.end_token).int()
-        return int(ids.argmax(dim=1).max()) + 1  # without an end token, the first token is pooled
-
-    def _seen(self, tokens_BL: Tensor, padding: int) -> int:
-        seen = (tokens_BL != padding).any(dim=0).nonzero()
-        return int(seen[-1]) + 1 if len(seen) else 1
+        return ids.argmax(dim=1) + 1  # without an end token, the first token is pooled

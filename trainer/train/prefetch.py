@@ -21,6 +21,7 @@ from trainer.data.reading import TALLY
 from trainer.data.streams import loader_processes
 from trainer.data.tokens import with_mask
 from trainer.model.caption_length import CaptionLength
+from trainer.model.packed_captions import Packed, pack
 from trainer.train.setup import TrainSetup
 from trainer.train.step import MicroBatch
 
@@ -29,7 +30,7 @@ _WHOLE_STEPS = 2
 
 Memory for shorter captions fits in that for longer ones, but not the other way round.
 """
-Sent = tuple[Tensor, Tensor, Sequence[str]]
+Sent = tuple[Tensor, Tensor | Packed, Sequence[str]]
 """Images and tokens on the device, and the samples' keys."""
 
 
@@ -93,9 +94,9 @@ def _caption_monitor(setup: TrainSetup, captions: int) -> CaptionMonitor:
 class Prefetcher:
     """Moves images to the device as uint8, with the function that normalises them there.
 
-    That function gives `dtype`, minus the mean and divided by the standard deviation of each channel. Tokens
-    are cut to the length that `caption_length` finds; without it they stay as they are. On a GPU they also
-    stay so in the first `whole_steps` steps.
+    That function gives `dtype`, minus the mean and divided by the standard deviation of each channel.
+    Captions are packed or cut as `caption_length` says; without it they stay as they are. On a GPU all of
+    their tokens are computed in the first `whole_steps` steps.
     """
 
     def __init__(
@@ -120,10 +121,7 @@ class Prefetcher:
         groups = iter(lambda: list(islice(batches, accumulation)), [])
         if self._device.type != "cuda":
             return (
-                [
-                    self._micro(batch.images, batch.tokens[:, : self._length(batch)], batch.keys)
-                    for batch in group
-                ]
+                [self._micro(batch.images, self._cut(batch.tokens), batch.keys) for batch in group]
                 for group in groups
             )
         return self._ahead(groups)
@@ -149,8 +147,7 @@ class Prefetcher:
             sent: list[Sent] = [
                 (
                     batch.images.to(self._device, non_blocking=True),
-                    # Whole, and cut there: rows that do not follow one another would make the host wait.
-                    batch.tokens.to(self._device, non_blocking=True)[:, : self._length(batch)],
+                    self._captions(batch.tokens),
                     batch.keys,
                 )
                 for batch in group
@@ -158,18 +155,25 @@ class Prefetcher:
         self._whole_steps -= 1
         return sent, stream.record_event()
 
-    def _length(self, batch: Batch) -> int | None:
-        if self._caption_length is None or (self._device.type == "cuda" and self._whole_steps > 0):
-            return None
-        return self._caption_length(batch.tokens)
+    def _cut(self, tokens: Tensor) -> Tensor:
+        return tokens if self._caption_length is None else tokens[:, : self._caption_length(tokens)]
 
-    def _received(self, images: Tensor, tokens: Tensor, keys: Sequence[str]) -> MicroBatch:
-        for tensor in (images, tokens):
+    def _captions(self, tokens: Tensor) -> Tensor | Packed:
+        """Starts the copy of captions to the GPU, packed or cut if the model takes them so."""
+        rule, whole = self._caption_length, self._whole_steps > 0
+        if rule is not None and rule.packs:
+            return pack(tokens, rule.counted(tokens), self._device, whole=whole)
+        length = None if rule is None or whole else rule(tokens)
+        # Whole, and cut there: rows that do not follow one another would make the host wait.
+        return tokens.to(self._device, non_blocking=True)[:, :length]
+
+    def _received(self, images: Tensor, tokens: Tensor | Packed, keys: Sequence[str]) -> MicroBatch:
+        for tensor in (images, *(tokens if isinstance(tokens, Packed) else (tokens,))):
             # Another stream allocated their memory and would otherwise reuse it too early.
             tensor.record_stream(torch.cuda.current_stream(self._device))
         return self._micro(images, tokens, keys)
 
-    def _micro(self, images: Tensor, tokens: Tensor, keys: Sequence[str]) -> MicroBatch:
+    def _micro(self, images: Tensor, tokens: Tensor | Packed, keys: Sequence[str]) -> MicroBatch:
         return MicroBatch(images, tokens, keys, self._normalised)
 
     def _normalised(self, images: Tensor) -> Tensor:
