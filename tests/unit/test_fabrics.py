@@ -10,8 +10,7 @@ import yaml
 
 from tests.support.kubernetes_jobs import FABRIC_KEYS, FABRIC_STACKS, kubernetes_job
 from trainer.cli.main import main
-from trainer.config.fabric_row import NcclRange
-from trainer.config.fabrics import FABRICS
+from trainer.config.fabrics import FABRICS, NcclRange
 from trainer.config.loader import dump_job
 from trainer.config.resources import Resources
 from trainer.errors import InputError

@@ -14,7 +14,7 @@ from trainer.text.near import did_you_mean
 from trainer.text.table import aligned, by_topic
 
 if TYPE_CHECKING:
-    from trainer.config.fabric_row import Fabric, Line
+    from trainer.config.fabrics import Fabric, Line
 
 
 @click.group(
@@ -65,7 +65,7 @@ def _explain(row: "Fabric") -> Iterator[tuple[str, str]]:
 
 
 def _plugin_sections(fabric: str) -> "Iterator[tuple[str, tuple[Line, ...]]]":
-    from trainer.config.fabric_row import Line
+    from trainer.config.fabrics import Line
     from trainer.config.image_plugins import plugins_for
 
     for plugin in plugins_for(fabric):

@@ -86,45 +86,6 @@ UNITS = {
     "stack.driver": "driver branch",
 }
 """Unit of a key by the ending of its name; of several endings that fit the longest counts."""
-PLAIN_NUMBERS = {
-    "optim.label_smoothing",
-    "optim.contrast_weight",
-    "optim.caption_weight",
-    "optim.distill_weight",
-    "seed",
-    "optim.lr",
-    "optim.min_lr",
-    "optim.image_lr",
-    "optim.text_lr",
-    "optim.image_layer_decay",
-    "optim.ema_decay",
-    "optim.ema_from_step",
-    "model.unlock_after_step",
-    "optim.text_layer_decay",
-    "optim.cooldown_share",
-    "optim.cooldown_power",
-    "optim.decay_from_step",
-    "optim.decay_from_lr",
-    "optim.weight_decay",
-    "optim.beta1",
-    "optim.beta2",
-    "optim.eps",
-    "optim.grad_clip_norm",
-    "optim.max_logit_scale",
-    "model.init_max_missing",
-    "model.patch_dropout",
-    "data.augment.rand_augment_magnitude",
-    "data.augment.color_jitter_prob",
-    "data.augment.gray_scale_prob",
-    "data.augment.erase_prob",
-    "model.image_mean",
-    "model.image_std",
-    "data.crop_scale",
-    "data.weights",
-    "data.max_bad_share",
-    "health.slow_rank_factor",
-}
-"""Numeric keys that have no unit."""
 
 
 def described(section: type[Section]) -> dict[str, str]:
