@@ -25,7 +25,6 @@ OPENS_ELSEWHERE = {
     "estimate/architecture.py": "models' configs, which users name",
     "evaluate/imagenet.py": "installed packages",
     "evaluate/inputs.py": "class names and templates, which the user names",
-    "evaluate/suite_table.py": "the package's own files",
     "launch/kubernetes/cluster.py": "the pod's own secrets",
     "launch/kubernetes/pod/hosts.py": "the list of hosts that the operator mounts",
     "launch/kubernetes/pod/names.py": "the pod's own secrets",

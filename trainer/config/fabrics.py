@@ -4,11 +4,11 @@ The rows are in fabrics.toml; no other module compares a name. Rates for estimat
 `trainer.config.fabric_rates`. Pure; imports no torch.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from trainer.sysinfo.own_table import completed, own_table
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,10 @@ class Fabric:
 
 def rows(kind: str) -> dict[str, dict[str, Any]]:
     """Returns the fields of the file's rows of a kind, by their names, without this name itself."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, row in _FILE[kind].items():
-        same = found[row.pop("like")] if "like" in row else {}
-        found[name] = {**same, **{key: _READ.get(key, _plain)(value) for key, value in row.items()}}
-    return found
+    return {
+        name: {key: _READ.get(key, _plain)(value) for key, value in row.items()}
+        for name, row in completed(_FILE[kind]).items()
+    }
 
 
 def _lines(groups: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
@@ -165,7 +164,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "sidecar": _sidecar,
     "source": _named,
 }
-_FILE = tomllib.loads(Path(__file__).with_name("fabrics.toml").read_text(encoding="utf-8"))
+_FILE = own_table(__file__, "fabrics.toml")
 
 FABRICS = {name: Fabric(name=name, **fields) for name, fields in rows("fabric").items()}
 """Rows by name."""

@@ -6,14 +6,15 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from trainer.config.keys import JobPath
-from trainer.config.slurm_options import (
-    FIXED_OPTIONS,
-    FIXED_STEP_OPTIONS,
-    OWN_OPTIONS,
-    STEP_OPTIONS,
+from trainer.config.slurm_values import (
+    TIME,
+    Gres,
     check_options,
+    check_output,
+    memory_bytes,
+    parse_gres,
+    seconds,
 )
-from trainer.config.slurm_values import TIME, Gres, check_output, memory_bytes, parse_gres, seconds
 from trainer.config.types import SchedulerSection, Text, refuse_names
 
 _NO_SPACE = re.compile(r"[!-~]+")
@@ -297,7 +298,7 @@ class Slurm(SchedulerSection):
     @field_validator("extra")
     @classmethod
     def _free_options(cls, value: dict[str, str | bool]) -> dict[str, str | bool]:
-        check_options(value, "sbatch", 'licenses = "matlab:1"', OWN_OPTIONS, FIXED_OPTIONS)
+        check_options(value, "sbatch", 'licenses = "matlab:1"')
         return value
 
     @field_validator("gres")
@@ -317,7 +318,7 @@ class Slurm(SchedulerSection):
     @field_validator("srun")
     @classmethod
     def _step_options(cls, value: dict[str, str | bool]) -> dict[str, str | bool]:
-        check_options(value, "srun", 'hint = "nomultithread"', STEP_OPTIONS, FIXED_STEP_OPTIONS)
+        check_options(value, "srun", 'hint = "nomultithread"')
         return value
 
     @field_validator("container_flags")
