@@ -55,7 +55,7 @@ from trainer.run.layout import RESULT_FILE, Run
 from trainer.run.retry import shown as shown_late
 from trainer.run.start_job import appears, new_start_job, remove_start_jobs, write_start_job
 from trainer.run.start_record import StartRecord, write_start
-from trainer.supervise.network.stop_request import send_stop_request
+from trainer.supervise.network.link import send_stop_request
 from trainer.sysinfo.addresses import free_port, loopback_interface
 from trainer.sysinfo.extras import require
 from trainer.sysinfo.shortage import raise_open_files_limit

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from trainer.supervise.network.stop_request import REPEAT_S
+from trainer.supervise.network.link import REPEAT_S
 from trainer.sysinfo.parent import signal_with_parent
 
 GRACE_S = 10.0
