@@ -29,7 +29,7 @@ def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool)
     `clipship cancel RUN` ends it.
     """
     from trainer.config.loader import load_job
-    from trainer.launch.submit import submit
+    from trainer.launch.schedulers import submit
     from trainer.plan.check import check_submission
     from trainer.plan.secret_values import secret_warnings
 

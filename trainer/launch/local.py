@@ -36,13 +36,11 @@ from trainer.launch.hosts import (
     hosts_text,
     rendezvous_address,
 )
-from trainer.launch.interrupt import line_for_signal
-from trainer.launch.live_line import LiveLine
+from trainer.launch.live_line import LiveLine, StartTimes, line_for_signal
 from trainer.launch.open_mpi import find_open_mpi, mpirun_command
 from trainer.launch.processes import is_second, supervise
 from trainer.launch.rank_env import rank_environment
 from trainer.launch.start_again import asked_after, run_generations, wait_for_hosts
-from trainer.launch.start_times import StartTimes
 from trainer.launch.submission import make_artefacts_folder
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause, is_shown

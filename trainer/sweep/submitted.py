@@ -7,9 +7,8 @@ import click
 
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
-from trainer.launch.schedulers import scheduler
+from trainer.launch.schedulers import prepare, scheduler, submit
 from trainer.launch.submission import read_record, record, removed_if_refused
-from trainer.launch.submit import prepare, submit
 from trainer.plan.check import check_submission
 from trainer.plan.secret_values import secret_warnings
 from trainer.sweep.checks import refuse
