@@ -35,34 +35,23 @@ if TYPE_CHECKING:
     from trainer.config.types import is_remote as is_remote
     from trainer.config.types import is_stream as is_stream
 
-_HOMES = {
-    "Backend": "trainer.config.comm",
-    "Comm": "trainer.config.comm",
-    "HorovodComm": "trainer.config.comm",
-    "Nccl": "trainer.config.comm",
-    "TorchComm": "trainer.config.comm",
-    "Data": "trainer.config.data",
-    "Health": "trainer.config.health",
-    "Image": "trainer.config.image",
-    "Stack": "trainer.config.image",
-    "Job": "trainer.config.job",
-    "Kubernetes": "trainer.config.kubernetes",
-    "Recovery": "trainer.config.recovery",
-    "Resources": "trainer.config.resources",
-    "BestMetric": "trainer.config.results",
-    "Checkpoint": "trainer.config.results",
-    "Eval": "trainer.config.results",
-    "Logging": "trainer.config.results",
-    "Slurm": "trainer.config.slurm",
-    "Timeouts": "trainer.config.timeouts",
-    "Model": "trainer.config.training",
-    "Optim": "trainer.config.training",
-    "Precision": "trainer.config.training",
-    "STANDARD_INPUT": "trainer.config.types",
-    "Section": "trainer.config.types",
-    "is_remote": "trainer.config.types",
-    "is_stream": "trainer.config.types",
+_NAMES = {
+    "comm": "Backend Comm HorovodComm Nccl TorchComm",
+    "data": "Data",
+    "health": "Health",
+    "image": "Image Stack",
+    "job": "Job",
+    "kubernetes": "Kubernetes",
+    "recovery": "Recovery",
+    "resources": "Resources",
+    "results": "BestMetric Checkpoint Eval Logging",
+    "slurm": "Slurm",
+    "timeouts": "Timeouts",
+    "training": "Model Optim Precision",
+    "types": "STANDARD_INPUT Section is_remote is_stream",
 }
+"""Names by the modules of this folder that have them."""
+_HOMES = {name: f"trainer.config.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
