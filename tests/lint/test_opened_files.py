@@ -30,7 +30,6 @@ OPENS_ELSEWHERE = {
     "launch/kubernetes/pod/names.py": "the pod's own secrets",
     "launch/kubernetes/pod/rank.py": "/proc",
     "launch/kubernetes/pod/worker.py": "/proc",
-    "launch/processes.py": "/proc",
     "preflight/host_probe.py": "/sys",
     "report/page.py": "the package's own files",
     "run/model_identity.py": "a model's config, which the user names",

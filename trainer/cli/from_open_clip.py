@@ -5,6 +5,7 @@ Reads no data and starts nothing; imports no torch.
 
 import click
 
+from trainer.cli.options import count_option
 from trainer.errors import InputError
 from trainer.text.terminal import say
 
@@ -19,11 +20,9 @@ Examples:
 
 Its page in the documents, docs/from-open-clip.md, has each flag beside our keys.""",
 )
-@click.option(
+@count_option(
     "--gpus",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="GPUs of all nodes together, for the global batch: --batch-size is that of one GPU. Without it, "
+    "GPUs of all nodes together, for the global batch: --batch-size is that of one GPU. Without it, "
     "what torchrun is told in ARGS, else 1.",
 )
 @click.option("--partial", is_flag=True, help="Print the job without the flags that it cannot honour.")

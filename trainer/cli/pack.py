@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from trainer.cli.data_options import DataOf, data_options
-from trainer.cli.options import processes_option
+from trainer.cli.options import count_option, processes_option
 from trainer.text.live import progress
 from trainer.text.terminal import one_line
 from trainer.text.wording import many
@@ -20,14 +20,7 @@ Examples:
 )
 @click.argument("table", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option(
-    "--samples-per-shard",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Samples per shard.",
-)
+@count_option("--samples-per-shard", "Samples per shard.", default=1000)
 @data_options("image_column", "caption_column", "caption_template", "separator", "quotes", "encoding")
 @click.option(
     "--shard-mb",
@@ -35,11 +28,8 @@ Examples:
     metavar="MB",
     help="Largest size of a shard's images, instead of a number of samples.",
 )
-@click.option(
-    "--resize",
-    type=click.IntRange(min=1),
-    metavar="PIXELS",
-    help="Scale larger images down to this shorter side; all images become JPEG.",
+@count_option(
+    "--resize", "Scale larger images down to this shorter side; all images become JPEG.", metavar="PIXELS"
 )
 @click.option(
     "--skip-bad-rows",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli import suggested
-from trainer.cli.options import set_of, weights_model_option
+from trainer.cli.options import count_option, set_of, weights_model_option
 from trainer.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from trainer.run.checkpoints import WEIGHTS
 from trainer.text.live import progress
@@ -46,14 +46,7 @@ Examples:
     metavar="TEXT",
     help="Print the nearest files, each behind its similarity, instead of serving a page.",
 )
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Number of files that --once prints.",
-)
+@count_option("--top", "Number of files that --once prints.", default=10)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),

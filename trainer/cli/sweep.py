@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.options import NearChoice, given_hosts, hosts_option, job_argument, nproc_option, set_option
+from trainer.cli.options import (
+    NearChoice,
+    count_option,
+    given_hosts,
+    hosts_option,
+    job_argument,
+    nproc_option,
+    set_option,
+)
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import EXIT_DONE, InputError
 from trainer.report.folder import has_started
@@ -41,12 +49,7 @@ Examples:
 @click.option("--to", type=NearChoice(list(SCHEDULERS)), help="Submit all runs to this scheduler.")
 @click.option("--list", "only_list", is_flag=True, help="Start nothing: show the runs and what they reached.")
 @click.option("--wide", is_flag=True, help="Show every metric of the runs' last evaluations.")
-@click.option(
-    "--parallel",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="With --to slurm: let at most N runs run at a time.",
-)
+@count_option("--parallel", "With --to slurm: let at most N runs run at a time.")
 @click.option(
     "--no-check",
     is_flag=True,
