@@ -1,4 +1,4 @@
-"""Exit codes, and the exceptions that lead to them. Imports nothing of ours, so that both halves can use it."""
+"""Exit codes, and the exceptions that lead to them, for both halves. Imports nothing of ours."""
 
 from collections.abc import Callable, Iterable
 

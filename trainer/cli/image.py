@@ -118,7 +118,7 @@ def sbom(image: str) -> None:
 def push(job_path: Path, overrides: tuple[str, ...]) -> None:
     """Send JOB's image to the registry in its name; prints the name with its digest, for image.tag."""
     from trainer.errors import InputError
-    from trainer.image.push import push as push_image
+    from trainer.image.build import push as push_image
 
     tag = _load(job_path, overrides).image.tag
     if tag is None:

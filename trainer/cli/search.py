@@ -108,8 +108,7 @@ def _index(job: "Job", images: Path, pictures: "Sequence[Picture]", left_out: "_
     if job.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
     with progress("loading the model", "embedded", "picture") as done:
-        from trainer.search.cache import cache_file
-        from trainer.search.files import PictureFolder
+        from trainer.search.cache import PictureFolder, cache_file
         from trainer.search.index import open_index
         from trainer.search.model import SearchModel
 

@@ -73,8 +73,7 @@ def command(
     sweep that is started again goes on: runs that are done are left as they are, and so are those that a
     scheduler still has. A run that fails does not end the sweep.
     """
-    from trainer.sweep.here import check, run_all
-    from trainer.sweep.submitted import submit_all
+    from trainer.sweep.start import check, run_all, submit_all
     from trainer.sweep.trials import find_sweep, show
 
     if to is not None and (nproc is not None or hosts is not None):
