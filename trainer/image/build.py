@@ -1,4 +1,4 @@
-"""Builds a job's image, and pushes it: with the SDK and the classic builder, or with BuildKit through the docker command.
+"""Builds a job's image, with the SDK and the classic builder or with BuildKit, and pushes it.
 
 BuildKit is used if the job asks for it or if a secret needs it. A push returns the digest under which the
 image cannot change later.
