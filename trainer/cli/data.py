@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli.data_options import DataOf, data_options
-from trainer.cli.options import count_option
+from trainer.cli.options import Group, count_option
 from trainer.cli.output import print_json
 from trainer.errors import InputError
 from trainer.safe_io.atomic import write_whole
@@ -31,16 +31,16 @@ SOURCE = data_options(
 )
 
 
-@click.group(
-    epilog="""\b
-Examples:
-  clipship data stats 'shards/*.tar'
-  clipship data stats captions.csv
-  clipship data stats captions.csv --image-column filepath --caption-column title
-  clipship data show 'shards/*.tar' --out sheet.png"""
-)
+@click.group(cls=Group)
 def command() -> None:
-    """Inspect the content of shards and tables."""
+    """Inspect the content of shards and tables.
+
+    Examples:
+      clipship data stats 'shards/*.tar'
+      clipship data stats captions.csv
+      clipship data stats captions.csv --image-column filepath --caption-column title
+      clipship data show 'shards/*.tar' --out sheet.png
+    """
 
 
 @command.command()

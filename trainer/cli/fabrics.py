@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainer.cli.options import Group
 from trainer.cli.output import print_lines
 from trainer.errors import InputError
 from trainer.text.near import did_you_mean
@@ -17,16 +18,15 @@ if TYPE_CHECKING:
     from trainer.config.fabrics import Fabric, Line
 
 
-@click.group(
-    invoke_without_command=True,
-    epilog="""\b
-Examples:
-  clipship fabrics
-  clipship fabrics explain efa""",
-)
+@click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """List networks between nodes (resources.fabric), and what a job gets for each."""
+    """List networks between nodes (resources.fabric), and what a job gets for each.
+
+    Examples:
+      clipship fabrics
+      clipship fabrics explain efa
+    """
     if ctx.invoked_subcommand is None:
         print_lines(aligned(list(_list())))
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.options import job_argument, set_option
+from trainer.cli.options import Group, job_argument, set_option
 from trainer.cli.output import print_json
 from trainer.text.paste import command as paste
 from trainer.text.terminal import say
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from trainer.config import Job
 
 
-@click.group(
-    epilog="""\b
-Examples:
-  clipship image build job.toml
-  clipship image verify clipship/train:0.1"""
-)
+@click.group(cls=Group)
 def command() -> None:
-    """Build, verify and publish the container image of a job."""
+    """Build, verify and publish the container image of a job.
+
+    Examples:
+      clipship image build job.toml
+      clipship image verify clipship/train:0.1
+    """
 
 
 def _load(job_path: Path, overrides: tuple[str, ...]) -> "Job":

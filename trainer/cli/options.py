@@ -1,6 +1,7 @@
 """Arguments that several commands take, with one meaning and one help text. Imports no torch."""
 
 from collections.abc import Callable, Sequence
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,32 @@ if TYPE_CHECKING:
     from trainer.launch.hosts import Host
     from trainer.plan.new_length import NewLength
 
+_EXAMPLES = "\n\nExamples:\n"
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class NearGroup(click.Group):
+class _Examples:
+    """A command whose docstring may end with examples, which its help shows behind its options."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        text, found, examples = cleandoc(settings.get("help") or "").partition(_EXAMPLES)
+        if found:
+            settings |= {"help": text, "epilog": f"\b{_EXAMPLES[1:]}{examples}"}
+        super().__init__(*args, **settings)
+
+
+class Command(_Examples, click.Command):
+    """A command with examples."""
+
+
+class Group(_Examples, click.Group):
+    """A group of commands with examples."""
+
+    command_class = Command
+
+
+class NearGroup(Group):
     """A group of commands whose message about an unknown one names those that are near."""
 
     def resolve_command(

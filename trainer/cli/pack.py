@@ -6,18 +6,13 @@ from pathlib import Path
 import click
 
 from trainer.cli.data_options import DataOf, data_options
-from trainer.cli.options import count_option, processes_option
+from trainer.cli.options import Command, count_option, processes_option
 from trainer.text.live import progress
 from trainer.text.terminal import one_line
 from trainer.text.wording import many
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship pack cc3m.tsv shards/
-  clipship pack data.csv shards/ --image-column filepath --caption-column title --samples-per-shard 5000"""
-)
+@click.command(cls=Command)
 @click.argument("table", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @count_option("--samples-per-shard", "Samples per shard.", default=1000)
@@ -54,6 +49,10 @@ def command(
     A row of TABLE has one image and its captions. Image paths are relative to TABLE; its other columns become
     each sample's JSON. OUT appears when it is complete; after an interruption the same command continues. The
     pattern for data.train goes to stdout.
+
+    Examples:
+      clipship pack cc3m.tsv shards/
+      clipship pack data.csv shards/ --image-column filepath --caption-column title --samples-per-shard 5000
     """
     from trainer.data.pack import BAD_ROWS, Recipe, pack
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli import suggested
-from trainer.cli.options import count_option, set_of, weights_model_option
+from trainer.cli.options import Command, count_option, set_of, weights_model_option
 from trainer.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from trainer.run.checkpoints import WEIGHTS
 from trainer.text.live import progress
@@ -26,13 +26,7 @@ _NAMED = 20
 """Pictures that cannot be used and are named; more are counted."""
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship search runs/digits --images pictures/
-  clipship search digits --images pictures/ --once 'a handwritten seven' --top 5
-  clipship search ViT-B-32:laion2b_s34b_b79k --images ~/Pictures --port 8080"""
-)
+@click.command(cls=Command)
 @click.argument("checkpoint", metavar="RUN", shell_complete=suggested.runs)
 @click.option(
     "--images",
@@ -72,6 +66,11 @@ def command(
     are kept in ~/.cache/clipship/search, so that a later start is fast; new and changed pictures are added.
     The page's address goes to stdout. It has a random token, without which nobody can open the page. Ctrl-C
     ends it.
+
+    Examples:
+      clipship search runs/digits --images pictures/
+      clipship search digits --images pictures/ --once 'a handwritten seven' --top 5
+      clipship search ViT-B-32:laion2b_s34b_b79k --images ~/Pictures --port 8080
     """
     from trainer.plan.trained import search_job
     from trainer.search.pictures import find_pictures

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli.options import (
+    Command,
     NearChoice,
     count_option,
     given_hosts,
@@ -26,14 +27,7 @@ if TYPE_CHECKING:
     from trainer.sweep.trials import Sweep
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --grid seed=0,1
-  clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --nproc 2 --set optim.steps=200
-  clipship sweep job.toml --grid model.name=ViT-B-32,ViT-B-16 --to slurm
-  clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --list"""
-)
+@click.command(cls=Command)
 @job_argument
 @click.option(
     "--grid",
@@ -72,6 +66,12 @@ def command(
     Each run has a folder named after JOB and its values. Every job is checked before the first one starts. A
     sweep that is started again goes on: runs that are done are left as they are, and so are those that a
     scheduler still has. A run that fails does not end the sweep.
+
+    Examples:
+      clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --grid seed=0,1
+      clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --nproc 2 --set optim.steps=200
+      clipship sweep job.toml --grid model.name=ViT-B-32,ViT-B-16 --to slurm
+      clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --list
     """
     from trainer.sweep.start import check, run_all, submit_all
     from trainer.sweep.trials import find_sweep, show
