@@ -102,10 +102,10 @@ def _goes_with(key: str, places: dict[str, dict[str, Any]]) -> list[str]:
 def _names(text: str, key: str, section: str) -> bool:
     """Returns whether a text about a key of this section names `key`; in its own section without it."""
     own, _, name = key.rpartition(".")
-    forms = [re.escape(key)] if own else []
+    forms = [key] if own else []
     if own == section and "_" in name:  # a single word may mean something else
-        forms.append(re.escape(name))
-    return any(re.search(rf"(?<![\w.-]){form}(?![\w-])", text) for form in forms)
+        forms.append(name)
+    return any(form in text and re.search(rf"(?<![\w.-]){re.escape(form)}(?![\w-])", text) for form in forms)
 
 
 def _plain(text: str) -> str:
