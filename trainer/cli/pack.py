@@ -6,28 +6,16 @@ from pathlib import Path
 import click
 
 from trainer.cli.data_options import DataOf, data_options
-from trainer.cli.options import processes_option
+from trainer.cli.options import Command, count_option, processes_option
 from trainer.text.live import progress
 from trainer.text.terminal import one_line
 from trainer.text.wording import many
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship pack cc3m.tsv shards/
-  clipship pack data.csv shards/ --image-column filepath --caption-column title --samples-per-shard 5000"""
-)
+@click.command(cls=Command)
 @click.argument("table", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option(
-    "--samples-per-shard",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Samples per shard.",
-)
+@count_option("--samples-per-shard", "Samples per shard.", default=1000)
 @data_options("image_column", "caption_column", "caption_template", "separator", "quotes", "encoding")
 @click.option(
     "--shard-mb",
@@ -35,11 +23,8 @@ Examples:
     metavar="MB",
     help="Largest size of a shard's images, instead of a number of samples.",
 )
-@click.option(
-    "--resize",
-    type=click.IntRange(min=1),
-    metavar="PIXELS",
-    help="Scale larger images down to this shorter side; all images become JPEG.",
+@count_option(
+    "--resize", "Scale larger images down to this shorter side; all images become JPEG.", metavar="PIXELS"
 )
 @click.option(
     "--skip-bad-rows",
@@ -64,6 +49,10 @@ def command(
     A row of TABLE has one image and its captions. Image paths are relative to TABLE; its other columns become
     each sample's JSON. OUT appears when it is complete; after an interruption the same command continues. The
     pattern for data.train goes to stdout.
+
+    Examples:
+      clipship pack cc3m.tsv shards/
+      clipship pack data.csv shards/ --image-column filepath --caption-column title --samples-per-shard 5000
     """
     from trainer.data.pack import BAD_ROWS, Recipe, pack
 

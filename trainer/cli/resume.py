@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.cli.options import hosts_option, length_options, nproc_option, run_argument
+from trainer.cli.options import Command, hosts_option, length_options, nproc_option, run_argument
 from trainer.errors import InputError
 from trainer.launch.submission import find_run, read_record
 from trainer.run.layout import ARTEFACTS, ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
@@ -20,15 +20,7 @@ if TYPE_CHECKING:
     from trainer.plan.new_length import NewLength
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship resume first-run
-  clipship resume runs/first-run --nproc 2
-  clipship resume first-run --longer epochs=40
-  clipship resume first-run --shorter steps=6000
-  clipship resume /scratch/runs/cc3m-vit-b-32 --hosts node1:4,node2:4"""
-)
+@click.command(cls=Command)
 @run_argument
 @nproc_option
 @hosts_option
@@ -47,6 +39,13 @@ def command(
     RUN is a run folder, a job file, or the name of a run in ./runs. A run that was submitted is submitted
     again, to the same scheduler. One of this machine gets as many ranks as before, unless --nproc or --hosts
     says otherwise.
+
+    Examples:
+      clipship resume first-run
+      clipship resume runs/first-run --nproc 2
+      clipship resume first-run --longer epochs=40
+      clipship resume first-run --shorter steps=6000
+      clipship resume /scratch/runs/cc3m-vit-b-32 --hosts node1:4,node2:4
     """
     from trainer.cli.run import command as run_here
     from trainer.cli.submit import command as submit

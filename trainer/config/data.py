@@ -18,7 +18,7 @@ from trainer.config.formats import FORMATS, format_of
 from trainer.config.keys import MAY_CHANGE, JobPath, OnlyIf
 from trainer.config.storage import Storage
 from trainer.config.stores import stores_of
-from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, is_stream, optional_section
+from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, each, is_stream, optional_section
 from trainer.text.wording import many
 
 Encoding = Literal[
@@ -215,19 +215,9 @@ class Data(Section):
             raise ValueError("must be two numbers, 0 < smallest <= largest <= 1")
         return value
 
-    @field_validator("caption_template")
-    @classmethod
-    def _templates(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for template in value:
-            parse_template(template)
-        return value
+    _templates = field_validator("caption_template")(each(parse_template))
 
-    @field_validator("filters")
-    @classmethod
-    def _filters(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            parse_filter(text)
-        return value
+    _filters = field_validator("filters")(each(parse_filter))
 
     @field_validator("caption_key", "caption_column")
     @classmethod

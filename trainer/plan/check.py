@@ -4,7 +4,7 @@ Imports no torch and no open_clip.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from trainer.comm.backends import check_backend, check_lost_nodes, check_restarts, launcher_for
@@ -16,7 +16,7 @@ from trainer.data.check import check_data
 from trainer.data.sample_counts import check_streams
 from trainer.data.shard_names import expand_shards
 from trainer.data.storage import check_storage
-from trainer.errors import InputError
+from trainer.errors import InputError, problems_of
 from trainer.estimate.fit import check_micro_batch
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
 from trainer.evaluate.suite_folders import check_suite, check_suite_files
@@ -157,14 +157,3 @@ def _refuse(checks: Sequence[Callable[[], object]]) -> None:
     """Raises InputError that lists the problems that the checks raise."""
     if problems := problems_of(checks):
         raise InputError("\n".join(problems))
-
-
-def problems_of(checks: Iterable[Callable[[], object]]) -> list[str]:
-    """Returns the message of each check that raises InputError, in their order."""
-    problems: list[str] = []
-    for check in checks:
-        try:
-            check()
-        except InputError as problem:
-            problems.append(str(problem))
-    return problems

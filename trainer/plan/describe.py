@@ -37,9 +37,8 @@ from trainer.plan.state_memory import in_memory, too_little_memory
 from trainer.plan.suite import suite_rows
 from trainer.plan.unused_keys import unused_keys
 from trainer.run.folder import run_folder, used_again
-from trainer.sysinfo.open_clip_release import PACKAGE, unsupported
 from trainer.sysinfo.variables import name_problems
-from trainer.sysinfo.versions import installed
+from trainer.sysinfo.versions import PACKAGE, installed, unsupported
 from trainer.text.table import by_topic
 from trainer.text.wording import many
 

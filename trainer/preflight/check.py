@@ -22,8 +22,7 @@ from trainer.model.build import Clip
 from trainer.preflight import gpu_probe, host_probe, network_probe
 from trainer.preflight.findings import error_of, find_problems
 from trainer.preflight.measurements import Finding, Gpu, Measurements, Needs, Placement, Timing
-from trainer.sysinfo.open_clip_release import PACKAGE
-from trainer.sysinfo.versions import installed
+from trainer.sysinfo.versions import PACKAGE, installed
 from trainer.text.wording import many
 
 _PAIR_BYTES = 1 << 24

@@ -1,18 +1,23 @@
-"""A sweep on a scheduler: each run that is neither done nor under way is submitted. Imports no torch."""
+"""Starts the runs of a sweep: here or over ssh one after the other, or on a scheduler. Imports no torch.
 
-from collections.abc import Iterator, Sequence
+Every run is checked before the first one starts. A scheduler gets each run that is neither done nor under
+way.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from trainer.config.schedulers import SCHEDULERS
-from trainer.errors import InputError
-from trainer.launch.schedulers import scheduler
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError
+from trainer.launch import local
+from trainer.launch.hosts import Host
+from trainer.launch.schedulers import prepare, scheduler, submit
 from trainer.launch.submission import read_record, record, removed_if_refused
-from trainer.launch.submit import prepare, submit
-from trainer.plan.check import check_submission
+from trainer.plan.check import check_job, check_submission
 from trainer.plan.secret_values import secret_warnings
-from trainer.sweep.checks import refuse
 from trainer.sweep.trials import Sweep, Trial
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
@@ -84,3 +89,39 @@ def _is_under_way(trial: Trial) -> bool:
     again = pasted("clipship", "status", trial.folder)
     say(f"{trial.name} was submitted to {submission.to} as {submission.id}: `{again}`")
     return True
+
+
+def refuse(trials: Sequence[Trial], check: Callable[[Trial], object]) -> None:
+    """Raises InputError with the problems of every run for which `check` raises it."""
+    problems = []
+    for trial in trials:
+        try:
+            check(trial)
+        except InputError as problem:
+            problems.append(f"{' '.join(trial.values)}: {problem}")
+    if problems:
+        raise InputError("no run was started\n" + "\n".join(problems))
+
+
+_ASKED_TO_STOP = (EXIT_PREEMPTED, EXIT_INTERRUPTED)
+
+
+def check(trials: Sequence[Trial], nproc: int | None, hosts: Sequence[Host] | None) -> None:
+    """Raises InputError with the problems of every run that cannot start here."""
+    refuse(trials, lambda trial: check_job(trial.job, local.ranks_of(trial.job, nproc, hosts)))
+
+
+def run_all(trials: Sequence[Trial], nproc: int | None, hosts: Sequence[Host] | None) -> int:
+    """Runs one after the other; returns 0, 1 if any has failed, or the code of one that was asked to stop."""
+    failed = []
+    for number, trial in enumerate(trials, 1):
+        say(f"run {number} of {len(trials)}: {trial.name} ({' '.join(trial.values)})")
+        code = local.run(trial.job, nproc=nproc, hosts=hosts, began=time.time())
+        if code in _ASKED_TO_STOP:
+            say(f"the sweep ends at run {number} of {len(trials)}; the same command goes on with it")
+            return code
+        if code:
+            failed.append(trial.name)
+    if failed:
+        say(f"{many(len(failed), 'run')} of {len(trials)} failed: {', '.join(failed)}")
+    return EXIT_FAILED if failed else EXIT_DONE

@@ -1,8 +1,9 @@
-"""A reducer whose sums have the same bits in every run: it sums fixed groups of gradients in a fixed order.
+"""Reducers that serve several backends: for sums with the same bits in every run, and for a single rank.
 
-DistributedDataParallel regroups its buckets after the first step, and Horovod fuses the gradients that happen
-to be ready: both change the order of additions from run to run. This one uses only `Comm.all_reduce`, so it
-serves both backends.
+The first sums fixed groups of gradients in a fixed order. DistributedDataParallel regroups its buckets after
+the first step, and Horovod fuses the gradients that happen to be ready: both change the order of additions
+from run to run. This one uses only `Comm.all_reduce`, so it serves both backends. A single rank's gradient is
+the whole gradient already: nothing is copied or sent.
 """
 
 from collections.abc import Callable, Iterator
@@ -86,3 +87,18 @@ def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
         size += parameter.nbytes
     if group:
         yield group
+
+
+class LocalReducer:
+    """Implements `protocol.Reducer` for a world of one rank."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.module = model
+        self.shards: Shards = WholeModel(model)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        yield
+
+    def finish(self) -> None:
+        """Does nothing: the mean over one rank is its own gradient."""
