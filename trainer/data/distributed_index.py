@@ -5,14 +5,16 @@ Together they read the shards that the index lacks, each rank a part.
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import CaptionReader
+from trainer.data.files import Stamp
 from trainer.data.index import (
     Entry,
     Index,
@@ -62,8 +64,10 @@ def _index_together(job: Job, comm: Comm, paths: Sequence[str], selection: Selec
     return open_index(paths, selection, folder, fresh)
 
 
-def _plan(job: Job, paths: Sequence[str], selection: Selects) -> tuple[str, list[str], EncodedError | None]:
-    """Returns the index's folder, the shards that it lacks, and the problem if any.
+def _plan(
+    job: Job, paths: Sequence[str], selection: Selects
+) -> tuple[str, dict[str, Stamp], EncodedError | None]:
+    """Returns the index's folder, the shards that it lacks with their versions, and the problem if any.
 
     They are values that can be sent to the other ranks.
     """
@@ -76,7 +80,7 @@ def _plan(job: Job, paths: Sequence[str], selection: Selects) -> tuple[str, list
             folder = run_folder(job).absolute() / INDEX
             missing = stale(paths, selection, folder)
     except InputError as error:
-        return str(folder), [], encode_error(error)
+        return str(folder), {}, encode_error(error)
     if missing:
         log.info(
             "%-12s reading the headers of %d of %d shards; the index is kept in %s for later runs",
@@ -99,7 +103,7 @@ def _open_streams(job: Job, comm: Comm, paths: Sequence[str]) -> Source:
     return open_streams(paths, samples, selection, window, job.seed, rank, ranks, most_bytes, captions)
 
 
-def _index(comm: Comm, missing: Sequence[str], selection: Selects, folder: Path) -> dict[str, Entry]:
+def _index(comm: Comm, missing: Mapping[str, Stamp], selection: Selects, folder: Path) -> dict[str, Entry]:
     """Collective: indexes the shards that are missing and returns the entries of all ranks.
 
     Each rank reads its part of the shards, and rank 0 writes the catalogue.
@@ -107,7 +111,8 @@ def _index(comm: Comm, missing: Sequence[str], selection: Selects, folder: Path)
     entries: dict[str, Entry] = {}
     problem: InputError | None = None
     try:
-        own = missing[comm.world.rank :: comm.world.size]
+        shards = islice(missing.items(), comm.world.rank, None, comm.world.size)
+        own = {path: Stamp(*version) for path, version in shards}
         # Each shard that is read starts the phase's time limit anew.
         entries = index_shards(
             own, selection, folder, progress=lambda done, of: comm.heartbeat.begin_phase("init")
