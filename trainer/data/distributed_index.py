@@ -5,10 +5,11 @@ Together they read the shards that the index lacks, each rank a part.
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from trainer.comm.protocol import Comm
 from trainer.config import Job
@@ -35,6 +36,7 @@ from trainer.run.folder import run_folder
 from trainer.run.layout import INDEX
 
 log = logging.getLogger("clipship")
+Missing = TypeVar("Missing", bound=Collection[str])
 
 
 def open_together(job: Job, comm: Comm) -> Source:
@@ -64,6 +66,20 @@ def _index_together(job: Job, comm: Comm, paths: Sequence[str], selection: Selec
     return open_index(paths, selection, folder, fresh)
 
 
+def index_of_run(
+    job: Job, paths: Sequence[str], missing_in: Callable[[Path], Missing]
+) -> tuple[Path, Missing]:
+    """Returns the folder of the index that a run opens, and what `missing_in` finds to lack there."""
+    beside = Path(job.data.index) if job.data.index else index_folder(paths)
+    folder = beside or run_folder(job).absolute() / INDEX
+    missing = missing_in(folder)
+    # The index belongs to somebody else and is out of date.
+    if missing and not job.data.index and folder.exists() and not os.access(folder, os.W_OK):
+        folder = run_folder(job).absolute() / INDEX
+        missing = missing_in(folder)
+    return folder, missing
+
+
 def _plan(
     job: Job, paths: Sequence[str], selection: Selects
 ) -> tuple[str, dict[str, Stamp], EncodedError | None]:
@@ -71,16 +87,10 @@ def _plan(
 
     They are values that can be sent to the other ranks.
     """
-    beside = Path(job.data.index) if job.data.index else index_folder(paths)
-    folder = beside or run_folder(job).absolute() / INDEX
     try:
-        missing = stale(paths, selection, folder)
-        # The index belongs to somebody else and is out of date.
-        if missing and not job.data.index and folder.exists() and not os.access(folder, os.W_OK):
-            folder = run_folder(job).absolute() / INDEX
-            missing = stale(paths, selection, folder)
+        folder, missing = index_of_run(job, paths, lambda folder: stale(paths, selection, folder))
     except InputError as error:
-        return str(folder), {}, encode_error(error)
+        return "", {}, encode_error(error)
     if missing:
         log.info(
             "%-12s reading the headers of %d of %d shards; the index is kept in %s for later runs",

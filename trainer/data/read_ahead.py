@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from trainer.data.arena import Arena, Kept
 from trainer.data.blocks import InBlocks, Place
+from trainer.data.reading_plan import CONNECTIONS
 from trainer.data.train_requests import TrainRequest
 from trainer.errors import InputError
 
-CONNECTIONS = 16
-"""Pieces that are read at the same time."""
 AHEAD_BYTES = CONNECTIONS * 2**22
 """Bytes that are read ahead of their first use by default: as many blocks as there are connections."""
 MOST_REQUESTS = 256
