@@ -84,7 +84,7 @@ def index_reading(
 
 
 class _Look(NamedTuple):
-    """What the beginning of a shard is like."""
+    """Reads of the indexer at the beginning of a shard, and their cost."""
 
     reads: Sequence[tuple[int, int]]
     """Place and size of each read of the indexer."""

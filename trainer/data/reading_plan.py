@@ -52,7 +52,7 @@ def reading_rows(
 
 
 class FirstBatch(NamedTuple):
-    """What a rank reads for its part of the first batch."""
+    """Reads of a rank for its part of the first batch."""
 
     requests: int
     size: int | None
