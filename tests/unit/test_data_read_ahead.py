@@ -18,6 +18,7 @@ from tests.support.range_server import serving
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.arena import MOST_SPARE, Arena
+from trainer.data.blocks import BlockReader
 from trainer.data.files import Files
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Batch, train_batches
@@ -155,7 +156,7 @@ class Counting(Files):
 def test_each_byte_is_read_once_a_rank_in_whole_blocks(
     shards: str, order: Lanes, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.shards.Files", Counting)
+    monkeypatch.setattr("trainer.data.blocks.Files", Counting)
     monkeypatch.setattr(Counting, "asked", [])
     source = opened(shards)
     for rank in range(ranks):
@@ -203,7 +204,7 @@ def test_a_shard_that_cannot_be_read_ends_the_loader_with_its_name(
 def test_nothing_is_read_that_lies_behind_the_last_batch(
     shards: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.shards.Files", Counting)
+    monkeypatch.setattr("trainer.data.blocks.Files", Counting)
     monkeypatch.setattr(Counting, "asked", [])
     source = opened(shards)
     found = list(batches(source, Lanes(7, 16), 2, 2, workers=1, epochs=None, most=30))
@@ -242,9 +243,9 @@ def test_the_order_is_not_looked_ahead_without_end_while_the_first_block_is_read
 
     def slow(path: str, begin: int, end: int) -> bytes:
         assert reads.wait(0.5) or looked
-        return ShardSource.bytes_of(source, path, begin, end)
+        return BlockReader.bytes_of(source.reader, path, begin, end)
 
-    source.bytes_of = slow  # type: ignore[method-assign]
+    source.reader.bytes_of = slow  # type: ignore[method-assign]
     ahead = ReadAhead(source, counted())
     next(iter(ahead))
     ahead.close()
@@ -269,7 +270,7 @@ def test_a_sample_that_is_too_large_is_neither_read_nor_ends_the_run(shards: str
 def test_much_that_lies_between_two_samples_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.shards.Files", Counting)
+    monkeypatch.setattr("trainer.data.blocks.Files", Counting)
     monkeypatch.setattr(Counting, "asked", [])
     members = [
         (f"{number:02d}.{ending}", content)

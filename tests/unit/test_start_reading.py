@@ -45,7 +45,7 @@ def far(name: str, content: bytes) -> str:
 def test_what_is_foretold_is_what_the_indexer_asks_for(
     samples: int, image_bytes: int, filters: tuple[str, ...]
 ) -> None:
-    """Where members are small, where they are passed over, and where filters look into them."""
+    """It is so where members are small, where they are passed over, and where filters look into them."""
     content = tar_of(samples, image_bytes)
     shards, selection = [far("a.tar", content)] * 4, SELECTION._replace(filters=filters)
     found = index_reading.index_reading(shards, selection, 2, SPEED)

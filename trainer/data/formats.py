@@ -90,7 +90,7 @@ class _Shards(_Indexed):
         selection, captions = shard_selection(data), CaptionReader.by(data)
         source = open_indexed(index, selection, "captions", allowed, data.max_member_bytes, captions)
         if data.cache is not None:
-            source.cache = BlockCache(Path(data.cache), data.cache_gb * 10**9)
+            source.reader.cache = BlockCache(Path(data.cache), data.cache_gb * 10**9)
         return source
 
     def images(self, data: Data, progress: Progress | None = None) -> "Source":

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from trainer.config.batch_plan import BatchPlan, steps_per_epoch
 from trainer.data.arena import Arena
-from trainer.data.blocks import InBlocks, Place
+from trainer.data.blocks import InBlocks
 from trainer.data.captions import Choice, random_caption
 from trainer.data.lanes import Lanes
 from trainer.data.order import Order, epoch_samples, position_seed
@@ -231,7 +231,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         position: int,
         bad: list[BadSample],
         out: Tensor | None,
-        at: Place | None,
+        at: Any,
     ) -> tuple[RawSample, Tensor]:
         """Returns the sample and its pixels, replacing a bad sample; the pixels are `out` if written there.
 
@@ -252,7 +252,7 @@ class TrainBatches(Dataset[Batch | InputError]):
             at = None
         raise InputError(f"{MOST_SUBSTITUTES} samples in a row cannot be used; the last one: {bad[-1]}")
 
-    def _read(self, sample: int, at: Place | None) -> RawSample:
+    def _read(self, sample: int, at: Any) -> RawSample:
         if at is None or self._arena is None:
             return self._source.read(sample)
         return cast(InBlocks, self._source).read_at(at, self._arena)

@@ -7,12 +7,11 @@ when the batches that need it have come. No torch.
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
-from trainer.data.arena import Arena, Kept
-from trainer.data.blocks import InBlocks, Place
+from trainer.data.arena import Arena
+from trainer.data.blocks import Block, InBlocks
 from trainer.data.reading_plan import CONNECTIONS
 from trainer.data.train_requests import TrainRequest
 from trainer.errors import InputError
@@ -21,13 +20,8 @@ AHEAD_BYTES = CONNECTIONS * 2**22
 """Bytes that are read ahead of their first use by default: as many blocks as there are connections."""
 MOST_REQUESTS = 256
 """Micro-batches that the order is looked ahead at most, however small their blocks are."""
-
-
-class _Held(NamedTuple):
-    """A piece in the arena."""
-
-    places: Sequence[Place]
-    ranges: Sequence[Kept]
+USUAL_BYTES = 2**17
+"""Size of a sample before any has been read."""
 
 
 class ReadAhead:
@@ -43,13 +37,13 @@ class ReadAhead:
         self.arena = Arena()
         self._source, self._requests, self._ahead_bytes = source, requests, ahead_bytes
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="blocks")
-        self._held: dict[tuple[int, int], Future[_Held]] = {}
+        self._held: dict[tuple[int, int], Future[Block]] = {}
         """Pieces that are read or being read, by epoch and number."""
         self._waiting: dict[tuple[int, int], int] = {}
         """Samples of those that no request has come to yet."""
         self._last_uses: list[tuple[int, int, int]] = []
         """Epoch, last batch and number of each piece, as a heap."""
-        self._read_samples = self._read_bytes = 0
+        self._read_samples, self._read_bytes = 1, USUAL_BYTES
 
     def __iter__(self) -> Iterator[TrainRequest]:
         upcoming = iter(self._requests)
@@ -77,8 +71,6 @@ class ReadAhead:
         """Returns whether to look further ahead than the requests that are begun and have not been given."""
         if not requests or requests >= MOST_REQUESTS:
             return not requests
-        if not self._read_samples:
-            return len(self._waiting) < CONNECTIONS
         return sum(self._waiting.values()) * self._read_bytes / self._read_samples < self._ahead_bytes
 
     def _begin(self, request: TrainRequest) -> None:
@@ -108,37 +100,9 @@ class ReadAhead:
                 return request._replace(pieces=None, problem=error)
         return request._replace(pieces=None, places=places)
 
-    def _read(self, first: int, count: int) -> _Held:
+    def _read(self, first: int, count: int) -> Block:
         """Reads a piece into the arena; a thread runs it."""
-        places = list(self._source.places(first, count))
-        ranges, size = [], 0
-        for numbers in _near(places, self._source):
-            begin = min(places[number].span[0] for number in numbers)
-            end = max(places[number].span[1] for number in numbers)
-            content = self._source.bytes_of(places[numbers[0]].path, begin, end)
-            size += len(content)
-            kept = self.arena.put(content)
-            ranges.append(kept)
-            for number in numbers:
-                places[number] = places[number]._replace(shift=kept.place - begin)
+        block = self._source.read_block(first, count, self.arena)
         self._read_samples += count
-        self._read_bytes += size
-        return _Held(places, ranges)
-
-
-def _near(places: Sequence[Place], source: InBlocks) -> Iterator[list[int]]:
-    """Yields the numbers of samples that are read together, in the order of the file."""
-    numbers: list[int] = []
-    reached = 0
-    for number in sorted(range(len(places)), key=lambda number: places[number].span):
-        place = places[number]
-        if not source.is_readable(place):
-            continue
-        begin, end = place.span
-        if numbers and begin - reached > source.gap_bytes(place.path):
-            yield numbers
-            numbers, reached = [], 0
-        numbers.append(number)
-        reached = max(reached, end)
-    if numbers:
-        yield numbers
+        self._read_bytes += block.size
+        return block
