@@ -126,7 +126,7 @@ def train_batches(
     It starts at `start_batch` of `start_epoch`. It ends after epoch `epochs` - 1, or after `most_batches`
     global batches, behind which nothing is read; with both None it never ends. Over all ranks, no sample
     comes more often than its shard's weight says. `skip_bad` replaces bad samples, and `caption_choice` takes
-    one of a sample's captions. In the order of lanes blocks of shards are read ahead, `ahead_bytes` of them.
+    one of a sample's captions. In the order of lanes blocks are read ahead, `ahead_bytes` of them.
     Raises InputError for samples that cannot be read or decoded.
     """
     sizes = source.shard_sizes()

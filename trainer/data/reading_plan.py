@@ -33,22 +33,26 @@ def reading_rows(
     if they are known.
     """
     data = job.data
-    if not _reads_blocks(data):
+    if data.streams or "read_ahead_mb" not in FORMATS[data.kind].reads:
         return
     if (begun or {"order": data.order})["order"] == "window":
         yield "reading", f"at random, sample by sample, in a window of {data.shuffle_window:,} samples"
         return
+    if not _reads_blocks(data):
+        opened, ahead = (_mb(size * 2**20) for size in (data.row_group_cache_mb, data.read_ahead_mb))
+        yield "reading", f"row groups, each once: at most {opened} of them open in a rank, and {ahead} ahead"
+        return
     size = _local_bytes(expand_shards(data.train))
-    ahead = data.read_ahead_mb * 2**20
+    ahead_bytes = data.read_ahead_mb * 2**20
     what, most = (
         _of_a_new_run(data, batch_plan)
         if begun is None
         else _of_a_begun_run(begun, data, batch_plan, size and samples and size / samples)
     )
     if size is not None:
-        most, ahead = min(most or size, size), min(ahead, size)
+        most, ahead_bytes = min(most or size, size), min(ahead_bytes, size)
     blocks = f"at most {_mb(most)} of them open in a rank, and " if most else ""
-    yield "reading", f"{what}, each once: {blocks}{_mb(ahead)} ahead"
+    yield "reading", f"{what}, each once: {blocks}{_mb(ahead_bytes)} ahead"
 
 
 class FirstBatch(NamedTuple):
