@@ -19,8 +19,8 @@ from torch import Tensor
 from tests.support.range_server import serving
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
-from trainer.data.arena import MOST_SPARE, SPARE_BYTES, Arena
-from trainer.data.blocks import BlockReader
+from trainer.data.arena import MOST_SPARE, Arena
+from trainer.data.blocks import Block, BlockReader
 from trainer.data.columnar import ParquetSource
 from trainer.data.files import Files
 from trainer.data.lanes import Lanes
@@ -400,8 +400,7 @@ def test_a_row_group_is_read_and_decoded_once_a_rank_for_all_of_its_loader_proce
         handler.asked.clear()
         assert captions_of(source, order, workers=2) == expected
         groups = [asked for asked in handler.asked if _size(asked) > 100_000]
-        # A block that is cut where its lane begins is two pieces; each is read by itself.
-        assert GROUPS <= len(groups) <= GROUPS + order.lanes
+        assert len(groups) == GROUPS, "also those of which several lanes have a piece"
         assert len(handler.asked) <= len(groups) + 3 * 16, "footers, of which a thread may read one more"
 
 
@@ -410,18 +409,30 @@ def _size(asked: str) -> int:
     return int(end) - int(begin)
 
 
-def test_memory_of_row_groups_is_given_back_and_no_more_is_read_ahead_than_is_asked_for(tables: Path) -> None:
-    source = open_source(Data(train=(str(tables / "{0..2}.parquet"),)))
+@pytest.mark.parametrize(("keep_mb", "decoded"), [(2, 5 * GROUPS), (512, GROUPS)])
+def test_row_groups_stay_for_later_pieces_and_epochs_as_long_as_there_is_room(
+    tables: Path, keep_mb: int, decoded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(Data(train=(str(tables / "{0..2}.parquet"),), row_group_cache_mb=keep_mb))
     assert isinstance(source, ParquetSource)
-    requests = TrainRequests(source.shard_sizes(), None, plan_of(1, 1), 0, 3, Lanes(ROWS, 2), 30, 2, 0, 0)
+    seen, read = [], ParquetSource.read_block
+
+    def counted(self: ParquetSource, first: int, count: int, arena: Arena) -> Block:
+        seen.append(first)
+        return read(self, first, count, arena)
+
+    monkeypatch.setattr(ParquetSource, "read_block", counted)
+    requests = TrainRequests(source.shard_sizes(), None, plan_of(1, 1), 0, 3, Lanes(ROWS, 2), 30, 4, 0, 0)
     ahead = ReadAhead(source, requests, ahead_bytes=1)
     group, held = ROWS * 32_000, []
     for request in ahead:
         held.append(ahead.arena.held_bytes)
         ahead.done(request.epoch, request.batch_in_epoch)
-    assert max(held) < 5 * group + MOST_SPARE * group / 4, "two lanes, and what they go on with"
-    assert ahead.arena.held_bytes <= SPARE_BYTES + group
     ahead.close()
+    assert GROUPS <= len(seen) <= decoded
+    assert len(set(seen)) == GROUPS
+    # Two lanes, what they go on with, and spare pages.
+    assert max(held) < min(keep_mb * 2**20, GROUPS * group) + 5 * group + MOST_SPARE * group / 4
 
 
 @pytest.mark.parametrize("workers", [0, 2])

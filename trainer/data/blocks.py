@@ -33,6 +33,12 @@ class Block(NamedTuple):
 class InBlocks(Protocol):
     """Protocol of a source whose consecutive samples are read together."""
 
+    keep_bytes: int
+    """Memory up to which blocks are kept that nothing needs now; they may be needed again."""
+
+    def block_of(self, first: int, count: int) -> tuple[int, int]:
+        """Returns the first sample and the number of those that are read with these, and share a block."""
+
     def read_block(self, first: int, count: int, arena: Arena) -> Block:
         """Reads consecutive samples of one shard into the arena; threads call it.
 

@@ -322,6 +322,12 @@ class ParquetSource(ColumnarSource):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._batches: Recent[int, Any] = Recent(MAPPED_BATCHES)
+        self.keep_bytes = self._groups.limit_bytes
+
+    def block_of(self, first: int, count: int) -> tuple[int, int]:
+        """Returns the samples of their row group, which is decoded as a whole."""
+        unit, row = self._numbering.locate(first)
+        return first - row, self._numbering.size(unit)
 
     def read_block(self, first: int, samples: int, arena: Arena) -> Block:
         """Decodes samples of one row group into the arena. Raises as `GroupReader.batches` does."""

@@ -1,14 +1,16 @@
 """Reads the blocks of a rank's samples ahead of its loader processes: each once, whole, several at a time.
 
 Threads of the rank read, since they wait for storage most of the time; the loader processes take the samples
-out of the `Arena`. A piece of a block is read when the order comes near to it, and its memory is given back
-when the batches that need it have come. No torch.
+out of the `Arena`. A block is read when the order comes near to a piece of it, and its memory is given back
+when the batches that need it have come. A row group, which is decoded as a whole, is one block for several
+pieces, and stays as long as there is room. No torch.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from trainer.data.arena import Arena
 from trainer.data.blocks import Block, InBlocks
@@ -24,6 +26,15 @@ USUAL_BYTES = 2**17
 """Size of a sample before any has been read."""
 
 
+@dataclass
+class _Held:
+    """A block that is read or being read."""
+
+    block: Future[Block]
+    pieces: int = 0
+    """Pieces for which it is needed now."""
+
+
 class ReadAhead:
     """A rank's requests, each with the places of its samples, which are in the arena by then.
 
@@ -37,10 +48,14 @@ class ReadAhead:
         self.arena = Arena()
         self._source, self._requests, self._ahead_bytes = source, requests, ahead_bytes
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="blocks")
-        self._held: dict[tuple[int, int], Future[Block]] = {}
-        """Pieces that are read or being read, by epoch and number."""
+        self._held: dict[tuple[int, int], _Held] = {}
+        """Blocks by first sample and number of samples."""
+        self._unused: dict[tuple[int, int], Block] = {}
+        """Those that nothing needs now; what was used last comes last."""
+        self._pieces: dict[tuple[int, int], tuple[int, int]] = {}
+        """Block of each piece that is needed, by epoch and number of the piece."""
         self._waiting: dict[tuple[int, int], int] = {}
-        """Samples of those that no request has come to yet."""
+        """Samples that were read for pieces to which no request has come yet."""
         self._last_uses: list[tuple[int, int, int]] = []
         """Epoch, last batch and number of each piece, as a heap."""
         self._read_samples, self._read_bytes = 1, USUAL_BYTES
@@ -60,8 +75,12 @@ class ReadAhead:
         """Gives back the memory of pieces that no batch after this one needs; its own samples have come."""
         while self._last_uses and self._last_uses[0][:2] <= (epoch, batch):
             of_epoch, _, number = heapq.heappop(self._last_uses)
-            for kept in self._held.pop((of_epoch, number)).result().ranges:
-                self.arena.free(kept)
+            key = self._pieces.pop((of_epoch, number))
+            self._held[key].pieces -= 1
+            if not self._held[key].pieces:
+                self._unused[key] = self._held[key].block.result()
+        if self._unused:
+            self._trim()
 
     def close(self) -> None:
         """Ends the threads, as soon as they have what they are reading."""
@@ -77,11 +96,30 @@ class ReadAhead:
         """Begins to read the pieces that the request is the first to need."""
         assert request.pieces is not None
         for number, first, count, last in zip(*(part.tolist() for part in request.pieces[:4]), strict=True):
-            key = (request.epoch, number)
+            piece = (request.epoch, number)
+            if piece in self._pieces:
+                continue
+            key = self._pieces[piece] = self._source.block_of(first, count)
             if key not in self._held:
-                self._held[key] = self._pool.submit(self._read, first, count)
-                self._waiting[key] = count
-                heapq.heappush(self._last_uses, (request.epoch, last, number))
+                self._held[key] = _Held(self._pool.submit(self._read, *key))
+                self._waiting[piece] = key[1]
+            self._held[key].pieces += 1
+            self._unused.pop(key, None)
+            heapq.heappush(self._last_uses, (request.epoch, last, number))
+
+    def _trim(self) -> None:
+        """Gives back the memory of blocks that nothing needs, but for as many as the source keeps."""
+        most, size = self._source.keep_bytes, 0
+        if most:
+            blocks = (held.block for held in self._held.values() if held.block.done())
+            size = sum(block.result().size for block in blocks if not block.exception())
+        for key, block in list(self._unused.items()):
+            if most and size <= most:
+                return
+            size -= block.size
+            del self._held[key], self._unused[key]
+            for kept in block.ranges:
+                self.arena.free(kept)
 
     def _placed(self, request: TrainRequest) -> TrainRequest:
         """Returns the request with the places of its samples, as soon as these have been read.
@@ -89,19 +127,19 @@ class ReadAhead:
         It carries the problem of samples that cannot be: the batches before it still come.
         """
         assert request.pieces is not None
-        numbers, firsts = request.pieces.numbers.tolist(), request.pieces.firsts.tolist()
         places = []
-        for number, first, sample in zip(numbers, firsts, request.samples.tolist(), strict=True):
-            key = (request.epoch, number)
-            self._waiting.pop(key, None)
+        for number, sample in zip(request.pieces.numbers.tolist(), request.samples.tolist(), strict=True):
+            piece = (request.epoch, number)
+            self._waiting.pop(piece, None)
+            key = self._pieces[piece]
             try:
-                places.append(self._held[key].result().places[sample - first])
+                places.append(self._held[key].block.result().places[sample - key[0]])
             except InputError as error:
                 return request._replace(pieces=None, problem=error)
         return request._replace(pieces=None, places=places)
 
     def _read(self, first: int, count: int) -> Block:
-        """Reads a piece into the arena; a thread runs it."""
+        """Reads a block into the arena; a thread runs it."""
         block = self._source.read_block(first, count, self.arena)
         self._read_samples += count
         self._read_bytes += block.size

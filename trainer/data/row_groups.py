@@ -19,7 +19,7 @@ from trainer.sysinfo.extras import require
 
 ROWS_AT_ONCE = 64
 """Rows that are decoded before the memory that they take is compared with the limit."""
-OPEN_FILES = 16
+OPEN_FILES = 64
 MOST_PACKED_BYTES = 2**26
 """Largest number of bytes to which the batches of an Arrow stream may unpack."""
 

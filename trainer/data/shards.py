@@ -68,6 +68,8 @@ class Place(NamedTuple):
 class ShardSource:
     """Source of the samples of several shards."""
 
+    keep_bytes = 0
+
     def __init__(
         self,
         index: FileIndex,
@@ -106,6 +108,10 @@ class ShardSource:
             Place(path, rows.key(row + at), *place[:4])
             for at, place in enumerate(rows.places[row : row + count].tolist())
         ]
+
+    def block_of(self, first: int, count: int) -> tuple[int, int]:
+        """Returns the same samples: nothing else is read with them."""
+        return first, count
 
     def read_block(self, first: int, count: int, arena: Arena) -> Block:
         """Reads consecutive samples of one shard into the arena. Raises as `BlockReader.bytes_of` does."""
