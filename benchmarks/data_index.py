@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.data.files import Stamp
 from trainer.data.index import open_index, rows_file, write_catalogue, write_rows
 from trainer.data.lanes import Lanes
 from trainer.data.shards import open_indexed
@@ -49,7 +50,7 @@ def generated(parent: Path) -> Iterator[Path]:
         names = paths(folder)
         content = Content(Rows(places, keys), endings={"jpg": SAMPLES, "txt": SAMPLES})
         first = rows_file(folder, names[0], SELECTION)
-        entry = write_rows(first, (SAMPLES * 40_000, "0"), content)
+        entry = write_rows(first, Stamp(SAMPLES * 40_000, "0"), content)
         for name in names[1:]:
             rows_file(folder, name, SELECTION).hardlink_to(first)
         write_catalogue(folder, SELECTION, {f"../{Path(name).name}": entry for name in names})

@@ -113,6 +113,9 @@ def test_check_says_what_a_rank_reads_at_once(tmp_path: Path) -> None:
     assert said(several, 2, 1, block_samples=20_000) == [("reading", named.format("1,074", 67))]
     (window,) = said("0.tar", 64, 1, order="window")
     assert window[1].startswith("at random, sample by sample, in a window of 10,000 samples")
+    row_groups = "row groups, each once: at most 537 MB of them open in a rank, and 67 MB ahead"
+    assert said("http://store.example/{0..9}.parquet", 64, 1) == [("reading", row_groups)]
+    assert said("0.arrow", 64, 1) == []
     job = tiny_job()
     assert list(reading_rows(job, plan(job, 1))) == [], "synthetic data are not read"
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from trainer.data import hops
 from trainer.data.hops import Hopping
@@ -103,3 +104,29 @@ def test_it_is_a_file() -> None:
     assert file.read(10) == content[-2:]
     file.seek(len(content) + 100)
     assert file.read(10) == b""
+
+
+def test_filters_are_decided_while_the_headers_are_read() -> None:
+    """Small samples are read once, and of large ones their headers and what the filters need."""
+    filters = ("min_side >= 64", "score > 0")
+    image = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(image, "jpeg")
+    for size, fetched_at_most in ((40_000, 1.05), (3 * 2**20, 0.07)):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as tar:
+            for number in range(100 if size < 2**20 else 8):
+                for ending, begin, of_member in (
+                    ("jpg", image.getvalue(), size),
+                    ("json", b'{"score": %d}' % (number % 2), None),
+                    ("txt", b"c", 1),
+                ):
+                    info = tarfile.TarInfo(f"{number:04d}.{ending}")
+                    info.size = of_member or len(begin)
+                    tar.addfile(info, io.BytesIO(begin.ljust(info.size, b"\0")))
+        fetched: list[int] = []
+        found = read_headers(hopping(out.getvalue(), fetched), SELECTION._replace(filters=filters))
+        assert found.filtered == {"score > 0": len(found)}
+        assert not found.left_out
+        assert plain(found) == plain(read_headers(out, SELECTION._replace(filters=filters)))
+        assert sum(fetched) < fetched_at_most * len(out.getvalue())
+        assert len(fetched) <= 9

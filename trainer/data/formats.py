@@ -5,7 +5,6 @@ A command that only checks shards thus imports no numpy. No torch.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config import Data
@@ -83,14 +82,13 @@ class _Shards(_Indexed):
         return shard_selection(data)
 
     def indexed(self, index: "FileIndex", data: Data, allowed: "Allowed") -> "Source":
-        from trainer.data.block_cache import BlockCache
+        from trainer.data.block_cache import cache_of
         from trainer.data.captions import CaptionReader
         from trainer.data.shards import open_indexed, shard_selection
 
         selection, captions = shard_selection(data), CaptionReader.by(data)
         source = open_indexed(index, selection, "captions", allowed, data.max_member_bytes, captions)
-        if data.cache is not None:
-            source.cache = BlockCache(Path(data.cache), data.cache_gb * 10**9)
+        source.reader.cache = cache_of(data)
         return source
 
     def images(self, data: Data, progress: Progress | None = None) -> "Source":

@@ -16,6 +16,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -157,8 +158,8 @@ def index_folder(paths: Sequence[str]) -> Path | None:
     return folder if os.access(folder if folder.exists() else beside, os.W_OK) or folder.exists() else None
 
 
-def stale(paths: Sequence[str], selection: Selects, folder: Path, adopt: bool = True) -> list[str]:
-    """Returns the shards that the index lacks or that have changed since.
+def stale(paths: Sequence[str], selection: Selects, folder: Path, adopt: bool = True) -> dict[str, Stamp]:
+    """Returns the shards that the index lacks or that have changed since, with their present versions.
 
     With `adopt` the catalogue gets what a killed job has read before. Raises InputError, which lists the
     shards whose state cannot be read.
@@ -168,28 +169,33 @@ def stale(paths: Sequence[str], selection: Selects, folder: Path, adopt: bool = 
         stamps = persistent_each(paths, stamp, pool)
     raise_all([result for result in stamps if isinstance(result, InputError)])
     versions = dict(zip(paths, cast(Sequence[Stamp], stamps), strict=True))
-    missing = [
-        path
+    missing = {
+        path: version
         for path, version in versions.items()
         if not _is_fresh(known.get(_name(folder, path)), version)
         or not rows_file(folder, path, selection).exists()
-    ]
-    if adopt and (found := _left_behind(missing, versions, selection, folder)):
+    }
+    if adopt and (found := _left_behind(missing, selection, folder)):
         with suppress(InputError):  # then they are read again
             write_catalogue(folder, selection, {_name(folder, path): entry for path, entry in found.items()})
-            missing = [path for path in missing if path not in found]
+            missing = {path: version for path, version in missing.items() if path not in found}
     return missing
 
 
-def _left_behind(
-    paths: Sequence[str], versions: Mapping[str, Stamp], selection: Selects, folder: Path
-) -> dict[str, Entry]:
+def unindexed(paths: Sequence[str], selection: Selects, folder: Path) -> list[str]:
+    """Returns the shards that `stale` returns, without a look at those behind URLs: they may have changed."""
+    known = read_catalogue(folder, selection)
+    far = [path for path in paths if is_remote(path) and _name(folder, path) not in known]
+    return [*stale(list(filterfalse(is_remote, paths)), selection, folder, adopt=False), *far]
+
+
+def _left_behind(versions: Mapping[str, Stamp], selection: Selects, folder: Path) -> dict[str, Entry]:
     """Returns the entries of shards that were read by a job which did not come to write the catalogue."""
     with ThreadPoolExecutor(THREADS) as pool:
-        entries = pool.map(lambda path: read_entry(rows_file(folder, path, selection)), paths)
+        entries = pool.map(lambda path: read_entry(rows_file(folder, path, selection)), versions)
         return {
             path: entry
-            for path, entry in zip(paths, entries, strict=True)
+            for path, entry in zip(versions, entries, strict=True)
             if entry is not None and _is_fresh(entry, versions[path])
         }
 
@@ -201,13 +207,13 @@ def _is_fresh(entry: Entry | None, version: Stamp) -> bool:
 
 
 def index_shards(
-    paths: Sequence[str],
+    versions: Mapping[str, Stamp],
     selection: Selects,
     folder: Path,
     progress: Callable[[int, int], None] | None = None,
     pool: Executor | None = None,
 ) -> dict[str, Entry]:
-    """Reads the shards' headers and writes their rows; returns the new catalogue entries.
+    """Reads the headers of shards of these versions and writes their rows; returns the new catalogue entries.
 
     It works in the pool, or in threads. The entries are not in the catalogue yet, only beside their rows,
     where `stale` finds them. `progress` is called with (shards done, shards). Raises InputError, which names
@@ -220,15 +226,15 @@ def index_shards(
     entries: dict[str, Entry] = {}
     problems = []
     with pool or ThreadPoolExecutor(THREADS) as workers:
-        jobs = [workers.submit(_index_or_problem, path, selection, folder) for path in paths]
-        for path, job in zip(paths, jobs, strict=True):
+        jobs = [workers.submit(_index_or_problem, *shard, selection, folder) for shard in versions.items()]
+        for path, job in zip(versions, jobs, strict=True):
             result = job.result()
             if isinstance(result, Entry):
                 entries[_name(folder, path)] = result
             else:
                 problems.append(result)
             if progress:
-                progress(len(entries) + len(problems), len(paths))
+                progress(len(entries) + len(problems), len(versions))
     raise_all(problems)
     return entries
 
@@ -344,7 +350,7 @@ def _name(folder: Path, path: str) -> str:
     return path if kept == path else f"{kept}#{_digest(path.encode())[:12]}"
 
 
-def write_rows(file: Path, version: tuple[int, str], content: Scanned) -> Entry:
+def write_rows(file: Path, version: Stamp, content: Scanned) -> Entry:
     """Writes what is stored of a file; returns its entry, which the catalogue keeps."""
     entry = Entry(
         *version,
@@ -393,23 +399,22 @@ def _unsealed(content: bytes) -> bytes:
     return text
 
 
-def _index_or_problem(path: str, selection: Selects, folder: Path) -> Entry | InputError:
+def _index_or_problem(path: str, version: Stamp, selection: Selects, folder: Path) -> Entry | InputError:
     try:
-        return write_rows(rows_file(folder, path, selection), *scan(path, selection))
+        return write_rows(rows_file(folder, path, selection), version, scan(path, selection, version.size))
     except InputError as error:
         return error
 
 
-def scan(path: str, selection: Selects) -> tuple[tuple[int, str], Scanned]:
-    """Returns a file's version, as (size, time), and what the selection finds in it.
+def scan(path: str, selection: Selects, size: int | None = None) -> Scanned:
+    """Returns what the selection finds in a file; `size` is that of the file, if it is known.
 
     Raises InputError, which names the file, if it cannot be read.
     """
 
-    def read() -> tuple[tuple[int, str], Scanned]:
-        version = stamp(path)
-        with opened(path, version.size) as file:
-            return version, selection.scan(file, path)
+    def read() -> Scanned:
+        with opened(path, size) as file:
+            return selection.scan(file, path)
 
     return persistent(path, read)
 

@@ -99,7 +99,7 @@ def index_in_memory(
 
 def _scanned_or_problem(path: str, selection: Selects) -> Scanned | InputError:
     try:
-        return scan(path, selection)[1]
+        return scan(path, selection)
     except InputError as error:
         return error
 

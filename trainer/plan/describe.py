@@ -33,6 +33,7 @@ from trainer.plan.places import odd_places
 from trainer.plan.save import SaveTime, save_rows, save_time, too_little_notice
 from trainer.plan.secret_values import secret_warnings
 from trainer.plan.spares import no_spares_here, spares_by_hand, with_spares
+from trainer.plan.start_reading import start_rows
 from trainer.plan.state_memory import in_memory, too_little_memory
 from trainer.plan.suite import suite_rows
 from trainer.plan.unused_keys import unused_keys
@@ -103,6 +104,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
         ),
         *(facts.first.rows() if facts.first is not None else ()),
         *(reading_rows(job, facts.batch_plan, begun_order(job), samples) if files else ()),
+        *(start_rows(job, facts.batch_plan, begun_order(job), samples) if files else ()),
         *storage_rows(job),
         ("world", _world(job, world_size, local=local)),
         *device_rows(job, local=local),
