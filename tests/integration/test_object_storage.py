@@ -1,6 +1,9 @@
 """Shards in object storage, on a real S3 server: the same batches as from a local disk."""
 
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from tests.integration.test_bad_input import sample
 from tests.support.jobs import tiny_job
-from tests.support.runs import TinyRun
+from tests.support.runs import LIMIT_S, TinyRun
 from tests.support.s3_server import KEY_ID, RCLONE, SECRET, s3_server
 from tests.unit.test_data_read_ahead import lengths, plain
 from trainer.config import Data
@@ -29,6 +32,7 @@ from trainer.data.shard_names import expand_shards
 from trainer.data.shards import shard_selection
 from trainer.data.source import open_source, open_with_index
 from trainer.data.storage import SETTINGS, use_storage
+from trainer.data.store import remove
 from trainer.errors import InputError, StorageError
 
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: `make venv`")
@@ -177,3 +181,52 @@ def test_a_run_reads_from_a_bucket_and_writes_its_keys_nowhere(
     written = [file.read_bytes() for file in run.run.rglob("*") if file.is_file()]
     assert written
     assert not [content for content in [*written, done.stdout.encode()] if SECRET.encode() in content]
+
+
+def clipship(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "trainer.cli.main", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+
+
+def test_a_run_goes_on_from_its_copy_on_a_new_machine_as_if_it_had_not_stopped(
+    buckets: Path, with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_keys(monkeypatch)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    (buckets / "copies").mkdir()
+    old, new = TinyRun(tmp_path / "old"), TinyRun(tmp_path / "new")
+    old.folder.mkdir()
+    new.folder.mkdir()
+    job = old.write(
+        data={"train": [SHARDS], "format": "webdataset"},
+        optim={"global_batch_size": 16, "steps": 10},
+        checkpoint={"every_steps": 3, "keep": 2, "copy_to": "s3://copies/of/mine"},
+    )
+    checked = clipship("check", str(job), "--nproc", "1", folder=old.folder)
+    assert checked.returncode == 0, checked.stderr
+    assert "copies " in checked.stdout
+    assert not list((buckets / "copies").rglob("*.clipship*")), "check leaves nothing behind"
+    whole = old.start(1)
+    assert whole.returncode == 0, whole.stderr
+    copy = buckets / "copies" / "of" / "mine" / "tiny"
+    last = copy / "checkpoints" / "step-00000010" / "manifest.json"
+    earlier, newest = sorted(copy.rglob("manifest.json"))
+    assert newest == last
+    assert {"copied_step": 10, "copies_behind": 0}.items() <= old.result().items()
+    told = clipship("status", str(old.run), folder=old.folder)
+    assert "step 10 in s3://copies/of/mine/tiny" in told.stdout
+    losses = old.losses()
+    shutil.rmtree(old.folder)
+    remove(
+        "s3://copies/of/mine/tiny/checkpoints/step-00000010/manifest.json"
+    )  # as if the machine had been lost while it copied
+    resumed = clipship("resume", "s3://copies/of/mine/tiny", folder=new.folder)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"fetched {earlier.parent.name} from s3://copies/of/mine/tiny" in resumed.stderr
+    assert new.losses() == losses
+    assert last.is_file()
+    again = clipship("resume", "s3://copies/of/mine/tiny", folder=new.folder)
+    assert again.returncode == 2
+    assert "runs/tiny is there already" in again.stderr
+    assert not [file for file in copy.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]

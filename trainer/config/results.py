@@ -6,8 +6,19 @@ from typing import Annotated, Literal
 from pydantic import field_validator, model_validator
 
 from trainer.config.keys import JobPath, OnlyIf
+from trainer.config.stores import STORES, store_of
 from trainer.config.suite import Suite
-from trainer.config.types import AboveZero, Positive, Section, Text, is_stream, optional_section
+from trainer.config.types import (
+    AboveZero,
+    Positive,
+    Seconds,
+    Section,
+    Text,
+    is_remote,
+    is_stream,
+    optional_section,
+)
+from trainer.text.masking import masked
 
 EMA = "ema_"
 """Begin of the names of metrics of the weights' moving average."""
@@ -37,6 +48,11 @@ def is_checkpoint(name: str) -> bool:
     return name not in ("auto", "never")
 
 
+def is_folder(name: str) -> bool:
+    """Returns whether `checkpoint.copy_to` is a path, and not an address of object storage."""
+    return not is_remote(name)
+
+
 NAMED_SET = "set:"
 """Beginning of an `eval.templates` or `eval.class_names` that names a set of words."""
 
@@ -63,6 +79,7 @@ _WITH_CLASSES = OnlyIf(
 _IN_SHARDS = OnlyIf(
     lambda job: _are_shards(job.eval.zero_shot), "the folders of eval.zero_shot are the classes"
 )
+_WITH_COPIES = OnlyIf(lambda job: job.checkpoint.copy_to is not None, "there is no checkpoint.copy_to")
 _WITH_WANDB = OnlyIf(lambda job: job.logging.wandb != "off", 'logging.wandb is "off"')
 
 
@@ -90,9 +107,31 @@ class Checkpoint(Section):
     every_rank_writes: bool = False
     """Let each rank write its part of the optimizer's state: for large models on a parallel file system that
     all ranks share."""
+    copy_to: Annotated[Text | None, JobPath("folder", when=is_folder, made=True)] = None
+    """Place that gets a copy of each whole checkpoint in the background, such as "s3://bucket/prefix", or a
+    folder of another file system; the run's copies are in a folder of its name there. It keeps as many as
+    `keep` and `best` say. [data.storage] says how it is reached. None: nothing is copied."""
+    copy_wait_s: Annotated[Seconds, _WITH_COPIES] = 600.0
+    """Longest that the end of the run waits for its last copy, within three quarters of
+    timeouts.checkpoint_s. A run that is asked to stop waits at most 10 s: its next start copies."""
     on_failure: Literal["continue", "stop"] = "continue"
     """Reaction if a checkpoint cannot be written, for example to a full disk. continue: report it and go on,
     keeping the previous one; stop: end the run. A failure of the last checkpoint always ends the run."""
+
+    @field_validator("copy_to")
+    @classmethod
+    def _a_place(cls, value: str | None) -> str | None:
+        if value is None or is_folder(value):
+            return value
+        row = store_of(value)
+        if row is None:
+            known = ", ".join(row.addresses for row in STORES)
+            raise ValueError(
+                f"must be a folder, or an address that begins with {known} (given {masked(value)[:80]!r})"
+            )
+        if not value.partition("://")[2].strip("/"):
+            raise ValueError(f"lacks the bucket: write it as {row.protocols[0]}://BUCKET/PREFIX")
+        return value.rstrip("/")
 
 
 class Eval(Section):

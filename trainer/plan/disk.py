@@ -11,6 +11,7 @@ from trainer.model.catalog import known_models
 from trainer.run.folder import run_folder
 from trainer.run.layout import CHECKPOINTS
 from trainer.text.wording import many
+from trainer.train.copied_run import CopiedRun
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
             f"; {disk.free // size.total:,} fit the {in_gb(disk.free)} free in {disk.folder}" if disk else ""
         )
     yield "checkpoints", text + room
+    if (to := CopiedRun.of(job)) is not None:
+        yield "copies", f"each whole checkpoint goes to {to.address}, where {kept}"
 
 
 def too_little_disk(job: Job, disk: Disk | None) -> Iterator[str]:

@@ -66,6 +66,7 @@ from trainer.sysinfo.shortage import loader_bytes, shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
 from trainer.text.wording import many
 from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics
+from trainer.train.copier import copier_of
 from trainer.train.hang_limits import limit_learner
 from trainer.train.keep_in_memory import check_memory, keeper_of
 from trainer.train.loop import Loop
@@ -185,6 +186,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     check_replicas(comm, step.shards, step.optimizer)
     generation = f"generation {comm.world.generation}: " if comm.world.generation > 1 else ""
     _say("start", f"{generation}{start}")
+    copier = copier_of(job, comm, run, identity, begins=start.steps_done == 0)
     writer = CheckpointWriter(
         run.checkpoints,
         job.checkpoint,
@@ -192,6 +194,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         comm.world.size,
         job.timeouts.backstop_s,
         clip.files,
+        copier,
     )
     requests = Requests(run.folder, comm.world.rank, comm.heartbeat)
     keeper = keeper_of(memory, start, step, comm, job.recovery.keep_every_steps, identity.facts())
@@ -212,6 +215,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         identity=identity,
         start=start,
         started=started,
+        copier=copier,
         keeper=keeper,
     )
 

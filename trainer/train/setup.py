@@ -15,6 +15,7 @@ from trainer.data.source import Source
 from trainer.model.build import Clip
 from trainer.run.layout import Run
 from trainer.train.checkpoint_policy import Metrics
+from trainer.train.copier import Copier
 from trainer.train.requests import Requests
 from trainer.train.step import TrainStep
 
@@ -46,5 +47,7 @@ class TrainSetup:
     """Step that this start begins after, and the checkpoint or the memory that it comes from."""
     started: float
     """Value of time.monotonic() when this start began to prepare."""
+    copier: Copier | None = None
+    """Copies the checkpoints; None on all ranks but 0, and if the job does not ask for that."""
     keeper: MemoryKeeper | None = None
     """Keeps the newest steps in memory; None if the job does not ask for that."""
