@@ -47,7 +47,7 @@ class Place:
         folder = Folder(self.run.checkpoints, step)
         names = ["model.pt", "optimizer.pt"]
         for name in names:
-            folder.write(name, lambda path: path.write_text(f"{content} {step} {path.name}" * 100) and None)
+            folder.write(name, lambda path: write(path, f"{content} {step} {path.name}"))
         return folder.publish(names, self.identity.facts(), 5.0)
 
     def copier(self) -> Copier:
@@ -59,9 +59,13 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
+def write(path: Path, text: str) -> None:
+    path.write_text(text * 100)
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], bool]) -> None:
     """Lets writes to addresses for which `fails` is true raise."""
-    put = copied_run.put
+    put = store.put
 
     def maybe(source: Any, address: str, *rest: Any, **more: Any) -> None:
         if fails(address):
@@ -187,7 +191,12 @@ def test_a_checkpoint_that_is_being_copied_stays_on_disk(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = [False]
-    failing(monkeypatch, lambda _: _until(lambda: goes_on[0]) is not None)
+
+    def waits(_address: str) -> bool:
+        _until(lambda: goes_on[0])
+        return False
+
+    failing(monkeypatch, waits)
     work = place.copier()
     place.save(2)
     work.offer(2)

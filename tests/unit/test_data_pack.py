@@ -19,11 +19,11 @@ from trainer.cli.pack import command
 from trainer.config import Data, Eval
 from trainer.data.index import FOLDER, stale
 from trainer.data.pack import BAD_ROWS, Recipe, pack
-from trainer.data.shard_files import whole_folder
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
 from trainer.data.tar import Selection
 from trainer.demo.data import pack_digits
 from trainer.errors import InputError
+from trainer.safe_io.folders import whole_folder
 
 
 @pytest.fixture

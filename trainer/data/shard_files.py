@@ -5,13 +5,11 @@ No torch, so no webdataset, which imports it.
 
 import io
 import os
-import shutil
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from secrets import token_hex
 
 from trainer.data.index import FOLDER
 from trainer.errors import InputError
@@ -53,23 +51,6 @@ def sample_sizes(shard: Path) -> int:
     """Returns the number of samples in a shard that `write_shard` wrote."""
     with tarfile.open(shard, "r:") as tar:
         return len({name.partition(".")[0] for name in tar.getnames()})
-
-
-@contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
-    """Yields a folder to fill; it is renamed to `out` if the block succeeds and removed if it fails."""
-    beside = out.parent / f".{out.name}.partial-{token_hex(4)}"
-    try:
-        beside.mkdir(parents=True)
-    except OSError as error:
-        raise InputError(
-            f"{out}: cannot be written: {error.strerror} ({error.filename}); choose another folder"
-        ) from error
-    try:
-        yield beside
-        beside.rename(out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def check_replaceable(out: Path, force: bool) -> None:

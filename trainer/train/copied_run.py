@@ -15,7 +15,6 @@ from typing import Any
 from trainer.checkpoint.files import BrokenCheckpoint, verify
 from trainer.config import Job
 from trainer.config.loader import dump_without_secrets
-from trainer.data.shard_files import whole_folder
 from trainer.data.store import Seal, get, names, put, read, remove
 from trainer.errors import InputError
 from trainer.run.best import BEST, folder_name
@@ -31,6 +30,7 @@ from trainer.run.layout import (
     WANDB_ID_FILE,
 )
 from trainer.safe_io.atomic import json_text
+from trainer.safe_io.folders import whole_folder
 from trainer.safe_io.plain import MOST_LINES_BYTES, read_part, read_plain
 
 log = logging.getLogger("clipship")
