@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 from torch import Tensor
 
 from tests.integration.test_bad_input import sample
@@ -18,7 +20,7 @@ from tests.support.jobs import tiny_job
 from tests.support.runs import LIMIT_S, TinyRun
 from tests.support.s3_server import KEY_ID, RCLONE, SECRET, s3_server
 from tests.unit.test_data_read_ahead import lengths, plain
-from trainer.config import Data
+from trainer.config import Data, Eval
 from trainer.config.batch_plan import BatchPlan
 from trainer.data import files
 from trainer.data.bad_samples import Allowed
@@ -30,10 +32,11 @@ from trainer.data.sample import RawSample, Source
 from trainer.data.shard_files import write_shards
 from trainer.data.shard_names import expand_shards
 from trainer.data.shards import shard_selection
-from trainer.data.source import open_source, open_with_index
+from trainer.data.source import open_images, open_labelled, open_source, open_with_index
 from trainer.data.storage import SETTINGS, use_storage
 from trainer.data.store import remove
 from trainer.errors import InputError, StorageError
+from trainer.evaluate.inputs import check_evaluation, class_names
 
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: `make venv`")
 pytestmark = [
@@ -111,6 +114,42 @@ def test_batches_from_a_bucket_are_those_of_a_local_disk(
     monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     assert loaded(open_source(of_storage()), workers) == expected, "as `clipship index` reads them"
+
+
+def test_an_evaluation_reads_where_the_data_lie(
+    buckets: Path, with_keys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (buckets / "evals").mkdir()
+    labelled = (
+        (f"{number:03d}", {"jpg": b"x%d" % number, "cls": b"%d" % (number % 2)}) for number in range(8)
+    )
+    write_shards(labelled, buckets / "evals", 4)
+    rows = {"image": [b"one", b"two"], "caption": ["a", "b"]}
+    parquet.write_table(pyarrow.table(rows), buckets / "evals" / "pairs.parquet")
+    (buckets / "evals" / "names.txt").write_text("ant\nbee\n")
+    give_keys(monkeypatch)
+    of_storage(storage={"endpoint": with_keys, "region": "us-east-1"})
+    shards = "shard-{000000..000001}.tar"
+    here, far = (
+        Eval(zero_shot=(f"{place}/{shards}",), class_names=f"{place}/names.txt")
+        for place in (str(buckets / "evals"), "s3://evals")
+    )
+    check_evaluation(far)
+    assert class_names(far) == ("ant", "bee")
+    assert contents(open_labelled(far)) == contents(open_labelled(here)) != []
+    for name in ("pairs.parquet", shards):
+        pairs, same = (
+            contents(open_images(Data(train=(f"{place}/{name}",), caption_key="cls")))
+            for place in ("s3://evals", str(buckets / "evals"))
+        )
+        assert pairs == same != []
+    with pytest.raises(InputError, match=r"s3://evals/none\.txt cannot be read \(No such file"):
+        class_names(far.model_copy(update={"class_names": "s3://evals/none.txt"}))
+
+
+def contents(source: Source) -> list[tuple[object, ...]]:
+    samples = map(source.read, range(len(source)))
+    return [(sample.key, sample.image, sample.captions, sample.label) for sample in samples]
 
 
 def test_a_bucket_that_asks_for_no_keys_is_indexed_once_and_kept_on_the_node(
@@ -192,20 +231,23 @@ def test_a_run_goes_on_from_its_copy_on_a_new_machine_as_if_it_had_not_stopped(
     buckets: Path, with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_keys(monkeypatch)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     (buckets / "copies").mkdir()
     old, new = TinyRun(tmp_path / "old"), TinyRun(tmp_path / "new")
     old.folder.mkdir()
     new.folder.mkdir()
     job = old.write(
-        data={"train": [SHARDS], "format": "webdataset"},
+        data={
+            "train": [SHARDS],
+            "format": "webdataset",
+            "storage": {"endpoint": with_keys, "region": "us-east-1"},
+        },
         optim={"global_batch_size": 16, "steps": 10},
         checkpoint={"every_steps": 3, "keep": 2, "copy_to": "s3://copies/of/mine"},
     )
     checked = clipship("check", str(job), "--nproc", "1", folder=old.folder)
     assert checked.returncode == 0, checked.stderr
-    assert "copies " in checked.stdout
+    assert "64 samples" in checked.stdout, "counted by the sizes.json beside the shards"
+    assert "each whole checkpoint goes to s3://copies/of/mine/tiny" in checked.stdout
     assert not list((buckets / "copies").rglob("*.clipship*")), "check leaves nothing behind"
     whole = old.start(1)
     assert whole.returncode == 0, whole.stderr
@@ -218,6 +260,8 @@ def test_a_run_goes_on_from_its_copy_on_a_new_machine_as_if_it_had_not_stopped(
     assert "step 10 in s3://copies/of/mine/tiny" in told.stdout
     losses = old.losses()
     shutil.rmtree(old.folder)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     remove(
         "s3://copies/of/mine/tiny/checkpoints/step-00000010/manifest.json"
     )  # as if the machine had been lost while it copied

@@ -93,8 +93,9 @@ class Job(Section):
     @property
     def addresses(self) -> tuple[str, ...]:
         """The names that may be addresses of object storage."""
-        copies = self.checkpoint.copy_to
-        return (*self.data.train, *self.eval.retrieval, *self.eval.zero_shot, *([copies] if copies else []))
+        others = (self.checkpoint.copy_to, self.eval.class_names, self.eval.templates)
+        single = (name for name in others if isinstance(name, str))
+        return (*self.data.train, *self.eval.retrieval, *self.eval.zero_shot, *single)
 
     @property
     def in_image(self) -> bool:

@@ -58,8 +58,8 @@ NAMED_SET = "set:"
 
 
 def is_file_of_words(name: str) -> bool:
-    """Returns whether `eval.templates` or `eval.class_names` is a path, and not the name of a set."""
-    return not name.startswith(NAMED_SET)
+    """Returns whether `eval.templates` or `eval.class_names` is a path, and no set and no address."""
+    return not name.startswith(NAMED_SET) and not is_remote(name)
 
 
 def _are_shards(names: tuple[str, ...]) -> bool:
@@ -143,25 +143,26 @@ class Eval(Section):
     """Evaluate at the end of every N-th epoch, in addition to the end."""
     retrieval: Annotated[tuple[Text, ...], JobPath("patterns")] = ()
     """Shards or tables of captioned images for retrieval in both directions, with the keys and columns of
-    [data]; empty: no retrieval. All captions of a sample count, and so do all rows of a table that name the
-    same image."""
+    [data], here or at addresses; empty: no retrieval. All captions of a sample count, and so do all rows of
+    a table that name the same image."""
     zero_shot: Annotated[tuple[Text, ...], JobPath("patterns")] = ()
     """Shards of labelled images for zero-shot classification, or one folder with a folder of images for each
-    class; empty: none."""
+    class; empty: none. Shards may lie at addresses, as those of data.train."""
     class_key: Annotated[Text, _WITH_ZERO_SHOT, _IN_SHARDS] = "cls"
     """Ending of the member that holds the class number, counted from 0."""
     class_names: Annotated[
         Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False), _WITH_ZERO_SHOT
     ] = ()
-    """Class names in the order of their numbers, a file with one per line, or "set:imagenet": open_clip's
-    names of ImageNet's 1,000 classes, in the order of the folders' WordNet numbers. The classes of a folder
-    are numbered in the order of its subfolders' names; if this is empty, those names are the class names ("_"
-    reads as a space)."""
+    """Class names in the order of their numbers, a file or an address with one per line, or "set:imagenet":
+    open_clip's names of ImageNet's 1,000 classes, in the order of the folders' WordNet numbers. The classes
+    of a folder are numbered in the order of its subfolders' names; if this is empty, those names are the
+    class names ("_" reads as a space)."""
     templates: Annotated[
         Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False), _WITH_CLASSES
     ] = ("a photo of a {}.",)
-    """Sentences with `{}` for the class name, a file with one per line, or a set by its name: "set:chinese",
-    "set:english", and "set:imagenet", open_clip's 80 sentences. Their features are averaged."""
+    """Sentences with `{}` for the class name, a file or an address with one per line, or a set by its name:
+    "set:chinese", "set:english", and "set:imagenet", open_clip's 80 sentences. Their features are
+    averaged."""
     batch_size: Annotated[Positive, _WITH_ANY] = 64
     """Images, or texts, in one forward pass."""
     on_failure: Literal["continue", "stop"] = "continue"
@@ -190,6 +191,12 @@ class Eval(Section):
         if streams:
             raise ValueError(
                 f"{streams[0]} is a stream, and ranks cannot share the samples of a stream: give shards"
+            )
+        folders = [name for name in self.zero_shot if is_remote(name) and "." not in name.rpartition("/")[2]]
+        if folders:
+            raise ValueError(
+                f"zero_shot: {masked(folders[0])} is no shard, and folders of images are read from file "
+                "systems only: give a folder there, or shards (.tar), which may lie at addresses"
             )
         if any(name.endswith(".tar") for name in self.zero_shot) and not self.class_names:
             raise ValueError("zero_shot needs class_names")
