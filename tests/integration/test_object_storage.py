@@ -227,6 +227,31 @@ def clipship(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
 
 
+def test_what_is_packed_into_a_bucket_is_what_is_packed_here(
+    buckets: Path, with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_keys(monkeypatch)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    (buckets / "packed").mkdir()
+    rows = {"image": [sample(number)[1]["png"] for number in range(6)], "caption": list("abcdef")}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
+    words = ("pack", "t.parquet", "--samples-per-shard", "2", "--processes", "2")
+    for out in ("here", "s3://packed/there"):
+        done = clipship(*words[:2], out, *words[2:], folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout == "s3://packed/there/shard-{000000..000002}.tar\n"
+    there = {path.name: path.read_bytes() for path in (buckets / "packed" / "there").iterdir()}
+    here = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir() if path.is_file()}
+    assert there == here
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "t.parquet"]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-s3cr3t")
+    refused = clipship(*words[:2], "s3://packed/other", *words[2:], folder=tmp_path)
+    assert refused.returncode == 2
+    assert "s3://packed/other: S3 denies access" in refused.stderr
+    assert "another-s3cr3t" not in refused.stderr
+
+
 def test_a_run_goes_on_from_its_copy_on_a_new_machine_as_if_it_had_not_stopped(
     buckets: Path, with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import click
 
 from trainer.cli.data_options import DataOf, data_options
 from trainer.cli.options import processes_option
+from trainer.errors import InputError
 from trainer.text.live import progress
 from trainer.text.terminal import one_line
 from trainer.text.wording import many
@@ -16,10 +17,11 @@ from trainer.text.wording import many
     epilog="""\b
 Examples:
   clipship pack cc3m.tsv shards/
+  clipship pack cc3m.tsv s3://bucket/cc3m
   clipship pack data.csv shards/ --image-column filepath --caption-column title --samples-per-shard 5000"""
 )
-@click.argument("table", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("table")
+@click.argument("out")
 @click.option(
     "--samples-per-shard",
     type=click.IntRange(min=1),
@@ -49,8 +51,8 @@ Examples:
 @processes_option("make shards")
 @click.option("--force", is_flag=True, help="Replace shards that were packed into OUT before.")
 def command(
-    table: Path,
-    out: Path,
+    table: str,
+    out: str,
     samples_per_shard: int,
     data: DataOf,
     shard_mb: float | None,
@@ -64,15 +66,22 @@ def command(
     A row of TABLE has one image and its captions. Image paths are relative to TABLE; its other columns become
     each sample's JSON. OUT appears when it is complete; after an interruption the same command continues. The
     pattern for data.train goes to stdout.
+
+    OUT may be an address, such as s3://bucket/shards, whose keys come from the environment. Each shard goes
+    there when it is complete and is compared there; sizes.json comes last, and a run makes the index.
     """
     from trainer.data.pack import BAD_ROWS, Recipe, pack
 
-    with progress(f"packing {one_line(table.name)}", "packed", "row") as done:
+    if "://" in table:
+        raise InputError(f"{table}: a table is packed from a file system: copy it to a file first")
+    far = "://" in out
+    out = out.rstrip("/") if far else out
+    with progress(f"packing {one_line(Path(table).name)}", "packed", "row") as done:
         packed = pack(
-            table,
-            out,
+            Path(table),
+            out if far else Path(out),
             samples_per_shard=samples_per_shard,
-            data=data([str(table)]),
+            data=data([table]),
             shard_mb=shard_mb,
             recipe=Recipe(resize, skip_bad_rows),
             processes=processes or cpu_count() or 1,
@@ -81,5 +90,10 @@ def command(
         )
     shards = packed.shards
     if packed.bad:
-        click.echo(f"{many(len(packed.bad), 'row')} left out, listed in {out / BAD_ROWS}", err=True)
-    click.echo(out / (shards[0].name if len(shards) == 1 else f"shard-{{000000..{len(shards) - 1:06d}}}.tar"))
+        click.echo(f"{many(len(packed.bad), 'row')} left out, listed in {_within(out, BAD_ROWS)}", err=True)
+    name = shards[0].name if len(shards) == 1 else f"shard-{{000000..{len(shards) - 1:06d}}}.tar"
+    click.echo(_within(out, name))
+
+
+def _within(out: str, name: str) -> str:
+    return f"{out}/{name}" if "://" in out else str(Path(out) / name)
