@@ -139,7 +139,7 @@ def test_an_evaluation_reads_where_the_data_lie(
     assert contents(open_labelled(far)) == contents(open_labelled(here)) != []
     for name in ("pairs.parquet", shards):
         pairs, same = (
-            contents(open_images(Data(train=(f"{place}/{name}",), caption_key="cls")))
+            contents(open_images(Data(train=(f"{place}/{name}",), caption_key=("cls",))))
             for place in ("s3://evals", str(buckets / "evals"))
         )
         assert pairs == same != []
@@ -295,6 +295,11 @@ def test_a_run_goes_on_from_its_copy_on_a_new_machine_as_if_it_had_not_stopped(
     assert f"fetched {earlier.parent.name} from s3://copies/of/mine/tiny" in resumed.stderr
     assert new.losses() == losses
     assert last.is_file()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-s3cr3t")
+    doctor = clipship("doctor", str(new.run / "job.toml"), "--nproc", "2", folder=new.folder)
+    assert doctor.returncode == 2
+    assert "S3 denies access" in doctor.stderr
+    assert "give the ranks keys that may write it" in doctor.stderr
     again = clipship("resume", "s3://copies/of/mine/tiny", folder=new.folder)
     assert again.returncode == 2
     assert "runs/tiny is there already" in again.stderr

@@ -13,14 +13,15 @@ from trainer.checkpoint import files
 from trainer.checkpoint.files import Folder
 from trainer.checkpoint.identity import RunIdentity
 from trainer.config.loader import dump_job, load_job
+from trainer.copies import copied_run, copier
+from trainer.copies.copied_run import CopiedRun
+from trainer.copies.copier import Copier
+from trainer.copies.place import check_place
 from trainer.data import store
 from trainer.errors import InputError, StorageError
 from trainer.run.best import folder_name
 from trainer.run.layout import COPIES_FILE, Run
 from trainer.run.retry import Backoff
-from trainer.train import copied_run, copier
-from trainer.train.copied_run import CopiedRun
-from trainer.train.copier import Copier, check_place
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ class Written:
 
 
 class Copies(Protocol):
-    """Copies whole checkpoints to another place, as `trainer.train.copier` does."""
+    """Copies whole checkpoints to another place, as `trainer.copies.copier` does."""
 
     def offer(self, step: int) -> None:
         """Takes note of a checkpoint that is whole on disk, or whose manifest has changed."""

@@ -101,7 +101,7 @@ def _fetched(address: str) -> Path:
     Raises InputError if a run is there already, if no copy of a checkpoint is whole, or if the job lacks a
     secret.
     """
-    from trainer.train.copied_run import CopiedRun
+    from trainer.copies.copied_run import CopiedRun
 
     address = address.rstrip("/")
     out = HERE / address.rpartition("/")[2]

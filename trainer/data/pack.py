@@ -108,7 +108,7 @@ def pack(
     """
     recipe = recipe or Recipe()
     address = out if isinstance(out, str) and is_remote(out) else None
-    out = Path(out.rpartition("/")[2] if address else out)
+    out = Path(address.rpartition("/")[2] if address else out)
     if not address:
         check_replaceable(out, force)
     rows = rows_of_table(table, data or Data(train=(str(table),)))

@@ -13,6 +13,8 @@ from trainer.config.batch_plan import plan, schedule
 from trainer.config.formats import FORMATS
 from trainer.config.stores import stores_of
 from trainer.config.world_sizes import check_nodes
+from trainer.copies.copied_run import CopiedRun
+from trainer.copies.place import check_place
 from trainer.data.check import check_data
 from trainer.data.sample_counts import check_streams
 from trainer.data.shard_names import expand_shards
@@ -29,8 +31,6 @@ from trainer.run.checkpoints import check_resume, newest_step
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
 from trainer.telemetry.writers import check_installed
-from trainer.train.copied_run import CopiedRun
-from trainer.train.copier import check_place
 
 
 def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:

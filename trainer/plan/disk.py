@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import Job
+from trainer.copies.copied_run import CopiedRun
 from trainer.estimate.size import checkpoint_bytes
 from trainer.model.catalog import known_models
 from trainer.run.folder import run_folder
 from trainer.run.layout import CHECKPOINTS
 from trainer.text.wording import many
-from trainer.train.copied_run import CopiedRun
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class RunFacts:
     times: Sequence[GenerationTimes] = ()
     """Times of all generations in all starts of the run."""
     copies: Mapping[str, Any] = field(default_factory=dict)
-    """Last step that is copied and what is not; empty if nothing is. See `trainer.train.copier`."""
+    """Last step that is copied and what is not; empty if nothing is. See `trainer.copies.copier`."""
     suites: Sequence[SuiteBars] = ()
     """Results of `clipship eval --suite`."""
 

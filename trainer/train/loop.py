@@ -14,6 +14,7 @@ from trainer.comm.consensus import StepConsensus
 from trainer.comm.replicas import check_replicas
 from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import learning_rate
+from trainer.copies.copier import STOPPED_WAIT_S
 from trainer.data.reading import TALLY, of_record
 from trainer.errors import Preempted
 from trainer.evaluate.rounds import EvaluationFailed
@@ -22,7 +23,6 @@ from trainer.sysinfo.versions import versions
 from trainer.telemetry.metrics import evaluation_of
 from trainer.telemetry.records import Record
 from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics, is_due
-from trainer.train.copier import STOPPED_WAIT_S
 from trainer.train.eval_pictures import eval_pictures
 from trainer.train.keep_in_memory import summary_of
 from trainer.train.late_reads import LateReads

@@ -39,6 +39,7 @@ from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule, batch_text, plan, schedule
+from trainer.copies.copier import copier_of
 from trainer.data.bad_samples import name_left_out
 from trainer.data.choose_order import order_of_run
 from trainer.data.distributed_index import open_together
@@ -66,7 +67,6 @@ from trainer.sysinfo.shortage import loader_bytes, shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
 from trainer.text.wording import many
 from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics
-from trainer.train.copier import copier_of
 from trainer.train.hang_limits import limit_learner
 from trainer.train.keep_in_memory import check_memory, keeper_of
 from trainer.train.loop import Loop

@@ -10,12 +10,12 @@ from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule
+from trainer.copies.copier import Copier
 from trainer.data.order import Order
 from trainer.data.source import Source
 from trainer.model.build import Clip
 from trainer.run.layout import Run
 from trainer.train.checkpoint_policy import Metrics
-from trainer.train.copier import Copier
 from trainer.train.requests import Requests
 from trainer.train.step import TrainStep
 

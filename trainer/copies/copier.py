@@ -8,25 +8,19 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import files
 from trainer.checkpoint.identity import RunIdentity
-from trainer.comm.shared_folder import raise_together
 from trainer.config import Job
-from trainer.config.stores import store_of
-from trainer.data.store import check_writable
-from trainer.errors import InputError, StorageError
+from trainer.copies.copied_run import CopiedRun
+from trainer.copies.place import check_together, refuse_another_run
 from trainer.run.best import folder_name, read_best
 from trainer.run.checkpoints import newest_step
-from trainer.run.folder import check_writable_folder, run_folder
 from trainer.run.layout import COPIES_FILE, Run
 from trainer.run.retry import Backoff
 from trainer.safe_io.atomic import write_json
 from trainer.text.masking import masked
-from trainer.text.wording import many
-from trainer.train.copied_run import CopiedRun
 
 if TYPE_CHECKING:  # protocol imports torch, which `clipship check` does not need
     from trainer.comm.protocol import Comm
@@ -190,52 +184,11 @@ def copier_of(job: Job, comm: "Comm", run: Run, identity: RunIdentity, *, begins
     to = CopiedRun.of(job)
     if to is None:
         return None
-    problem: InputError | None = None
-    if comm.world.rank == 0:
-        try:
-            check_place(job, to, identity, begins=begins)
-        except StorageError as error:
-            log.warning("copies       nothing can be copied now, and the run goes on: %s", error)
-        except InputError as error:
-            problem = error
-    raise_together(problem, comm)
+    if (away := check_together(job, comm, to, identity, begins=begins)) is not None:
+        log.warning("copies       nothing can be copied now, and the run goes on: %s", away)
     if comm.world.rank:
         return None
     copier = Copier(job, run, to, identity)
     if step := newest_step(run.checkpoints):
         copier.offer(step)
     return copier
-
-
-def check_place(job: Job, to: CopiedRun, identity: RunIdentity | None, *, begins: bool) -> None:
-    """Raises InputError if copies cannot be written there, or if others lie there; leaves nothing behind.
-
-    `identity` is that of the run, None where it is not known yet.
-    """
-    if store_of(to.address):
-        check_writable(to.address)
-    else:
-        check_writable_folder(Path(to.address), "copies", "checkpoint.copy_to")
-        if Path(to.address).resolve() == run_folder(job).resolve():
-            raise InputError(
-                f"checkpoint.copy_to = {job.checkpoint.copy_to} is logging.runs, too: give another folder"
-            )
-    if begins and (whole := to.whole()):
-        raise InputError(
-            f"{to.address} has copies of a run of this name, the newest of them {whole[-1]}, and this one "
-            f"would take their place: `clipship resume {to.address}` goes on with it; or choose another name "
-            f"with --set name=..., or remove the {many(len(whole), 'copy', 'copies')}"
-        )
-    if identity is not None:
-        refuse_another_run(to, identity)
-
-
-def refuse_another_run(to: CopiedRun, identity: RunIdentity) -> None:
-    """Raises InputError if the newest copy there is another run's."""
-    for name in reversed(to.whole()):
-        manifest = to.manifest(name)
-        if manifest is None or "job" not in manifest:
-            continue
-        if changes := identity.changes(manifest):
-            raise InputError(f"{to.address} has copies of another run: {'; '.join(changes)}")
-        return
