@@ -12,6 +12,7 @@ from tests.support.jobs import tiny_job
 from trainer.checkpoint import files
 from trainer.checkpoint.files import Folder
 from trainer.checkpoint.identity import RunIdentity
+from trainer.cli.resume import _fetched, _is_copy
 from trainer.config.loader import dump_job, load_job
 from trainer.copies import copied_run, copier
 from trainer.copies.copied_run import CopiedRun
@@ -119,11 +120,13 @@ def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(store, "_send", damaging)
     store.put(b"content", str(tmp_path / "deep" / "file"))
     assert (tmp_path / "deep" / "file").read_bytes() == b"content"
-    assert len(sent) == 2
+    assert len(sent) == 2, "what came back damaged is sent again"
     store.put(b"content", str(tmp_path / "deep" / "file"))
     assert len(sent) == 2, "what is there already is not sent again"
-    with pytest.raises(StorageError, match="read back differs"):
+    sent.clear()
+    with pytest.raises(InputError, match="its source here is damaged: its checksum is another"):
         store.put(b"content", str(tmp_path / "deep" / "other"), store.Seal(3, "another's"))
+    assert len(sent) == 1, "sent again it would be damaged again"
 
 
 def test_metrics_that_come_later_and_the_best_one_are_copied(place: Place) -> None:
@@ -167,7 +170,7 @@ def test_a_store_that_is_gone_stops_nothing_and_gets_the_newest(
         work.offer(step)
         _until(lambda: "NOT COPIED" in caplog.text)
     ended = work.finish(0.05)
-    assert ended["copied_step"] is None
+    assert "copied_step" not in ended
     assert ended["copies_behind"] == 2
     assert "the store is gone" in ended["copy_failed"]
     assert "the last checkpoint is NOT COPIED" in caplog.text
@@ -229,6 +232,35 @@ def test_a_copy_is_fetched_checked_and_without_secrets(tmp_path: Path) -> None:
     assert load_job(out / "job.toml").env == {"OMP_NUM_THREADS": "1"}
     assert (out / "metrics.jsonl").read_text() == place.run.metrics.read_text()
     assert list(tmp_path.glob("here/.*")) == []
+
+
+def test_the_copy_in_a_folder_is_fetched_and_not_trained_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    place.copy.put_run(place.run.folder, place.job)
+    place.copy.put_checkpoint(place.save(4))
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    assert _is_copy(place.copy.address)
+    assert not _is_copy(str(place.run.folder))
+    assert _fetched(f"{place.copy.address}/") == Path("runs/tiny")
+    assert [folder.name for folder in files.newest_first(Path("runs/tiny/checkpoints"))] == steps(4)
+    with pytest.raises(InputError, match=r"runs/tiny is there already: `clipship resume runs/tiny` goes on"):
+        _fetched(place.copy.address)
+
+
+def test_a_secret_that_no_copy_has_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path)
+    train = ("pipe:curl -H 'Authorization: Bearer abcdefghijklmnop' https://example.org/a.tar",)
+    job = place.job.model_copy(update={"data": place.job.data.model_copy(update={"train": train})})
+    place.copy.put_run(place.run.folder, job)
+    place.copy.put_checkpoint(place.save(4))
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    with pytest.raises(InputError, match=r"runs/tiny/job\.toml has \*\*\* in place of a secret"):
+        _fetched(place.copy.address)
+    assert "abcdefghijklmnop" not in (Path(place.copy.address) / "job.toml").read_text()
 
 
 def test_where_no_copy_is_whole_nothing_is_left(tmp_path: Path) -> None:

@@ -67,9 +67,10 @@ class Copier:
             return frozenset(folder_name(step) for step in (self._wanted, self._copying) if step is not None)
 
     def figures(self) -> dict[str, Any]:
-        """Returns what a record of metrics.jsonl says of the copies."""
+        """Returns what a record of metrics.jsonl says of the copies; no step before the first is there."""
         with self._changed:
-            return {"copied_step": self._copied, "copies_behind": len(self._offered)}
+            copied = {} if self._copied is None else {"copied_step": self._copied}
+            return {**copied, "copies_behind": len(self._offered)}
 
     def finish(self, longest_s: float) -> dict[str, Any]:
         """Waits so many seconds for the last copy, says how that went, and returns it for result.json."""

@@ -66,6 +66,10 @@ def put(
             return
         _send(source, address, private=private)
         if not _holds(address, wanted):
+            if seal_of(source) != wanted:
+                raise InputError(
+                    f"{address}: its source here is damaged: its checksum is another than when it was made"
+                )
             raise OSError("what was read back differs from what was written")
 
     persistent(address, write, waits_s, purpose="write")
