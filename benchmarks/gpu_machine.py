@@ -2,7 +2,7 @@
 
 import torch
 
-from trainer.preflight.network_probe import product_tflops, time_copy_within
+from trainer.preflight.gpu_probe import product_tflops, time_copy_within
 
 _SIZE = 8192
 _BYTES = 2**31

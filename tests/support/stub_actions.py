@@ -47,7 +47,7 @@ class StubActions:
     async def fresh_variables(self) -> Mapping[str, str]:
         return {}
 
-    async def claim(self, generation: int) -> GenerationClaim | None:
+    async def claim(self, generation: int, world: str) -> GenerationClaim | None:
         return None
 
     def below(self, member: int) -> set[int]:

@@ -34,6 +34,7 @@ SIZES = {
 }
 CASES = {
     "bert": {**SIZES, "pad_token_id": 0},
+    "roberta": {**SIZES, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
     "xlm-roberta": {**SIZES, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 40},
     "m2m_100": {

@@ -241,6 +241,7 @@ def test_in_half_precision_the_gradient_is_as_near_to_that_of_float64_as_the_pla
     fast = built(half, alone, "fast")
     assert "half-precision layer norms" in str(fast.kernels)
     assert ("fused blocks" in str(fast.kernels)) is fused
+    assert (f"attention in Triton up to {PLAIN.longest} tokens" in str(fast.kernels)) is fused
     norms = [module for module in fast.model.modules() if isinstance(module, nn.LayerNorm)]
     assert LayerNorm not in map(type, norms)
     plain = error(gradients(half, alone, built(half, alone, "plain"), tokens), exact)

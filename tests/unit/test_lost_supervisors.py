@@ -28,9 +28,10 @@ def four_nodes(folder: Path, **keys: Any) -> StubWorld:
     return StubWorld([f"n{member // 2}" for member in range(8)], folder, **keys)
 
 
-def claim_second(world: StubWorld, member: int, node: str) -> None:
+def claim_second(world: StubWorld, member: int, node: str, its_world: str = "") -> None:
     """Claims generation 2 for the member, as its coordinator does."""
     its = {"start": world.rendezvous.start, "generation": 2, "member": member, "node": node}
+    its |= {"world": its_world} if its_world else {}
     (world.folder / "generations").mkdir()
     (world.folder / "generations" / "00002.json").write_text(json.dumps(its))
 
@@ -313,18 +314,35 @@ def test_supervisor_that_comes_back_is_taken_in_after_the_ranks_have_saved(
     assert (restart["kind"], restart["ranks"], restart["left_out"]) == ("taken in", 8, [])
 
 
-def test_half_that_loses_the_claim_leaves_and_writes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("its_world", ["", "4 7 n2"], ids=["not known", "of others"])
+def test_half_that_loses_the_claim_leaves_and_writes_nothing(tmp_path: Path, its_world: str) -> None:
     world = four_nodes(tmp_path, limits=FEWER)
 
     async def story() -> None:
         await world.start()
-        claim_second(world, 5, "n2")
+        claim_second(world, 5, "n2", its_world)
         world.lose(2)
         tasks = [node.task for node in world.members.values()]
         assert set(await asyncio.gather(*tasks)) == {1}
 
     play(story)
     assert [path.name for path in tmp_path.iterdir()] == ["generations"]
+
+
+def test_claim_of_a_generation_that_cannot_run_without_this_supervisor_is_passed_over(tmp_path: Path) -> None:
+    """Its coordinator's node may have lost its power before it told anybody to start."""
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        claim_second(world, 5, "n2", "0 1 n0\n3 3 n1\n4 5 n2\n6 7 n3")
+        world.lose(2)
+        await world.agreed(3, 7)
+        assert await world.end() == [0] * 7
+
+    play(story)
+    third = record(world, "generations/00003.json")
+    assert (third["member"], third["world"]) == (0, "0 1 n0\n3 3 n1\n4 5 n2\n6 7 n3")
 
 
 @pytest.mark.parametrize("tries", ["1", "2"])

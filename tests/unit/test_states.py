@@ -151,7 +151,7 @@ class Run(StubActions):
     def leave(self, other: str) -> None:
         raise AssertionError(f"nobody else claims a generation, but it leaves the run to {other}")
 
-    async def claim(self, generation: int) -> None:
+    async def claim(self, generation: int, world: str) -> None:
         """Nobody else wants it."""
 
 

@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from open_clip.hf_model import MaxPooler, MeanPooler
 from torch import nn
 
 from tests.support.jobs import VIT, tiny_job
 from tests.support.text_towers import CASES, make_tower
 from tests.unit.test_step import SAMPLES, _accumulating, _gradients, _step
 from trainer.comm.protocol import Comm
-from trainer.config import Job
+from trainer.config import Job, Model
 from trainer.errors import InputError
 from trainer.model.build import Clip, untrained
+from trainer.model.kernels import use_kernels
 from trainer.model.locking import lock_towers
 from trainer.model.sample_dropout import draw_by_sample
-from trainer.model.text_tower import text_notes
+from trainer.model.text_tower import _MASK_PADDING, text_notes
 
 TEXTS = ["a digit zero", "写数字零", "a", "digit three 图片"]
 
@@ -95,6 +97,40 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch_with_dropout(
     assert any("embeddings" in name for name in whole)
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", sorted(_MASK_PADDING))
+def test_captions_without_their_padding_have_the_same_features_and_gradient_with_dropout(
+    towers: dict[str, Path], kind: str
+) -> None:
+    clip = untrained(job_with(towers[kind], precision="fp64"))
+    model: Any = clip.model.double().train()
+    length = use_kernels(model, Model()).caption_length
+    assert length is not None
+    assert use_kernels(model, Model(compile=True)).caption_length is None
+    keys = draw_by_sample(model)
+    keys.put(range(4), torch.device("cpu"))
+    tokens = torch.full((4, 16), model.text.masked_padding)
+    for row, own in zip(tokens, (3, 6, 1, 5), strict=True):
+        row[:own] = torch.arange(5, 5 + own)
+    assert length(tokens) == 8
+    found = []
+    for each in (tokens, tokens[:, :8]):
+        model.zero_grad()
+        features = model.encode_text(each)
+        features.square().sum().backward()
+        found.append({"features": features, **{n: p.grad for n, p in model.text.named_parameters()}})
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-12, atol=1e-13, msg=name)
+
+
+def test_captions_stay_whole_where_padding_may_count(towers: dict[str, Path]) -> None:
+    clip = untrained(job_with(towers["bert"]))
+    tower: Any = text_of(clip)
+    tower.pooler = MaxPooler()
+    assert tower.masked_padding is None
+    tower.pooler, tower.config.model_type = MeanPooler(), "fnet"
+    assert use_kernels(clip.model, Model()).caption_length is None
 
 
 def test_the_log_says_which_dropout_is_off(towers: dict[str, Path]) -> None:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from trainer.checkpoint.files import EMA_WEIGHTS, WEIGHTS, BrokenCheckpoint
 from trainer.checkpoint.weights import cause
+from trainer.comm import host_memory
 from trainer.comm.host_memory import HostCopy
 from trainer.comm.shards import Shards
 
@@ -110,6 +111,13 @@ class Snapshot:
             if is_own:
                 self.nbytes += tensor.nbytes
                 yield tensor
+
+
+def blocks_of(contents: Mapping[str, State]) -> list[int]:
+    """Returns the bytes of each page-locked block that a Snapshot takes, if it holds no `Split`."""
+    leaves: list[Tensor | Split] = []
+    _with_places(dict(contents), leaves)
+    return host_memory.blocks_of(leaf for leaf in leaves if isinstance(leaf, Tensor))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 
 from trainer.checkpoint import files, state
 from trainer.checkpoint.files import Folder
+from trainer.comm import host_memory
 from trainer.config import Checkpoint
 from trainer.errors import MachineError
 from trainer.sysinfo.shortage import with_missing_room
@@ -112,6 +114,17 @@ class CheckpointWriter:
             self._guarded(folder, write)
         else:
             self._thread = thread
+
+    def reserve(self, train: state.TrainState) -> None:
+        """Takes the page-locked memory of the snapshots in a thread, beside the first steps.
+
+        The first snapshot would stall its step by that. The optimizer must have its state.
+        """
+        if self._rank >= self._parts or train.shards.split:
+            return
+        if blocks := state.blocks_of(state.contents_of(train, self._rank, self._parts)):
+            self._thread = threading.Thread(target=_reserve, args=(blocks,), name="checkpoint memory")
+            self._thread.start()
 
     def record(self, step: int, metrics: Mapping[str, float | int], best: tuple[str, float] | None) -> None:
         """Adds a step's metrics to its manifest, and marks it as best if `best` is given.
@@ -224,6 +237,11 @@ class CheckpointWriter:
         files.prune(
             self._checkpoints, self._settings.keep, self._copies.held if self._copies is not None else ()
         )
+
+
+def _reserve(blocks: list[int]) -> None:
+    with suppress(RuntimeError):  # the snapshot says it, if there is too little memory then
+        host_memory.reserve(blocks)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

@@ -53,13 +53,26 @@ class HostCopy:
         return self._copies
 
 
+def blocks_of(tensors: Iterable[Tensor]) -> list[int]:
+    """Returns the bytes of each page-locked block that a HostCopy of these tensors takes."""
+    return [sum(map(_room, group)) for group in _groups(tensors) if any(one.is_cuda for one in group)]
+
+
+def reserve(blocks: Iterable[int]) -> None:
+    """Takes page-locked blocks and gives them back to torch, which keeps them for the next HostCopy.
+
+    This lasts a second for some GB. Raises RuntimeError if the machine does not give as much.
+    """
+    _ = [_block(size) for size in blocks]  # all of them at once
+
+
 def _to_pinned(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Starts the copies, on the current stream.
 
     Tensors share a page-locked block, but not storages: saved to a file, each is as long as itself.
     """
     copies = []
-    block = torch.empty(sum(map(_room, tensors)), dtype=torch.uint8, pin_memory=True)
+    block = _block(sum(map(_room, tensors)))
     memory, start = block.numpy(), 0
     for tensor in tensors:
         piece = slice(start, start + tensor.nbytes)
@@ -68,6 +81,10 @@ def _to_pinned(tensors: Sequence[Tensor]) -> list[Tensor]:
         copies.append(_shaped(torch.from_numpy(memory[piece]), source))
         start += _room(tensor)
     return copies
+
+
+def _block(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 def _shaped(raw: Tensor, like: Tensor) -> Tensor:

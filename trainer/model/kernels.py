@@ -14,7 +14,7 @@ both. `REPLACEMENTS` lists all of them, and `model.kernels = "plain"` leaves the
 - QuickGELU, x sigmoid(1.702 x), keeps z = 1.702 x alone. Its derivative is that of z sigmoid(z), for which
   torch has a kernel. The plain one keeps x and the sigmoid, and takes five kernels backward.
 - The attention that pools a ResNet's features asks for the one query that is used, not for all of them.
-- Text towers take captions that are cut behind the last token that is pooled (`caption_length.py`).
+- Text towers take captions that are cut behind the last token that counts (`caption_length.py`).
 """
 
 from collections import Counter
@@ -55,6 +55,7 @@ from trainer.model.fused_block import (
 )
 from trainer.model.open_clip_api import is_plain_attention
 from trainer.model.rounding import rounded
+from trainer.model.text_tower import TextTower
 from trainer.text.wording import many
 
 _POOLED = ("argmax", "eos")
@@ -73,11 +74,15 @@ class Kernels:
     """Number of modules by what is done to them."""
     caption_length: CaptionLength | None = None
     """Finds the length to which captions are cut for training; None: they stay as they are."""
+    longest: int = 0
+    """Most tokens whose attention fused blocks compute by kernels of ours; torch's compute it beyond."""
     problem: str = ""
     """Reason, in words, why blocks are not fused on this GPU; empty if they are."""
 
     def __str__(self) -> str:
         parts = [many(count, name) for name, count in self.replaced.items()]
+        if self.replaced["fused block"]:
+            parts.append(f"attention in Triton up to {self.longest} tokens")
         if self.caption_length is not None:
             parts.append("captions cut behind the longest of a micro-batch")
         if self.problem:
@@ -110,7 +115,8 @@ def use_kernels(model: nn.Module, settings: Model) -> Kernels:
     if causal:
         for block in text.transformer.resblocks:
             block._causal = True
-    return Kernels(replaced, _caption_length(text, settings) if causal else None, problem)
+    captions = _caption_length(text, settings) if causal else _padding_cut(model, settings)
+    return Kernels(replaced, captions, ops.longest if ops is not None else 0, problem)
 
 
 class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no types
@@ -450,18 +456,27 @@ def _is_causal(mask: Tensor | None) -> bool:
     return mask is not None and torch.equal(mask, torch.full_like(mask, float("-inf")).triu(1))
 
 
-def _caption_length(text: Any, settings: Model) -> CaptionLength | None:
-    """Returns the rule for the lengths of captions.
+def _padding_cut(model: nn.Module, settings: Model) -> CaptionLength | None:
+    """Returns the rule for a text tower of transformers; None if captions stay as they are."""
+    text = model.text if type(model) is CustomTextCLIP else None
+    if not isinstance(text, TextTower) or text.masked_padding is None or _each_length_anew(settings):
+        return None
+    return CaptionLength(padding=text.masked_padding)
 
-    Returns None if shorter ones could have other features, or if each length would be compiled or captured
-    anew.
-    """
+
+def _each_length_anew(settings: Model) -> bool:
+    """Returns whether each length of captions would be compiled or captured by itself."""
+    return settings.compile or settings.cuda_graphs
+
+
+def _caption_length(text: Any, settings: Model) -> CaptionLength | None:
+    """Returns the rule for a causal text tower; None if shorter captions could have other features."""
     blocks = list(text.transformer.modules())
     drops = any(
         isinstance(module, _RANDOM) and any(vars(module).get(name) for name in ("p", "drop_prob"))
         for module in blocks
     )
-    if type(text) not in (_Clip, _TextTower) or drops or settings.compile or settings.cuda_graphs:
+    if type(text) not in (_Clip, _TextTower) or drops or _each_length_anew(settings):
         return None
     pool, end = (
         (text.text_pool_type, text.text_eos_id) if isinstance(text, CLIP) else (text.pool_type, text.eos_id)

@@ -18,7 +18,6 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.errors import InputError
 from trainer.model.build import Clip, build_model
 from trainer.model.catalog import check_same_teacher, teacher_of
-from trainer.model.kernels import Kernels
 from trainer.model.loss import Gather
 from trainer.model.outputs import features
 
@@ -66,7 +65,7 @@ def build_teacher(job: Job, plan: BatchPlan, comm: Comm, student: Clip) -> Teach
 
 def whole_captions(clip: Clip) -> Clip:
     """Returns the model with captions that are not cut: a teacher may see all of their tokens."""
-    return replace(clip, kernels=Kernels(clip.kernels.replaced))
+    return replace(clip, kernels=replace(clip.kernels, caption_length=None, problem=""))
 
 
 def _length(clip: Clip) -> int:

@@ -31,6 +31,8 @@ _POOLERS = {
 _RATES = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "attention_probs_dropout_prob")
 """Attributes, with which transformers' modules call functions that drop values. No layer can be put in their
 place that draws by sample."""
+_MASK_PADDING = frozenset({"bert", "distilbert", "m2m_100", "mt5", "roberta", "xlm-roberta"})
+"""Kinds whose tokens see none of the padding: tests compare features and gradients with those without it."""
 _WIDTHS = ("hidden_size", "d_model", "dim")
 
 
@@ -79,6 +81,12 @@ class TextTower(HFTextEncoder):  # type: ignore[misc]  # open_clip has no types
         self.pooler = _POOLERS[pooler_type]()
         self.proj = _projection(_width(self.config), output_dim, proj_type)
         self.without_dropout = tuple(_turn_off_functional_dropout(self.transformer))
+
+    @property
+    def masked_padding(self) -> int | None:
+        """Id of the token that fills captions up, if features and gradients are the same without it."""
+        same = str(self.config.model_type) in _MASK_PADDING and type(self.pooler) is not MaxPooler
+        return int(self.config.pad_token_id) if same else None
 
     def lock(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True, *_: Any) -> None:
         """Freezes all but the last groups: the projection, then each block, then the embeddings.

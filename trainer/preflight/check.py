@@ -19,7 +19,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.pixels import BYTES_OF_A_PIXEL
 from trainer.model.build import Clip
-from trainer.preflight import host_probe, network_probe
+from trainer.preflight import gpu_probe, host_probe, network_probe
 from trainer.preflight.findings import error_of, find_problems
 from trainer.preflight.measurements import Finding, Gpu, Measurements, Needs, Placement, Timing
 from trainer.sysinfo.open_clip_release import PACKAGE
@@ -88,7 +88,7 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
     )
     pairs, measured = _pairs(comm, time_is_up)
     copies = _copies(comm.device)
-    tflops = network_probe.product_tflops(comm.device)
+    tflops = gpu_probe.product_tflops(comm.device)
     comm.barrier(job.timeouts.init_s)
     own = Measurements(
         rank=comm.world.rank,
@@ -145,8 +145,8 @@ def _pairs(comm: Comm, time_is_up: Callable[[], bool]) -> tuple[Mapping[str, Tim
 
 def _copies(device: torch.device) -> Mapping[str, Timing]:
     found = {
-        "host to device": network_probe.time_copy(device),
-        "within the GPU": network_probe.time_copy_within(device),
+        "host to device": gpu_probe.time_copy(device),
+        "within the GPU": gpu_probe.time_copy_within(device),
     }
     return {name: timing for name, timing in found.items() if timing is not None}
 

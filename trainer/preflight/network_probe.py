@@ -1,6 +1,6 @@
 """Checks that the collectives are right, and measures how fast they are.
 
-Every function here is collective unless it says otherwise: every rank calls it, in the same order.
+Functions that measure are collective: every rank calls them, in the same order.
 """
 
 import statistics
@@ -18,8 +18,6 @@ REPEATS = 5
 _ELEMENTS = 1 << 16  # 256 KiB of float32, more than any packet
 _FEW = 1 << 10
 _LATENCY_BYTES = 8
-_TOGETHER = 8
-"""Calls on a GPU that are timed together: each takes some 0.2 ms, and the host 0.02 ms to wait for it."""
 
 
 def wrong_collectives(comm: Comm) -> tuple[str, ...]:
@@ -159,43 +157,3 @@ def timing(
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return Timing(size, max(statistics.median(seconds), 1e-9))
-
-
-def time_copy(device: torch.device, size: int = 1 << 26) -> Timing | None:
-    """Times copies of `size` bytes from pinned host memory to the GPU; None without a GPU. Not collective."""
-    if device.type != "cuda":
-        return None
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    return Timing(size, _gpu_seconds(lambda: host.to(device)))
-
-
-def time_copy_within(device: torch.device, size: int = 1 << 28) -> Timing | None:
-    """Times copies of `size` bytes within the GPU, read and written; None without a GPU. Not collective."""
-    if device.type != "cuda":
-        return None
-    source, target = torch.empty((2, size), dtype=torch.uint8, device=device)
-    return Timing(2 * size, _gpu_seconds(lambda: target.copy_(source), _TOGETHER))
-
-
-def product_tflops(device: torch.device, size: int = 1 << 12) -> float | None:
-    """Measures matrix products in bf16, in 10^12 operations a second; None without a GPU. Not collective."""
-    if device.type != "cuda":
-        return None
-    factor = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-    return 2 * size**3 / _gpu_seconds(lambda: factor @ factor, _TOGETHER) / 1e12
-
-
-def _gpu_seconds(work: Callable[[], object], together: int = 1) -> float:
-    """Returns the median seconds of a call, until the GPU is done; the first calls do not count.
-
-    `together` calls are timed as one, where a single call is over too soon.
-    """
-    seconds = []
-    for _ in range(1 + REPEATS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(together):
-            work()
-        torch.cuda.synchronize()
-        seconds.append((time.perf_counter() - start) / together)
-    return max(statistics.median(seconds[1:]), 1e-9)

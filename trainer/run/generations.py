@@ -28,6 +28,8 @@ class GenerationClaim:
     node: str
     host: str = ""
     port: int = 0
+    world: str = ""
+    """World that it starts, as `WorldPlan.to_text` writes it; "" if it was not known yet, or none starts."""
 
 
 def claim(run_folder: Path, its: GenerationClaim) -> GenerationClaim | None:

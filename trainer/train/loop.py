@@ -165,6 +165,7 @@ class Loop:
             result = train_step(batches, step - 1)
             if is_first:  # from now on there is something to save
                 self._comm.heartbeat.begin_phase("step", step)
+                self._setup.writer.reserve(train_step)
             self._reads.settle()  # the step before this one
         clock.step_done()
         values, keys = result.on_host(), [key for batch in batches for key in batch.keys]

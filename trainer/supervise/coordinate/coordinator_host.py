@@ -142,12 +142,12 @@ class CoordinatorHost:
             self._context.tree.ending = True
         self._send_down(End(record.exit_code))
 
-    async def claim(self, generation: int) -> GenerationClaim | None:
+    async def claim(self, generation: int, world: str) -> GenerationClaim | None:
         assert self._context.tree is not None
         host, port = self._context.address
-        start, world = self._context.tree.rendezvous.start, self._context.world
+        start, own = self._context.tree.rendezvous.start, self._context.world
         return await self._context.exit_files.claim(
-            GenerationClaim(start, generation, world.rank, world.node, host, port)
+            GenerationClaim(start, generation, own.rank, own.node, host, port, world)
         )
 
     async def is_gone(self, member: int) -> bool:

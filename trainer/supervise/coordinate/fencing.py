@@ -7,7 +7,9 @@ waits first until the ranks of silent members have surely been ended. No torch.
 import time
 from collections.abc import Collection
 
+from trainer.run.generations import GenerationClaim
 from trainer.supervise.coordinate.generation_state import GenerationState
+from trainer.supervise.coordinate.membership import WorldPlan, place_in
 from trainer.supervise.coordinate.presence import ORPHANS_S, Presence
 from trainer.supervise.coordinate.run_state import RunState, StorageRetry
 
@@ -24,8 +26,8 @@ class Fence:
     def __init__(self, run: RunState, presence: Presence) -> None:
         self._run, self._presence = run, presence
         self._ran = run.generation.number
-        self._claimed: list[int] = []
-        """Numbers of generations that were claimed here, or passed over, since the last that ran."""
+        self._claimed: dict[int, str] = {}
+        """World, as text, of each generation claimed here, or passed over, since the last that ran."""
         self._dead: frozenset[int] = frozenset()
         self._is_successor = False
         self._claimed_before = 0
@@ -33,7 +35,7 @@ class Fence:
 
     def record_start(self, generation: int) -> None:
         """Records that a generation has started, here or with an earlier coordinator."""
-        self._ran, self._claimed = generation, []
+        self._ran, self._claimed = generation, {}
 
     async def take_over(self, ran: int, dead: Collection[int]) -> None:
         """Goes on from the generation `ran` after earlier coordinators, whose processes are `dead`."""
@@ -42,18 +44,24 @@ class Fence:
         newest = await StorageRetry(self._run).answer(self._run.exit_files.newest_claim, None)
         self._dead, self._claimed_before = frozenset(dead), 0 if newest is None else newest.generation
 
-    async def is_ours(self, its: GenerationState, *, patient: bool = True) -> bool:
+    async def is_ours(
+        self, its: GenerationState, world: WorldPlan | None = None, *, patient: bool = True
+    ) -> bool:
         """Claims the generation; if another part of a cut network has it, this part leaves the run.
 
-        `patient` allows the run folder the time to answer that a start has.
+        `world` is what it starts; None if that is not known yet, or the run ends. `patient` allows the run
+        folder the time to answer that a start has.
 
         The smaller part waits first, so that the larger one comes before it; of two equal ones, the part
         that has lost its coordinator counts as the smaller. The claim of another member is passed over only
-        if that was a coordinator before this one and is surely dead: a closed connection does not show which
-        of the two was cut off, or was stopped for a while.
+        if its generation cannot run without a rank of this supervisor, which never heard of it, or if that
+        was a coordinator before this one and is surely dead: a closed connection does not show which of the
+        two was cut off, or was stopped for a while.
         """
         run, unreachable = self._run, self._presence.unreachable
-        is_claimed = its.number in self._claimed
+        text = "" if world is None else world.to_text()
+        # What was claimed for a world may be passed over by those in it: it is no claim of anything else.
+        is_claimed = self._claimed.get(its.number) in ("", text)
         if unreachable:
             here, there = len(run.membership.living), len(unreachable)
             is_larger = here > there or (here == there and not self._is_successor)
@@ -66,16 +74,20 @@ class Fence:
         while True:
             # Each number since the last generation that ran here is claimed in turn: so two parts of a cut
             # network always meet at the first one.
-            number = self._claimed[-1] + 1 if self._claimed else self._ran + 1
-            other = await run.actions.claim(number)
+            number = max(self._claimed, default=self._ran) + 1
+            other = await run.actions.claim(number, text)
             if other is not None and other.member < 0 and patient and await retry.lasts():
                 continue
-            is_dead = other is not None and other.member in self._dead and number <= self._claimed_before
-            if other is not None and not is_dead and other.member != run.member:
+            if other is not None and other.member != run.member and not self._is_void(other):
                 where = f"supervisor {other.member} on {other.node}" if other.node else "the run folder"
                 run.leave(where)
                 return False
-            self._claimed.append(number)
+            self._claimed[number] = text
             its.number = max(its.number, number + (other is not None))
             if other is None and number >= its.number:
                 return True
+
+    def _is_void(self, other: GenerationClaim) -> bool:
+        """Returns whether the generation of another's claim has surely not begun, and never will."""
+        is_dead = other.member in self._dead and other.generation <= self._claimed_before
+        return is_dead or place_in(other.world, self._run.member) is not None

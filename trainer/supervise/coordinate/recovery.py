@@ -136,12 +136,14 @@ class Recovery:
         helps = (lost and saved) or ((lost or not failure.saving) and self._would_help(failure))
         return run.stop_at is not None and helps
 
-    async def _may_write(self, its: GenerationState, *, patient: bool = True) -> bool:
+    async def _may_write(
+        self, its: GenerationState, world: WorldPlan | None = None, *, patient: bool = True
+    ) -> bool:
         """Returns whether no other part of the run goes on; where members are lost, the claim shows that."""
         run = self._run
         if not (run.keeps_going and run.membership.lost):
             return True
-        return await self._fence.is_ours(its, patient=patient)
+        return await self._fence.is_ours(its, world, patient=patient)
 
     def _end_ranks(self, failure: Failure) -> GenerationState:
         """Lets all ranks end for the next generation, and returns that."""
@@ -161,7 +163,7 @@ class Recovery:
             await self.relaunch.leave(replace(failure, others_there=False), fault, go_on)
             return
         # From here on files of the run are written: where members are lost, the claim comes before.
-        if world is None or not await self._may_write(its):
+        if world is None or not await self._may_write(its, world):
             return
         clock.end_part("end", time.monotonic())
         its.saved_step = await history.saved_step()
@@ -247,7 +249,7 @@ class Recovery:
                 return
             if meeting is not None and self._is_settled(its, world):
                 run.go(Event.AGREED)
-                if run.keeps_going and not await self._fence.is_ours(its):
+                if run.keeps_going and not await self._fence.is_ours(its, world):
                     return
                 if not run.keeps_going or run.membership.next_world() == world:
                     self._start(its, world, meeting.variables)

@@ -64,8 +64,8 @@ class Actions(Protocol):
     async def fresh_variables(self) -> Mapping[str, str]:
         """Returns the variables by which the ranks of the next generation meet. Raises OSError."""
 
-    async def claim(self, generation: int) -> GenerationClaim | None:
-        """Claims the generation of that number; returns None, or the claim that is in the way."""
+    async def claim(self, generation: int, world: str) -> GenerationClaim | None:
+        """Claims the generation of that number for a world; returns None, or the claim that is in the way."""
 
     def below(self, member: int) -> set[int]:
         """Returns the members whose way to this supervisor leads through that one."""
