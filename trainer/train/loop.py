@@ -333,7 +333,8 @@ class Loop:
         if self._setup.keeper is not None:
             self._setup.keeper.close()
         self._report_written()
-        copies = self._finish_copies(stop)
+        with monitors.clock.spent_on("checkpoint_s"):
+            copies = self._finish_copies(stop)
         # A rank that leaves earlier would end those that still write.
         self._comm.barrier(self._job.timeouts.backstop_s)
         monitors.goodput.close(self._policy.saved_step, monitors.clock.pop(monitors.stragglers.pop_comm_s()))
