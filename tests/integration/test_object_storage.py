@@ -1,5 +1,6 @@
 """Shards in object storage, on a real S3 server: the same batches as from a local disk."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -304,3 +305,44 @@ def test_a_run_goes_on_from_its_copy_on_a_new_machine_as_if_it_had_not_stopped(
     assert again.returncode == 2
     assert "runs/tiny is there already" in again.stderr
     assert not [file for file in copy.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
+
+
+def copied(run: TinyRun) -> bool:
+    record = run.run / "copies.json"
+    return record.exists() and json.loads(record.read_text())["step"] is not None
+
+
+def test_a_store_that_goes_away_stops_no_run(
+    buckets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_keys(monkeypatch)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    (buckets / "away").mkdir()
+    run = TinyRun(tmp_path)
+    run.write(
+        optim={"steps": 25},
+        checkpoint={"every_steps": 1, "keep": 2, "copy_to": "s3://away", "copy_wait_s": 0.5},
+    )
+    with s3_server(buckets, keys=True) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        started = subprocess.Popen(
+            run.command(1), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        until = time.monotonic() + LIMIT_S
+        while not copied(run) and time.monotonic() < until:
+            assert started.poll() is None, started.communicate()
+            time.sleep(0.01)
+    _, told = started.communicate(timeout=LIMIT_S)
+    assert started.returncode == 0, told
+    assert run.last_step() == 25
+    result = run.result()
+    assert 0 < result["copied_step"] < 25
+    assert result["copies_behind"] > 0
+    assert "copy_failed" in result
+    log = (run.run / "logs" / "rank-00000.log").read_text()
+    assert "the last checkpoint is NOT COPIED to s3://away/tiny" in log
+    assert sorted(path.name for path in (run.run / "checkpoints").glob("step-*")) == [
+        "step-00000024",
+        "step-00000025",
+    ]

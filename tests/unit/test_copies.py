@@ -129,6 +129,32 @@ def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(sent) == 1, "sent again it would be damaged again"
 
 
+def test_a_write_that_a_store_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"memory://{tmp_path.name}/file"
+    memory = store.file_system(address)
+    faults: list[Exception] = [ConnectionResetError("reset"), OSError("503 slow down")]
+    pipe_file = type(memory).pipe_file
+
+    def failing_now_and_then(self: Any, path: str, content: bytes, **more: Any) -> None:
+        if faults:
+            raise faults.pop()
+        pipe_file(self, path, content, **more)
+
+    monkeypatch.setattr(type(memory), "pipe_file", failing_now_and_then)
+    store.put(b"content", address)
+    assert store.read(address) == b"content"
+    faults.append(PermissionError("Forbidden"))
+    with pytest.raises(InputError, match="denies access"):
+        store.put(b"other", address)
+    assert store.read(address) == b"content"
+    store.remove(f"memory://{tmp_path.name}")
+    assert store.read(address) is None
+    with pytest.raises(
+        InputError, match="a web server takes no files: give a folder, or an address at s3://"
+    ):
+        store.put(b"content", "https://example.org/file")
+
+
 def test_metrics_that_come_later_and_the_best_one_are_copied(place: Place) -> None:
     work = place.copier()
     for step in (2, 4, 6, 8):

@@ -82,7 +82,7 @@ class Copier:
                 if not self._changed.wait_for(lambda: not self._busy, min(left_s, _TOLD_EVERY_S)):
                     self._tell_waiting()
             behind, failed = self._busy, self._failed or f"not done within {longest_s:.0f} s"
-        files.prune(self._run.checkpoints, self._job.checkpoint.keep, self.held)
+        files.prune(self._run.checkpoints, self._job.checkpoint.keep)  # what is not done by now is cut off
         self._write_record()
         if behind:
             newest = "there is no whole one" if self._copied is None else f"the newest is step {self._copied}"
