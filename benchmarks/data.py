@@ -26,7 +26,8 @@ from PIL import Image
 
 from benchmarks.data_index import generated
 from benchmarks.environment import environment, share
-from trainer.data.shard_files import PackedSample, whole_folder, write_shards
+from trainer.data.shard_files import PackedSample, write_shards
+from trainer.safe_io.folders import whole_folder
 
 THEIRS = ("open_clip_torch==3.3.0", "webdataset==0.2.86")
 SIZES = {512: (512, 384), 1024: (1024, 768)}

@@ -1,21 +1,27 @@
 """Shards in object storage, on a real S3 server: the same batches as from a local disk."""
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 from torch import Tensor
 
 from tests.integration.test_bad_input import sample
 from tests.support.jobs import tiny_job
-from tests.support.runs import TinyRun
+from tests.support.runs import LIMIT_S, TinyRun
 from tests.support.s3_server import KEY_ID, RCLONE, SECRET, s3_server
 from tests.unit.test_data_read_ahead import lengths, plain
-from trainer.config import Data
+from trainer.config import Data, Eval
 from trainer.config.batch_plan import BatchPlan
 from trainer.data import files
 from trainer.data.bad_samples import Allowed
@@ -27,9 +33,11 @@ from trainer.data.sample import RawSample, Source
 from trainer.data.shard_files import write_shards
 from trainer.data.shard_names import expand_shards
 from trainer.data.shards import shard_selection
-from trainer.data.source import open_source, open_with_index
+from trainer.data.source import open_images, open_labelled, open_source, open_with_index
 from trainer.data.storage import SETTINGS, use_storage
+from trainer.data.store import remove
 from trainer.errors import InputError, StorageError
+from trainer.evaluate.inputs import check_evaluation, class_names
 
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: `make venv`")
 pytestmark = [
@@ -109,6 +117,42 @@ def test_batches_from_a_bucket_are_those_of_a_local_disk(
     assert loaded(open_source(of_storage()), workers) == expected, "as `clipship index` reads them"
 
 
+def test_an_evaluation_reads_where_the_data_lie(
+    buckets: Path, with_keys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (buckets / "evals").mkdir()
+    labelled = (
+        (f"{number:03d}", {"jpg": b"x%d" % number, "cls": b"%d" % (number % 2)}) for number in range(8)
+    )
+    write_shards(labelled, buckets / "evals", 4)
+    rows = {"image": [b"one", b"two"], "caption": ["a", "b"]}
+    parquet.write_table(pyarrow.table(rows), buckets / "evals" / "pairs.parquet")
+    (buckets / "evals" / "names.txt").write_text("ant\nbee\n")
+    give_keys(monkeypatch)
+    of_storage(storage={"endpoint": with_keys, "region": "us-east-1"})
+    shards = "shard-{000000..000001}.tar"
+    here, far = (
+        Eval(zero_shot=(f"{place}/{shards}",), class_names=f"{place}/names.txt")
+        for place in (str(buckets / "evals"), "s3://evals")
+    )
+    check_evaluation(far)
+    assert class_names(far) == ("ant", "bee")
+    assert contents(open_labelled(far)) == contents(open_labelled(here)) != []
+    for name in ("pairs.parquet", shards):
+        pairs, same = (
+            contents(open_images(Data(train=(f"{place}/{name}",), caption_key=("cls",))))
+            for place in ("s3://evals", str(buckets / "evals"))
+        )
+        assert pairs == same != []
+    with pytest.raises(InputError, match=r"s3://evals/none\.txt cannot be read \(No such file"):
+        class_names(far.model_copy(update={"class_names": "s3://evals/none.txt"}))
+
+
+def contents(source: Source) -> list[tuple[object, ...]]:
+    samples = map(source.read, range(len(source)))
+    return [(sample.key, sample.image, sample.captions, sample.label) for sample in samples]
+
+
 def test_a_bucket_that_asks_for_no_keys_is_indexed_once_and_kept_on_the_node(
     buckets: Path, tmp_path: Path
 ) -> None:
@@ -177,3 +221,128 @@ def test_a_run_reads_from_a_bucket_and_writes_its_keys_nowhere(
     written = [file.read_bytes() for file in run.run.rglob("*") if file.is_file()]
     assert written
     assert not [content for content in [*written, done.stdout.encode()] if SECRET.encode() in content]
+
+
+def clipship(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "trainer.cli.main", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+
+
+def test_what_is_packed_into_a_bucket_is_what_is_packed_here(
+    buckets: Path, with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_keys(monkeypatch)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    (buckets / "packed").mkdir()
+    rows = {"image": [sample(number)[1]["png"] for number in range(6)], "caption": list("abcdef")}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
+    words = ("pack", "t.parquet", "--samples-per-shard", "2", "--processes", "2")
+    for out in ("here", "s3://packed/there"):
+        done = clipship(*words[:2], out, *words[2:], folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout == "s3://packed/there/shard-{000000..000002}.tar\n"
+    there = {path.name: path.read_bytes() for path in (buckets / "packed" / "there").iterdir()}
+    here = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir() if path.is_file()}
+    assert there == here
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "t.parquet"]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-s3cr3t")
+    refused = clipship(*words[:2], "s3://packed/other", *words[2:], folder=tmp_path)
+    assert refused.returncode == 2
+    assert "s3://packed/other: S3 denies access" in refused.stderr
+    assert "another-s3cr3t" not in refused.stderr
+
+
+def test_a_run_goes_on_from_its_copy_on_a_new_machine_as_if_it_had_not_stopped(
+    buckets: Path, with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_keys(monkeypatch)
+    (buckets / "copies").mkdir()
+    old, new = TinyRun(tmp_path / "old"), TinyRun(tmp_path / "new")
+    old.folder.mkdir()
+    new.folder.mkdir()
+    job = old.write(
+        data={
+            "train": [SHARDS],
+            "format": "webdataset",
+            "storage": {"endpoint": with_keys, "region": "us-east-1"},
+        },
+        optim={"global_batch_size": 16, "steps": 10},
+        checkpoint={"every_steps": 3, "keep": 2, "copy_to": "s3://copies/of/mine"},
+    )
+    checked = clipship("check", str(job), "--nproc", "1", folder=old.folder)
+    assert checked.returncode == 0, checked.stderr
+    assert "64 samples" in checked.stdout, "counted by the sizes.json beside the shards"
+    assert "each whole checkpoint goes to s3://copies/of/mine/tiny" in checked.stdout
+    assert not list((buckets / "copies").rglob("*.clipship*")), "check leaves nothing behind"
+    whole = old.start(1)
+    assert whole.returncode == 0, whole.stderr
+    copy = buckets / "copies" / "of" / "mine" / "tiny"
+    last = copy / "checkpoints" / "step-00000010" / "manifest.json"
+    earlier, newest = sorted(copy.rglob("manifest.json"))
+    assert newest == last
+    assert {"copied_step": 10, "copies_behind": 0}.items() <= old.result().items()
+    told = clipship("status", str(old.run), folder=old.folder)
+    assert "step 10 in s3://copies/of/mine/tiny" in told.stdout
+    losses = old.losses()
+    shutil.rmtree(old.folder)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    remove(
+        "s3://copies/of/mine/tiny/checkpoints/step-00000010/manifest.json"
+    )  # as if the machine had been lost while it copied
+    resumed = clipship("resume", "s3://copies/of/mine/tiny", folder=new.folder)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"fetched {earlier.parent.name} from s3://copies/of/mine/tiny" in resumed.stderr
+    assert new.losses() == losses
+    assert last.is_file()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-s3cr3t")
+    doctor = clipship("doctor", str(new.run / "job.toml"), "--nproc", "2", folder=new.folder)
+    assert doctor.returncode == 2
+    assert "S3 denies access" in doctor.stderr
+    assert "give the ranks keys that may write it" in doctor.stderr
+    again = clipship("resume", "s3://copies/of/mine/tiny", folder=new.folder)
+    assert again.returncode == 2
+    assert "runs/tiny is there already" in again.stderr
+    assert not [file for file in copy.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
+
+
+def copied(run: TinyRun) -> bool:
+    record = run.run / "copies.json"
+    return record.exists() and json.loads(record.read_text())["step"] is not None
+
+
+def test_a_store_that_goes_away_stops_no_run(
+    buckets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_keys(monkeypatch)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    (buckets / "away").mkdir()
+    run = TinyRun(tmp_path)
+    run.write(
+        optim={"steps": 25},
+        checkpoint={"every_steps": 1, "keep": 2, "copy_to": "s3://away", "copy_wait_s": 0.5},
+    )
+    with s3_server(buckets, keys=True) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        started = subprocess.Popen(
+            run.command(1), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        until = time.monotonic() + LIMIT_S
+        while not copied(run) and time.monotonic() < until:
+            assert started.poll() is None, started.communicate()
+            time.sleep(0.01)
+    _, told = started.communicate(timeout=LIMIT_S)
+    assert started.returncode == 0, told
+    assert run.last_step() == 25
+    result = run.result()
+    assert 0 < result["copied_step"] < 25
+    assert result["copies_behind"] > 0
+    assert "copy_failed" in result
+    log = (run.run / "logs" / "rank-00000.log").read_text()
+    assert "the last checkpoint is NOT COPIED to s3://away/tiny" in log
+    assert sorted(path.name for path in (run.run / "checkpoints").glob("step-*")) == [
+        "step-00000024",
+        "step-00000025",
+    ]

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,15 @@ from PIL import Image
 
 from trainer.cli.pack import command
 from trainer.config import Data, Eval
+from trainer.data import pack as packing
+from trainer.data import store
 from trainer.data.index import FOLDER, stale
 from trainer.data.pack import BAD_ROWS, Recipe, pack
-from trainer.data.shard_files import whole_folder
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
 from trainer.data.tar import Selection
 from trainer.demo.data import pack_digits
-from trainer.errors import InputError
+from trainer.errors import InputError, StorageError
+from trainer.safe_io.folders import whole_folder
 
 
 @pytest.fixture
@@ -232,6 +234,64 @@ module.pack(Path(sys.argv[1]), Path(sys.argv[2]), samples_per_shard=1)
     assert [path.read_bytes() for path in packed.shards] == expected
     assert reported == [5, 6, 7]
     assert packed.shards[3].stat().st_mtime_ns == before
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A place in fsspec's own memory; the folder for what is under way is a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    yield f"memory://{tmp_path.name}/shards"
+    store.remove(f"memory://{tmp_path.name}")
+
+
+def at(address: str) -> dict[str, bytes | None]:
+    return {name: store.read(f"{address}/{name}") for name in store.names(address)}
+
+
+def test_shards_go_to_an_address_one_by_one_and_their_sizes_last(
+    table: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = {
+        path.name: path.read_bytes() for path in pack(table, Path("whole"), samples_per_shard=3).shards
+    }
+    put = store.put
+
+    def gone(source: Path, to: str) -> None:
+        if to.endswith("shard-000002.tar"):
+            raise StorageError("the store is gone")
+        put(source, to)
+
+    with monkeypatch.context() as cut:
+        cut.setattr(packing, "put", gone)
+        with pytest.raises(StorageError, match="the store is gone"):
+            pack(table, address, samples_per_shard=3)
+    assert list(at(address)) == ["shard-000000.tar", "shard-000001.tar"]
+    assert not list(Path(".shards.partial").glob("shard-00000[01].tar")), "what has gone is not kept twice"
+    reported: list[int] = []
+    packed = pack(table, address, samples_per_shard=3, progress=lambda rows, of: reported.append(rows))
+    assert reported == [7]
+    assert [str(path) for path in packed.shards] == list(expected)
+    there = at(address)
+    assert json.loads(there.pop("sizes.json") or b"") == dict(zip(expected, (3, 3, 1), strict=True))
+    assert there == expected
+    assert not Path(".shards.partial").exists()
+
+
+def test_only_packed_shards_at_an_address_are_replaced(table: Path, address: str) -> None:
+    pack(table, address, samples_per_shard=3)
+    with pytest.raises(InputError, match=r"the folder is not empty .*--force"):
+        pack(table, address)
+    pack(table, address, force=True)
+    assert list(at(address)) == ["shard-000000.tar", "sizes.json"]
+    store.put(b"mine", f"{address}/thesis.tex")
+    with pytest.raises(InputError, match=r"holds thesis\.tex.*only packed shards can be replaced"):
+        pack(table, address, force=True)
+
+
+def test_the_command_packs_to_an_address(table: Path, address: str) -> None:
+    arguments = [str(table), f"{address}/", "--samples-per-shard", "3", "--processes", "1"]
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert result.stdout == f"{address}/shard-{{000000..000002}}.tar\n"
 
 
 def test_the_command_prints_what_a_job_file_takes(table: Path, tmp_path: Path) -> None:

@@ -405,3 +405,13 @@ def test_the_best_checkpoint_needs_an_evaluation_that_measures_it(best: str, wro
     with pytest.raises(ValueError, match=f"checkpoint.best = {best} needs {wrong}"):
         tiny_job(checkpoint={"best": best})
     tiny_job(checkpoint={"best": best}, eval={"retrieval": ("a.csv",), "zero_shot": ("val",)})
+
+
+def test_a_folder_of_images_at_an_address_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"zero_shot: s3://bucket/val is no shard, .* or shards \(\.tar\)"):
+        Eval(zero_shot=("s3://bucket/val",))
+
+
+def test_a_table_of_text_at_an_address_is_refused() -> None:
+    with pytest.raises(InputError, match=r"s3://bucket/val\.csv: tables of text .* write it as \.parquet"):
+        open_images(Data(train=("s3://bucket/val.csv",)))

@@ -12,6 +12,8 @@ from tests.support.jobs import tiny_job
 from trainer.config import Job, Section
 from trainer.config.keys import JobPath, path_of, rank_paths, walk, with_paths_from
 from trainer.config.resume_rule import differences, may_change_keys
+from trainer.config.typed import from_here
+from trainer.errors import InputError
 
 PATHS = {".".join(key): mark for key, field in walk(Job) if (mark := path_of(field))}
 EXAMPLES = {
@@ -77,12 +79,26 @@ def test_a_relative_path_starts_at_the_job_files_folder(key: str, mark: JobPath)
         ("slurm.python", "python3"),
         ("eval.class_names", ("cat", "dog")),
         ("eval.retrieval", ("s3://bucket/{0..3}.tar",)),
+        ("eval.class_names", "s3://bucket/names.txt"),
+        ("checkpoint.copy_to", "s3://bucket/runs"),
     ],
 )
 def test_values_that_are_no_paths_stay_unchanged(key: str, value: object) -> None:
     job = with_paths_from(job_with(key, value), Path("/base"))
     assert value_of(job, key) == value
     assert list(rank_paths(job)) == [("/base/runs", PATHS["logging.runs"])]
+
+
+@pytest.mark.parametrize("key", ["model.pretrained", "logging.runs", "eval.suite.folders", "data.cache"])
+def test_an_address_is_no_path(key: str) -> None:
+    is_list = isinstance(value_of(job_with("seed", 1), key), tuple)
+    job = job_with(key, ("s3://bucket/some",) if is_list else "s3://bucket/some")
+    with pytest.raises(
+        InputError, match=rf"^{key}: s3://bucket/some is an address, and this key takes a path"
+    ):
+        with_paths_from(job, Path("/base"))
+    with pytest.raises(InputError, match=rf"^{key}: s3://bucket/some is an address"):
+        from_here([f"{key}=s3://bucket/some"])
 
 
 def test_a_scheduler_that_a_job_does_not_name_stays_unnamed() -> None:

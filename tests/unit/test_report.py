@@ -18,6 +18,7 @@ from PIL import Image
 
 from tests.support.report_folders import environment, failed_run, long_run, restarted_run, timed_out_run
 from trainer.cli import main as cli
+from trainer.data import store
 from trainer.errors import InputError
 from trainer.report.board import BOARD_FILE, Text, read_rows, row, write_board
 from trainer.report.figures import training_charts
@@ -355,6 +356,10 @@ def test_command_writes_into_the_run_folder_and_prints_the_path(
     assert cli.main(["report", str(folder)]) == 0
     assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
     assert cli.main(["report", str(folder), "--output", str(tmp_path / "other.html")]) == 0
+    address = f"memory://{tmp_path.name}/page.html"
+    assert cli.main(["report", str(folder), "--output", address]) == 0
+    assert store.read(address) == (tmp_path / "other.html").read_bytes()
+    store.remove(address)
     assert (tmp_path / "other.html").read_text() == (folder / "report.html").read_text()
     assert list(tmp_path.rglob("*.partial")) == []
 

@@ -173,6 +173,19 @@ def test_status_says_why_the_last_evaluation_failed(run: Path, capsys: pytest.Ca
     assert _status(capsys, str(run))["evaluation"] == "the last one failed: bad samples: 4 of 9"
 
 
+def test_status_says_how_far_the_copies_are(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _metrics(run, _record(60))
+    record = {"to": "s3://b/mine", "step": 40, "behind": 2, "failed": "the store is gone"}
+    (run / "copies.json").write_text(json.dumps(record))
+    assert _status(capsys, str(run))["copies"] == (
+        "step 40 in s3://b/mine; 2 checkpoints behind: the store is gone"
+    )
+    assert main(["status", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["copies"] == record
+    (run / "copies.json").write_text('{"to": "s3://b/mine", "step": null, "behind": 0, "failed": null}')
+    assert _status(capsys, str(run))["copies"] == "none yet in s3://b/mine"
+
+
 @pytest.mark.parametrize(
     ("start", "code", "said"), [("under way", 0, "requested"), ("over", 2, "is not running")]
 )

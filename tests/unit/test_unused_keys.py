@@ -48,6 +48,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"data": SHARDS},
     ),
     ("data.cache_gb", {"data": {**SHARDS, "cache_gb": 8}}, {"data": {"cache": "/local"}}),
+    ("checkpoint.copy_wait_s", {"checkpoint": {"copy_wait_s": 9.0}}, {"checkpoint": {"copy_to": "/far"}}),
     ("data.read_ahead_mb", {"data": {**SYNTHETIC, "read_ahead_mb": 8}}, {"data": {**SHARDS}}),
     ("data.synthetic_samples", {"data": {**SHARDS, "synthetic_samples": 8}}, {"data": {**SYNTHETIC}}),
     ("data.on_bad_sample", {"data": {**SYNTHETIC, "on_bad_sample": "fail"}}, {"data": {**SHARDS}}),

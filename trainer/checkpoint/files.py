@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -178,11 +178,12 @@ def _free_name(wanted: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def prune(checkpoints: Path, keep: int) -> None:
-    """Removes all checkpoints but the last `keep` and the best one."""
+def prune(checkpoints: Path, keep: int, held: Collection[str] = ()) -> None:
+    """Removes all checkpoints but the last `keep`, the best one, and those that are held by their names."""
     best = best_so_far(checkpoints)
+    kept = {*held, *([folder_name(best["step"])] if best is not None else [])}
     for folder in list(newest_first(checkpoints))[keep:]:
-        if best is None or folder.name != folder_name(best["step"]):
+        if folder.name not in kept:
             remove(folder)
 
 

@@ -8,12 +8,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -40,6 +40,17 @@ class Written:
     """Seconds of writing, in the thread, beside training."""
 
 
+class Copies(Protocol):
+    """Copies whole checkpoints to another place, as `trainer.copies.copier` does."""
+
+    def offer(self, step: int) -> None:
+        """Takes note of a checkpoint that is whole on disk, or whose manifest has changed."""
+
+    @property
+    def held(self) -> Collection[str]:
+        """Names of the checkpoints that have to stay on disk."""
+
+
 class CheckpointWriter:
     """Writes one rank's part of the checkpoints.
 
@@ -54,11 +65,15 @@ class CheckpointWriter:
         world_size: int,
         timeout_s: float,
         model_files: Mapping[str, bytes] | None = None,
+        copies: Copies | None = None,
     ) -> None:
-        """`model_files` are small files, by name, that every checkpoint gets beside the weights."""
+        """`model_files` are small files, by name, that every checkpoint gets beside the weights.
+
+        `copies` is told of every checkpoint; rank 0 alone has it.
+        """
         self._checkpoints, self._settings, self._timeout_s = checkpoints, settings, timeout_s
         self._run = _identity(checkpoints.parent)
-        self._model_files = model_files or {}
+        self._model_files, self._copies = model_files or {}, copies
         self._rank, self._parts = rank, world_size if settings.every_rank_writes else 1
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -217,7 +232,11 @@ class CheckpointWriter:
         """Removes all checkpoints but the last ones and the best one, after marking `best`."""
         if best is not None:
             files.record_best(self._checkpoints, folder.step, *best)
-        files.prune(self._checkpoints, self._settings.keep)
+        if self._copies is not None:
+            self._copies.offer(folder.step)
+        files.prune(
+            self._checkpoints, self._settings.keep, self._copies.held if self._copies is not None else ()
+        )
 
 
 def _reserve(blocks: list[int]) -> None:

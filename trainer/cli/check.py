@@ -24,7 +24,7 @@ from trainer.text.terminal import shown
 def command(
     job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data: bool, as_json: bool
 ) -> int:
-    """Show the run that JOB describes, or every problem with it. Starts and writes nothing.
+    """Show the run that JOB describes, or every problem with it. Starts nothing and leaves nothing behind.
 
     The object of --json has `ok`. If it is false, `problems` lists them, and the exit code is 2. Otherwise
     it has name, run_folder, ranks, samples, steps, global_batch_size, batch_size_per_rank,

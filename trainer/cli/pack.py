@@ -7,14 +7,15 @@ import click
 
 from trainer.cli.data_options import DataOf, data_options
 from trainer.cli.options import Command, count_option, processes_option
+from trainer.errors import InputError
 from trainer.text.live import progress
 from trainer.text.terminal import one_line
 from trainer.text.wording import many
 
 
 @click.command(cls=Command)
-@click.argument("table", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("table")
+@click.argument("out")
 @count_option("--samples-per-shard", "Samples per shard.", default=1000)
 @data_options("image_column", "caption_column", "caption_template", "separator", "quotes", "encoding")
 @click.option(
@@ -34,8 +35,8 @@ from trainer.text.wording import many
 @processes_option("make shards")
 @click.option("--force", is_flag=True, help="Replace shards that were packed into OUT before.")
 def command(
-    table: Path,
-    out: Path,
+    table: str,
+    out: str,
     samples_per_shard: int,
     data: DataOf,
     shard_mb: float | None,
@@ -50,18 +51,26 @@ def command(
     each sample's JSON. OUT appears when it is complete; after an interruption the same command continues. The
     pattern for data.train goes to stdout.
 
+    OUT may be an address, such as s3://bucket/shards, whose keys come from the environment. Each shard goes
+    there when it is complete and is compared there; sizes.json comes last, and a run makes the index.
+
     Examples:
       clipship pack cc3m.tsv shards/
+      clipship pack cc3m.tsv s3://bucket/cc3m
       clipship pack data.csv shards/ --image-column filepath --caption-column title --samples-per-shard 5000
     """
     from trainer.data.pack import BAD_ROWS, Recipe, pack
 
-    with progress(f"packing {one_line(table.name)}", "packed", "row") as done:
+    if "://" in table:
+        raise InputError(f"{table}: a table is packed from a file system: copy it to a file first")
+    far = "://" in out
+    out = out.rstrip("/") if far else out
+    with progress(f"packing {one_line(Path(table).name)}", "packed", "row") as done:
         packed = pack(
-            table,
-            out,
+            Path(table),
+            out if far else Path(out),
             samples_per_shard=samples_per_shard,
-            data=data([str(table)]),
+            data=data([table]),
             shard_mb=shard_mb,
             recipe=Recipe(resize, skip_bad_rows),
             processes=processes or cpu_count() or 1,
@@ -70,5 +79,10 @@ def command(
         )
     shards = packed.shards
     if packed.bad:
-        click.echo(f"{many(len(packed.bad), 'row')} left out, listed in {out / BAD_ROWS}", err=True)
-    click.echo(out / (shards[0].name if len(shards) == 1 else f"shard-{{000000..{len(shards) - 1:06d}}}.tar"))
+        click.echo(f"{many(len(packed.bad), 'row')} left out, listed in {_within(out, BAD_ROWS)}", err=True)
+    name = shards[0].name if len(shards) == 1 else f"shard-{{000000..{len(shards) - 1:06d}}}.tar"
+    click.echo(_within(out, name))
+
+
+def _within(out: str, name: str) -> str:
+    return f"{out}/{name}" if "://" in out else str(Path(out) / name)

@@ -1,7 +1,8 @@
 """The command `clipship report`. Imports no torch."""
 
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -18,9 +19,9 @@ from trainer.text.terminal import say, shown
 @click.option(
     "--output",
     metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="File that gets the page; without it, RUN/report.html, and for several runs comparison.html beside "
-    "the first one, and for a sweep sweep.html in its folder.",
+    help="File, or address such as s3://bucket/first-run.html, that gets the page; without it, "
+    "RUN/report.html, and for several runs comparison.html beside the first one, and for a sweep sweep.html "
+    "in its folder.",
 )
 @click.option(
     "--watch",
@@ -28,7 +29,7 @@ from trainer.text.terminal import say, shown
     help="Write the page again every 5 seconds until all runs have ended. A browser that shows it keeps up. "
     "A run that waits in a queue is waited for.",
 )
-def command(runs: Sequence[str], output: Path | None, watch: bool) -> None:
+def command(runs: Sequence[str], output: str | None, watch: bool) -> None:
     """Write one HTML page about RUN, finished or not, or one that compares several runs.
 
     RUN is a run folder, a job file, or the name of a run in ./runs. The page shows loss, speed, evaluation
@@ -40,6 +41,7 @@ def command(runs: Sequence[str], output: Path | None, watch: bool) -> None:
     Examples:
       clipship report runs/first-run
       clipship report runs/first-run --output first-run.html
+      clipship report runs/first-run --output s3://bucket/first-run.html
       clipship report runs/first-run --watch
       clipship report first-run try-2 try-3
       clipship report runs/first-run-sweep
@@ -57,18 +59,32 @@ def command(runs: Sequence[str], output: Path | None, watch: bool) -> None:
         say(f"no rank has started yet: {names}. The page comes as soon as one has; Ctrl-C ends the wait.")
         watching.wait_for(lambda: not any(map(_is_queued, queued)), time.sleep)
 
-    def write(reload_s: float | None) -> Path:
+    def page(reload_s: float | None, path: Path | None) -> Path:
         if sweep:
-            return write_sweep(sweep, output, reload_s)
+            return write_sweep(sweep, path, reload_s)
         if len(folders) > 1:
-            return write_comparison(folders, output, reload_s)
-        return write_report(folders[0], output, reload_s)
+            return write_comparison(folders, path, reload_s)
+        return write_report(folders[0], path, reload_s)
+
+    def write(reload_s: float | None) -> Path | str:
+        if output is None or "://" not in output:
+            return page(reload_s, Path(output) if output else None)
+        return _written_there(output, lambda path: page(reload_s, path))
 
     path = write(watching.EVERY_S if watch else None)
     click.echo(path)
     if watch:
         say(f"Open {shown(str(path))} in a browser. It is kept up to date until the run ends or Ctrl-C.")
         watching.watch(write, lambda: any(map(_goes_on, _now(sweep, folders))), time.sleep)
+
+
+def _written_there(address: str, page: Callable[[Path], Path]) -> str:
+    """Writes a page to an address, of which a browser gets it as a page; returns the address."""
+    from trainer.data.store import put
+
+    with tempfile.TemporaryDirectory() as aside:
+        put(page(Path(aside, "page.html")), address)
+    return address
 
 
 def _sweep(names: Sequence[str]) -> Path | None:

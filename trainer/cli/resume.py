@@ -8,12 +8,15 @@ import click
 from trainer.cli.options import Command, hosts_option, length_options, nproc_option, run_argument
 from trainer.errors import InputError
 from trainer.launch.submission import find_run, read_record
-from trainer.run.layout import ARTEFACTS, ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
+from trainer.run.find import HERE
+from trainer.run.layout import ARTEFACTS, COPY_FILE, ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
 from trainer.run.lock import who_holds
 from trainer.run.start_record import ranks_before, read_start
-from trainer.safe_io.plain import read_json
+from trainer.safe_io.plain import read_json, read_plain
+from trainer.text.live import progress
+from trainer.text.masking import MASK
 from trainer.text.paste import word
-from trainer.text.terminal import say
+from trainer.text.terminal import one_line, say
 from trainer.text.wording import many
 
 if TYPE_CHECKING:
@@ -40,18 +43,22 @@ def command(
     again, to the same scheduler. One of this machine gets as many ranks as before, unless --nproc or --hosts
     says otherwise.
 
+    RUN may be the copy of a run, in a folder or at an address, which checkpoint.copy_to has made: its newest
+    whole checkpoint is fetched into ./runs, and the run goes on there.
+
     Examples:
       clipship resume first-run
       clipship resume runs/first-run --nproc 2
       clipship resume first-run --longer epochs=40
       clipship resume first-run --shorter steps=6000
       clipship resume /scratch/runs/cc3m-vit-b-32 --hosts node1:4,node2:4
+      clipship resume s3://bucket/prefix/cc3m-vit-b-32 --nproc 8
     """
     from trainer.cli.run import command as run_here
     from trainer.cli.submit import command as submit
     from trainer.plan.new_length import one_length, with_length
 
-    folder = find_run(run)
+    folder = _fetched(run) if _is_copy(run) else find_run(run)
     submission = read_record(folder)
     length = one_length(longer, shorter)
     job_path = _job_path(folder, may_be_done=length is not None)
@@ -80,6 +87,37 @@ def command(
         longer=longer,
         shorter=shorter,
     )
+
+
+def _is_copy(run: str) -> bool:
+    """Returns whether RUN is the copy of a run, and not its folder."""
+    return "://" in run or (Path(run) / COPY_FILE).is_file()
+
+
+def _fetched(address: str) -> Path:
+    """Fetches the copy of a run into the folder of its name in ./runs; returns that folder.
+
+    Raises InputError if a run is there already, if no copy of a checkpoint is whole, or if the job lacks a
+    secret.
+    """
+    from trainer.copies.copied_run import CopiedRun
+
+    address = address.rstrip("/")
+    out = HERE / address.rpartition("/")[2]
+    if out.exists():
+        raise InputError(
+            f"{out} is there already: `clipship resume {word(out)}` goes on in it; to fetch {address}, move "
+            "it away first"
+        )
+    with progress(f"fetching {one_line(address)}", "fetched", "byte") as done:
+        newest = CopiedRun(address).fetch(out, done)
+    say(f"{out}: fetched {newest} from {address}")
+    if MASK in read_plain(out / JOB_FILE):
+        raise InputError(
+            f"{out / JOB_FILE} has {MASK} in place of a secret, which no copy has: write it there, then "
+            f"`clipship resume {word(out)}` goes on"
+        )
+    return out
 
 
 def _job_path(folder: Path, *, may_be_done: bool) -> Path:

@@ -27,10 +27,10 @@ def command(run: str, wide: bool, as_json: bool) -> int:
 
     The object of --json has run and state: none (no rank has started), starting, alive, quiet (silent for
     longer than usual), dead or ended; done, last_sign (seconds since the epoch), step, steps, epoch (from
-    0), loss, samples_per_s, left_s, evaluation, checkpoint (step, path), taken_s, gpu_hours, energy_j,
-    useful_share, lost_s (cause -> seconds), reading (requests, bytes, wait_s, cache_hits of all ranks),
-    restarts, end (exit_code, reason, rank, node, time) and remarks. What is not known is null. A run that was
-    submitted also has scheduler: its name, its id and its answer.
+    0), loss, samples_per_s, left_s, evaluation, checkpoint (step, path), copies (to, step, behind, failed),
+    taken_s, gpu_hours, energy_j, useful_share, lost_s (cause -> seconds), reading (requests, bytes, wait_s,
+    cache_hits of all ranks), restarts, end (exit_code, reason, rank, node, time) and remarks. What is not
+    known is null. A run that was submitted also has scheduler: its name, its id and its answer.
 
     Examples:
       clipship status runs/first-run

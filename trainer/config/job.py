@@ -19,6 +19,7 @@ from trainer.config.resources import Resources
 from trainer.config.results import EMA, Checkpoint, Eval, Logging
 from trainer.config.sections import SECTIONS
 from trainer.config.storage import addressed
+from trainer.config.stores import store_of
 from trainer.config.timeouts import Timeouts
 from trainer.config.training import Model, Optim
 from trainer.config.types import (
@@ -91,8 +92,10 @@ class Job(Section):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The names of data that may be addresses of object storage."""
-        return (*self.data.train, *self.eval.retrieval, *self.eval.zero_shot)
+        """The names that may be addresses of object storage."""
+        others = (self.checkpoint.copy_to, self.eval.class_names, self.eval.templates)
+        single = (name for name in others if isinstance(name, str))
+        return (*self.data.train, *self.eval.retrieval, *self.eval.zero_shot, *single)
 
     @property
     def in_image(self) -> bool:
@@ -125,6 +128,11 @@ class Job(Section):
     @model_validator(mode="after")
     def _storage_has_its_keys(self) -> "Job":
         addressed(self.data.storage, self.addresses)
+        if self.data.storage.anonymous and self.checkpoint.copy_to and store_of(self.checkpoint.copy_to):
+            raise ValueError(
+                "data.storage.anonymous = true asks without keys, and checkpoint.copy_to is written with "
+                "keys: remove one of the two"
+            )
         return self
 
     @model_validator(mode="after")

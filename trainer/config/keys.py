@@ -109,19 +109,19 @@ def walk(section: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, FieldI
             yield from walk(inner, key)
 
 
-def with_paths_from(section: AnySection, base: Path) -> AnySection:
+def with_paths_from(section: AnySection, base: Path, within: Key = ()) -> AnySection:
     """Returns a copy of the section in which relative paths are joined to `base` (absolute). Idempotent.
 
-    Raises InputError for a path that no file system can have.
+    `within` is the section's own key. Raises InputError for a path that no file system can have.
     """
     changes: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value, mark = getattr(section, name), path_of(field)
         absolute = value
         if mark is not None:
-            absolute = resolved(value, mark, base)
+            absolute = resolved(value, mark, base, (*within, name))
         elif isinstance(value, Section) and _has_paths(type(value)):
-            absolute = with_paths_from(value, base)
+            absolute = with_paths_from(value, base, (*within, name))
         if absolute != value:
             changes[name] = absolute  # what the file leaves out stays absent
     return section.model_copy(update=changes)
@@ -149,15 +149,23 @@ def _texts(value: object, mark: JobPath) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, tuple) and mark.lists else ()
 
 
-def resolved(value: object, mark: JobPath, base: Path) -> object:
-    """Returns a key's value with its relative paths joined to `base`, which is absolute."""
+def resolved(value: object, mark: JobPath, base: Path, key: Key) -> object:
+    """Returns a key's value with its relative paths joined to `base`, which is absolute.
+
+    Raises InputError for a path that no file system can have, and for an address where a path must be.
+    """
     if isinstance(value, tuple) and mark.lists:
-        return tuple(resolved(text, mark, base) for text in value)
+        return tuple(resolved(text, mark, base, key) for text in value)
     if not isinstance(value, str) or not mark.when(value) or (mark.kind == "patterns" and is_remote(value)):
         return value
     plain = os.path.expanduser(value) if value.startswith("~/") else value
     if mark.kind == "patterns":
         return os.path.join(_escaped(base), plain)
+    if "://" in value:
+        raise InputError(
+            f"{'.'.join(key)}: {one_line(masked(value))[:80]} is an address, and this key takes a path: give "
+            f"a {mark.kind} that this machine and the ranks see"
+        )
     _refuse_long(value)
     return str(base / plain)
 

@@ -17,7 +17,7 @@ from trainer.config.overrides import Override, apply_overrides, parse_overrides
 from trainer.config.toml_lines import Key, Lines, line_of_a_long_key
 from trainer.errors import InputError
 from trainer.safe_io.plain import open_regular
-from trainer.text.masking import masked_values
+from trainer.text.masking import looks_secret, masked_values
 from trainer.text.paste import word
 from trainer.text.wording import many
 
@@ -54,6 +54,15 @@ def job_from_table(table: dict[str, Any], origin: str, overrides: Sequence[str] 
 def dump_job(job: Job) -> str:
     """Returns TOML text that loads to an equal job; unset keys are left out, defaults are written."""
     return _RESOLVED + tomli_w.dumps(job.model_dump(exclude_none=True))
+
+
+def dump_without_secrets(job: Job) -> str:
+    """Returns the text of `dump_job` for a place that others may read.
+
+    Variables of [env] that look like secrets are left out, and other such values are masked.
+    """
+    env = {name: value for name, value in job.env.items() if not looks_secret(name, value)}
+    return _RESOLVED + tomli_w.dumps(masked_values({**job.model_dump(exclude_none=True), "env": env}))
 
 
 def own_keys(job: Job, *, but_defaults: bool = False) -> dict[str, Any]:

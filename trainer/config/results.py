@@ -6,7 +6,18 @@ from typing import Annotated, Literal
 from pydantic import field_validator, model_validator
 
 from trainer.config.keys import JobPath, OnlyIf
-from trainer.config.types import AboveZero, Positive, Section, Text, is_stream, optional_section
+from trainer.config.stores import STORES, store_of
+from trainer.config.types import (
+    AboveZero,
+    Positive,
+    Seconds,
+    Section,
+    Text,
+    is_remote,
+    is_stream,
+    optional_section,
+)
+from trainer.text.masking import masked
 
 EMA = "ema_"
 """Begin of the names of metrics of the weights' moving average."""
@@ -36,13 +47,18 @@ def is_checkpoint(name: str) -> bool:
     return name not in ("auto", "never")
 
 
+def is_folder(name: str) -> bool:
+    """Returns whether `checkpoint.copy_to` is a path, and not an address of object storage."""
+    return not is_remote(name)
+
+
 NAMED_SET = "set:"
 """Beginning of an `eval.templates` or `eval.class_names` that names a set of words."""
 
 
 def is_file_of_words(name: str) -> bool:
-    """Returns whether `eval.templates` or `eval.class_names` is a path, and not the name of a set."""
-    return not name.startswith(NAMED_SET)
+    """Returns whether `eval.templates` or `eval.class_names` is a path, and no set and no address."""
+    return not name.startswith(NAMED_SET) and not is_remote(name)
 
 
 def _are_shards(names: tuple[str, ...]) -> bool:
@@ -62,6 +78,7 @@ _WITH_CLASSES = OnlyIf(
 _IN_SHARDS = OnlyIf(
     lambda job: _are_shards(job.eval.zero_shot), "the folders of eval.zero_shot are the classes"
 )
+_WITH_COPIES = OnlyIf(lambda job: job.checkpoint.copy_to is not None, "there is no checkpoint.copy_to")
 _WITH_WANDB = OnlyIf(lambda job: job.logging.wandb != "off", 'logging.wandb is "off"')
 
 
@@ -109,9 +126,31 @@ class Checkpoint(Section):
     every_rank_writes: bool = False
     """Let each rank write its part of the optimizer's state: for large models on a parallel file system that
     all ranks share."""
+    copy_to: Annotated[Text | None, JobPath("folder", when=is_folder, made=True)] = None
+    """Place that gets a copy of each whole checkpoint in the background, such as "s3://bucket/prefix", or a
+    folder of another file system; the run's copies are in a folder of its name there. It keeps as many as
+    `keep` and `best` say. [data.storage] says how it is reached. None: nothing is copied."""
+    copy_wait_s: Annotated[Seconds, _WITH_COPIES] = 600.0
+    """Longest that the end of the run waits for its last copy, within three quarters of
+    timeouts.checkpoint_s. A run that is asked to stop waits at most 10 s: its next start copies."""
     on_failure: Literal["continue", "stop"] = "continue"
     """Reaction if a checkpoint cannot be written, for example to a full disk. continue: report it and go on,
     keeping the previous one; stop: end the run. A failure of the last checkpoint always ends the run."""
+
+    @field_validator("copy_to")
+    @classmethod
+    def _a_place(cls, value: str | None) -> str | None:
+        if value is None or is_folder(value):
+            return value
+        row = store_of(value)
+        if row is None:
+            known = ", ".join(row.addresses for row in STORES)
+            raise ValueError(
+                f"must be a folder, or an address that begins with {known} (given {masked(value)[:80]!r})"
+            )
+        if not value.partition("://")[2].strip("/"):
+            raise ValueError(f"lacks the bucket: write it as {row.protocols[0]}://BUCKET/PREFIX")
+        return value.rstrip("/")
 
 
 class Eval(Section):
@@ -123,25 +162,26 @@ class Eval(Section):
     """Evaluate at the end of every N-th epoch, in addition to the end."""
     retrieval: Annotated[tuple[Text, ...], JobPath("patterns")] = ()
     """Shards or tables of captioned images for retrieval in both directions, with the keys and columns of
-    [data]; empty: no retrieval. All captions of a sample count, and so do all rows of a table that name the
-    same image."""
+    [data], here or at addresses; empty: no retrieval. All captions of a sample count, and so do all rows of
+    a table that name the same image."""
     zero_shot: Annotated[tuple[Text, ...], JobPath("patterns")] = ()
     """Shards of labelled images for zero-shot classification, or one folder with a folder of images for each
-    class; empty: none."""
+    class; empty: none. Shards may lie at addresses, as those of data.train."""
     class_key: Annotated[Text, _WITH_ZERO_SHOT, _IN_SHARDS] = "cls"
     """Ending of the member that holds the class number, counted from 0."""
     class_names: Annotated[
         Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False), _WITH_ZERO_SHOT
     ] = ()
-    """Class names in the order of their numbers, a file with one per line, or "set:imagenet": open_clip's
-    names of ImageNet's 1,000 classes, in the order of the folders' WordNet numbers. The classes of a folder
-    are numbered in the order of its subfolders' names; if this is empty, those names are the class names ("_"
-    reads as a space)."""
+    """Class names in the order of their numbers, a file or an address with one per line, or "set:imagenet":
+    open_clip's names of ImageNet's 1,000 classes, in the order of the folders' WordNet numbers. The classes
+    of a folder are numbered in the order of its subfolders' names; if this is empty, those names are the
+    class names ("_" reads as a space)."""
     templates: Annotated[
         Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False), _WITH_CLASSES
     ] = ("a photo of a {}.",)
-    """Sentences with `{}` for the class name, a file with one per line, or a set by its name: "set:chinese",
-    "set:english", and "set:imagenet", open_clip's 80 sentences. Their features are averaged."""
+    """Sentences with `{}` for the class name, a file or an address with one per line, or a set by its name:
+    "set:chinese", "set:english", and "set:imagenet", open_clip's 80 sentences. Their features are
+    averaged."""
     batch_size: Annotated[Positive, _WITH_ANY] = 64
     """Images, or texts, in one forward pass."""
     on_failure: Literal["continue", "stop"] = "continue"
@@ -170,6 +210,12 @@ class Eval(Section):
         if streams:
             raise ValueError(
                 f"{streams[0]} is a stream, and ranks cannot share the samples of a stream: give shards"
+            )
+        folders = [name for name in self.zero_shot if is_remote(name) and "." not in name.rpartition("/")[2]]
+        if folders:
+            raise ValueError(
+                f"zero_shot: {masked(folders[0])} is no shard, and folders of images are read from file "
+                "systems only: give a folder there, or shards (.tar), which may lie at addresses"
             )
         if any(name.endswith(".tar") for name in self.zero_shot) and not self.class_names:
             raise ValueError("zero_shot needs class_names")

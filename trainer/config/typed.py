@@ -21,7 +21,7 @@ from trainer.config.types import Section
 def from_here(overrides: Sequence[str]) -> tuple[str, ...]:
     """Returns the `key=value` texts with relative paths joined to the current folder. Idempotent.
 
-    Raises InputError for a text of another form, and for a path that no file system can have.
+    Raises InputError for a text of another form, and as `resolved` does.
     """
     changes = parse_overrides(overrides)
     return tuple(_absolute(text, change) for text, change in zip(overrides, changes, strict=True))
@@ -45,7 +45,7 @@ def _resolved(value: Any, key: Key) -> Any:
         mark is None or not value or (isinstance(value, list) and "" in value)
     ):  # empty texts are refused later
         return value
-    absolute = resolved(tuple(value) if isinstance(value, list) else value, mark, Path.cwd())
+    absolute = resolved(tuple(value) if isinstance(value, list) else value, mark, Path.cwd(), key)
     return list(absolute) if isinstance(absolute, tuple) else absolute
 
 

@@ -7,10 +7,12 @@ import email.utils
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from trainer.config.stores import store_of
 
+Purpose = Literal["read", "write"]
+"""Purpose for which a store is asked."""
 MOST_WAIT_S = 30.0
 """Longest wait that a store may ask for: a rank that waits for its data has a limit, too."""
 _NO_KEYS = frozenset(
@@ -49,7 +51,7 @@ def is_denied(path: str, error: Exception) -> bool:
     )
 
 
-def denied_text(path: str, error: Exception) -> str:
+def denied_text(path: str, error: Exception, purpose: Purpose = "read") -> str:
     """Returns what is wrong with an address whose store denies access, and what to do."""
     row = store_of(path)
     told = " ".join(str(error).split())[:200]
@@ -57,9 +59,10 @@ def denied_text(path: str, error: Exception) -> str:
         return (
             f"{path}: the server denies access ({told}): it wants an address that is signed, or another user"
         )
+    public = "; a public bucket wants data.storage.anonymous = true" if purpose == "read" else ""
     return (
-        f"{path}: {row.name} denies access ({told}): give the ranks keys that may read it ({row.keys}); a "
-        "public bucket wants data.storage.anonymous = true"
+        f"{path}: {row.name} denies access ({told}): give the ranks keys that may {purpose} it "
+        f"({row.keys}){public}"
     )
 
 

@@ -6,7 +6,7 @@ Storage that fails for a while is asked again. Imports no torch.
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from trainer.config import is_remote
 from trainer.config.stores import store_of
-from trainer.data.answers import asked_wait_s, denied_text, is_absent, is_beyond_end, is_denied
+from trainer.data.answers import Purpose, asked_wait_s, denied_text, is_absent, is_beyond_end, is_denied
 from trainer.data.hops import Hopping
 from trainer.data.reading import TALLY, Reading, counted
 from trainer.data.storage import client_options, installed_by
@@ -33,6 +33,7 @@ STORE_WAITS_S: Sequence[float] = (*WAITS_S, 8.0, 8.0, 8.0)
 """Those where data lie behind an address, whose server may be started anew meanwhile."""
 
 
+_DONE: Mapping[Purpose, str] = {"read": "read", "write": "written"}
 _WERE_GOOD = (
     "they were good before, so they have expired or were withdrawn: with new ones the run goes on from its "
     "last checkpoint"
@@ -133,9 +134,13 @@ class Files:
 
 
 def persistent(
-    path: str, read: Callable[[], Result], waits_s: Sequence[float] | None = None, was_there: bool = False
+    path: str,
+    read: Callable[[], Result],
+    waits_s: Sequence[float] | None = None,
+    was_there: bool = False,
+    purpose: Purpose = "read",
 ) -> Result:
-    """Returns the result of `read`, which is retried after each of the pauses.
+    """Returns the result of `read`, which is retried after each of the pauses, or writes, as `purpose` says.
 
     Raises StorageError, which names the file, if no attempt succeeds. A file that does not exist is an
     InputError, unless it `was_there`.
@@ -147,8 +152,9 @@ def persistent(
         return not _will_not_pass(path, error) and (was_there or not is_denied(path, error))
 
     def tell(error: Exception, wait_s: float) -> None:
-        log.info("%s cannot be read (%r): trying again in %g s", path, error, wait_s)
-        TALLY.add(Reading(wait_s=wait_s))
+        log.info("%s cannot be %s (%r): trying again in %g s", path, _DONE[purpose], error, wait_s)
+        if purpose == "read":
+            TALLY.add(Reading(wait_s=wait_s))
         if is_denied(path, error):
             _forget_keys(path)
 
@@ -157,7 +163,9 @@ def persistent(
     except Exception as error:
         if _will_not_pass(path, error):
             raise
-        raise _unreadable(path, error, waits_s, was_there) from error
+        if is_denied(path, error):  # whoever asks again later may have been given others
+            _forget_keys(path)
+        raise _unreadable(path, error, waits_s, was_there, purpose) from error
 
 
 def _waits(path: str) -> Sequence[float]:
@@ -216,15 +224,22 @@ def _will_not_pass(path: str, error: Exception) -> bool:
     )
 
 
-def _unreadable(path: str, error: Exception, waits_s: Sequence[float], was_there: bool = False) -> InputError:
+def _unreadable(
+    path: str,
+    error: Exception,
+    waits_s: Sequence[float],
+    was_there: bool = False,
+    purpose: Purpose = "read",
+) -> InputError:
     if isinstance(error, InputError):
         return error
     tries = f" after {len(waits_s) + 1} attempts in {sum(waits_s):.0f} s" if waits_s else ""
     if is_denied(path, error):
-        text = denied_text(path, error)
+        text = denied_text(path, error, purpose)
         return StorageError(f"{text}; {_WERE_GOOD}") if was_there else InputError(text)
     kind = InputError if is_absent(error) and not was_there else StorageError
-    return kind(f"{path}: cannot be read{tries}: {getattr(error, 'strerror', None) or repr(error)}")
+    why = getattr(error, "strerror", None) or repr(error)
+    return kind(f"{path}: cannot be {_DONE[purpose]}{tries}: {why}")
 
 
 def stamp(path: str) -> Stamp:
@@ -232,7 +247,7 @@ def stamp(path: str) -> Stamp:
     if not is_remote(path):
         status = os.stat(path)
         return Stamp(status.st_size, str(status.st_mtime_ns))
-    info = _remote(path).info(path)
+    info = file_system(path).info(path)
     changed = next(
         (str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "updated") if info.get(name)),
         "",
@@ -266,7 +281,7 @@ def fetch(url: str, most_bytes: int) -> bytes:
 
 def _opened(path: str) -> Any:
     """Returns fsspec's file behind an address, whose requests are counted."""
-    file = _remote(path).open(path, "rb", block_size=READ_AHEAD, cache_type="readahead")
+    file = file_system(path).open(path, "rb", block_size=READ_AHEAD, cache_type="readahead")
     if cache := getattr(file, "cache", None):  # a file that cannot seek has none
         cache.fetcher = counted(cache.fetcher)
     return file
@@ -278,7 +293,7 @@ def _part(path: str, offset: int, size: int) -> bytes:
     Raises OSError if less has come of it than there is.
     """
     try:
-        content = cast(bytes, _remote(path).cat_file(path, start=offset, end=offset + size))
+        content = cast(bytes, file_system(path).cat_file(path, start=offset, end=offset + size))
     except Exception as error:
         if not is_beyond_end(error):
             raise
@@ -295,11 +310,11 @@ def _part(path: str, offset: int, size: int) -> bytes:
 
 def _forget_keys(path: str) -> None:
     """Makes the next request with a new client, which looks for keys again: others may lie there by then."""
-    type(_remote(path)).clear_instance_cache()
+    type(file_system(path)).clear_instance_cache()
 
 
-def _remote(path: str) -> Any:
-    """Returns fsspec's file system for the URL, the same object for each call in a process.
+def file_system(path: str) -> Any:
+    """Returns fsspec's file system for a URL or a path, the same object for each call in a process.
 
     Raises InputError if a package for it is missing.
     """

@@ -1,8 +1,9 @@
 """Packs a table into WebDataset shards, in parallel: the same bytes for the same table. No torch.
 
 An interrupted run is continued. Shards are made in a folder beside the one asked for. Each is renamed when it
-is complete, and the folder when all are there. `sizes.json` beside the shards gives the number of samples in
-each; `clipship check` reads it, as other loaders do.
+is complete, and the folder when all are there. To an address each goes when it is complete, and is removed
+here; `sizes.json` comes last. It gives the number of samples in each shard; `clipship check` reads it, as
+other loaders do.
 """
 
 import io
@@ -20,17 +21,25 @@ from pathlib import Path
 
 from PIL import Image
 
-from trainer.config import Data
+from trainer.config import Data, is_remote
 from trainer.data.files import read_file
 from trainer.data.image_cells import image_bytes
 from trainer.data.index import FOLDER, index_shards, stale, write_catalogue
 from trainer.data.pack_rows import IMAGE_ENDINGS, PackRow, Rows, allowed_endings, ending_of, rows_of_table
 from trainer.data.pictures import decode, format_of_bytes
 from trainer.data.sample import MOST_BYTES, BadSample, RawSample, check_file
-from trainer.data.shard_files import SIZES, PackedSample, check_replaceable, sample_sizes, write_shard
+from trainer.data.shard_files import (
+    SIZES,
+    PackedSample,
+    check_replaceable,
+    is_packed,
+    refuse_to_replace,
+    write_shard,
+)
+from trainer.data.store import names, put, remove
 from trainer.data.tar import Selection
 from trainer.errors import InputError
-from trainer.safe_io.atomic import write_json, write_whole
+from trainer.safe_io.atomic import json_text, write_json, write_whole
 from trainer.sysinfo.parent import end_with_parent
 
 BAD_ROWS = "bad-rows.tsv"
@@ -62,6 +71,8 @@ class Job:
     count: int
     """Number of its rows."""
     recipe: Recipe
+    address: str | None = None
+    """Address to which the shard goes; None if it stays."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +80,13 @@ class Packed:
     """The shards, and the rows that were left out, each with its place and the reason."""
 
     shards: list[Path]
+    """Paths of the shards; their names alone if they went to an address."""
     bad: list[tuple[str, str]]
 
 
 def pack(
     table: Path,
-    out: Path,
+    out: Path | str,
     *,
     samples_per_shard: int = 1000,
     shard_mb: float | None = None,
@@ -84,7 +96,9 @@ def pack(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Packed:
-    """Packs the table's rows, in order, as shards into the folder `out`; if that fails, `out` is as it was.
+    """Packs the table's rows, in order, as shards into `out`; if that fails, a folder is as it was.
+
+    `out` is a folder, or as a text an address of object storage, which gets each shard when it is complete.
 
     A row becomes a sample; each of its captions is a line, and further columns become its JSON. `data` names
     the columns; by default they are those of a job. `shard_mb` cuts by the size of the images (in MB) instead
@@ -93,22 +107,35 @@ def pack(
     caption and for images that are missing or whose ending no job expects.
     """
     recipe = recipe or Recipe()
-    check_replaceable(out, force)
+    address = out if isinstance(out, str) and is_remote(out) else None
+    out = Path(address.rpartition("/")[2] if address else out)
+    if not address:
+        check_replaceable(out, force)
     rows = rows_of_table(table, data or Data(train=(str(table),)))
     if problems := list(rows.problems(any_ending=recipe.resize is not None, skip_bad=recipe.skip_bad)):
         raise InputError("\n".join(problems))
     beside = out.parent / f".{out.name}.partial"
-    jobs = list(_jobs(rows, beside, _cuts(rows, samples_per_shard, shard_mb), recipe))
-    _begin(beside, rows, recipe, [job.count for job in jobs])
+    jobs = list(_jobs(rows, beside, _cuts(rows, samples_per_shard, shard_mb), recipe, address))
+    plan = _plan(rows, recipe, [job.count for job in jobs], address)
+    if address and not _is_begun(beside, plan):
+        _clear(address, force)
+    _begin(beside, plan)
     bad = _run(jobs, processes, lambda done: progress(done, len(rows)) if progress else None)
-    _finish(beside, [job.path for job in jobs], bad)
+    if address:
+        _finish_there(beside, address, jobs, bad)
+        return Packed([Path(job.path.name) for job in jobs], bad)
+    _finish(beside, jobs, bad)
     _replace(out, beside)
     return Packed([out / job.path.name for job in jobs], bad)
 
 
-def _jobs(rows: Rows, folder: Path, cuts: Sequence[int], recipe: Recipe) -> Iterator[Job]:
+def _jobs(
+    rows: Rows, folder: Path, cuts: Sequence[int], recipe: Recipe, address: str | None
+) -> Iterator[Job]:
     for number, (begin, end) in enumerate(pairwise(cuts)):
-        yield Job(folder / f"shard-{number:06d}.tar", rows.part(begin, end), end - begin, recipe)
+        name = f"shard-{number:06d}.tar"
+        to = f"{address}/{name}" if address else None
+        yield Job(folder / name, rows.part(begin, end), end - begin, recipe, to)
 
 
 def _cuts(rows: Rows, samples: int, shard_mb: float | None) -> list[int]:
@@ -124,18 +151,28 @@ def _cuts(rows: Rows, samples: int, shard_mb: float | None) -> list[int]:
     return [*cuts, len(rows)]
 
 
-def _begin(beside: Path, rows: Rows, recipe: Recipe, sizes: Sequence[int]) -> None:
-    """Continues in the folder of an interrupted run of the same rows and recipe; else begins anew."""
-    content = repr((rows.identity, sizes, recipe)).encode()
-    plan = json.dumps(
+def _plan(rows: Rows, recipe: Recipe, sizes: Sequence[int], address: str | None) -> str:
+    """Returns a text that differs for other rows, another recipe or another address."""
+    content = repr((rows.identity, sizes, recipe, *([address] if address else []))).encode()
+    return json.dumps(
         {
             "rows": len(rows),
             "recipe": asdict(recipe),
+            "reports": "samples",  # those of an older Clipship have none
             "digest": blake2b(content, digest_size=16).hexdigest(),
         }
     )
+
+
+def _is_begun(beside: Path, plan: str) -> bool:
+    """Returns whether the folder is that of an interrupted run of the same plan."""
+    return (beside / PLAN).exists() and (beside / PLAN).read_text() == plan
+
+
+def _begin(beside: Path, plan: str) -> None:
+    """Continues in the folder of an interrupted run of the same plan; else begins anew."""
     try:
-        if not (beside / PLAN).exists() or (beside / PLAN).read_text() != plan:
+        if not _is_begun(beside, plan):
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
             write_whole(beside / PLAN, plan)
@@ -153,7 +190,7 @@ def _run(jobs: Sequence[Job], processes: int, progress: Callable[[int], None]) -
         for job, _ in zip(wanted, each(_make, wanted), strict=True):
             done += job.count
             progress(done)
-    return [(origin, why) for job in jobs for origin, why in json.loads(_report(job).read_text())]
+    return [(origin, why) for job in jobs for origin, why in json.loads(_report(job).read_text())["bad"]]
 
 
 @contextmanager
@@ -168,15 +205,18 @@ def _mapper(processes: int) -> Iterator[Callable[..., Iterator[None]]]:
 
 
 def _make(job: Job) -> None:
-    """Writes one shard, whole, then its report.
+    """Writes one shard, whole, to its address if it has one, then its report.
 
-    The report lists the rows that were left out and marks the shard as complete.
+    The report has the number of samples, lists the rows that were left out, and marks the shard as complete.
     """
     bad: list[tuple[str, str]] = []
     beside = job.path.with_suffix(".writing")
-    write_shard(_samples(job, bad), beside)
+    samples = write_shard(_samples(job, bad), beside)
     os.replace(beside, job.path)
-    write_whole(_report(job), json.dumps(bad))
+    if job.address:
+        put(job.path, job.address)
+        job.path.unlink()
+    write_whole(_report(job), json.dumps({"samples": samples, "bad": bad}))
 
 
 def _report(job: Job) -> Path:
@@ -241,11 +281,43 @@ def _content(row: PackRow) -> tuple[str, bytes]:
     )
 
 
-def _finish(beside: Path, shards: Sequence[Path], bad: Sequence[tuple[str, str]]) -> None:
-    """Writes sizes, the list of bad rows and the index; removes files that only this run needed."""
-    write_json(beside / SIZES, {path.name: sample_sizes(path) for path in shards})
+def _sizes_of(jobs: Sequence[Job]) -> dict[str, int]:
+    return {job.path.name: json.loads(_report(job).read_text())["samples"] for job in jobs}
+
+
+def _bad_rows(bad: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"{origin}\t{' '.join(why.split())}\n" for origin, why in bad)
+
+
+def _clear(address: str, force: bool) -> None:
+    """Raises InputError unless nothing is at the address, or only packed shards that `force` replaces.
+
+    Their sizes go first: without them nobody takes what is there for a whole set.
+    """
+    held = names(address)
+    refuse_to_replace(address, held, force)
+    if SIZES in held:
+        remove(f"{address}/{SIZES}")
+
+
+def _finish_there(beside: Path, address: str, jobs: Sequence[Job], bad: Sequence[tuple[str, str]]) -> None:
+    """Removes what other shards left there; writes the list of bad rows, then the sizes."""
+    sizes = _sizes_of(jobs)
+    for name in filter(is_packed, names(address)):
+        if name not in sizes:
+            remove(f"{address}/{name}")
     if bad:
-        write_whole(beside / BAD_ROWS, "".join(f"{origin}\t{' '.join(why.split())}\n" for origin, why in bad))
+        put(_bad_rows(bad).encode(), f"{address}/{BAD_ROWS}")
+    put((json_text(sizes, indent=2) + "\n").encode(), f"{address}/{SIZES}")
+    shutil.rmtree(beside, ignore_errors=True)
+
+
+def _finish(beside: Path, jobs: Sequence[Job], bad: Sequence[tuple[str, str]]) -> None:
+    """Writes sizes, the list of bad rows and the index; removes files that only this run needed."""
+    shards = [job.path for job in jobs]
+    write_json(beside / SIZES, _sizes_of(jobs))
+    if bad:
+        write_whole(beside / BAD_ROWS, _bad_rows(bad))
     selection = Selection(IMAGE_ENDINGS, "txt")
     new = stale([str(path) for path in shards], selection, beside / FOLDER)
     write_catalogue(beside / FOLDER, selection, index_shards(new, selection, beside / FOLDER))

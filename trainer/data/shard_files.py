@@ -5,13 +5,11 @@ No torch, so no webdataset, which imports it.
 
 import io
 import os
-import shutil
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from secrets import token_hex
 
 from trainer.data.index import FOLDER
 from trainer.errors import InputError
@@ -49,42 +47,23 @@ def write_shard(samples: Iterable[PackedSample], path: Path) -> int:
     return count
 
 
-def sample_sizes(shard: Path) -> int:
-    """Returns the number of samples in a shard that `write_shard` wrote."""
-    with tarfile.open(shard, "r:") as tar:
-        return len({name.partition(".")[0] for name in tar.getnames()})
-
-
-@contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
-    """Yields a folder to fill; it is renamed to `out` if the block succeeds and removed if it fails."""
-    beside = out.parent / f".{out.name}.partial-{token_hex(4)}"
-    try:
-        beside.mkdir(parents=True)
-    except OSError as error:
-        raise InputError(
-            f"{out}: cannot be written: {error.strerror} ({error.filename}); choose another folder"
-        ) from error
-    try:
-        yield beside
-        beside.rename(out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
 def check_replaceable(out: Path, force: bool) -> None:
     """Raises InputError if the folder is not empty, unless `force` is set and it holds only packed shards."""
     if not out.exists():
         return
     if not out.is_dir():
         raise InputError(f"{out} is a file: give a folder that is new or empty")
-    held = sorted(path.name for path in out.iterdir())
-    packed = (SIZES, FOLDER, "bad-rows.tsv")
-    foreign = [
-        name
-        for name in held
-        if name not in packed and not (name.startswith("shard-") and name.endswith(".tar"))
-    ]
+    refuse_to_replace(str(out), sorted(path.name for path in out.iterdir()), force)
+
+
+def is_packed(name: str) -> bool:
+    """Returns whether a name is that of a packed shard, or of a file beside it."""
+    return name in (SIZES, FOLDER, "bad-rows.tsv") or (name.startswith("shard-") and name.endswith(".tar"))
+
+
+def refuse_to_replace(out: str, held: Sequence[str], force: bool) -> None:
+    """Raises InputError if names are held there, unless `force` is set and all are of packed shards."""
+    foreign = [name for name in held if not is_packed(name)]
     if held and (foreign or not force):
         shown = ", ".join((foreign or held)[:3])
         way_out = (

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
 
-from trainer.config import Data
+from trainer.config import Data, is_remote
 from trainer.config.caption_template import Template, filled, parse_template
 from trainer.config.filters import Filter, parse_filter
 from trainer.data.bad_samples import Allowed
@@ -226,7 +226,16 @@ def _with_rows(table: Table, kept: Sequence[int], bad: tuple[BadSample, ...]) ->
 
 def read_all_rows(path: str | Path, columns: TableColumns, keep_others: bool = False) -> Table:
     """Reads a table as `read_table` does, with the rows that lack an image or a caption."""
-    return _read_cells(Path(path), columns, keep_others)
+    return _read_cells(_path(path), columns, keep_others)
+
+
+def _path(path: str | Path) -> Path:
+    if is_remote(str(path)):
+        raise InputError(
+            f"{path}: tables of text (.csv, .tsv) are read from file systems only: write it as .parquet, "
+            "which may lie at an address, or pack it into shards (`clipship pack`)"
+        )
+    return Path(path)
 
 
 def read_table(path: str | Path, columns: TableColumns, keep_others: bool = False) -> Table:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from trainer.data.shard_files import PackedSample, whole_folder, write_shards
+from trainer.data.shard_files import PackedSample, write_shards
+from trainer.safe_io.folders import whole_folder
 
 
 @dataclass(frozen=True)

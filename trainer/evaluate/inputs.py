@@ -3,14 +3,18 @@
 Names and templates come from the job, a file or folders. Imports no torch.
 """
 
+import errno
+import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.config import Eval, Job
+from trainer.config import Eval, Job, is_remote
 from trainer.config.results import NAMED_SET
 from trainer.data.check import check_data
 from trainer.data.image_folder import class_folders, image_folder, spoken
 from trainer.data.shard_names import expand_key
+from trainer.data.store import read
 from trainer.errors import InputError
 from trainer.evaluate.template_sets import NotInstalled, class_name_set, template_set
 from trainer.text.wording import many
@@ -74,14 +78,15 @@ def _takes_a_name(template: str) -> bool:
 
 
 def lines(given: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the entries themselves, or the lines of the file that a text names.
+    """Returns the entries themselves, or the lines of the file that a text names, here or at an address.
 
     Raises InputError if the file cannot be read or a line is empty.
     """
     if isinstance(given, tuple):
         return given
     try:
-        text = Path(given).read_text(encoding="utf-8-sig").rstrip()
+        with io.TextIOWrapper(io.BytesIO(_content(given)), encoding="utf-8-sig") as file:
+            text = file.read().rstrip()
     except OSError as problem:
         raise InputError(
             f"{given} cannot be read ({problem.strerror}): "
@@ -95,6 +100,14 @@ def lines(given: str | tuple[str, ...]) -> tuple[str, ...]:
             f"{given}:{entries.index('') + 1}: this line is empty; each line must hold one entry"
         )
     return entries
+
+
+def _content(given: str) -> bytes:
+    if not is_remote(given):
+        return Path(given).read_bytes()
+    if (content := read(given)) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), given)
+    return content
 
 
 def check_retrieval(job: Job) -> None:

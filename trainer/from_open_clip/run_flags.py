@@ -1,5 +1,6 @@
 """Translates flags about checkpoints, logs and ranks."""
 
+from trainer.config.stores import STORES, store_of
 from trainer.from_open_clip.line import Line
 from trainer.from_open_clip.translation import Flag, Translation
 
@@ -23,6 +24,16 @@ def delete_previous(flag: Flag, line: Line, result: Translation) -> None:
     """Keeps one checkpoint."""
     if line[flag.name]:
         result.set("checkpoint.keep", 1)
+
+
+def remote_sync(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the place of the copies, if it is one that can be written."""
+    to = line[flag.name]
+    if to and "://" in to and store_of(to) is None:
+        known = ", ".join(row.addresses for row in STORES)
+        result.refused[flag.name] = f"not supported yet: copies go to folders and to {known}"
+    elif to:
+        result.set("checkpoint.copy_to", to)
 
 
 def resume(flag: Flag, line: Line, result: Translation) -> None:

@@ -548,19 +548,25 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             run_flags.delete_previous,
             "One checkpoint is kept.",
         ),
-        _missing(
-            "--remote-sync", TEXT, "runs are not copied; name a folder that all nodes share in `logging.runs`"
+        _key(
+            "--remote-sync",
+            TEXT,
+            "checkpoint.copy_to",
+            run_flags.remote_sync,
+            "The same place: PATH/NAME gets each whole checkpoint with the job and the metrics, and keeps as "
+            "many as the run folder; logs are not copied. Where theirs takes `--resume latest` from there, "
+            "`clipship resume PATH/NAME` does.",
         ),
         _dropped(
             "--remote-sync-frequency",
             _count(300),
-            "nothing is copied to another place",
+            "a checkpoint is copied as soon as it is whole",
             idle=_only_with("--remote-sync"),
         ),
-        _dropped(
+        _built_in(
             "--remote-sync-protocol",
             {"default": "s3", "choices": ("s3", "fsspec")},
-            "nothing is copied to another place",
+            "the address says how it is reached, and a copy is compared with what was saved",
             idle=_only_with("--remote-sync"),
         ),
     ),

@@ -11,11 +11,14 @@ from trainer.comm.backends import check_backend, check_lost_nodes, check_restart
 from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
 from trainer.config.formats import FORMATS
+from trainer.config.stores import stores_of
 from trainer.config.world_sizes import check_nodes
+from trainer.copies.copied_run import CopiedRun
+from trainer.copies.place import check_place
 from trainer.data.check import check_data
 from trainer.data.sample_counts import check_streams
 from trainer.data.shard_names import expand_shards
-from trainer.data.storage import check_storage
+from trainer.data.storage import check_storage, use_storage
 from trainer.errors import InputError, problems_of
 from trainer.estimate.fit import check_micro_batch
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
@@ -24,7 +27,7 @@ from trainer.launch.schedulers import scheduler
 from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag, check_teacher
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
-from trainer.run.checkpoints import check_resume
+from trainer.run.checkpoints import check_resume, newest_step
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
 from trainer.telemetry.writers import check_installed
@@ -36,6 +39,8 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
     With `fresh`, the run folder's content will be moved aside. Raises InputError that lists every problem.
     """
     elsewhere = _runs_elsewhere(job)
+    if stores_of(job.addresses):
+        use_storage(job)
     checks: tuple[Callable[[], object], ...] = (
         *_without_looking(job, world_size),
         lambda: check_model(job.model.name),
@@ -55,6 +60,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: None if elsewhere else check_storage(job),
         lambda: check_resume(job.checkpoint.resume, None if fresh else run_folder(job) / CHECKPOINTS),
         lambda: check_run_folder(job, fresh=fresh),
+        lambda: None if elsewhere else _check_copies(job, fresh=fresh),
     )
     samples = None
     problems: list[str] = []
@@ -85,6 +91,14 @@ def check_without_files(job: Job, world_size: int) -> int | None:
         checks += [lambda: _check_packages(job), lambda: check_storage(job)]
     _refuse(checks)
     return None if FORMATS[job.data.kind].unit else job.data.synthetic_samples
+
+
+def _check_copies(job: Job, *, fresh: bool) -> None:
+    """Raises InputError if checkpoints cannot be copied to where the job says, or replace others there."""
+    if (to := CopiedRun.of(job)) is not None:
+        check_storage(job)
+        begins = fresh or not newest_step(run_folder(job) / CHECKPOINTS)
+        check_place(job, to, None, begins=begins)
 
 
 def _without_looking(job: Job, world_size: int) -> list[Callable[[], object]]:

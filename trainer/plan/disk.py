@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import Job
+from trainer.copies.copied_run import CopiedRun
 from trainer.estimate.size import checkpoint_bytes
 from trainer.model.catalog import known_models
 from trainer.run.folder import run_folder
@@ -59,6 +60,8 @@ def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
             f"; {disk.free // size.total:,} fit the {in_gb(disk.free)} free in {disk.folder}" if disk else ""
         )
     yield "checkpoints", text + room
+    if (to := CopiedRun.of(job)) is not None:
+        yield "copies", f"each whole checkpoint goes to {to.address}, where {kept}"
 
 
 def too_little_disk(job: Job, disk: Disk | None) -> Iterator[str]:

@@ -17,7 +17,8 @@ from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.shared_folder import check_future_folder
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.data.storage import check_storage
+from trainer.copies.place import check_copies
+from trainer.data.storage import check_storage, use_storage
 from trainer.estimate.fit import with_micro_batch
 from trainer.model.build import build_model
 from trainer.preflight.check import preflight
@@ -59,10 +60,12 @@ def _run_preflight(job: Job, world: World, heartbeat: Heartbeat, folder: Path, a
     """Collective: runs the preflight, and rank 0 prints it. Raises MachineError if a run could not begin."""
     heartbeat.limits = job.timeouts.by_phase
     check_storage(job)
+    use_storage(job)
     bind_cpus(job, world, os.environ)
     comm = connect(job, world, os.environ, heartbeat)
     log.info("%-12s %s on %s, %s", "backend", comm.name, comm.device, many(world.size, "rank"))
     check_future_folder(folder, comm)
+    check_copies(job, comm)
     if job.optim.max_batch_size_per_gpu == "auto":
         job = with_micro_batch(job, world.size, smallest_gpu_bytes(comm))
     batch_plan = plan(job, world.size)

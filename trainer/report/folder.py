@@ -9,7 +9,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
@@ -22,6 +22,7 @@ from trainer.report.board import BOARD_FILE, BoardRow, read_rows
 from trainer.report.suites import SuiteBars, suite_bars
 from trainer.run import goodput_log
 from trainer.run.layout import (
+    COPIES_FILE,
     DIAGNOSIS_FILE,
     ENVIRONMENT_FILE,
     EVALUATIONS,
@@ -41,7 +42,7 @@ from trainer.text.masking import masked, masked_values
 T = TypeVar("T")
 Numbers = Mapping[str, float]
 
-_RECORD = {field.name for field in fields(Record)}
+_RECORD = {each.name for each in fields(Record)}
 _ABOUT_LINES = {"generation"}
 """Fields that every line of metrics.jsonl has beside its step; they are no results of an evaluation."""
 _EVALUATED = ("zero_shot_", "retrieval_", EMA)
@@ -91,6 +92,8 @@ class RunFacts:
     """Restarts of the ranks in the last start; see `trainer.supervise.restarts.Restart`."""
     times: Sequence[GenerationTimes] = ()
     """Times of all generations in all starts of the run."""
+    copies: Mapping[str, Any] = field(default_factory=dict)
+    """Last step that is copied and what is not; empty if nothing is. See `trainer.copies.copier`."""
     suites: Sequence[SuiteBars] = ()
     """Results of `clipship eval --suite`."""
 
@@ -130,6 +133,7 @@ def read_run(folder: Path) -> RunFacts:
         logs={} if result.get("reason") == "done" else _logs(folder / LOGS, _failed_ranks(exit_, diagnosis)),
         remarks=remarks,
         restarts=_restarts(table(RESTARTS_FILE)),
+        copies=table(COPIES_FILE),
         times=generations(goodput_log.read(folder)),
         suites=suite_bars(_suite_files(folder, remarks)),
     )

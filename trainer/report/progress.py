@@ -21,7 +21,7 @@ from trainer.run.layout import CHECKPOINTS, METRICS_FILE
 from trainer.supervise.coordinate.membership import exclusions_text
 from trainer.supervise.restarts import parts_text
 from trainer.telemetry.goodput import CAUSES, account, shown_causes
-from trainer.text.wording import duration
+from trainer.text.wording import duration, many
 
 _RECENT_RESTARTS = 3
 
@@ -50,6 +50,8 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
     if (step_and_path := last_checkpoint(facts)) is not None:
         step, path = step_and_path
         yield "checkpoint", f"step {step}, {path.name}"
+    if facts.copies:
+        yield "copies", _copies(facts.copies)
     yield from _times(facts, wide=wide)
     if (reading := reading_of(records)) is not None:
         yield "reading", reading_text(reading)
@@ -69,6 +71,14 @@ def last_checkpoint(facts: RunFacts) -> tuple[int, Path] | None:
     return newest_whole(facts.folder / CHECKPOINTS) or next(
         ((int(last["step"]), Path(str(last["checkpoint"]))) for last in recorded), None
     )
+
+
+def _copies(record: Mapping[str, Any]) -> str:
+    """Returns up to which step the checkpoints are copied, and what keeps the others."""
+    step, behind = record.get("step"), record.get("behind")
+    text = f"none yet in {record.get('to')}" if step is None else f"step {step} in {record.get('to')}"
+    text += f"; {many(behind, 'checkpoint')} behind" if isinstance(behind, int) and behind else ""
+    return text + (f": {record['failed']}" if record.get("failed") else "")
 
 
 def _speed(facts: RunFacts, *, going_on: bool, written: float) -> Iterator[tuple[str, str]]:

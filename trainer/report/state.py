@@ -30,6 +30,7 @@ def state_of(folder: Path) -> dict[str, Any]:
         **_progress(facts, liveness.state),
         "evaluation": facts.metrics.evaluations[-1] if facts.metrics.evaluations else None,
         "checkpoint": _checkpoint(facts),
+        "copies": dict(facts.copies) or None,
         **_costs(facts),
         "reading": reading_of(facts.metrics.records),
         "restarts": len(facts.restarts),

@@ -17,9 +17,9 @@ def wait_for(ready: Callable[[], bool], wait: Callable[[float], object]) -> None
 
 
 def watch(
-    write: Callable[[float | None], Path], goes_on: Callable[[], bool], wait: Callable[[float], object]
-) -> Path:
-    """Writes the page every EVERY_S until the run no longer goes on; returns its path.
+    write: Callable[[float | None], Path | str], goes_on: Callable[[], bool], wait: Callable[[float], object]
+) -> Path | str:
+    """Writes the page every EVERY_S until the run no longer goes on; returns its path or address.
 
     `write` gets the seconds after which a browser loads the page again, None for the last page. An interrupt
     leaves a last page, too, and goes on to the caller. `wait` gets seconds.

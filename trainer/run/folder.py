@@ -77,13 +77,13 @@ def check_run_folder(job: Job, *, fresh: bool = False) -> None:
     """
     folder = run_folder(job)
     if fresh or not os.path.lexists(folder):
-        _check_writable(folder.parent)
+        check_writable_folder(folder.parent)
     elif not folder.is_dir():
         raise InputError(
             f"run folder {folder} is a file: remove it, or choose another name with --set name=..."
         )
     else:
-        _check_writable(folder)
+        check_writable_folder(folder)
         _check_plain(folder)
         _check_same_job(job, folder)
 
@@ -128,22 +128,17 @@ def move_aside(folder: Path) -> Path:
         ) from None
 
 
-def _check_writable(folder: Path) -> None:
+def check_writable_folder(folder: Path, what: str = "run folder", key: str = "logging.runs") -> None:
     """Raises InputError if the nearest existing folder on the path is a file or not writable.
 
-    The run makes the missing folders.
+    The run makes the missing folders. `what` is the folder for, and `key` names it.
     """
     existing = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), folder)
+    choose = f"choose another folder with --set {key}=..."
     if not existing.is_dir():
-        raise InputError(
-            f"run folder: {existing} is a file, so {folder} cannot be made: choose another folder with "
-            "--set logging.runs=..."
-        )
+        raise InputError(f"{what}: {existing} is a file, so {folder} cannot be made: {choose}")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(
-            f"run folder: no permission to write in {existing}: choose another folder with "
-            "--set logging.runs=..."
-        )
+        raise InputError(f"{what}: no permission to write in {existing}: {choose}")
 
 
 def _check_plain(folder: Path) -> None:

@@ -39,6 +39,10 @@ PREFLIGHT_FILE = "preflight.json"
 CHECKPOINTS = "checkpoints"
 CHECKPOINT_REQUEST = "checkpoint.request"
 """File that `clipship checkpoint RUN` makes; rank 0 removes it and saves a checkpoint."""
+COPIES_FILE = "copies.json"
+"""Last step that is copied and what is not, where `checkpoint.copy_to` is set."""
+COPY_FILE = "copy.json"
+"""File of a copy of a run that says of which run: nobody goes on in such a folder itself."""
 RESULT_FILE = "result.json"
 """Results of a run that is done; written last."""
 EXIT_FILE = "exit.json"
@@ -83,6 +87,7 @@ LEFT_BEFORE = frozenset(
         GENERATIONS,
         FLIGHT_RECORDS,
         GOODPUT_FILE,
+        COPIES_FILE,
     }
 )
 """Names that a folder without a run may hold: a start that ends before it becomes a run leaves them."""

@@ -209,7 +209,10 @@ GROUPS = (
     ("eval", r"(ema_)?(zero_shot_|retrieval_)"),
     ("goodput", r"useful_share$|lost_"),
     ("train", r"(loss|lr|grad_norm|logit_scale|logit_bias|epoch|samples|scaler_scale)$"),
-    ("health", r"bad_samples|generation$|slow|straggler|non_finite|.*(cpu_share|rss_bytes|gpu_)"),
+    (
+        "health",
+        r"bad_samples|generation$|copied_|copies_|slow|straggler|non_finite|.*(cpu_share|rss_bytes|gpu_)",
+    ),
     ("perf", r""),
 )
 """Group and pattern of the names in it; the first that fits counts."""

@@ -14,6 +14,7 @@ from trainer.comm.consensus import StepConsensus
 from trainer.comm.replicas import check_replicas
 from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import learning_rate
+from trainer.copies.copier import STOPPED_WAIT_S
 from trainer.data.reading import TALLY, of_record
 from trainer.errors import Preempted
 from trainer.evaluate.rounds import EvaluationFailed
@@ -77,7 +78,7 @@ class Loop:
         # result.
         if self._steps_done == self._steps and self._setup.start.memory is None:
             metrics, stop = self._save_and_evaluate(self._steps, stop=False, save=False)
-        self._close()
+        copies = self._close(stop)
         monitors = self._monitors
         return TrainResult(
             steps=self._steps,
@@ -86,7 +87,7 @@ class Loop:
             metrics=metrics,
             evaluation_failed=self._failure,
             bad_samples=monitors.skipped.by_cause,
-            summary={**monitors.summary(), **summary_of(self._setup.keeper)},
+            summary={**monitors.summary(), **summary_of(self._setup.keeper), **copies},
         )
 
     def _finish_step_of_memory(self) -> tuple[Metrics, bool]:
@@ -211,7 +212,9 @@ class Loop:
                 **times,
                 bad_samples=int(totals["bad_samples"]),
             )
-            written.set_result(monitors.telemetry.write(record, {**figures, **of_record(totals), **goodput}))
+            copies = self._setup.copier.figures() if self._setup.copier is not None else {}
+            about_all = {**figures, **of_record(totals), **goodput, **copies}
+            written.set_result(monitors.telemetry.write(record, about_all))
 
         self._reads.add(write)
         return written
@@ -315,8 +318,11 @@ class Loop:
         for written in self._setup.writer.pop_written():
             self._monitors.telemetry.event(asdict(written))
 
-    def _close(self) -> None:
-        """Collective: ends all that is under way and waits until the last checkpoint is complete."""
+    def _close(self, stop: bool) -> Mapping[str, object]:
+        """Collective: ends all that is under way and waits until the last checkpoint is complete and copied.
+
+        Returns what the result says of the copies.
+        """
         self._reads.settle()
         self._comm.heartbeat.begin_phase("checkpoint", self._steps)
         self._consensus.close()
@@ -327,6 +333,17 @@ class Loop:
         if self._setup.keeper is not None:
             self._setup.keeper.close()
         self._report_written()
+        with monitors.clock.spent_on("checkpoint_s"):
+            copies = self._finish_copies(stop)
         # A rank that leaves earlier would end those that still write.
         self._comm.barrier(self._job.timeouts.backstop_s)
         monitors.goodput.close(self._policy.saved_step, monitors.clock.pop(monitors.stragglers.pop_comm_s()))
+        return copies
+
+    def _finish_copies(self, stop: bool) -> Mapping[str, object]:
+        """Waits for the last copy, within the limit of this phase, and shortly if the run has to stop."""
+        if self._setup.copier is None:
+            return {}
+        self._comm.heartbeat.use_configured_limit()
+        longest_s = min(self._job.checkpoint.copy_wait_s, 0.75 * self._comm.heartbeat.remaining_s)
+        return self._setup.copier.finish(min(longest_s, STOPPED_WAIT_S) if stop else longest_s)

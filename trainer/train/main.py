@@ -39,6 +39,7 @@ from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule, batch_text, plan, schedule
+from trainer.copies.copier import copier_of
 from trainer.data.bad_samples import name_left_out
 from trainer.data.choose_order import order_of_run
 from trainer.data.distributed_index import open_together
@@ -185,6 +186,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     check_replicas(comm, step.shards, step.optimizer)
     generation = f"generation {comm.world.generation}: " if comm.world.generation > 1 else ""
     _say("start", f"{generation}{start}")
+    copier = copier_of(job, comm, run, identity, begins=start.steps_done == 0)
     writer = CheckpointWriter(
         run.checkpoints,
         job.checkpoint,
@@ -192,6 +194,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         comm.world.size,
         job.timeouts.backstop_s,
         clip.files,
+        copier,
     )
     requests = Requests(run.folder, comm.world.rank, comm.heartbeat)
     keeper = keeper_of(memory, start, step, comm, job.recovery.keep_every_steps, identity.facts())
@@ -212,6 +215,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         identity=identity,
         start=start,
         started=started,
+        copier=copier,
         keeper=keeper,
     )
 

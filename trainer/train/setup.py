@@ -10,6 +10,7 @@ from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule
+from trainer.copies.copier import Copier
 from trainer.data.order import Order
 from trainer.data.source import Source
 from trainer.model.build import Clip
@@ -46,5 +47,7 @@ class TrainSetup:
     """Step that this start begins after, and the checkpoint or the memory that it comes from."""
     started: float
     """Value of time.monotonic() when this start began to prepare."""
+    copier: Copier | None = None
+    """Copies the checkpoints; None on all ranks but 0, and if the job does not ask for that."""
     keeper: MemoryKeeper | None = None
     """Keeps the newest steps in memory; None if the job does not ask for that."""

@@ -1,0 +1,340 @@
+"""Copies of checkpoints: whole or not there, as many as are kept, fetched and checked."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import tiny_job
+from trainer.checkpoint import files
+from trainer.checkpoint.files import Folder
+from trainer.checkpoint.identity import RunIdentity
+from trainer.cli.resume import _fetched, _is_copy
+from trainer.config.loader import dump_job, load_job
+from trainer.copies import copied_run, copier
+from trainer.copies.copied_run import CopiedRun
+from trainer.copies.copier import Copier
+from trainer.copies.place import check_place
+from trainer.data import store
+from trainer.errors import InputError, StorageError
+from trainer.run.best import folder_name
+from trainer.run.layout import COPIES_FILE, Run
+from trainer.run.retry import Backoff
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copier, "_AGAIN", Backoff(0.01, 0.01))
+    monkeypatch.setattr(copier, "_AGAIN_AT_END_S", 0.01)
+    monkeypatch.setattr(copier, "_TOLD_EVERY_S", 0.01)
+
+
+class Place:
+    """A run folder with checkpoints that hold no weights, and its copy in another folder."""
+
+    def __init__(self, folder: Path, **checkpoint: Any) -> None:
+        keys = {"keep": 2, "copy_to": str(folder / "far"), **checkpoint}
+        self.job = tiny_job(checkpoint=keys, logging={"runs": str(folder / "runs")})
+        self.identity = RunIdentity(self.job, 64)
+        self.run = Run(folder / "runs" / "tiny")
+        self.run.checkpoints.mkdir(parents=True)
+        copy = CopiedRun.of(self.job)
+        assert copy is not None
+        self.copy = copy
+
+    def save(self, step: int, content: str = "weights") -> Path:
+        folder = Folder(self.run.checkpoints, step)
+        names = ["model.pt", "optimizer.pt"]
+        for name in names:
+            folder.write(name, lambda path: write(path, f"{content} {step} {path.name}"))
+        return folder.publish(names, self.identity.facts(), 5.0)
+
+    def copier(self) -> Copier:
+        return Copier(self.job, self.run, self.copy, self.identity)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text * 100)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], bool]) -> None:
+    """Lets writes to addresses for which `fails` is true raise."""
+    put = store.put
+
+    def maybe(source: Any, address: str, *rest: Any, **more: Any) -> None:
+        if fails(address):
+            raise StorageError(f"{address}: cannot be written: the store is gone")
+        put(source, address, *rest, **more)
+
+    monkeypatch.setattr(copied_run, "put", maybe)
+
+
+def steps(*numbers: int) -> list[str]:
+    return [folder_name(number) for number in numbers]
+
+
+def test_a_copy_that_is_cut_half_way_is_never_taken_for_whole(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = place.save(4)
+    with monkeypatch.context() as cut:
+        failing(cut, lambda address: address.endswith("optimizer.pt"))
+        with pytest.raises(StorageError):
+            place.copy.put_checkpoint(folder)
+    assert (Path(place.copy.address) / "checkpoints" / folder.name / "model.pt").is_file()
+    assert place.copy.whole() == []
+    place.copy.put_checkpoint(folder)
+    assert place.copy.whole() == steps(4)
+
+
+def test_a_step_that_is_written_anew_is_not_whole_while_its_files_are_replaced(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.copy.put_checkpoint(place.save(4))
+    folder = place.save(4, "other weights")
+    with monkeypatch.context() as cut:
+        failing(cut, lambda address: address.endswith("optimizer.pt"))
+        with pytest.raises(StorageError):
+            place.copy.put_checkpoint(folder)
+    assert place.copy.whole() == []
+    place.copy.put_checkpoint(folder)
+    files.verify(Path(place.copy.address) / "checkpoints" / folder.name)
+
+
+def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    send = store._send
+
+    def damaging(source: Any, address: str, **more: Any) -> None:
+        sent.append(address)
+        send(b"x" * len(source) if len(sent) == 1 else source, address, **more)
+
+    monkeypatch.setattr(store, "_send", damaging)
+    store.put(b"content", str(tmp_path / "deep" / "file"))
+    assert (tmp_path / "deep" / "file").read_bytes() == b"content"
+    assert len(sent) == 2, "what came back damaged is sent again"
+    store.put(b"content", str(tmp_path / "deep" / "file"))
+    assert len(sent) == 2, "what is there already is not sent again"
+    sent.clear()
+    with pytest.raises(InputError, match="its source here is damaged: its checksum is another"):
+        store.put(b"content", str(tmp_path / "deep" / "other"), store.Seal(3, "another's"))
+    assert len(sent) == 1, "sent again it would be damaged again"
+
+
+def test_a_write_that_a_store_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"memory://{tmp_path.name}/file"
+    memory = store.file_system(address)
+    faults: list[Exception] = [ConnectionResetError("reset"), OSError("503 slow down")]
+    pipe_file = type(memory).pipe_file
+
+    def failing_now_and_then(self: Any, path: str, content: bytes, **more: Any) -> None:
+        if faults:
+            raise faults.pop()
+        pipe_file(self, path, content, **more)
+
+    monkeypatch.setattr(type(memory), "pipe_file", failing_now_and_then)
+    store.put(b"content", address)
+    assert store.read(address) == b"content"
+    faults.append(PermissionError("Forbidden"))
+    with pytest.raises(InputError, match="denies access"):
+        store.put(b"other", address)
+    assert store.read(address) == b"content"
+    store.remove(f"memory://{tmp_path.name}")
+    assert store.read(address) is None
+    with pytest.raises(
+        InputError, match="a web server takes no files: give a folder, or an address at s3://"
+    ):
+        store.put(b"content", "https://example.org/file")
+
+
+def test_metrics_that_come_later_and_the_best_one_are_copied(place: Place) -> None:
+    work = place.copier()
+    for step in (2, 4, 6, 8):
+        place.save(step)
+        if step == 2:
+            files.record_best(place.run.checkpoints, 2, "zero_shot_top1", 0.5)
+        work.offer(step)
+        assert work.finish(30.0) == {"copied_step": step, "copies_behind": 0}
+    assert place.copy.whole() == steps(2, 6, 8)
+    Folder(place.run.checkpoints, 8).record_metrics({"zero_shot_top1": 0.4})
+    work.offer(8)
+    work.finish(30.0)
+    manifest = place.copy.manifest(folder_name(8))
+    assert manifest is not None
+    assert manifest["metrics"] == {"zero_shot_top1": 0.4}
+
+
+def test_a_run_that_went_back_leaves_no_copy_of_a_later_step(place: Place) -> None:
+    work = place.copier()
+    for step in (4, 8):
+        place.save(step)
+        work.offer(step)
+        work.finish(30.0)
+    files.set_aside(place.run.checkpoints, 4)
+    place.save(6, "others")
+    work.offer(6)
+    work.finish(30.0)
+    assert place.copy.whole() == steps(4, 6)
+
+
+def test_a_store_that_is_gone_stops_nothing_and_gets_the_newest(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = [True]
+    failing(monkeypatch, lambda _: gone[0])
+    work = place.copier()
+    for step in (2, 4):
+        place.save(step)
+        work.offer(step)
+        _until(lambda: "NOT COPIED" in caplog.text)
+    ended = work.finish(0.05)
+    assert "copied_step" not in ended
+    assert ended["copies_behind"] == 2
+    assert "the store is gone" in ended["copy_failed"]
+    assert "the last checkpoint is NOT COPIED" in caplog.text
+    told = json.loads((place.run.folder / COPIES_FILE).read_text())
+    assert told["step"] is None
+    assert told["behind"] == 2
+    assert "the store is gone" in told["failed"]
+    gone[0] = False
+    assert work.finish(30.0) == {"copied_step": 4, "copies_behind": 0}
+    assert place.copy.whole() == steps(4)
+
+
+def _until(true: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if true():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never happens")
+
+
+def test_a_checkpoint_that_is_being_copied_stays_on_disk(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = [False]
+
+    def waits(_address: str) -> bool:
+        _until(lambda: goes_on[0])
+        return False
+
+    failing(monkeypatch, waits)
+    work = place.copier()
+    place.save(2)
+    work.offer(2)
+    for step in (4, 6, 8):
+        place.save(step)
+        files.prune(place.run.checkpoints, 2, work.held)
+    assert [folder.name for folder in files.newest_first(place.run.checkpoints)] == steps(8, 6, 2)
+    goes_on[0] = True
+    work.finish(30.0)
+    assert [folder.name for folder in files.newest_first(place.run.checkpoints)] == steps(8, 6)
+
+
+def test_a_copy_is_fetched_checked_and_without_secrets(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    env = {"HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyz", "OMP_NUM_THREADS": "1"}
+    job = place.job.model_copy(update={"env": env})
+    place.run.metrics.write_text('{"step": 1, "loss": 1.0}\n')
+    place.copy.put_run(place.run.folder, job)
+    for step in (2, 4, 6):
+        place.copy.put_checkpoint(place.save(step))
+    files.record_best(place.run.checkpoints, 2, "zero_shot_top1", 0.5)
+    place.copy.put_best(place.run.checkpoints)
+    damaged = Path(place.copy.address) / "checkpoints" / folder_name(6) / "model.pt"
+    damaged.write_bytes(b"x" * damaged.stat().st_size)
+    out = tmp_path / "here" / "tiny"
+    assert place.copy.fetch(out) == folder_name(4)
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["best.json", *steps(2, 4)]
+    files.verify(out / "checkpoints" / folder_name(4))
+    assert load_job(out / "job.toml").env == {"OMP_NUM_THREADS": "1"}
+    assert (out / "metrics.jsonl").read_text() == place.run.metrics.read_text()
+    assert list(tmp_path.glob("here/.*")) == []
+
+
+def test_the_copy_in_a_folder_is_fetched_and_not_trained_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    place.copy.put_run(place.run.folder, place.job)
+    place.copy.put_checkpoint(place.save(4))
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    assert _is_copy(place.copy.address)
+    assert not _is_copy(str(place.run.folder))
+    assert _fetched(f"{place.copy.address}/") == Path("runs/tiny")
+    assert [folder.name for folder in files.newest_first(Path("runs/tiny/checkpoints"))] == steps(4)
+    with pytest.raises(InputError, match=r"runs/tiny is there already: `clipship resume runs/tiny` goes on"):
+        _fetched(place.copy.address)
+
+
+def test_a_secret_that_no_copy_has_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path)
+    train = ("pipe:curl -H 'Authorization: Bearer abcdefghijklmnop' https://example.org/a.tar",)
+    job = place.job.model_copy(update={"data": place.job.data.model_copy(update={"train": train})})
+    place.copy.put_run(place.run.folder, job)
+    place.copy.put_checkpoint(place.save(4))
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    with pytest.raises(InputError, match=r"runs/tiny/job\.toml has \*\*\* in place of a secret"):
+        _fetched(place.copy.address)
+    assert "abcdefghijklmnop" not in (Path(place.copy.address) / "job.toml").read_text()
+
+
+def test_where_no_copy_is_whole_nothing_is_left(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.copy.put_run(place.run.folder, place.job)
+    with pytest.raises(InputError, match="there is no whole copy of a checkpoint"):
+        place.copy.fetch(tmp_path / "here" / "tiny")
+    assert not (tmp_path / "here").exists()
+
+
+def test_copies_of_others_are_not_replaced(place: Place, tmp_path: Path) -> None:
+    place.copy.put_checkpoint(place.save(4))
+    check_place(place.job, place.copy, place.identity, begins=False)
+    with pytest.raises(InputError, match=r"has copies of a run of this name.*clipship resume .*far/tiny"):
+        check_place(place.job, place.copy, None, begins=True)
+    other = place.job.model_copy(update={"seed": 3})
+    with pytest.raises(InputError, match="has copies of another run: seed is 0 there"):
+        check_place(other, place.copy, RunIdentity(other, 64), begins=False)
+
+
+def test_copies_do_not_go_into_the_run_folder_itself(tmp_path: Path) -> None:
+    place = Place(tmp_path, copy_to=str(tmp_path / "runs"))
+    with pytest.raises(InputError, match=r"is logging\.runs, too: give another folder"):
+        check_place(place.job, place.copy, None, begins=False)
+    (tmp_path / "file").write_text("")
+    place = Place(tmp_path / "two", copy_to=str(tmp_path / "file"))
+    with pytest.raises(InputError, match=r"copies: .*file is a file.*--set checkpoint\.copy_to=\.\.\."):
+        check_place(place.job, place.copy, None, begins=False)
+
+
+@pytest.mark.parametrize(
+    ("copy_to", "problem"),
+    [
+        ("https://example.org/copies", r"must be a folder, or an address that begins with s3://"),
+        ("s3://", "lacks the bucket: write it as s3://BUCKET/PREFIX"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused(copy_to: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        tiny_job(checkpoint={"copy_to": copy_to})
+
+
+def test_without_keys_nothing_is_written() -> None:
+    with pytest.raises(ValueError, match=r"data\.storage\.anonymous = true asks without keys"):
+        tiny_job(checkpoint={"copy_to": "s3://b/p"}, data={"storage": {"anonymous": True}})
+
+
+def test_the_job_of_a_copy_loads_to_an_equal_job(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.copy.put_run(place.run.folder, place.job)
+    assert dump_job(load_job(Path(place.copy.address) / "job.toml")) == dump_job(place.job)

@@ -1,0 +1,75 @@
+"""Checks of the place that gets a run's copies, before the first step. Imports no torch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.checkpoint.identity import RunIdentity
+from trainer.comm.shared_folder import raise_together
+from trainer.config import Job
+from trainer.config.stores import store_of
+from trainer.copies.copied_run import CopiedRun
+from trainer.data.store import check_writable
+from trainer.errors import InputError, StorageError
+from trainer.run.folder import check_writable_folder, run_folder
+from trainer.text.wording import many
+
+if TYPE_CHECKING:  # protocol imports torch, which `clipship check` does not need
+    from trainer.comm.protocol import Comm
+
+
+def check_copies(job: Job, comm: "Comm") -> None:
+    """Collective: raises InputError on every rank if the job wants copies that cannot be written."""
+    if (to := CopiedRun.of(job)) is not None:
+        raise_together(check_together(job, comm, to, None, begins=False), comm)
+
+
+def check_together(
+    job: Job, comm: "Comm", to: CopiedRun, identity: RunIdentity | None, *, begins: bool
+) -> StorageError | None:
+    """Collective: runs `check_place` on rank 0, and raises its InputError on every rank.
+
+    Returns the error of a store that does not answer, on rank 0.
+    """
+    problem: InputError | None = None
+    if comm.world.rank == 0:
+        try:
+            check_place(job, to, identity, begins=begins)
+        except InputError as error:
+            problem = error
+    away = problem if isinstance(problem, StorageError) else None
+    raise_together(None if away else problem, comm)
+    return away
+
+
+def check_place(job: Job, to: CopiedRun, identity: RunIdentity | None, *, begins: bool) -> None:
+    """Raises InputError if copies cannot be written there, or if others lie there; leaves nothing behind.
+
+    `identity` is that of the run, None where it is not known yet.
+    """
+    if store_of(to.address):
+        check_writable(to.address)
+    else:
+        check_writable_folder(Path(to.address), "copies", "checkpoint.copy_to")
+        if Path(to.address).resolve() == run_folder(job).resolve():
+            raise InputError(
+                f"checkpoint.copy_to = {job.checkpoint.copy_to} is logging.runs, too: give another folder"
+            )
+    if begins and (whole := to.whole()):
+        raise InputError(
+            f"{to.address} has copies of a run of this name, the newest of them {whole[-1]}, and this one "
+            f"would take their place: `clipship resume {to.address}` goes on with it; or choose another name "
+            f"with --set name=..., or remove the {many(len(whole), 'copy', 'copies')}"
+        )
+    if identity is not None:
+        refuse_another_run(to, identity)
+
+
+def refuse_another_run(to: CopiedRun, identity: RunIdentity) -> None:
+    """Raises InputError if the newest copy there is another run's."""
+    for name in reversed(to.whole()):
+        manifest = to.manifest(name)
+        if manifest is None or "job" not in manifest:
+            continue
+        if changes := identity.changes(manifest):
+            raise InputError(f"{to.address} has copies of another run: {'; '.join(changes)}")
+        return
