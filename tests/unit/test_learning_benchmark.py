@@ -107,7 +107,7 @@ def test_recall_is_the_share_of_names_that_find_their_picture() -> None:
 
 
 def test_a_difference_has_the_error_of_a_sample_of_names() -> None:
-    """Of n names a finds m more: the mean is m/n, and the variance m/n (1 - m/n) n/(n - 1)."""
+    """One finds m more of n names: the mean is m/n, and the variance m/n (1 - m/n) n/(n - 1)."""
     n, more = 400, 40
     mine = {"en": [0] * n, "zh": [0] * n}
     yours = {language: [7] * more + [0] * (n - more) for language in mine}

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from trainer.config import Optim
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.model.layer_numbers import Layer
+from trainer.model.optimizer_state import keep_exactly
 from trainer.model.parameter_groups import LR_SCALE, parameter_groups
 
 
@@ -26,9 +27,10 @@ def build_optimizer(
     if not row.factory:
         # The fused kernel serves all parameters at once, and leaves a step out without asking the host.
         return torch.optim.AdamW(groups, lr=settings.lr, fused=True, **arguments)
-    return create_optimizer_v2(
+    made = create_optimizer_v2(
         groups, row.factory, lr=settings.lr, weight_decay=settings.weight_decay, **arguments
     )
+    return keep_exactly(made, settings.optimizer)
 
 
 def set_learning_rate(optimizer: Optimizer, value: float) -> None:

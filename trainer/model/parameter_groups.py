@@ -7,9 +7,12 @@ from typing import Any
 from torch import nn
 
 from trainer.config import Optim
+from trainer.config.optimizers import OPTIMIZERS
 from trainer.model.layer_numbers import Layer
 
 _SPARED = ("bn", "ln", "bias", "logit_scale")
+_TABLES = ("embed", "bias_table")
+"""Parts of the names of tables, whose rows are looked up or added."""
 LR_SCALE = "lr_scale"
 """Key of a group: factor of its learning rate."""
 
@@ -21,19 +24,29 @@ def parameter_groups(
 
     `parameters` has those of a model by their names; of each, it may have a part of the rows alone.
     """
-    groups: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
+    by_matrix = OPTIMIZERS[settings.optimizer].by_matrix
+    groups: dict[tuple[bool, float, bool], list[nn.Parameter]] = {
+        (True, 1.0, False): [],
+        (False, 1.0, False): [],
+    }
     for name, parameter in parameters.items():
         if parameter.requires_grad:
-            key = decays(name, parameter, settings), lr_scale(layers.get(name), settings)
-            groups.setdefault(key, []).append(parameter)
+            decay, scale = decays(name, parameter, settings), lr_scale(layers.get(name), settings)
+            groups.setdefault((decay, scale, by_matrix and is_matrix(name, parameter)), []).append(parameter)
     return [
         {
-            "params": groups[decay, scale],
+            "params": groups[decay, scale, matrix],
             "weight_decay": settings.weight_decay if decay else 0.0,
             LR_SCALE: scale,
+            **({"use_muon": matrix, "nesterov": matrix} if by_matrix else {}),
         }
-        for decay, scale in sorted(groups, key=lambda key: (not key[0], -key[1]))
+        for decay, scale, matrix in sorted(groups, key=lambda key: (not key[0], -key[1], not key[2]))
     ]
+
+
+def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Returns whether a layer multiplies by the parameter: two dimensions, and no table."""
+    return parameter.ndim == 2 and not any(part in name for part in _TABLES)
 
 
 def decays(name: str, parameter: nn.Parameter, settings: Optim) -> bool:
