@@ -1,4 +1,4 @@
-"""What a recipe learns from the same samples: `make bench-learning`, ours against open_clip_train.
+"""Compares what trainers and recipes learn from the same samples: `make bench-learning`.
 
 A small CLIP learns emoji in three styles with their names in English and Chinese. Then it finds, by those
 names alone, the emoji of a fourth style, which it has never seen: R@1 and R@5 among all, beside chance.
@@ -49,7 +49,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a side could do after so many seconds."""
+    """Figures of a side after so many seconds."""
 
     seconds: float
     places: Places
@@ -62,7 +62,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Plan:
-    """What both sides train."""
+    """Samples, length and seed of both sides."""
 
     data: EmojiSet
     epochs: int
@@ -242,9 +242,9 @@ def seconds_to(way: Sequence[Learned], r1: float) -> float | None:
 
 
 @click.command(help=__doc__)
-@click.option("--epochs", default=12, show_default=True, help="Passes over the data.")
+@click.option("--epochs", default=30, show_default=True, help="Passes over the data.")
 @click.option(
-    "--every", default=1, show_default=True, help="Epochs from one measured checkpoint to the next."
+    "--every", default=3, show_default=True, help="Epochs from one measured checkpoint to the next."
 )
 @click.option(
     "--seeds", default=1, show_default=True, help="Runs of each side, one with each seed from 0 on."

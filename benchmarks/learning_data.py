@@ -56,7 +56,7 @@ _TAGS = 2
 
 @dataclass(frozen=True)
 class Concept:
-    """What an emoji shows: its code points, and in each language its name and further words."""
+    """An emoji that all styles have: its code points, and in each language its name and further words."""
 
     code: str
     names: Mapping[str, str]
@@ -70,7 +70,7 @@ class Concept:
 
 @dataclass(frozen=True)
 class EmojiSet:
-    """Where the packed data lie."""
+    """Files and number of the packed samples."""
 
     train: str
     samples: int
