@@ -3,7 +3,7 @@
 import re
 
 GROUPS = (
-    ("eval", r"(ema_)?(zero_shot_|retrieval_)"),
+    ("eval", r"((ema|mix)_)?(zero_shot_|retrieval_)"),
     ("goodput", r"useful_share$|lost_"),
     ("train", r"(loss|lr|grad_norm|logit_scale|logit_bias|epoch|samples|scaler_scale)$"),
     ("health", r"bad_samples|generation$|slow|straggler|non_finite|.*(cpu_share|rss_bytes|gpu_)"),
