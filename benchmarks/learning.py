@@ -242,7 +242,7 @@ def seconds_to(way: Sequence[Learned], r1: float) -> float | None:
 
 
 @click.command(help=__doc__)
-@click.option("--epochs", default=30, show_default=True, help="Passes over the data.")
+@click.option("--epochs", default=21, show_default=True, help="Passes over the data.")
 @click.option(
     "--every", default=3, show_default=True, help="Epochs from one measured checkpoint to the next."
 )
