@@ -44,7 +44,7 @@ NO_HOROVOD := $(VENV)/horovod-missing
 DOCS_VENV := .venv-docs
 DOCS := $(DOCS_VENV)/pinned-$(shell { pwd; cat docs/requirements.txt; } | sha256sum | cut -c 1-16)
 
-.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu gpu-kit bench-start bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-data-remote bench-install test-full test-nullgpu test-nullgpu-full test-gpu demo parity reference models-table docs lock clean check-stacks image test-image test-image-full test-torch test-open-clip test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu gpu-kit bench-start bench-step bench-learning test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-data-remote bench-install test-full test-nullgpu test-nullgpu-full test-gpu demo parity reference models-table docs lock clean check-stacks image test-image test-image-full test-torch test-open-clip test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -187,6 +187,9 @@ bench-start: venv ## seconds to the first line, the first step, the end and the 
 
 bench-step: venv ## a step on one CPU core against open_clip_train's, and Horovod's against DDP's on two ranks; the last line is JSON; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.step $(BENCH_ARGS)
+
+bench-learning: venv ## what a small CLIP learns of emoji in a style that it has not seen, against open_clip_train (needs npm); the last line is JSON; BENCH_ARGS='--help'
+	@$(PY) -m benchmarks.learning $(BENCH_ARGS)
 
 bench-hang: venv ## limits that ranks learn from their steps: false alarms, seconds until a stopped rank is named; the last line is JSON
 	@$(PY) -m benchmarks.hang $(BENCH_ARGS)

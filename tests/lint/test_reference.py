@@ -20,6 +20,7 @@ _PLAIN_NUMBERS = {
     "optim.text_lr",
     "optim.image_layer_decay",
     "optim.ema_decay",
+    "eval.mix",
     "optim.ema_from_step",
     "model.unlock_after_step",
     "optim.text_layer_decay",

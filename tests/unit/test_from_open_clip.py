@@ -324,7 +324,9 @@ def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("--train-data a.tar --opt timm/lamb", "those that a resumed run repeats: timm/nadamw"),
+        ("--train-data a.tar --opt timm/adan", "those that a resumed run repeats: timm/nadamw"),
+        ("--train-data a.tar --opt timm/lamb --lr 1e-3", "clips the gradient at a norm of 1 by itself"),
+        ("--train-data a.tar --opt timm/muon --lr 1e-3", "takes tables of embeddings for matrices"),
         ("--train-data a.tar --opt timm/lion --lr 1e-4", "write --beta1, --beta2 out"),
         ("--train-data a.tar --precision pure_bf16", "weights in half precision"),
         ("--train-data a.tar --lr-scheduler const-cooldown", "needs --epochs-cooldown"),

@@ -96,6 +96,11 @@ class Architecture:
         """Number of parameters that are trained."""
         return sum(tower.parameters for tower in self.trained)
 
+    @property
+    def trained_tables(self) -> int:
+        """Number of those that are looked up or added."""
+        return sum(tower.embedding for tower in self.trained)
+
 
 def planned_architecture(model: Model) -> Architecture | None:
     """Returns the sizes of a model of whose step a plan knows all; a teacher's part is not known."""

@@ -11,7 +11,7 @@ import torch
 
 from trainer.comm.protocol import Comm
 from trainer.config import Job
-from trainer.config.results import EMA
+from trainer.config.results import EMA, MIX
 from trainer.data.bad_samples import Allowed, name_left_out, without
 from trainer.data.pictures import MOST_PIXELS, decode
 from trainer.data.source import Source, open_images, open_labelled
@@ -28,6 +28,8 @@ from trainer.text.wording import many
 log = logging.getLogger("clipship")
 
 Metrics = dict[str, float | int]
+_LABELS = {"": "", EMA: " (EMA)", MIX: " (mixture)"}
+"""Ends of log lines by the begin of the metrics' names."""
 
 
 class Evaluation:
@@ -69,19 +71,18 @@ class Evaluation:
             if self._comm.world.rank == 0:
                 name_left_out(source.left_out)
 
-    def __call__(self, clip: Clip, stop: Callable[[], bool] = never, *, ema: bool = False) -> Metrics:
+    def __call__(self, clip: Clip, stop: Callable[[], bool] = never, of: str = "") -> Metrics:
         """Collective: returns the metrics under the names of result.json; empty if the job asks for none.
 
         Raises Preempted on all ranks if `stop` is true on any; it is called before each round of blocks; and
         EvaluationFailed on all ranks if any cannot go on.
-        `ema` says that the model has the moving average of its weights: names and log lines tell, and the
-        retrieval board stays that of the weights.
+        `of` says that the model has other weights than the trained ones, their moving average or a mixture:
+        names begin with it, log lines tell, and the retrieval board stays that of the trained weights.
         """
-        label = " (EMA)" if ema else ""
-        show = None if ema else self._show
+        label, show = _LABELS[of], None if of else self._show
         rounds = Rounds(self._comm, stop)
         metrics = {**self._zero_shot(clip, rounds, label), **self._retrieval(clip, rounds, show, label)}
-        return {f"{EMA}{name}": value for name, value in metrics.items()} if ema else metrics
+        return {f"{of}{name}": value for name, value in metrics.items()}
 
     def _zero_shot(self, clip: Clip, rounds: Rounds, label: str) -> Metrics:
         if self._labelled is None:

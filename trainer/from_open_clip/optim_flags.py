@@ -92,10 +92,15 @@ def optimizer(flag: Flag, line: Line, result: Translation) -> None:
         return
     ours = next((own for own, row in OPTIMIZERS.items() if kind == "timm" and row.factory == name), None)
     if ours is None:
-        known = ", ".join(f"timm/{row.factory}" for row in OPTIMIZERS.values() if row.factory)
+        known = ", ".join(
+            f"timm/{row.factory}" for row in OPTIMIZERS.values() if row.factory and not row.differs_there
+        )
         result.refused[flag.name] = (
             f"here are adamw and, of timm's, those that a resumed run repeats: {known}"
         )
+        return
+    if other := OPTIMIZERS[ours].differs_there:
+        result.refused[flag.name] = f'{other}: optim.optimizer = "{ours}" is another one'
         return
     wanted = ["--momentum"] if ours == "sgd" else [f"--{key}" for key in OPTIMIZERS[ours].reads]
     if missing := [each for each in ("--lr", *wanted) if each not in line.named]:

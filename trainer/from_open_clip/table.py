@@ -436,7 +436,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "optim.optimizer optim.no_decay",
             optim_flags.optimizer,
             "`adamw`, and of timm's optimizers nadamw, adoptw, lion, nesterovw and adafactorbv, if learning "
-            "rate and betas are written out. Others keep values that a checkpoint could not give back.",
+            "rate and betas are written out. `lamb` and `muon` are used otherwise here, and other optimizers "
+            "keep values that a checkpoint could not give back.",
         ),
         _key(
             "--skip-scheduler",

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from trainer.config import Optim
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.model.layer_numbers import Layer
+from trainer.model.optimizer_state import keep_exactly
 
 
 def build_optimizer(
@@ -27,9 +28,10 @@ def build_optimizer(
     if not row.factory:
         # The fused kernel serves all parameters at once, and leaves a step out without asking the host.
         return torch.optim.AdamW(groups, lr=settings.lr, fused=True, **arguments)
-    return create_optimizer_v2(
+    made = create_optimizer_v2(
         groups, row.factory, lr=settings.lr, weight_decay=settings.weight_decay, **arguments
     )
+    return keep_exactly(made, settings.optimizer)
 
 
 def set_learning_rate(optimizer: Optimizer, value: float) -> None:
@@ -39,6 +41,8 @@ def set_learning_rate(optimizer: Optimizer, value: float) -> None:
 
 
 _SPARED = ("bn", "ln", "bias", "logit_scale")
+_TABLES = ("embed", "bias_table")
+"""Parts of the names of tables, whose rows are looked up or added."""
 LR_SCALE = "lr_scale"
 """Key of a group: factor of its learning rate."""
 
@@ -50,19 +54,29 @@ def parameter_groups(
 
     `parameters` has those of a model by their names; of each, it may have a part of the rows alone.
     """
-    groups: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
+    by_matrix = OPTIMIZERS[settings.optimizer].by_matrix
+    groups: dict[tuple[bool, float, bool], list[nn.Parameter]] = {
+        (True, 1.0, False): [],
+        (False, 1.0, False): [],
+    }
     for name, parameter in parameters.items():
         if parameter.requires_grad:
-            key = decays(name, parameter, settings), lr_scale(layers.get(name), settings)
-            groups.setdefault(key, []).append(parameter)
+            decay, scale = decays(name, parameter, settings), lr_scale(layers.get(name), settings)
+            groups.setdefault((decay, scale, by_matrix and is_matrix(name, parameter)), []).append(parameter)
     return [
         {
-            "params": groups[decay, scale],
+            "params": groups[decay, scale, matrix],
             "weight_decay": settings.weight_decay if decay else 0.0,
             LR_SCALE: scale,
+            **({"use_muon": matrix, "nesterov": matrix} if by_matrix else {}),
         }
-        for decay, scale in sorted(groups, key=lambda key: (not key[0], -key[1]))
+        for decay, scale, matrix in sorted(groups, key=lambda key: (not key[0], -key[1], not key[2]))
     ]
+
+
+def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Returns whether a layer multiplies by the parameter: two dimensions, and no table."""
+    return parameter.ndim == 2 and not any(part in name for part in _TABLES)
 
 
 def decays(name: str, parameter: nn.Parameter, settings: Optim) -> bool:

@@ -69,7 +69,8 @@ def _table_of_trained(checkpoint: str, model: str | None) -> tuple[dict[str, Any
     before: Mapping[str, Any] = trained.job or {}
     table = {
         "data": {**before.get("data", {}), "format": "synthetic", "train": [], "weights": None},
-        "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained},
+        # Where training began no longer counts.
+        "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained, "init": None},
     }
     return table, before.get("eval", {})
 
@@ -114,7 +115,7 @@ def _checked(table: Mapping[str, Any], command: str, overrides: Sequence[str] = 
 def export_job(checkpoint: str, model: str | None) -> Job:
     """Returns a job that only uses the model, in its own precision. Raises InputError with every problem."""
     table, _ = _table_of_trained(checkpoint, model)
-    table["model"] = {key: value for key, value in table["model"].items() if key not in ("init", "precision")}
+    table["model"] = {key: value for key, value in table["model"].items() if key != "precision"}
     table |= {"name": "export", "optim": {"global_batch_size": 1, "steps": 1}}
     return _checked(table, "clipship export")
 

@@ -124,10 +124,11 @@ def needs(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip) -> Needs:
     side = getattr(getattr(clip.model, "visual", None), "image_size", 224)
     height, width = side if isinstance(side, tuple | list) else (side, side)
     batches = job.data.workers * _BATCHES_PER_WORKER * comm.world.local_size
+    weights = _parameter_bytes(clip)
     return Needs(
         shm_bytes=batches * batch_plan.micro_batch_size * BYTES_OF_A_PIXEL * height * width,
         open_files=_BASE_FILES + 4 * comm.world.size,
-        checkpoint_bytes=(1 + job.optim.state_values) * _parameter_bytes(clip),
+        checkpoint_bytes=weights + job.optim.state_values(weights),
         checkpoints=job.checkpoint.keep + 1 + (job.checkpoint.best is not None),
         fabric=job.resources.fabric if comm.device.type == "cuda" else None,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.results import EMA
+from trainer.config.results import EMA, MIX
 from trainer.report.charts import (
     Chart,
     Label,
@@ -104,7 +104,7 @@ def _families(evaluations: Sequence[Numbers]) -> Iterator[tuple[str, list[str]]]
 
 
 def _family(name: str, evaluations: Sequence[Numbers]) -> str:
-    plain = name.removeprefix(EMA)
+    plain = name.removeprefix(EMA).removeprefix(MIX)
     if is_share(name, evaluations):
         return plain.rpartition("_")[0] or plain
     return re.sub(r"_(i2t|t2i)(?=_)", "", plain)

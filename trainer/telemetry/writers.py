@@ -206,7 +206,7 @@ def _wandb_id(path: Path) -> str:
 
 
 GROUPS = (
-    ("eval", r"(ema_)?(zero_shot_|retrieval_)"),
+    ("eval", r"((ema|mix)_)?(zero_shot_|retrieval_)"),
     ("goodput", r"useful_share$|lost_"),
     ("train", r"(loss|lr|grad_norm|logit_scale|logit_bias|epoch|samples|scaler_scale)$"),
     (
