@@ -61,8 +61,8 @@ def whole_state(checkpoint: OpenClipCheckpoint, train: TrainState) -> WholeState
     if state and (by_name.keys() != set(names.values()) or not _fits(by_name, checkpoint.weights)):
         raise InputError(
             f"checkpoint.resume = {checkpoint.path}: its optimizer has state for {len(state)} parameters, "
-            f"and they are not the {len(names)} that this model trains, or in another order (--wd-exclude, decay "
-            "of the learning rate by layers): set model.pretrained to load its weights alone"
+            f"and they are not the {len(names)} that this model trains, or in another order (--wd-exclude, "
+            "decay of the learning rate by layers): set model.pretrained to load its weights alone"
         )
     return WholeState(checkpoint.weights, by_name, checkpoint.scaler)
 
