@@ -32,7 +32,7 @@ SIZES = {
     "intermediate_size": 64,
     "max_position_embeddings": 40,
 }
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "bert": {**SIZES, "pad_token_id": 0},
     "xlm-roberta": {**SIZES, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 40},
@@ -46,6 +46,17 @@ CASES = {
         "decoder_ffn_dim": 64,
         "max_position_embeddings": 40,
         "pad_token_id": 1,
+    },
+    "modernbert": {
+        **SIZES,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "cls_token_id": 0,
+        "sep_token_id": 2,
+        "embedding_dropout": 0.1,
+        "global_attn_every_n_layers": 2,
+        "local_attention": 8,
     },
     "mt5": {"d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 2, "pad_token_id": 0},
 }

@@ -174,6 +174,32 @@ def test_learning_rates_fall_from_layer_to_layer_of_each_tower() -> None:
     assert rates["logit_scale"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("name", "is_last"),
+    [
+        ("text.transformer.pooler.dense.weight", True),  # BERT
+        ("text.transformer.final_layer_norm.weight", True),  # T5
+        ("text.transformer.final_norm.weight", True),  # ModernBERT
+        ("text.pool.query", True),  # open_clip 4
+        ("text.proj.0.weight", True),
+        ("text.transformer.embeddings.norm.weight", False),
+        ("text.token_embedding.weight", False),
+    ],
+)
+def test_what_is_behind_the_blocks_of_a_text_tower_has_the_whole_rate(name: str, is_last: bool) -> None:
+    model = nn.Module()
+    for each in ("text.transformer.layers.0.attn.weight", name):
+        *parents, last = each.split(".")
+        place = model
+        for parent in parents:
+            if parent not in dict(place.named_children()):
+                place.add_module(parent, nn.Module())
+            place = place.get_submodule(parent)
+        place.register_parameter(last, nn.Parameter(torch.zeros(1)))
+    layer = layers_of(model)[name]
+    assert layer.number == (layer.last if is_last else 0)
+
+
 def test_layers_of_a_resnet_are_its_blocks() -> None:
     rates = scales(small_clip({"layers": [1, 2, 1, 1], "width": 8, "image_size": 64}), RATES)
     for name, power in {

@@ -18,7 +18,7 @@ from trainer.errors import InputError
 from trainer.model.build import Clip, untrained
 from trainer.model.locking import lock_towers
 from trainer.model.sample_dropout import draw_by_sample
-from trainer.model.text_tower import text_notes
+from trainer.model.text_tower import TextTower, text_notes
 
 TEXTS = ["a digit zero", "写数字零", "a", "digit three 图片"]
 
@@ -61,6 +61,17 @@ def test_any_kind_of_tower_begins_with_the_weights_of_its_folder(towers: dict[st
     shared = [name for name in ours if name in there]
     assert len(shared) > 10 or kind in ("m2m_100", "mt5")
     assert all(torch.equal(ours[name], there[name]) for name in shared)
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_a_models_config_may_change_values_of_its_towers(tmp_path: Path, pretrained: bool) -> None:
+    folder = make_tower(tmp_path, "modernbert", dtype="float16")
+    changed = {"max_position_embeddings": 24, "embedding_dropout": 0.0}
+    tower = TextTower(str(folder), 32, pretrained=pretrained, model_config=changed)
+    config = tower.transformer.config
+    assert (tower.context_length, config.max_position_embeddings, config.embedding_dropout) == (24, 24, 0.0)
+    assert {p.dtype for p in tower.transformer.parameters()} == {torch.float32}
+    assert not any(module.p for module in tower.modules() if isinstance(module, nn.Dropout))
 
 
 @pytest.mark.parametrize("kind", CASES)

@@ -58,6 +58,20 @@ _CHINESE = {
     "type_vocab_size": 2,
     "pad_token_id": 0,
 }
+_MODERN_BERT = {
+    "model_type": "modernbert",
+    "vocab_size": 50368,
+    "hidden_size": 768,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "intermediate_size": 1152,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 50283,
+    "bos_token_id": 50281,
+    "cls_token_id": 50281,
+    "eos_token_id": 50282,
+    "sep_token_id": 50282,
+}
 HUB_TOWERS: Mapping[str, Mapping[str, Any]] = {
     "roberta-base": _ROBERTA,
     "xlm-roberta-base": _XLM_ROBERTA,
@@ -85,6 +99,7 @@ HUB_TOWERS: Mapping[str, Mapping[str, Any]] = {
         "encoder_ffn_dim": 8192,
         "decoder_ffn_dim": 8192,
     },
+    "Alibaba-NLP/gte-modernbert-base": _MODERN_BERT,
     "google/mt5-base": _MT5,
     "google/mt5-xl": {
         **_MT5,

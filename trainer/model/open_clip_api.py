@@ -10,6 +10,8 @@ from open_clip import transformer
 from open_clip.coca_model import CoCa
 from torch import Tensor, nn
 
+LOGGERS = ("", "open_clip.factory")
+"""Names of the loggers that say that a model begins with random weights: 3.3 takes the root's."""
 _HAS_LABELS = "output_labels" in CoCa.forward.__code__.co_varnames
 """True if a model that writes captions leaves out the logits behind the last token: before release 4."""
 _OWN_ATTENTION = getattr(transformer, "Attention", None)

@@ -174,9 +174,9 @@ def _transformer(config: Any, folder: str | None) -> nn.Module:
     library.utils.logging.disable_progress_bar()
     model: Any
     if folder is None:
-        model = library.AutoModel.from_config(config, trust_remote_code=False)
-    else:
-        model = library.AutoModel.from_pretrained(folder, dtype=torch.float32, **SAFELY)
+        model = library.AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    else:  # the config may have other values than the folder's
+        model = library.AutoModel.from_pretrained(folder, config=config, dtype=torch.float32, **SAFELY)
     if getattr(config, "is_encoder_decoder", False):
         model = model.get_encoder()
     if "attention_mask" not in inspect.signature(model.forward).parameters:
