@@ -58,7 +58,7 @@ CASES: dict[str, dict[str, Any]] = {
         "global_attn_every_n_layers": 2,
         "local_attention": 8,
     },
-    "mt5": {"d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 2, "pad_token_id": 0},
+    "mt5": {"d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 2, "pad_token_id": 1},
 }
 """Settings of a small model of each kind."""
 

@@ -178,6 +178,7 @@ def test_captions_are_cut_to_a_multiple_of_eight_that_holds_every_end(ends: list
         row[end + 1 :] = 0
     assert CaptionLength()(tokens) == length
     assert CaptionLength(end_token=9)(tokens) == length
+    assert CaptionLength(padding=0)(tokens) == length
 
 
 def test_the_end_token_is_pooled_where_it_stands_first() -> None:

@@ -115,6 +115,22 @@ def test_a_training_is_the_same_with_accumulation_and_with_plain_modules(
 
 @of_4
 @pytest.mark.usefixtures("tiktoken")
+@pytest.mark.parametrize("kind", ["causal", "masked"])
+def test_captions_cut_behind_the_longest_have_the_same_features(
+    kind: str, tmp_path: Path, alone: Comm
+) -> None:
+    job = job_of(kind, tmp_path)
+    clip = build_model(job, plan(job, 1), alone)
+    tokens = clip.tokenizer(["a", "six tk", ""])
+    assert clip.kernels.caption_length is not None
+    length = clip.kernels.caption_length(tokens)
+    assert length == 8 < tokens.shape[1]
+    whole, cut = (clip.model.encode_text(tokens[:, :most]) for most in (16, length))  # type: ignore[operator]
+    torch.testing.assert_close(cut, whole, rtol=1e-12, atol=1e-14)
+
+
+@of_4
+@pytest.mark.usefixtures("tiktoken")
 def test_a_run_from_random_weights_is_quiet(
     tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:

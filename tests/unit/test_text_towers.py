@@ -16,6 +16,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.model.build import Clip, untrained
+from trainer.model.kernels import use_kernels
 from trainer.model.locking import lock_towers
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.text_tower import TextTower, text_notes
@@ -95,6 +96,36 @@ def test_training_draws_the_same_for_a_sample_in_any_micro_batch_and_whatever_to
     assert keys.used is (kind != "m2m_100")  # all of its dropout is in functions
     if keys.used:
         assert not torch.allclose(whole, clip.model.encode_text(tokens))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_captions_cut_behind_the_longest_have_the_same_features_and_gradients(
+    towers: dict[str, Path], kind: str
+) -> None:
+    settings = job_with(towers[kind], context_length=24)
+    clip = untrained(settings)
+    clip.model.double().train()
+    rule = use_kernels(clip.model, settings.model).caption_length
+    assert rule is not None
+    keys, tokens = draw_by_sample(clip.model), clip.tokenizer(TEXTS)
+    assert rule(tokens) == 8 < tokens.shape[1]
+
+    def features(length: int) -> list[torch.Tensor]:
+        keys.put(range(4), torch.device("cpu"))
+        found = clip.model.encode_text(tokens[:, :length])  # type: ignore[operator]
+        weights = [p for p in text_of(clip).parameters() if p.requires_grad]
+        return [found, *torch.autograd.grad(found.square().sum(), weights, allow_unused=True)]
+
+    for whole, cut in zip(features(24), features(8), strict=True):
+        if whole is not None:
+            torch.testing.assert_close(cut, whole, rtol=1e-9, atol=1e-12)
+
+
+def test_captions_stay_whole_in_a_tower_of_an_unknown_kind(towers: dict[str, Path]) -> None:
+    settings = job_with(towers["bert"])
+    clip = untrained(settings)
+    text_of(clip).config.model_type = "another"  # type: ignore[union-attr]
+    assert use_kernels(clip.model, settings.model).caption_length is None
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])

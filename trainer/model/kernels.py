@@ -14,7 +14,7 @@ both. `REPLACEMENTS` lists all of them, and `model.kernels = "plain"` leaves the
 - QuickGELU, x sigmoid(1.702 x), keeps z = 1.702 x alone. Its derivative is that of z sigmoid(z), for which
   torch has a kernel. The plain one keeps x and the sigmoid, and takes five kernels backward.
 - The attention that pools a ResNet's features asks for the one query that is used, not for all of them.
-- Text towers take captions that are cut behind the last token that is pooled (`caption_length.py`).
+- Text towers take captions that are cut behind the last token that counts (`caption_length.py`).
 """
 
 from collections import Counter
@@ -53,8 +53,9 @@ from trainer.model.fused_block import (
     heads_of,
     kind_of_gelu,
 )
-from trainer.model.open_clip_api import is_plain_attention
+from trainer.model.open_clip_api import is_plain_attention, modern_padding
 from trainer.model.rounding import rounded
+from trainer.model.text_tower import TextTower, masked_padding
 from trainer.text.wording import many
 
 _POOLED = ("argmax", "eos")
@@ -110,7 +111,8 @@ def use_kernels(model: nn.Module, settings: Model) -> Kernels:
     if causal:
         for block in text.transformer.resblocks:
             block._causal = True
-    return Kernels(replaced, _caption_length(text, settings) if causal else None, problem)
+    length = _caption_length(text, settings) if causal else _padded_length(model, settings)
+    return Kernels(replaced, length, problem)
 
 
 class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no types
@@ -467,3 +469,15 @@ def _caption_length(text: Any, settings: Model) -> CaptionLength | None:
         (text.text_pool_type, text.text_eos_id) if isinstance(text, CLIP) else (text.pool_type, text.eos_id)
     )
     return CaptionLength(end if pool == "eos" else None)
+
+
+def _padded_length(model: nn.Module, settings: Model) -> CaptionLength | None:
+    """Returns the rule for a text tower whose tokens see all but the padding; None as `_caption_length`.
+
+    Dropout draws by sample and place, so that a shorter caption loses the same.
+    """
+    tower = model.text if type(model) is CustomTextCLIP else None
+    padding = masked_padding(tower) if isinstance(tower, TextTower) else modern_padding(tower)
+    return (
+        None if padding is None or settings.compile or settings.cuda_graphs else CaptionLength(None, padding)
+    )

@@ -31,6 +31,8 @@ _POOLERS = {
 _RATES = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "attention_probs_dropout_prob")
 """Attributes, with which transformers' modules call functions that drop values. No layer can be put in their
 place that draws by sample."""
+_MASK_PADDING = ("bert", "roberta", "xlm-roberta", "distilbert", "m2m_100", "mt5", "t5", "modernbert")
+"""Kinds of towers that are known to compute the same of a caption however much padding follows it."""
 _WIDTHS = ("hidden_size", "d_model", "dim")
 
 
@@ -119,6 +121,11 @@ def text_notes(model: nn.Module) -> tuple[str, ...]:
     where = ", ".join(tower.without_dropout)
     reason = "functions draw it, which cannot draw the same values for a sample on every rank"
     return (f"dropout is off in {where} of the text tower: {reason}",)
+
+
+def masked_padding(tower: TextTower) -> int | None:
+    """Returns the id of the padding if the tower is known to mask it; None for other kinds."""
+    return int(tower.config.pad_token_id) if tower.config.model_type in _MASK_PADDING else None
 
 
 def check_caption_length(model: nn.Module, length: int) -> None:
