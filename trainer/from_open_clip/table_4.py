@@ -82,13 +82,17 @@ _ROWS: dict[str, tuple[Flag, ...]] = {
         dropped(
             "--length-bucketing",
             SWITCH,
-            "samples keep the order that follows from the seed; captions are cut behind the longest of a "
-            "batch where that changes nothing",
+            "samples keep their step, which follows from the seed; the micro-batches of a step are made of "
+            "captions of like length, and cut behind the longest where that changes nothing",
         ),
-        dropped("--bucket-pool", a_count(2048), "no sample is sorted by its length", idle=_BUCKETS),
-        dropped("--bucket-chunk", a_count(128), "no sample is sorted by its length", idle=_BUCKETS),
-        dropped("--bucket-prefetch-pools", a_count(0), "no sample is sorted by its length", idle=_BUCKETS),
-        dropped("--text-pad-multiple", COUNT, "captions are cut behind the longest of a batch"),
+        dropped("--bucket-pool", a_count(2048), "samples are sorted within a step", idle=_BUCKETS),
+        dropped("--bucket-chunk", a_count(128), "samples are sorted within a step", idle=_BUCKETS),
+        dropped("--bucket-prefetch-pools", a_count(0), "samples are sorted within a step", idle=_BUCKETS),
+        dropped(
+            "--text-pad-multiple",
+            COUNT,
+            "captions are cut behind the longest of a micro-batch, to a multiple of 8",
+        ),
     ),
     "Model": (
         dropped(
