@@ -149,6 +149,7 @@ def test_models_of_no_images_are_refused_before_anything_starts() -> None:
     for name in ("CLAP-HTSAT-tiny", "naflexgenlap_betwixt"):
         with pytest.raises(InputError, match=f"{name} is a model of audio and text"):
             check_model(name)
+        assert not needed(Model(name=name)).packages
     with pytest.raises(
         InputError, match="naflexgenlip_b16 is a model that writes captions and compares none"
     ):

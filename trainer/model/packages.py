@@ -15,6 +15,7 @@ from trainer.config import Job, Model
 from trainer.config.losses import LOSSES
 from trainer.errors import InputError
 from trainer.model.catalog import read_config, teacher_of
+from trainer.model.config_keys import OTHER_PARTS
 
 TEXT_PACKAGES = ("transformers", "sentencepiece", "protobuf")
 """Packages of the extra `text`, which docker/requirements-text.txt pins."""
@@ -47,6 +48,8 @@ def needed(model: Model) -> Need:
     with siglip.
     """
     config = read_config(model.name)
+    if config.keys() & OTHER_PARTS.keys():
+        return Need()  # the model is refused
     captions = "multimodal_cfg" in config
     if reason := _text_reason(model, config):
         return Need(TEXT_PACKAGES, reason, captions)
