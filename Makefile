@@ -22,9 +22,10 @@ DEMO_ARGS ?=
 JOB ?=
 KIT_ARGS ?=
 NULLGPU ?= ../shared/nullgpu/run
+MODELS ?=
 OPEN_CLIP ?=
-OPEN_CLIP_TESTS := $(addprefix tests/unit/test_,captioning.py compile.py ema.py export.py foreign_models.py fused_block.py import_weights.py initial_weights.py \
-	kernels.py loading.py locking.py step.py teacher.py text_size.py text_towers.py weight_names.py data_tokens.py)
+OPEN_CLIP_TESTS := $(addprefix tests/unit/test_,captioning.py compile.py ema.py export.py foreign_models.py from_open_clip.py fused_block.py import_weights.py initial_weights.py \
+	kernels.py loading.py locking.py step.py teacher.py text_size.py text_towers.py weight_names.py data_tokens.py open_clip_4.py models_page.py optimizer.py packages.py) tests/integration/test_trajectory.py
 STACK ?=
 PARITY_ARGS ?=
 PYXIS_PREFIX ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/pyxis
@@ -237,8 +238,8 @@ parity: venv horovod ## the gradient on 1, 2 and 4 ranks, each backend, against 
 reference: venv ## write docs/job-file.md, docs/cli.md and the JSON Schema from the code
 	@$(PY) -m trainer.cli.reference
 
-models-table: venv ## build and train each model of open_clip on no memory; write docs/models.md
-	@$(PY) -m trainer.model.models_page
+models-table: venv ## build and train each model of open_clip, or MODELS, on no memory; write docs/models.md
+	@PYTHONPATH="$(if $(OPEN_CLIP),$(realpath $(OPEN_CLIP)/src):)$$PWD" $(PY) -m trainer.model.models_page $(MODELS)
 
 docs: $(DOCS) ## build the pages of docs/ into site/; a broken link or a page that no menu names fails
 	@NO_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --strict --clean

@@ -149,7 +149,7 @@ def test_each_config_of_open_clip_is_allowed() -> None:
     refused = {name: said for name in configs if (said := refusal(check_keys, configs[name], name))}
     assert refused.keys() == {name for name in configs if configs[name].keys() & OTHER_PARTS.keys()}
     for name, said in refused.items():
-        assert re.search(f"{name} is a model (of sound|that writes captions)", said)
+        assert re.search(f"{name} is a model (of audio|that writes captions)", said)
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_packed_captions_give_every_weight_the_gradient_of_whole_ones(
     assert str(fused.kernels).endswith("packed captions")
     rule = fused.kernels.caption_length
     assert rule is not None
-    packed = pack(tokens, rule.counted(tokens), torch.device("cpu"))
+    packed = pack(tokens, rule.needed(tokens), torch.device("cpu"))
     assert len(packed.ids) < tokens.numel()
     assert_equal(gradients(job, alone, fused, packed), expected)
 
@@ -221,6 +221,7 @@ def test_captions_are_cut_to_a_multiple_of_eight_that_holds_every_end(ends: list
         row[end + 1 :] = 0
     assert CaptionLength()(tokens) == length
     assert CaptionLength(end_token=9)(tokens) == length
+    assert CaptionLength(padding=0)(tokens) == length
 
 
 def test_the_end_token_is_pooled_where_it_stands_first() -> None:

@@ -7,6 +7,7 @@ import click
 
 from trainer.cli.options import Command, count_option
 from trainer.errors import InputError
+from trainer.from_open_clip.line import RELEASES
 from trainer.text.terminal import say
 
 
@@ -19,9 +20,15 @@ from trainer.text.terminal import say
     "GPUs of all nodes together, for the global batch: --batch-size is that of one GPU. Without it, "
     "what torchrun is told in ARGS, else 1.",
 )
+@click.option(
+    "--release",
+    type=click.Choice(RELEASES),
+    help="Release of open_clip_train that ARGS is for; 4 is its main branch, with other defaults. Without "
+    "it, the oldest one that has all flags of ARGS.",
+)
 @click.option("--partial", is_flag=True, help="Print the job without the flags that it cannot honour.")
 @click.argument("arguments", metavar="-- ARGS...", nargs=-1, type=click.UNPROCESSED)
-def command(gpus: int | None, partial: bool, arguments: tuple[str, ...]) -> None:
+def command(gpus: int | None, release: str | None, partial: bool, arguments: tuple[str, ...]) -> None:
     r"""Print the job file of a command line of open_clip_train.
 
     ARGS is that command line, with or without the program in front. Flags without a matching key are listed
@@ -37,7 +44,7 @@ def command(gpus: int | None, partial: bool, arguments: tuple[str, ...]) -> None
     """
     from trainer.from_open_clip.job_file import job_file
 
-    text, result = job_file(arguments, gpus)
+    text, result = job_file(arguments, gpus, release)
     if result.refused and not partial:
         problems = [f"{flag}: {why}" for flag, why in result.refused.items()]
         raise InputError("\n".join([*problems, "--partial prints the job without them"]))

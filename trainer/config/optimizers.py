@@ -74,6 +74,21 @@ def _orthogonal(beta1: float, beta2: float, eps: float) -> Mapping[str, Any]:
     return {**_betas_and_eps(beta1, beta2, eps), **ours}
 
 
+NO_DECAY_IN_OPEN_CLIP_4 = (
+    "positional_embedding",
+    "text.positional_embedding",
+    "visual.positional_embedding",
+    "text.reg_tokens",
+    "text.pool.query",
+    "text.*position_embeddings*",
+    "text.*token_type_embeddings*",
+    "text.*embed_positions*",
+    "visual.trunk.*pos_embed",
+    "visual.trunk.*cls_token",
+    "visual.trunk.*reg_token",
+)
+"""Values of `optim.no_decay` with which decay spares what open_clip_train 4 spares (its optim.py)."""
+
 OPTIMIZERS: Mapping[OptimizerName, OptimizerRow] = {
     "adamw": OptimizerRow("", _betas_and_eps, ("beta1", "beta2", "eps"), 2, True, "arXiv 1711.05101"),
     "nadamw": OptimizerRow(

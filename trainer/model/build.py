@@ -33,6 +33,7 @@ from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
 from trainer.model.loading import check_weights, loading
 from trainer.model.locking import lock_towers
+from trainer.model.open_clip_api import LOGGERS
 from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 from trainer.model.text_source import TextSource, text_source
@@ -251,7 +252,7 @@ def preload_tokenizer(job: Job) -> None:
         return
     name = registered(job.model.name)
     config = model_config(name, job.model.cache_dir)
-    if config is not None and not config["text_cfg"].get("hf_tokenizer_name"):
+    if config is not None and not config["text_cfg"].keys() & {"hf_tokenizer_name", "tokenizer_type"}:
         _tokenizer(name, job.model.cache_dir, job.model.context_length, json.dumps(config))
 
 
@@ -285,13 +286,14 @@ def quiet(wanted: bool) -> Iterator[None]:
 
     Training from the beginning asks for such weights.
     """
-    log, has_to_be_told = logging.getLogger(), _Errors()  # open_clip logs with the root logger
-    if wanted:
+    loggers, has_to_be_told = [logging.getLogger(name) for name in LOGGERS], _Errors()
+    for log in loggers if wanted else ():
         log.addFilter(has_to_be_told)
     try:
         yield
     finally:
-        log.removeFilter(has_to_be_told)
+        for log in loggers:
+            log.removeFilter(has_to_be_told)
 
 
 class _Errors(logging.Filter):

@@ -63,9 +63,9 @@ _KINDS = {
 Keys = Mapping[str, "Kind | Keys"]
 
 OTHER_PARTS = {
-    "audio_cfg": "a model of sound and text (CLAP)",
-    "audio_naflex_cfg": "a model of sound and text (GenLAP)",
-    "genlap_cfg": "a model of sound and text (GenLAP)",
+    "audio_cfg": "a model of audio and text (CLAP)",
+    "audio_naflex_cfg": "a model of audio and text (GenLAP)",
+    "genlap_cfg": "a model of audio and text (GenLAP)",
     "genlip_cfg": "a model that writes captions and compares none (GenLIP)",
 }
 """Parts of open_clip's configs whose models are not trained here, with what they are."""
@@ -91,11 +91,16 @@ def check_keys(config: object, place: str) -> None:
 
     `place` is the config's file or name.
     """
+    check_parts(config, place)
+    if problems := list(_problems(config, config_keys()["config"], "")):
+        raise InputError("\n".join(f"model.name: {place}: {problem}" for problem in problems))
+
+
+def check_parts(config: object, place: str) -> None:
+    """Raises InputError for a model that is none of images and texts; `place` as for `check_keys`."""
     for part, what in OTHER_PARTS.items():
         if isinstance(config, Mapping) and part in config:
             raise InputError(f"model.name: {place} is {what}: Clipship trains models of images and texts")
-    if problems := list(_problems(config, config_keys()["config"], "")):
-        raise InputError("\n".join(f"model.name: {place}: {problem}" for problem in problems))
 
 
 def _problems(given: object, keys: Keys, name: str) -> Iterator[str]:

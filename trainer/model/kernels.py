@@ -54,7 +54,7 @@ from trainer.model.fused_block import (
     heads_of,
     kind_of_gelu,
 )
-from trainer.model.open_clip_api import is_plain_attention
+from trainer.model.open_clip_api import is_plain_attention, modern_padding
 from trainer.model.packed_captions import Packed
 from trainer.model.rounding import rounded
 from trainer.model.text_tower import TextTower
@@ -475,11 +475,13 @@ def _is_causal(mask: Tensor | None) -> bool:
 
 
 def _padding_cut(model: nn.Module, settings: Model) -> CaptionLength | None:
-    """Returns the rule for a text tower of transformers; None if captions stay as they are."""
-    text = model.text if type(model) is CustomTextCLIP else None
-    if not isinstance(text, TextTower) or text.masked_padding is None or _each_length_anew(settings):
-        return None
-    return CaptionLength(padding=text.masked_padding)
+    """Returns the rule for a text tower whose tokens see all but the padding; None as `_caption_length`.
+
+    Dropout draws by sample and place, so that a shorter caption loses the same.
+    """
+    tower = model.text if type(model) is CustomTextCLIP else None
+    padding = tower.masked_padding if isinstance(tower, TextTower) else modern_padding(tower)
+    return None if padding is None or _each_length_anew(settings) else CaptionLength(padding=padding)
 
 
 def _each_length_anew(settings: Model) -> bool:

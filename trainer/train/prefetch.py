@@ -5,6 +5,7 @@ On a GPU the next step's micro-batches are copied while this step computes.
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from trainer.data.streams import loader_processes
 from trainer.data.tokens import with_mask
 from trainer.model.caption_length import CaptionLength
 from trainer.model.packed_captions import Packed, pack
+from trainer.train.by_length import ByLength
 from trainer.train.setup import TrainSetup
 from trainer.train.step import MicroBatch
 
@@ -30,8 +32,8 @@ _WHOLE_STEPS = 2
 
 Memory for shorter captions fits in that for longer ones, but not the other way round.
 """
-Sent = tuple[Tensor, Tensor | Packed, Sequence[str]]
-"""Images and tokens on the device, and the samples' keys."""
+Sent = tuple[Tensor, Tensor | Packed, Sequence[str], Sequence[int] | None]
+"""Images and tokens on the device, the samples' keys, and their places if they are in another order."""
 
 
 def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBatch]]:
@@ -43,9 +45,9 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
     clip = setup.clip
     # Shapes change the order of sums, so a run that repeats its bits cannot begin otherwise than it goes on.
     whole_steps = 0 if setup.job.comm.deterministic else _WHOLE_STEPS
-    prefetcher = Prefetcher(
-        setup.comm.device, dtype, clip.mean, clip.std, clip.kernels.caption_length, whole_steps
-    )
+    rule = clip.kernels.caption_length
+    by_length = None if rule is None else ByLength(rule, tells=setup.comm.world.rank == 0)
+    prefetcher = Prefetcher(setup.comm.device, dtype, clip.mean, clip.std, rule, whole_steps, by_length)
     return prefetcher.steps(_loaded(setup, skipped), setup.plan.accumulation)
 
 
@@ -96,7 +98,9 @@ class Prefetcher:
 
     That function gives `dtype`, minus the mean and divided by the standard deviation of each channel.
     Captions are packed or cut as `caption_length` says; without it they stay as they are. On a GPU all of
-    their tokens are computed in the first `whole_steps` steps.
+    their tokens
+    their tokens are computed in the first `whole_steps` steps. `by_length` may let other samples of a step
+    pass together.
     """
 
     def __init__(
@@ -107,8 +111,10 @@ class Prefetcher:
         std: Sequence[float],
         caption_length: CaptionLength | None = None,
         whole_steps: int = 0,
+        by_length: ByLength | None = None,
     ) -> None:
         self._device, self._caption_length, self._whole_steps = device, caption_length, whole_steps
+        self._by_length = by_length
         self._mean, self._std = (
             to_device(torch.tensor(channels, dtype=dtype), device) for channels in (mean, std)
         )
@@ -120,10 +126,7 @@ class Prefetcher:
         """
         groups = iter(lambda: list(islice(batches, accumulation)), [])
         if self._device.type != "cuda":
-            return (
-                [self._micro(batch.images, self._cut(batch.tokens), batch.keys) for batch in group]
-                for group in groups
-            )
+            return ([self._micro(*batch) for batch in self._cut(group)] for group in groups)
         return self._ahead(groups)
 
     def _ahead(self, groups: Iterator[list[Batch]]) -> Iterator[list[MicroBatch]]:
@@ -144,37 +147,75 @@ class Prefetcher:
         """
         group = next(groups, [])
         with torch.cuda.stream(stream):
-            sent: list[Sent] = [
-                (
-                    batch.images.to(self._device, non_blocking=True),
-                    self._captions(batch.tokens),
-                    batch.keys,
-                )
-                for batch in group
-            ]
+            sent = self._cut(group)
         self._whole_steps -= 1
         return sent, stream.record_event()
 
-    def _cut(self, tokens: Tensor) -> Tensor:
-        return tokens if self._caption_length is None else tokens[:, : self._caption_length(tokens)]
+    def _cut(self, group: list[Batch]) -> list[Sent]:
+        """Returns a step's micro-batches on the device, with captions no longer than those of each need."""
+        rule, on_gpu = self._caption_length, self._device.type == "cuda"
+        whole = on_gpu and self._whole_steps > 0
+        if rule is not None and rule.packs and on_gpu:
+            return [
+                (self._images(batch), self._packed(batch.tokens, rule, whole), batch.keys, None)
+                for batch in group
+            ]
+        if rule is None or not group or whole:
+            return [(*self._brought(batch), batch.keys, None) for batch in group]
+        order = None if self._by_length is None else self._by_length.order([batch.tokens for batch in group])
+        if order is None:
+            # Whole, and cut there: rows that do not follow one another would make the host wait.
+            return [
+                (images, tokens[:, : rule(batch.tokens)], batch.keys, None)
+                for batch in group
+                for images, tokens in [self._brought(batch)]
+            ]
+        return self._ordered(group, order, rule)
 
-    def _captions(self, tokens: Tensor) -> Tensor | Packed:
-        """Starts the copy of captions to the GPU, packed or cut if the model takes them so."""
-        rule, whole = self._caption_length, self._whole_steps > 0
-        if rule is not None and rule.packs:
-            return pack(tokens, rule.counted(tokens), self._device, whole=whole)
-        length = None if rule is None or whole else rule(tokens)
-        # Whole, and cut there: rows that do not follow one another would make the host wait.
-        return tokens.to(self._device, non_blocking=True)[:, :length]
+    def _ordered(self, group: list[Batch], order: Tensor, rule: CaptionLength) -> list[Sent]:
+        size = len(group[0].keys)
+        new_places = to_device(order.argsort(), self._device).split(size)
+        images, tokens = _moved(map(self._brought, group), new_places)
+        lengths = map(rule, torch.cat([batch.tokens for batch in group])[order].split(size))
+        keys = [key for batch in group for key in batch.keys]
+        parts = zip(images.split(size), tokens.split(size), lengths, order.split(size), strict=True)
+        return [
+            (pixels, ids[:, :length], [keys[place] for place in places.tolist()], places.tolist())
+            for pixels, ids, length, places in parts
+        ]
 
-    def _received(self, images: Tensor, tokens: Tensor | Packed, keys: Sequence[str]) -> MicroBatch:
+    def _brought(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self._images(batch), batch.tokens.to(self._device, non_blocking=True)
+
+    def _images(self, batch: Batch) -> Tensor:
+        return batch.images.to(self._device, non_blocking=True)
+
+    def _packed(self, tokens: Tensor, rule: CaptionLength, whole: bool) -> Packed:
+        return pack(tokens, rule.needed(tokens), self._device, whole=whole)
+
+    def _received(self, images: Tensor, tokens: Tensor | Packed, *rest: Any) -> MicroBatch:
         for tensor in (images, *(tokens if isinstance(tokens, Packed) else (tokens,))):
             # Another stream allocated their memory and would otherwise reuse it too early.
             tensor.record_stream(torch.cuda.current_stream(self._device))
-        return self._micro(images, tokens, keys)
+        return self._micro(images, tokens, *rest)
 
-    def _micro(self, images: Tensor, tokens: Tensor | Packed, keys: Sequence[str]) -> MicroBatch:
-        return MicroBatch(images, tokens, keys, self._normalised)
+    def _micro(
+        self, images: Tensor, tokens: Tensor | Packed, keys: Sequence[str], places: Sequence[int] | None
+    ) -> MicroBatch:
+        return MicroBatch(images, tokens, keys, self._normalised, places)
 
     def _normalised(self, images: Tensor) -> Tensor:
         return normalised(images, self._mean, self._std)
+
+
+def _moved(parts: Iterator[tuple[Tensor, Tensor]], places: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns images and tokens of all parts, each sample at its new place; a part goes when it is copied."""
+    images = tokens = torch.empty(0)
+    for number, (some, ids) in enumerate(parts):
+        if not number:
+            images, tokens = (
+                each.new_empty(len(places) * len(each), *each.shape[1:]) for each in (some, ids)
+            )
+        images.index_copy_(0, places[number], some)
+        tokens.index_copy_(0, places[number], ids)
+    return images, tokens

@@ -14,7 +14,7 @@ update out by itself if it is not.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -59,6 +59,8 @@ class MicroBatch:
     """Function from `images` to what the model takes. Each pass calls it and keeps nothing: bytes take a
     quarter of the memory of floats or less.
     """
+    places: Sequence[int] | None = None
+    """Places of the samples in the rank's share of the batch; None: they follow those of the one before."""
 
     @property
     def rows(self) -> Tensor:
@@ -212,7 +214,11 @@ class TrainStep:
         first = self._comm.world.rank * self._plan.batch_size_per_rank + number * self._plan.micro_batch_size
         # This seeds the randomness that `sample_dropout.py` cannot reach.
         torch.manual_seed(position_seed(self._job.seed, step, first, "model"))
-        positions = range(first, first + len(batch.images))
+        positions: Iterable[int] = range(first, first + len(batch.images))
+        if batch.places is not None:
+            positions = (
+                self._comm.world.rank * self._plan.batch_size_per_rank + place for place in batch.places
+            )
         self._keys.put(
             (position_seed(self._job.seed, step, position, "dropout") for position in positions),
             self._comm.device,
