@@ -24,7 +24,7 @@ KIT_ARGS ?=
 NULLGPU ?= ../shared/nullgpu/run
 OPEN_CLIP ?=
 OPEN_CLIP_TESTS := $(addprefix tests/unit/test_,captioning.py compile.py ema.py export.py foreign_models.py fused_block.py import_weights.py initial_weights.py \
-	kernels.py loading.py locking.py step.py teacher.py text_size.py text_towers.py weight_names.py data_tokens.py)
+	kernels.py loading.py locking.py naflex.py step.py teacher.py text_size.py text_towers.py weight_names.py data_tokens.py)
 STACK ?=
 PARITY_ARGS ?=
 PYXIS_PREFIX ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/pyxis

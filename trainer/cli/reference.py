@@ -60,6 +60,7 @@ UNITS = {
     "epochs": "epochs",
     "context_length": "tokens",
     "image_size": "pixels",
+    "image_tokens": "patches",
     "unlocked_groups": "groups of layers",
     "unlocked_layers": "groups of layers",
     "rand_augment_ops": "operations",

@@ -3,7 +3,7 @@
 On a GPU the next step's micro-batches are copied while this step computes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -43,7 +43,13 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
     # Shapes change the order of sums, so a run that repeats its bits cannot begin otherwise than it goes on.
     whole_steps = 0 if setup.job.comm.deterministic else _WHOLE_STEPS
     prefetcher = Prefetcher(
-        setup.comm.device, dtype, clip.mean, clip.std, clip.kernels.caption_length, whole_steps
+        setup.comm.device,
+        dtype,
+        clip.mean,
+        clip.std,
+        clip.kernels.caption_length,
+        whole_steps,
+        clip.images.normalised,
     )
     return prefetcher.steps(_loaded(setup, skipped), setup.plan.accumulation)
 
@@ -58,7 +64,7 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         rank=setup.comm.world.rank,
         seed=job.seed,
         order=setup.order,
-        pixels=setup.clip.crop,
+        pixels=setup.clip.images.crop,
         tokenizer=with_mask(setup.clip.tokenizer, job.data.text_mask),
         workers=loader_processes(setup.source, job.data.workers),
         weights=setup.weights,
@@ -93,9 +99,9 @@ def _caption_monitor(setup: TrainSetup, captions: int) -> CaptionMonitor:
 class Prefetcher:
     """Moves images to the device as uint8, with the function that normalises them there.
 
-    That function gives `dtype`, minus the mean and divided by the standard deviation of each channel. Tokens
-    are cut to the length that `caption_length` finds; without it they stay as they are. On a GPU they also
-    stay so in the first `whole_steps` steps.
+    That function, `normalise`, gives `dtype`, minus the mean and divided by the standard deviation of each
+    channel. Tokens are cut to the length that `caption_length` finds; without it they stay as they are. On a
+    GPU they also stay so in the first `whole_steps` steps.
     """
 
     def __init__(
@@ -106,8 +112,10 @@ class Prefetcher:
         std: Sequence[float],
         caption_length: CaptionLength | None = None,
         whole_steps: int = 0,
+        normalise: Callable[[Tensor, Tensor, Tensor], Tensor] = normalised,
     ) -> None:
         self._device, self._caption_length, self._whole_steps = device, caption_length, whole_steps
+        self._normalise = normalise
         self._mean, self._std = (
             to_device(torch.tensor(channels, dtype=dtype), device) for channels in (mean, std)
         )
@@ -173,4 +181,4 @@ class Prefetcher:
         return MicroBatch(images, tokens, keys, self._normalised)
 
     def _normalised(self, images: Tensor) -> Tensor:
-        return normalised(images, self._mean, self._std)
+        return self._normalise(images, self._mean, self._std)
