@@ -16,6 +16,7 @@ from timm.data import naflex_transforms
 from timm.data.naflex_dataset import NaFlexCollator
 from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence
 from timm.data.transforms_factory import create_transform
+from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor
 
 from tests.support.jobs import VIT, small_job, tiny_job
@@ -38,6 +39,7 @@ from trainer.model.export import export
 from trainer.model.image_tokens import check_image_tokens, image_tokens
 from trainer.model.kernels import use_kernels
 from trainer.model.outputs import outputs
+from trainer.model.positions import DevicePositions
 
 BUDGET = Budget(TOKENS, (PATCH, PATCH))
 NONE = LeftOut()
@@ -264,6 +266,31 @@ def test_a_block_for_evaluation_is_filled_up_and_its_features_are_those_of_open_
         own = torch.nn.functional.normalize(clip.model.visual(theirs), dim=-1)  # type: ignore[operator]
     assert found.isfinite().all()
     torch.testing.assert_close(found[:5], own, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("table", [(4, 4), (16, 16), (3, 7)])
+def test_positions_on_the_device_are_those_of_timm(mode: str, table: tuple[int, int]) -> None:
+    """timm's are in float32, which the tests of gradients take out of both."""
+    embeds = NaFlexEmbeds(PATCH, 3, 32, "linear", pos_embed_grid_size=table, pos_embed_interp_mode=mode)
+    grids = [(1, 1), (1, 60), (60, 1), (4, 4), (5, 12), (16, 3), (7, 8)]
+    index = torch.arange(64)
+    coordinates = torch.stack(
+        [torch.stack([index // w, index % w], 1) * (index < h * w)[:, None] for h, w in grids]
+    )
+    found = []
+    for kind in (NaFlexEmbeds, DevicePositions):
+        x = torch.zeros(len(grids), 64, 32, requires_grad=True) * 1.0
+        embeds.__class__ = kind
+        embeds.zero_grad()
+        embeds._apply_learned_naflex_pos_embed(x, coordinates)
+        valid = torch.stack([index < h * w for h, w in grids])
+        (x[valid] * torch.arange(32)).sum().backward()
+        assert embeds.pos_embed is not None
+        found.append((x[valid].detach(), embeds.pos_embed.grad))
+    (theirs, of_theirs), (ours, of_ours) = found
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-7)
+    torch.testing.assert_close(of_ours, of_theirs, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
