@@ -109,6 +109,10 @@ class Model(Section):
     image_size: Edge | tuple[Edge, Edge] | None = None
     """Edge of the images in pixels, or [height, width]. None: as the model's config says. Weights that were
     trained at another size are fitted: their table of positions is interpolated."""
+    image_tokens: Annotated[int, Field(ge=1, le=16384)] | None = None
+    """Most patches of an image, for a tower that takes images of any shape (NaFlex): each is resized so that
+    as many as possible fit, and keeps its ratio of width to height. None: as the model's config says
+    (image_seq_len); if that says nothing, images have one size, as for other towers."""
     context_length: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Most tokens of a caption. None: as the model's config says. Weights with another length are fitted."""
     patch_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None

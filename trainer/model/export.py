@@ -42,6 +42,8 @@ class Form:
     program: str
     needs: tuple[str, ...] = ()
     """Modules that writing it needs."""
+    patches: bool = False
+    """True if it holds a tower that takes pictures in their own shape."""
     compared_with: str = "open_clip"
     """Module that reading it back needs; without it the form is not compared."""
 
@@ -56,6 +58,11 @@ def export(job: Job, folder: Path, to: str) -> tuple[str, ...]:
     for module in form.needs:
         require(module)
     made = Export(job, untrained(job), folder)
+    if not (form.patches or made.clip.images.one_size):
+        raise InputError(
+            f"--to {to}: this form holds towers that take images of one size, and that of {job.model.name} "
+            "takes any shape: choose --to open_clip or --to safetensors"
+        )
     made.clip.model.eval()
     form.write(made)
     if find_spec(form.compared_with) is None:
@@ -97,9 +104,8 @@ def _text_files(made: Export) -> None:
 
 def _onnx(made: Export) -> None:
     """Two graphs, images to features and tokens to features, of unit length and for any number of samples."""
-    height, width = made.clip.crop.size
     towers = {
-        "images": (_Tower(made.clip.model, "encode_image"), torch.zeros(2, 3, height, width)),
+        "images": (_Tower(made.clip.model, "encode_image"), torch.zeros(2, *made.clip.images.input_shape)),
         "tokens": (_Tower(made.clip.model, "encode_text"), made.clip.tokenizer(["a", "b"])),
     }
     for name, (tower, example) in towers.items():
@@ -213,7 +219,7 @@ def _features(out: Any) -> Tensor:
 
 
 FORMATS: dict[str, Form] = {
-    "open_clip": Form(_open_clip, by_open_clip, "open_clip"),
+    "open_clip": Form(_open_clip, by_open_clip, "open_clip", patches=True),
     "hf": Form(
         write_transformers,
         by_transformers,
@@ -221,7 +227,7 @@ FORMATS: dict[str, Form] = {
         needs=("transformers",),
         compared_with="transformers",
     ),
-    "safetensors": Form(_safetensors, by_open_clip_from_weights, "open_clip"),
+    "safetensors": Form(_safetensors, by_open_clip_from_weights, "open_clip", patches=True),
     "onnx": Form(
         _onnx, by_onnxruntime, "onnxruntime", needs=("onnx", "onnxscript"), compared_with="onnxruntime"
     ),

@@ -14,6 +14,8 @@ both. `REPLACEMENTS` lists all of them, and `model.kernels = "plain"` leaves the
 - QuickGELU, x sigmoid(1.702 x), keeps z = 1.702 x alone. Its derivative is that of z sigmoid(z), for which
   torch has a kernel. The plain one keeps x and the sigmoid, and takes five kernels backward.
 - The attention that pools a ResNet's features asks for the one query that is used, not for all of them.
+- Positions of images of any shape are interpolated on the device, which the host need not ask for their
+  grids (`positions.py`).
 - Text towers take captions that are cut behind the last token that counts (`caption_length.py`), those of
   fused blocks captions laid end to end (`packed_captions.py`).
 """
@@ -37,6 +39,7 @@ from open_clip.transformer import (
 from timm.layers import Attention as TimmAttention  # type: ignore[attr-defined]
 from timm.layers import Mlp as TimmMlp  # type: ignore[attr-defined]
 from timm.layers.drop import DropPath
+from timm.models.naflexvit import NaFlexEmbeds
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -56,6 +59,7 @@ from trainer.model.fused_block import (
 )
 from trainer.model.open_clip_api import is_plain_attention, modern_padding
 from trainer.model.packed_captions import Packed
+from trainer.model.positions import DevicePositions, can_be_weighed
 from trainer.model.rounding import rounded
 from trainer.model.text_tower import TextTower
 from trainer.text.wording import many
@@ -439,6 +443,7 @@ REPLACEMENTS: dict[type[nn.Module], Replacement] = {
     CLIP: Replacement(_Clip, _pools_one_token),
     TextTransformer: Replacement(_TextTower, _pools_one_token),
     nn.Conv2d: Replacement(PatchProduct, _cuts_patches, "patch product"),
+    NaFlexEmbeds: Replacement(DevicePositions, lambda embeds, _: can_be_weighed(embeds), "weighed position"),
 }
 """The replacement of each class. Subclasses of these classes stay as they are."""
 

@@ -71,6 +71,29 @@ cannot be known is said. With
 `eval.templates = "set:chinese"`, zero-shot classification asks in Chinese. `make demo DEMO=chinese`
 trains a small one from nothing.
 
+## Images of any shape
+
+An image tower of timm's NaFlexVit (SigLIP 2 NaFlex, arXiv 2502.14786) takes an image in its own
+shape: resized, with its ratio of width to height kept, so that as many patches as possible fit
+into a budget, and padded to it under a mask. `model.image_tokens` is the budget. Without it that of
+the config counts (`image_seq_len`, 576 for ViT-B-16-SigLIP2-naflex); a config without one gets
+images of one size, as open_clip_train gives them without `--use-naflex`.
+
+```toml
+[model]
+name = "ViT-B-16-SigLIP2-naflex"   # a config of open_clip 4; `pretrained = "webli"` has its weights
+image_tokens = 256                 # patches of 16 x 16 pixels: 256 x 256 of a square image
+```
+
+Sizes, crops and patches are timm's, with which open_clip_train trains: for evaluation to the last
+bit, for training by the same rules from the sample's seed, with pixels that differ by rounding.
+`data.crop_scale` and `[data.augment]` hold as elsewhere; `crop_ratio` is over the image's own.
+Zero-shot classification, retrieval and `search` see each image in its shape, too. Every sample has
+the budget's tokens, so batches, the split over ranks and the gradient are as for any model, and
+`check` counts them. `image_size`, `image_resize_mode`, `patch_dropout` and `cuda_graphs` are
+refused. `export` writes the forms `open_clip` and `safetensors`; the others hold images of one
+size.
+
 ## Out of here
 
 `clipship export runs/NAME out --to open_clip` writes a folder that open_clip loads as

@@ -26,6 +26,7 @@ from trainer.evaluate.suite_folders import check_suite, check_suite_files
 from trainer.launch.schedulers import scheduler
 from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag, check_teacher
 from trainer.model.host_compiler import check_compiler
+from trainer.model.image_tokens import check_image_tokens
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
 from trainer.run.checkpoints import check_resume, newest_step
 from trainer.run.folder import check_run_folder, run_folder
@@ -45,6 +46,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         *_without_looking(job, world_size),
         lambda: check_model(job.model.name),
         lambda: check_loss(job),
+        lambda: check_image_tokens(job.model),
         lambda: check_pretrained(job.model.pretrained),
         lambda: check_init(job.model),
         lambda: check_teacher(job.model),
@@ -86,6 +88,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
     checks = _without_looking(job, world_size)
     if not os.path.isabs(job.model.name):
         checks += [lambda: check_model(job.model.name), lambda: check_loss(job)]
+        checks.append(lambda: check_image_tokens(job.model))
         checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
     if not _runs_elsewhere(job):
         checks += [lambda: _check_packages(job), lambda: check_storage(job)]

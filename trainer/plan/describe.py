@@ -22,6 +22,7 @@ from trainer.data.storage import storage_rows
 from trainer.estimate.fit import with_gpu_limit
 from trainer.launch.schedulers import launchers_of, scheduler
 from trainer.model.image_edges import lost_pixels
+from trainer.model.image_tokens import image_tokens
 from trainer.model.text_size import text_parameters
 from trainer.plan.begun_order import begun_order, with_order
 from trainer.plan.device import device_rows, has_a_gpu, no_gpu_here, on_gpus
@@ -232,7 +233,9 @@ def _model(job: Job) -> str:
         if groups is not None
     )
     compiled = ", compiled" if job.model.compile else ""
-    own = f"{job.model.name}{_text_tower(job.model)}"
+    tokens = image_tokens(job.model)
+    images = f", images of any shape in up to {many(tokens, 'patch', 'patches')}" if tokens else ""
+    own = f"{job.model.name}{_text_tower(job.model)}{images}"
     return f"{own}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{compiled}"
 
 

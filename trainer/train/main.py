@@ -271,8 +271,7 @@ def _check_shared_memory(job: Job, batch_plan: BatchPlan, clip: Clip, source: So
     """
     node, nodes = comm.world.node, comm.all_gather_object(comm.world.node)
     workers = loader_processes(source, job.data.workers)
-    height, width = clip.crop.size  # the size leaves room for a fourth channel
-    loaders = nodes.count(node), workers, batch_plan.micro_batch_size * 4 * height * width
+    loaders = nodes.count(node), workers, batch_plan.micro_batch_size * clip.images.sample_bytes
     shared_memory_for_loaders(node, *loaders)
     if keeps_in_memory(job):
         check_memory(node, clip.model, loader_bytes(*loaders))

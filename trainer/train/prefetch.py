@@ -3,7 +3,7 @@
 On a GPU the next step's micro-batches are copied while this step computes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -45,9 +45,11 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
     clip = setup.clip
     # Shapes change the order of sums, so a run that repeats its bits cannot begin otherwise than it goes on.
     whole_steps = 0 if setup.job.comm.deterministic else _WHOLE_STEPS
-    rule = clip.kernels.caption_length
+    rule, normalise = clip.kernels.caption_length, clip.images.normalised
     by_length = None if rule is None else ByLength(rule, tells=setup.comm.world.rank == 0)
-    prefetcher = Prefetcher(setup.comm.device, dtype, clip.mean, clip.std, rule, whole_steps, by_length)
+    prefetcher = Prefetcher(
+        setup.comm.device, dtype, clip.mean, clip.std, rule, whole_steps, by_length, normalise
+    )
     return prefetcher.steps(_loaded(setup, skipped), setup.plan.accumulation)
 
 
@@ -61,7 +63,7 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         rank=setup.comm.world.rank,
         seed=job.seed,
         order=setup.order,
-        pixels=setup.clip.crop,
+        pixels=setup.clip.images.crop,
         tokenizer=with_mask(setup.clip.tokenizer, job.data.text_mask),
         workers=loader_processes(setup.source, job.data.workers),
         weights=setup.weights,
@@ -96,11 +98,10 @@ def _caption_monitor(setup: TrainSetup, captions: int) -> CaptionMonitor:
 class Prefetcher:
     """Moves images to the device as uint8, with the function that normalises them there.
 
-    That function gives `dtype`, minus the mean and divided by the standard deviation of each channel.
-    Captions are packed or cut as `caption_length` says; without it they stay as they are. On a GPU all of
-    their tokens
-    their tokens are computed in the first `whole_steps` steps. `by_length` may let other samples of a step
-    pass together.
+    That function, `normalise`, gives `dtype`, minus the mean and divided by the standard deviation of each
+    channel. Captions are packed or cut as `caption_length` says; without it they stay as they are. On a GPU
+    all of their tokens are computed in the first `whole_steps` steps. `by_length` may let other samples of a
+    step pass together.
     """
 
     def __init__(
@@ -112,9 +113,10 @@ class Prefetcher:
         caption_length: CaptionLength | None = None,
         whole_steps: int = 0,
         by_length: ByLength | None = None,
+        normalise: Callable[[Tensor, Tensor, Tensor], Tensor] = normalised,
     ) -> None:
         self._device, self._caption_length, self._whole_steps = device, caption_length, whole_steps
-        self._by_length = by_length
+        self._by_length, self._normalise = by_length, normalise
         self._mean, self._std = (
             to_device(torch.tensor(channels, dtype=dtype), device) for channels in (mean, std)
         )
@@ -205,7 +207,7 @@ class Prefetcher:
         return MicroBatch(images, tokens, keys, self._normalised, places)
 
     def _normalised(self, images: Tensor) -> Tensor:
-        return normalised(images, self._mean, self._std)
+        return self._normalise(images, self._mean, self._std)
 
 
 def _moved(parts: Iterator[tuple[Tensor, Tensor]], places: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
