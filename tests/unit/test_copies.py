@@ -19,6 +19,7 @@ from trainer.copies.copied_run import CopiedRun
 from trainer.copies.copier import Copier
 from trainer.copies.place import check_place
 from trainer.data import store
+from trainer.data.files import file_system
 from trainer.errors import InputError, StorageError
 from trainer.run.best import folder_name
 from trainer.run.layout import COPIES_FILE, Run
@@ -131,7 +132,7 @@ def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_write_that_a_store_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"memory://{tmp_path.name}/file"
-    memory = store.file_system(address)
+    memory = file_system(address)
     faults: list[Exception] = [ConnectionResetError("reset"), OSError("503 slow down")]
     pipe_file = type(memory).pipe_file
 
