@@ -164,14 +164,13 @@ class Copier:
                 self._changed.wait(min(wait_s, _AGAIN_AT_END_S))
 
     def _write_record(self) -> None:
-        with self._changed:
+        with self._changed, suppress(OSError):  # in the order of the changes
             record: Mapping[str, Any] = {
                 "to": self._to.address,
                 "step": self._copied,
                 "behind": len(self._offered),
                 "failed": self._failed,
             }
-        with suppress(OSError):
             write_json(self._run.folder / COPIES_FILE, record)
 
 

@@ -40,8 +40,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
     With `fresh`, the run folder's content will be moved aside. Raises InputError that lists every problem.
     """
     elsewhere = _runs_elsewhere(job)
-    if stores_of(job.addresses):
-        use_storage(job)
+    _reach_storage(job)
     checks: tuple[Callable[[], object], ...] = (
         *_without_looking(job, world_size),
         lambda: check_model(job.model.name),
@@ -94,6 +93,12 @@ def check_without_files(job: Job, world_size: int) -> int | None:
         checks += [lambda: _check_packages(job), lambda: check_storage(job)]
     _refuse(checks)
     return None if FORMATS[job.data.kind].unit else job.data.synthetic_samples
+
+
+def _reach_storage(job: Job) -> None:
+    """Lets this process ask object storage as [data.storage] says, if the job names any."""
+    if stores_of(job.addresses):
+        use_storage(job)
 
 
 def _check_copies(job: Job, *, fresh: bool) -> None:
@@ -158,6 +163,7 @@ def check_submission(job: Job, to: str, *, data: bool) -> None:
 
 def check_evaluated(job: Job) -> None:
     """Raises InputError that lists every problem of a job that only evaluates a model."""
+    _reach_storage(job)
     _refuse(
         (
             lambda: check_model(job.model.name),
