@@ -11,7 +11,7 @@ from tests.support.jobs import tiny_job
 from trainer.config import Checkpoint, Data, Job
 from trainer.config.batch_plan import plan
 from trainer.data.choose_order import choose_order, mean_sample_bytes, order_by
-from trainer.data.index import Entry
+from trainer.data.entry import Entry
 from trainer.data.lanes import Lanes
 from trainer.data.reading_plan import reading_rows
 from trainer.data.sample import Source

@@ -27,6 +27,7 @@ from trainer.cli.index import command
 from trainer.comm.protocol import Comm
 from trainer.config import Data
 from trainer.data import distributed_index, files, index
+from trainer.data.entry import Entry
 from trainer.data.files import Files
 from trainer.data.identity import data_rows
 from trainer.data.index import (
@@ -361,7 +362,8 @@ def test_the_catalogue_is_small(shards: list[str], tmp_path: Path) -> None:
 ADD_ENTRIES = """
 import sys
 from pathlib import Path
-from trainer.data.index import Entry, write_catalogue
+from trainer.data.entry import Entry
+from trainer.data.index import write_catalogue
 from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.tar import Selection
 for number in range(20):
@@ -381,7 +383,7 @@ def test_jobs_that_write_a_catalogue_at_once_lose_nothing(tmp_path: Path) -> Non
 def test_a_catalogue_that_cannot_be_locked_is_written_all_the_same(tmp_path: Path) -> None:
     catalogue = catalogue_file(tmp_path, SELECTION)
     catalogue.with_name(f".{catalogue.name}.lock").mkdir()
-    write_catalogue(tmp_path, SELECTION, {"a.tar": index.Entry(1, "", 1, "", {}, {})})
+    write_catalogue(tmp_path, SELECTION, {"a.tar": Entry(1, "", 1, "", {}, {})})
     assert set(read_catalogue(tmp_path, SELECTION)) == {"a.tar"}
 
 
@@ -400,7 +402,7 @@ def test_a_job_opens_what_it_has_indexed_whatever_others_make_of_the_catalogue(
 ) -> None:
     """As where the file system has no locks, and another job replaces the catalogue by its own."""
 
-    def overwritten(folder: Path, selection: Selection, entries: Mapping[str, index.Entry]) -> None:
+    def overwritten(folder: Path, selection: Selection, entries: Mapping[str, Entry]) -> None:
         write_catalogue(folder, selection, entries)
         catalogue_file(folder, selection).unlink()
 

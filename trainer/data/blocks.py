@@ -11,8 +11,7 @@ from trainer.data.arena import Arena, Kept
 from trainer.data.block_cache import BlockCache
 from trainer.data.files import Files, Stamp, persistent, stamp
 from trainer.data.hops import Hopping
-from trainer.data.index import Entry
-from trainer.data.indexed import FileIndex
+from trainer.data.index import Index
 from trainer.data.sample import RawSample
 
 LOCAL_GAP, REMOTE_GAP = 2**18, 2**20
@@ -52,7 +51,7 @@ class InBlocks(Protocol):
 class BlockReader:
     """Reads parts of the files of an index, from the cache of the node if there is one."""
 
-    def __init__(self, index: FileIndex) -> None:
+    def __init__(self, index: Index) -> None:
         self._index = index
         self.cache: BlockCache | None = None
         """Cache of what is read; None if nothing is kept."""
@@ -87,7 +86,7 @@ class BlockReader:
             entry = self._index.entries[self._index.paths.index(path)]
             self._versions[path] = (
                 Stamp(entry.size, entry.changed)
-                if isinstance(entry, Entry)
+                if entry.size
                 else persistent(path, lambda: stamp(path), was_there=True)
             )
         return self._versions[path]

@@ -6,7 +6,6 @@ A row group is the unit of order, as a shard is. Columns are named by paths into
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import count
@@ -24,8 +23,10 @@ from trainer.data.bad_samples import WHOLE, Allowed
 from trainer.data.block_cache import cache_of
 from trainer.data.blocks import Block, BlockReader
 from trainer.data.captions import Captions, captions_in, field_value
+from trainer.data.entry import Content, Entry
 from trainer.data.image_cells import image_bytes, image_cell
-from trainer.data.indexed import FileIndex, filtered_of, left_out_of
+from trainer.data.index import Index
+from trainer.data.indexed import filtered_of, left_out_of
 from trainer.data.recent import Recent
 from trainer.data.row_groups import (
     DamagedTable,
@@ -112,7 +113,7 @@ class RowSelection(NamedTuple):
         """Values by which an index knows it."""
         return tuple(self)
 
-    def scan(self, file: BinaryIO, path: str) -> "RowsKept":
+    def scan(self, file: BinaryIO, path: str) -> Content:
         """Returns the rows that fulfil the filters.
 
         Raises InputError for a malformed file and for a missing column; the message lists the columns.
@@ -120,7 +121,7 @@ class RowSelection(NamedTuple):
         groups = groups_in(file, path, self.form)
         check_columns(path, groups, [*self.columns, *self.filter_columns])
         if not self.filters:
-            return RowsKept(np.empty(0, dtype=np.uint32), groups.sizes)
+            return _content([], groups.sizes)
         with readable(path):
             return _kept(groups, path, self)
 
@@ -131,32 +132,33 @@ def row_selection(data: Data) -> RowSelection:
     return RowSelection(data.kind, tuple(columns.names), columns.image, data.filters)
 
 
-@dataclass(frozen=True)
-class RowsKept:
-    """The part of an index that comes from one table."""
+def _content(
+    rows: Sequence[int],
+    groups: Sequence[int],
+    left_out: Mapping[str, int] | None = None,
+    filtered: Mapping[str, int] | None = None,
+    flaws: Sequence[tuple[str, str]] = (),
+) -> Content:
+    """Returns what a table holds.
 
-    rows: NDArray[np.uint32]
-    """Rows that the filters keep, each by its number within its group; empty if there are no filters."""
-    groups: Sequence[int]
-    """Number of rows that each group keeps."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    filtered: Mapping[str, int] = field(default_factory=dict)
-    flaws: Sequence[tuple[str, str]] = ()
-    """Keys and causes of the first rows that cannot be judged."""
-    endings: Mapping[str, int] = field(default_factory=dict)
-    damage: str = ""
-    lost: int = 0
-
-    @property
-    def payload(self) -> list[bytes]:
-        """The rows as an index stores them."""
-        return [self.rows.tobytes()]
-
-    def __len__(self) -> int:
-        return sum(self.groups)
+    `rows` are those that the filters keep, each by its number within its group, none if there are no filters;
+    `groups` is the number of rows that each group keeps.
+    """
+    entry = Entry(
+        0,
+        "",
+        sum(groups),
+        "",
+        dict(left_out or {}),
+        {},
+        flaws,
+        filtered=dict(filtered or {}),
+        groups=list(groups),
+    )
+    return Content(entry, [np.array(rows, dtype=np.uint32).tobytes()])
 
 
-def _kept(groups: Groups, path: str, selection: RowSelection) -> RowsKept:
+def _kept(groups: Groups, path: str, selection: RowSelection) -> Content:
     """Judges every row by the filters."""
     conditions = [
         (each, one_column_path("data.filters", each.name)) for each in map(parse_filter, selection.filters)
@@ -181,7 +183,7 @@ def _kept(groups: Groups, path: str, selection: RowSelection) -> RowsKept:
                 filtered[failed] += 1
         counts.append(len(rows) - before)
     left_out = Counter(cause for _, cause in flaws)
-    return RowsKept(np.array(rows, dtype=np.uint32), counts, left_out, filtered, flaws[:NAMED])
+    return _content(rows, counts, left_out, filtered, flaws[:NAMED])
 
 
 def _failed(
@@ -232,7 +234,7 @@ class ColumnarSource:
     """Source of the rows of several tables; each row group is a shard."""
 
     def __init__(
-        self, index: FileIndex, selection: RowSelection, columns: Columns, most_bytes: int, cache_bytes: int
+        self, index: Index, selection: RowSelection, columns: Columns, most_bytes: int, cache_bytes: int
     ) -> None:
         self.index, self._selection, self._columns = index, selection, columns
         self._most_bytes = most_bytes
@@ -381,7 +383,7 @@ def _damaged(path: str, key: str, damage: str) -> BadSample:
     return BadSample(path, key, "damaged row group", damage)
 
 
-def open_columnar(index: FileIndex, data: Data, allowed: Allowed = WHOLE) -> ColumnarSource:
+def open_columnar(index: Index, data: Data, allowed: Allowed = WHOLE) -> ColumnarSource:
     """Returns the rows of tables that are indexed: one of READERS.
 
     Raises InputError if more is wrong than allowed, or if no row is left.

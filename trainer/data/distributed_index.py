@@ -15,11 +15,10 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import CaptionReader
+from trainer.data.entry import Entry, Selects
 from trainer.data.files import Stamp
 from trainer.data.index import (
-    Entry,
     Index,
-    Selects,
     index_folder,
     index_shards,
     open_index,

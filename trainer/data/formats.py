@@ -11,8 +11,8 @@ from trainer.config import Data
 
 if TYPE_CHECKING:
     from trainer.data.bad_samples import Allowed
-    from trainer.data.index import Selects
-    from trainer.data.indexed import FileIndex
+    from trainer.data.entry import Selects
+    from trainer.data.index import Index
     from trainer.data.sample import Source
     from trainer.data.tables import Table
 
@@ -46,7 +46,7 @@ class Format(ABC):
         """Returns what an index has of the files; None for a format that is read without one."""
         return None
 
-    def indexed(self, index: "FileIndex", data: Data, allowed: "Allowed") -> "Source":
+    def indexed(self, index: "Index", data: Data, allowed: "Allowed") -> "Source":
         """Opens the samples for training through an index."""
         raise NotImplementedError
 
@@ -81,7 +81,7 @@ class _Shards(_Indexed):
 
         return shard_selection(data)
 
-    def indexed(self, index: "FileIndex", data: Data, allowed: "Allowed") -> "Source":
+    def indexed(self, index: "Index", data: Data, allowed: "Allowed") -> "Source":
         from trainer.data.block_cache import cache_of
         from trainer.data.captions import CaptionReader
         from trainer.data.shards import open_indexed, shard_selection
@@ -146,7 +146,7 @@ class _RowGroups(_Indexed):
 
         return row_selection(data)
 
-    def indexed(self, index: "FileIndex", data: Data, allowed: "Allowed") -> "Source":
+    def indexed(self, index: "Index", data: Data, allowed: "Allowed") -> "Source":
         from trainer.data.columnar import open_columnar
 
         return open_columnar(index, data, allowed)

@@ -14,8 +14,8 @@ from trainer.data.bad_samples import WHOLE, Allowed
 from trainer.data.blocks import Block, BlockReader
 from trainer.data.captions import LINES, CaptionReader
 from trainer.data.files import Files
-from trainer.data.index import raise_all
-from trainer.data.indexed import FileIndex, filtered_of, index_in_memory, left_out_of
+from trainer.data.index import Index, raise_all
+from trainer.data.indexed import filtered_of, index_in_memory, left_out_of
 from trainer.data.recent import Recent
 from trainer.data.sample import (
     MOST_BYTES,
@@ -72,7 +72,7 @@ class ShardSource:
 
     def __init__(
         self,
-        index: FileIndex,
+        index: Index,
         selection: Selection,
         meaning: Meaning,
         most_bytes: int = MOST_BYTES,
@@ -211,7 +211,7 @@ def open_shards(
 
 
 def open_indexed(
-    index: FileIndex,
+    index: Index,
     selection: Selection,
     meaning: Meaning,
     allowed: Allowed = WHOLE,
@@ -233,7 +233,7 @@ def open_indexed(
     return source
 
 
-def damages(index: FileIndex) -> list[InputError]:
+def damages(index: Index) -> list[InputError]:
     """Returns one error for each damaged shard."""
     return [
         InputError(f"{path}: {entry.damage}")
@@ -249,7 +249,7 @@ def parse_label(text: bytes) -> int:
     return int(text)
 
 
-def _nothing_usable(index: FileIndex, selection: Selection, meaning: Meaning) -> str:
+def _nothing_usable(index: Index, selection: Selection, meaning: Meaning) -> str:
     if filtered := filtered_of(index):
         return all_filtered(index.paths[0], filtered)
     endings, left_out = Counter[str](), Counter[str]()

@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import BinaryIO, NamedTuple, Protocol, cast
@@ -19,6 +19,7 @@ from typing import BinaryIO, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.entry import Content, Entry
 from trainer.data.sample_filter import MemberPlace, SampleFilter
 
 NAME = re.compile(r"(?P<key>(?:.*/)?[^./]+)\.(?P<ending>[^/]*)", re.DOTALL)
@@ -92,7 +93,7 @@ class Selection(NamedTuple):
         """Values by which an index knows it."""
         return (RULES, *self)
 
-    def scan(self, file: BinaryIO, _path: str) -> "Content":
+    def scan(self, file: BinaryIO, _path: str) -> Content:
         """Returns the samples that the shard's headers describe, up to its end or to the first damage."""
         return read_headers(file, self)
 
@@ -106,6 +107,17 @@ class Rows:
     keys: NDArray[np.uint8]
     """All keys, one after the other, as bytes."""
 
+    @classmethod
+    def of(cls, payload: memoryview | bytes, samples: int) -> "Rows":
+        """Returns the rows by what `payload` has stored of them."""
+        places = np.frombuffer(payload, dtype=PLACE, count=samples)
+        return cls(places, np.frombuffer(payload, dtype=np.uint8, offset=samples * PLACE.itemsize))
+
+    @property
+    def payload(self) -> list[bytes]:
+        """The rows as an index stores them."""
+        return [self.places.tobytes(), self.keys.tobytes()]
+
     def __len__(self) -> int:
         return len(self.places)
 
@@ -114,39 +126,6 @@ class Rows:
         return (
             self.keys[begin : int(self.places["key_end"][row])].tobytes().decode("utf-8", "surrogateescape")
         )
-
-
-@dataclass(frozen=True)
-class Content:
-    """Contents of one shard."""
-
-    rows: Rows
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """Samples that lack a member or have one twice, counted by cause."""
-    endings: Mapping[str, int] = field(default_factory=dict)
-    """All members, counted by ending."""
-    flaws: Sequence[Flaw] = ()
-    """The first NAMED of the samples that are left out."""
-    damage: str = ""
-    """Reason why nothing can be read after these samples; empty if the shard was read to its end."""
-    lost: int = 0
-    """Estimate of the samples after the damage, if they are as large as those before it; 0 if nothing
-    follows.
-    """
-    filtered: Mapping[str, int] = field(default_factory=dict)
-    """Samples that a filter has left out, counted by it."""
-    groups: Sequence[int] = ()
-    """Row groups, which a shard has none of."""
-    whole: bool = True
-    """False if reading stopped before the end because enough was read."""
-
-    @property
-    def payload(self) -> list[bytes]:
-        """The rows as an index stores them."""
-        return [self.rows.places.tobytes(), self.rows.keys.tobytes()]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) -> Content:
@@ -188,9 +167,9 @@ def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) 
     lost = round(seen * members.bytes_behind / members.end) if members.end else 0
     flaws += unjudged
     left_out = Counter(flaw.cause for flaw in flaws)
-    return Content(
-        _rows(usable), left_out, endings, flaws[:NAMED], members.damage, lost, filtered, whole=whole
-    )
+    counts = (dict(left_out), dict(endings))  # `asdict`, by which an index is written, takes no Counter
+    entry = Entry(0, "", len(usable), "", *counts, flaws[:NAMED], members.damage, lost, dict(filtered))
+    return Content(entry, _rows(usable).payload, whole)
 
 
 def grouped(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
