@@ -12,6 +12,7 @@ larger one may be the seed's: `--seeds 3` says more. The data are fetched by npm
 on stdout is JSON.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -142,13 +143,11 @@ def theirs(plan: Plan, folder: Path, cache: Path) -> Side:
 
 def learned(sides: Sequence[Side], cores: Sequence[int], plan: Plan) -> list[list[Learned]]:
     """Returns for each side what it could do after each checkpoint."""
-    try:
+    with contextlib.ExitStack() as running:
         for side, core in zip(sides, cores, strict=True):
             side.start(core)
+            running.callback(side.stop)
         saved = [side.wait() for side in sides]
-    finally:
-        for side in sides:
-            side.stop()
     return [
         measured(side.name, of_side, plan.data.held_out) for side, of_side in zip(sides, saved, strict=True)
     ]
@@ -242,7 +241,7 @@ def seconds_to(way: Sequence[Learned], r1: float) -> float | None:
 
 
 @click.command(help=__doc__)
-@click.option("--epochs", default=21, show_default=True, help="Passes over the data.")
+@click.option("--epochs", default=30, show_default=True, help="Passes over the data.")
 @click.option(
     "--every", default=3, show_default=True, help="Epochs from one measured checkpoint to the next."
 )
