@@ -54,7 +54,7 @@ def test_the_gpus_memory_stays_as_it_is_over_packed_captions(gpu: Comm) -> None:
 
 
 def test_a_step_computes_what_stands_in_captions_and_waits_for_nothing(gpu: Comm) -> None:
-    """Of 77 tokens 20 count on average: the text tower moves a quarter, and the image tower all its own."""
+    """If 20 of 77 tokens count, the text tower moves a quarter, and the image tower all of its own."""
     step = RealStep(gpu, "ViT-B-32", 512)
     for _ in range(3):
         step()

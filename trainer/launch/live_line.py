@@ -1,4 +1,4 @@
-"""What `clipship run` says for people while rank 0 works and prints nothing, and on a signal. No torch.
+"""Tells people what `clipship run` does while rank 0 works and prints nothing, and on a signal. No torch.
 
 In a terminal it rewrites one line: what rank 0 does, for how long, and how long that took the last time,
 which is kept in the user's state: a hint, without which nothing fails. Elsewhere one whole line says that the
