@@ -1,4 +1,4 @@
-"""Models that open_clip has from release 4 on: modern text towers, NaFlex towers with images of one size."""
+"""Models that open_clip has from release 4 on: modern text towers and NaFlex towers."""
 
 import json
 import sys

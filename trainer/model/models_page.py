@@ -39,10 +39,10 @@ device `meta`, trains it for two steps, and writes this page; rows of models tha
 open_clip lacks stay. `make models-table OPEN_CLIP=../open_clip` makes those of a checkout, and
 `MODELS="RN50 ViT-B-32"` some alone.
 
-NaFlex models (`naflexvit`) train with images of one size, that of the config; budgets of tokens,
-several patch sizes and images of their own shape are not there yet. The vocabulary of tiktoken's
-tokenizers is fetched from the internet where it is first used, and by `clipship fetch`: let
-`TIKTOKEN_CACHE_DIR` name a folder that all ranks see.
+NaFlex models (`naflexvit`) train with [images of any shape](#images-of-any-shape) within a budget
+of patches for each image; budgets for a batch and several patch sizes are not there yet. The
+vocabulary of tiktoken's tokenizers is fetched from the internet where it is first used, and by
+`clipship fetch`: let `TIKTOKEN_CACHE_DIR` name a folder that all ranks see.
 
 ## Another text tower
 
@@ -180,7 +180,7 @@ def _needs(need: Need) -> str:
 
 def _use(need: Need, config: Mapping[str, Any]) -> str:
     if "naflexvit" in str(config["vision_cfg"].get("timm_model_name")):
-        return f"{_TRAINS}, with images of one size"
+        return f"{_TRAINS}, with images of any shape"
     return f'{_TRAINS}: `optim.loss = "coca"`' if need.captions else _TRAINS
 
 
