@@ -22,9 +22,10 @@ DEMO_ARGS ?=
 JOB ?=
 KIT_ARGS ?=
 NULLGPU ?= ../shared/nullgpu/run
+MODELS ?=
 OPEN_CLIP ?=
-OPEN_CLIP_TESTS := $(addprefix tests/unit/test_,captioning.py compile.py ema.py export.py foreign_models.py fused_block.py import_weights.py initial_weights.py \
-	kernels.py loading.py locking.py step.py teacher.py text_size.py text_towers.py weight_names.py data_tokens.py)
+OPEN_CLIP_TESTS := $(addprefix tests/unit/test_,captioning.py compile.py ema.py export.py foreign_models.py from_open_clip.py fused_block.py import_weights.py initial_weights.py \
+	kernels.py loading.py locking.py naflex.py step.py teacher.py text_size.py text_towers.py weight_names.py data_tokens.py open_clip_4.py models_page.py optimizer.py packages.py) tests/integration/test_trajectory.py
 STACK ?=
 PARITY_ARGS ?=
 PYXIS_PREFIX ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/pyxis
@@ -44,7 +45,7 @@ NO_HOROVOD := $(VENV)/horovod-missing
 DOCS_VENV := .venv-docs
 DOCS := $(DOCS_VENV)/pinned-$(shell { pwd; cat docs/requirements.txt; } | sha256sum | cut -c 1-16)
 
-.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu gpu-kit bench-start bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-data-remote bench-install test-full test-nullgpu test-nullgpu-full test-gpu demo parity reference models-table docs lock clean check-stacks image test-image test-image-full test-torch test-open-clip test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu gpu-kit bench-start bench-step bench-learning test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-data-remote bench-install test-full test-nullgpu test-nullgpu-full test-gpu demo parity reference models-table docs lock clean check-stacks image test-image test-image-full test-torch test-open-clip test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -188,6 +189,9 @@ bench-start: venv ## seconds to the first line, the first step, the end and the 
 bench-step: venv ## a step on one CPU core against open_clip_train's, and Horovod's against DDP's on two ranks; the last line is JSON; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.step $(BENCH_ARGS)
 
+bench-learning: venv ## what a small CLIP learns of emoji in a style that it has not seen, against open_clip_train (needs npm); the last line is JSON; BENCH_ARGS='--help'
+	@$(PY) -m benchmarks.learning $(BENCH_ARGS)
+
 bench-hang: venv ## limits that ranks learn from their steps: false alarms, seconds until a stopped rank is named; the last line is JSON
 	@$(PY) -m benchmarks.hang $(BENCH_ARGS)
 
@@ -234,8 +238,8 @@ parity: venv horovod ## the gradient on 1, 2 and 4 ranks, each backend, against 
 reference: venv ## write docs/job-file.md, docs/cli.md and the JSON Schema from the code
 	@$(PY) -m trainer.cli.reference
 
-models-table: venv ## build and train each model of open_clip on no memory; write docs/models.md
-	@$(PY) -m trainer.model.models_page
+models-table: venv ## build and train each model of open_clip, or MODELS, on no memory; write docs/models.md
+	@PYTHONPATH="$(if $(OPEN_CLIP),$(realpath $(OPEN_CLIP)/src):)$$PWD" $(PY) -m trainer.model.models_page $(MODELS)
 
 docs: $(DOCS) ## build the pages of docs/ into site/; a broken link or a page that no menu names fails
 	@NO_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --strict --clean

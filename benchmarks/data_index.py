@@ -18,10 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.data.entry import Content, Entry
+from trainer.data.files import Stamp
 from trainer.data.index import open_index, rows_file, write_catalogue, write_rows
 from trainer.data.lanes import Lanes
 from trainer.data.shards import open_indexed
-from trainer.data.tar import PLACE, Content, Rows, Selection
+from trainer.data.tar import PLACE, Rows, Selection
 
 SHARDS, SAMPLES = 10_000, 10_000
 SELECTION = Selection(("jpg",), "txt")
@@ -47,9 +49,10 @@ def generated(parent: Path) -> Iterator[Path]:
         )
         keys = np.frombuffer(b"".join(b"%09d" % number for number in range(SAMPLES)), dtype=np.uint8)
         names = paths(folder)
-        content = Content(Rows(places, keys), endings={"jpg": SAMPLES, "txt": SAMPLES})
+        entry = Entry(0, "", SAMPLES, "", {}, {"jpg": SAMPLES, "txt": SAMPLES})
+        content = Content(entry, Rows(places, keys).payload)
         first = rows_file(folder, names[0], SELECTION)
-        entry = write_rows(first, (SAMPLES * 40_000, "0"), content)
+        entry = write_rows(first, Stamp(SAMPLES * 40_000, "0"), content)
         for name in names[1:]:
             rows_file(folder, name, SELECTION).hardlink_to(first)
         write_catalogue(folder, SELECTION, {f"../{Path(name).name}": entry for name in names})

@@ -57,14 +57,14 @@ def summary(
 ) -> dict[str, Any]:
     """Returns medians over the pairs; each pair has what ours and theirs measured.
 
-    MFU is None for a GPU that the table of `trainer.config.gpus` lacks.
+    MFU is None for a GPU that the table of `trainer.config.gpus` lacks, and for captions that are not whole.
     """
     rates = {
         side: statistics.median(samples / pair[number]["step_s"] for pair in turns)
         for number, side in enumerate(SIDES)
     }
     row = gpu_named(gpu)
-    peak = row.tflops["bf16"] * 1e12 if row else None
+    peak = row.tflops["bf16"] * 1e12 if row and case.caption_tokens is None else None
     return {
         "samples": samples,
         "speed": statistics.median(theirs["step_s"] / ours["step_s"] for ours, theirs in turns),

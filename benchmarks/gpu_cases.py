@@ -22,6 +22,8 @@ class GpuCase:
     precision: Literal["bf16", "fp32"] = "bf16"
     accumulation: int = 1
     """Micro-batches of a step; open_clip_train's `--accum-freq`."""
+    caption_tokens: int | None = None
+    """Mean tokens of captions of many lengths, as the web has them; None: all are as long as the context."""
 
     @property
     def shape(self) -> Architecture:
@@ -63,6 +65,7 @@ class GpuCase:
 
 CASES = {
     "B-32": GpuCase("ViT-B-32", 1024),
+    "B-32-captions": GpuCase("ViT-B-32", 1024, caption_tokens=20),
     "L-14": GpuCase("ViT-L-14", 256),
     "B-32-accumulated": GpuCase("ViT-B-32", 1024, accumulation=4),
     "B-16": GpuCase("ViT-B-16", 512),

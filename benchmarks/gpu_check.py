@@ -46,6 +46,7 @@ def parts(null: bool) -> list[Part]:
         Part("profile-B-32", 60, ("benchmarks.gpu_profile", "B-32"), 40),
         _step("L-14", 90, 15, 6),
         _step("SigLIP-B-16", 90, 15, 6),
+        _step("B-32-captions", 90, 20, 8),
         Part("run", 150, ("benchmarks.gpu_run",), 30),
         Part("tests", 300, tests, 12),
         _step("B-16", 90, 20, 8),

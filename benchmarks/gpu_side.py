@@ -47,12 +47,20 @@ class StepTimer:
 
 
 def tokens_of(case: GpuCase, samples: int) -> Tensor:
-    """Returns captions of full length, int64 [samples, context length].
+    """Returns captions, int64 [samples, context length], padded with zeros.
 
     Each ends with the largest id, which ends a caption for CLIP's tokenizer.
     """
-    tokens = torch.randint(1, 1000, (samples, case.shape.text.tokens), dtype=torch.int64)
-    tokens[:, -1] = case.vocabulary - 1
+    context = case.shape.text.tokens
+    ends = torch.full((samples,), context - 1)
+    if case.caption_tokens is not None:
+        generator = torch.Generator().manual_seed(0)
+        ends = torch.randint(2, 2 * case.caption_tokens - 3, (samples,), generator=generator).clamp(
+            max=context - 1
+        )
+    tokens = torch.randint(1, 1000, (samples, context), dtype=torch.int64)
+    tokens[torch.arange(samples), ends] = case.vocabulary - 1
+    tokens[torch.arange(context) > ends[:, None]] = 0
     return page_locked(tokens)
 
 

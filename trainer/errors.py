@@ -1,4 +1,6 @@
-"""Exit codes, and the exceptions that lead to them. Imports nothing, so that both halves can use it."""
+"""Exit codes, and the exceptions that lead to them, for both halves. Imports nothing of ours."""
+
+from collections.abc import Callable, Iterable
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -84,3 +86,14 @@ def decode_error(encoded: EncodedError | None) -> Exception | None:
 def exit_code_of(problem: InputError) -> int:
     """Returns the exit code of a command that a problem ends: a full disk is no fault of the input."""
     return EXIT_FAILED if isinstance(problem, StorageError) else EXIT_BAD_INPUT
+
+
+def problems_of(checks: Iterable[Callable[[], object]]) -> list[str]:
+    """Returns the message of each check that raises InputError, in their order."""
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except InputError as problem:
+            problems.append(str(problem))
+    return problems

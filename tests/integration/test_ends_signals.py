@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.ends import CLIPSHIP, HOROVOD_MPIRUN, MPIRUN, Running, begin, full, ranks_left, starts
 from trainer.plan.save import NOTICE_S
-from trainer.supervise.network.stop_request import REPEAT_S
+from trainer.supervise.network.link import REPEAT_S
 
 LONG = 100_000
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.ends import write_job
 from tests.support.terminal import END_S, Terminal
-from trainer.launch.interrupt import AGREED_AFTER
+from trainer.launch.live_line import AGREED_AFTER
 
 AT_ONCE_S = 2.0
 """Limit for an answer to a key. One that waits for no rank or supervisor takes milliseconds."""

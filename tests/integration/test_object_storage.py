@@ -162,9 +162,9 @@ def test_a_bucket_that_asks_for_no_keys_is_indexed_once_and_kept_on_the_node(
             storage={"endpoint": address, "anonymous": True}, cache=str(tmp_path / "kept"), cache_gb=1
         )
         selection, paths = shard_selection(data), expand_shards(data.train)
-        made = index_shards(paths, selection, tmp_path / "index")
+        made = index_shards(stale(paths, selection, tmp_path / "index"), selection, tmp_path / "index")
         write_catalogue(tmp_path / "index", selection, made)
-        assert stale(paths, selection, tmp_path / "index") == []
+        assert list(stale(paths, selection, tmp_path / "index")) == []
         source = open_with_index(open_index(paths, selection, tmp_path / "index"), data, Allowed.by(data))
         assert loaded(source) == expected
     assert loaded(source) == expected, "the server is gone, and all of it lies in data.cache"

@@ -34,6 +34,7 @@ def test_a_step_allocates_nothing_anew(steps_of: Callable[[Case], Steps], case: 
 
 
 def test_new_memory_is_named_with_file_and_line(gpu: Comm) -> None:
+    torch.cuda.empty_cache()  # what earlier tests left would be taken
     with NewMemory() as memory:
         kept = torch.empty(96 * 2**20, dtype=torch.uint8, device="cuda")
     (event,) = (event for event in memory.events if event.bytes == kept.nbytes)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import yaml
+
 from trainer.config import Job
 from trainer.config.loader import job_from_table
 
@@ -208,3 +210,8 @@ def kubernetes_job(**sections: Any) -> Job:
     for name, value in sections.items():
         table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
     return job_from_table(table, "a test's job")
+
+
+def objects_of(text: str) -> list[Any]:
+    """Returns the objects of a manifest, read by libyaml where PyYAML has it: that is seven times as fast."""
+    return list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))

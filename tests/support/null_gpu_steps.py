@@ -17,6 +17,7 @@ from trainer.config.batch_plan import plan
 from trainer.model.fused_block import BlockOps
 from trainer.model.kernels import use_kernels
 from trainer.model.outputs import features, half_type
+from trainer.model.packed_captions import Packed
 from trainer.train.step import MicroBatch, TrainStep
 
 WARM_STEPS = 2
@@ -54,8 +55,9 @@ class RealStep:
         self._tokens = torch.empty(size, self.model.context_length, dtype=torch.int64, device="cuda")
         self._number = 0
 
-    def __call__(self, caption_length: int | None = None) -> None:
-        tokens = self._tokens[:, :caption_length].contiguous()
+    def __call__(self, captions: int | Packed | None = None) -> None:
+        """Runs a step on captions of a length, whole ones without it, or on packed ones."""
+        tokens = captions if isinstance(captions, Packed) else self._tokens[:, :captions].contiguous()
         self._step([MicroBatch(self._images, tokens)] * self._plan.accumulation, self._number)
         self._number += 1
 

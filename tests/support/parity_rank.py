@@ -10,19 +10,18 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import open_clip
 import pytest
 import torch
-from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
+from tests.support.naflex import TOKENS, rows_of, whole_precision
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.model.build import build_model, untrained
+from trainer.model.build import Clip, build_model, untrained
 from trainer.train.step import MicroBatch, TrainStep
 from trainer.world.launchers import detect
 
@@ -40,7 +39,8 @@ def main(backend: str) -> None:
         if GLOBAL_BATCH // world.size < accumulation:
             continue
         job = _job(backend, name, loss, tile, GLOBAL_BATCH // world.size // accumulation)
-        error = comm.all_gather_object(_worst_error(job, comm))
+        with whole_precision():
+            error = comm.all_gather_object(_worst_error(job, comm))
         if world.rank == 0:
             row = {
                 "ranks": world.size,
@@ -63,6 +63,8 @@ def _cases() -> Iterator[tuple[str, str, int, int]]:
         for accumulation in (1, 2):
             yield "tiny-vit", loss, TILE, accumulation
     yield "tiny-resnet", "clip", 0, 1  # its batch norm takes statistics over all ranks
+    for accumulation in (1, 2):
+        yield "tiny-naflex", "siglip", 0, accumulation
 
 
 def _job(backend: str, name: str, loss: str, tile: int, micro_batch: int) -> Job:
@@ -70,7 +72,10 @@ def _job(backend: str, name: str, loss: str, tile: int, micro_batch: int) -> Job
         {
             "name": "parity",
             "data": {"format": "synthetic"},
-            "model": {"name": str(MODELS / f"{name}.json")},
+            "model": {
+                "name": str(MODELS / f"{name}.json"),
+                "image_tokens": TOKENS if "naflex" in name else None,
+            },
             "optim": {
                 "global_batch_size": GLOBAL_BATCH,
                 "max_batch_size_per_gpu": micro_batch,
@@ -83,6 +88,10 @@ def _job(backend: str, name: str, loss: str, tile: int, micro_batch: int) -> Job
     )
 
 
+def _tokens(name: str) -> int | None:
+    return TOKENS if name == "tiny-naflex" else None
+
+
 def _worst_error(job: Job, comm: Comm) -> float:
     """The largest relative error, in norm, of any parameter's gradient.
 
@@ -90,8 +99,9 @@ def _worst_error(job: Job, comm: Comm) -> float:
     bias of attention's keys) is compared with the whole gradient's norm.
     """
     batch_plan = plan(job, comm.world.size)
-    clip = build_model(job, batch_plan, comm).model.double().train()
-    images, tokens = _whole_batch(clip)
+    built = build_model(job, batch_plan, comm)
+    clip = built.model.double().train()
+    images, tokens = _whole_batch(built)
     expected = _reference(job, images, tokens)
     step = TrainStep(job, batch_plan, comm, clip)
     own = slice(
@@ -133,12 +143,15 @@ def _assert_images_come_early_with_the_same_bits(step: TrainStep, micro: list[Mi
     assert all(torch.equal(one, two) for one, two in zip(early, late, strict=True))
 
 
-def _whole_batch(clip: Any) -> tuple[Tensor, Tensor]:
+def _whole_batch(built: Clip) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    height, width = to_2tuple(clip.visual.image_size)
-    images = torch.randn(GLOBAL_BATCH, 3, height, width, generator=generator, dtype=torch.float64)
-    tokens = torch.randint(1, 1000, (GLOBAL_BATCH, clip.context_length), generator=generator)
-    return images, tokens
+    length = built.model.context_length
+    if built.images.one_size:
+        shape = (GLOBAL_BATCH, *built.images.input_shape)
+        images = torch.randn(shape, generator=generator, dtype=torch.float64)
+    else:
+        images = rows_of(built, GLOBAL_BATCH).double()
+    return images, torch.randint(1, 1000, (GLOBAL_BATCH, int(length)), generator=generator)  # type: ignore[arg-type]
 
 
 def _reference(job: Job, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from tests.support.jobs import tiny_job
 from trainer.comm.autograd import gather_with_grad
 from trainer.comm.connect import connect
-from trainer.comm.deterministic_reducer import DeterministicReducer
 from trainer.comm.protocol import Comm, Reducer
+from trainer.comm.reducers import DeterministicReducer
 from trainer.comm.replicas import ReplicaError, broadcast_replicas, check_replicas
 from trainer.comm.shards import WholeModel
 from trainer.model.sync_batch_norm import synchronise_batch_norm

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from tests.support.jobs import VIT, tiny_job
 from trainer.model.build import untrained
 from trainer.plan.trained import search_job
-from trainer.search.files import PictureFolder
+from trainer.search.cache import PictureFolder
 from trainer.search.index import Index, open_index
 from trainer.search.model import SearchModel
 from trainer.search.pictures import find_pictures

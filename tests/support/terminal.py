@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainer.supervise.network.stop_request import REPEAT_S
+from trainer.supervise.network.link import REPEAT_S
 
 END_S = 120.0
 _ERASE = "\x1b[K"

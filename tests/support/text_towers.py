@@ -32,7 +32,7 @@ SIZES = {
     "intermediate_size": 64,
     "max_position_embeddings": 40,
 }
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "bert": {**SIZES, "pad_token_id": 0},
     "roberta": {**SIZES, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
     "xlm-roberta": {**SIZES, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
@@ -48,7 +48,18 @@ CASES = {
         "max_position_embeddings": 40,
         "pad_token_id": 1,
     },
-    "mt5": {"d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 2, "pad_token_id": 0},
+    "modernbert": {
+        **SIZES,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "cls_token_id": 0,
+        "sep_token_id": 2,
+        "embedding_dropout": 0.1,
+        "global_attn_every_n_layers": 2,
+        "local_attention": 8,
+    },
+    "mt5": {"d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 2, "pad_token_id": 1},
 }
 """Settings of a small model of each kind."""
 

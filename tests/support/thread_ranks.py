@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trainer.comm.deterministic_reducer import DeterministicReducer
 from trainer.comm.protocol import Reducer
+from trainer.comm.reducers import DeterministicReducer
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World
 

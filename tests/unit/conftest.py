@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.data import files
-from trainer.run import exit_files
+from trainer.run import exit_files, retry
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Storage that fails is asked again at once."""
+    """Storage that fails is asked again at once, and otherwise after waits that are the same each time."""
+    monkeypatch.setattr(retry, "jitter", lambda: 0.0)
     monkeypatch.setattr(files, "WAITS_S", (0.0, 0.0))
     monkeypatch.setattr(files, "STORE_WAITS_S", (0.0, 0.0))
 

@@ -170,7 +170,7 @@ def test_paths_into_one_member_share_an_index(tmp_path: Path) -> None:
     assert run.exit_code == 0, run.output
     folder = index_folder([path])
     assert folder is not None
-    assert stale([path], Selection(Data(train=(path,)).image_key, "json"), folder) == []
+    assert list(stale([path], Selection(Data(train=(path,)).image_key, "json"), folder)) == []
 
 
 CHINESE = "一只黑猫\n两只白猫"

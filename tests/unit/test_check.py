@@ -15,8 +15,8 @@ from trainer.data.check import check_data
 from trainer.data.sample_counts import recorded_sizes
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
-from trainer.evaluate.imagenet import imagenet_words
 from trainer.evaluate.inputs import check_evaluation, class_names, templates
+from trainer.evaluate.template_sets import imagenet_words
 from trainer.model.catalog import check_model, check_pretrained, check_tag, known_models
 from trainer.model.packages import check_loss
 from trainer.model.tags import clean_tag, known_tags

@@ -396,21 +396,26 @@ def test_a_run_goes_back_to_an_older_checkpoint_of_its_own(tmp_path: Path, alone
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aside-step-00000002", "step-00000001"]
 
 
-def _of_open_clip_train(path: Path, epoch: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def _of_open_clip_train(
+    path: Path, epoch: int, release: str = "3.3", spared: str = "positional_embedding"
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A file as open_clip_train writes it after an epoch; the model and the optimizer in it."""
     theirs = untrained(small_job()).model
-    free = [
-        p
-        for n, p in theirs.named_parameters()
-        if p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n
-    ]
-    rest = [
-        p
-        for n, p in theirs.named_parameters()
-        if not (p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n)
-    ]
+
+    def is_free(name: str, p: torch.nn.Parameter) -> bool:
+        if p.ndim < 2 or "bn" in name or "ln" in name or "bias" in name or "logit_scale" in name:
+            return True
+        return release == "4" and spared in name
+
+    free = [p for n, p in theirs.named_parameters() if is_free(n, p)]
+    rest = [p for n, p in theirs.named_parameters() if not is_free(n, p)]
+    names = [{"group_name": name} if release == "4" else {} for name in ("no_wd", "wd")]
     optimizer = torch.optim.AdamW(
-        [{"params": free, "weight_decay": 0.0}, {"params": rest, "weight_decay": 0.2}], lr=1e-3
+        [
+            {"params": free, "weight_decay": 0.0, **names[0]},
+            {"params": rest, "weight_decay": 0.2, **names[1]},
+        ],
+        lr=1e-3,
     )
     sum(out.sum() for out in theirs(torch.randn(2, 3, 32, 32), torch.randint(1, 1000, (2, 16)))).backward()
     optimizer.step()
@@ -423,9 +428,12 @@ def _of_open_clip_train(path: Path, epoch: int) -> tuple[torch.nn.Module, torch.
     return theirs, optimizer
 
 
-def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(tmp_path: Path, alone: Comm) -> None:
+@pytest.mark.parametrize("release", ["3.3", "4"])
+def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(
+    release: str, tmp_path: Path, alone: Comm
+) -> None:
     path = tmp_path / "epoch_3.pt"
-    theirs, optimizer = _of_open_clip_train(path, 3)
+    theirs, optimizer = _of_open_clip_train(path, 3, release)
     step, train = _resumed(
         tmp_path / "run", alone, small_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
     )
@@ -436,6 +444,13 @@ def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(tmp_path: Pa
     for parameter, moments in train.optimizer.state.items():
         assert torch.equal(moments["exp_avg"], expected[ours[id(parameter)]])
     assert train.optimizer.param_groups[0]["weight_decay"] == 0.2
+
+
+def test_a_checkpoint_whose_optimizer_has_another_order_is_refused(tmp_path: Path, alone: Comm) -> None:
+    path = tmp_path / "epoch_3.pt"
+    _of_open_clip_train(path, 3, "4", spared="token_embedding")
+    with pytest.raises(InputError, match="in another order"):
+        _resumed(tmp_path / "run", alone, small_job(checkpoint={"resume": str(path)}, optim={"steps": 13}))
 
 
 @pytest.mark.parametrize("length", [{"steps": 6}, {"steps": None, "epochs": 3}])

@@ -11,7 +11,7 @@ from tests.support.jobs import tiny_job
 from trainer.config import Checkpoint, Data, Job
 from trainer.config.batch_plan import plan
 from trainer.data.choose_order import choose_order, mean_sample_bytes, order_by
-from trainer.data.index import Entry
+from trainer.data.entry import Entry
 from trainer.data.lanes import Lanes
 from trainer.data.reading_plan import reading_rows
 from trainer.data.sample import Source
@@ -113,6 +113,9 @@ def test_check_says_what_a_rank_reads_at_once(tmp_path: Path) -> None:
     assert said(several, 2, 1, block_samples=20_000) == [("reading", named.format("1,074", 67))]
     (window,) = said("0.tar", 64, 1, order="window")
     assert window[1].startswith("at random, sample by sample, in a window of 10,000 samples")
+    row_groups = "row groups, each once: at most 537 MB of them open in a rank, and 67 MB ahead"
+    assert said("http://store.example/{0..9}.parquet", 64, 1) == [("reading", row_groups)]
+    assert said("0.arrow", 64, 1) == []
     job = tiny_job()
     assert list(reading_rows(job, plan(job, 1))) == [], "synthetic data are not read"
 

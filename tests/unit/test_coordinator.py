@@ -159,7 +159,7 @@ def test_the_run_ends_even_if_no_supervisor_answers(monkeypatch: Any) -> None:
 
 
 def test_repeated_signal_is_one_request_and_a_later_one_leaves_at_once(monkeypatch: Any) -> None:
-    monkeypatch.setattr("trainer.supervise.network.stop_request.REPEAT_S", 0.2)
+    monkeypatch.setattr("trainer.supervise.network.link.REPEAT_S", 0.2)
     stop = StopRequest(signal=15, rank=0, node="n0")
 
     def send(coordinator: Coordinator, broadcast: list[Message]) -> Any:

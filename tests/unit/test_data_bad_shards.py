@@ -18,7 +18,7 @@ from trainer.cli.data import stats
 from trainer.cli.index import command
 from trainer.config import Data
 from trainer.data.bad_samples import ANY, Allowed, name_left_out
-from trainer.data.index import index_shards, open_index, read_catalogue, write_catalogue
+from trainer.data.index import index_shards, open_index, read_catalogue, stale, write_catalogue
 from trainer.data.indexed import LOST
 from trainer.data.shards import ShardSource, open_indexed, open_shards
 from trainer.data.source import IMAGE_ENDINGS, open_images, open_source
@@ -173,7 +173,7 @@ def test_an_index_on_disk_remembers_what_is_wrong(tmp_path: Path) -> None:
     )
     cut(paths[1], 2 * SAMPLE + HEADER)
     folder = tmp_path / "index"
-    write_catalogue(folder, SELECTION, index_shards(paths, SELECTION, folder))
+    write_catalogue(folder, SELECTION, index_shards(stale(paths, SELECTION, folder), SELECTION, folder))
     source = open_indexed(
         open_index(paths, SELECTION, folder), SELECTION, "captions", Allowed(damage=True, max_share=0.01)
     )
@@ -188,7 +188,7 @@ def test_an_index_on_disk_remembers_what_is_wrong(tmp_path: Path) -> None:
 
 def test_a_catalogue_of_an_older_version_is_still_read(tmp_path: Path) -> None:
     paths = shards_of(tmp_path, 2)
-    write_catalogue(tmp_path, SELECTION, index_shards(paths, SELECTION, tmp_path))
+    write_catalogue(tmp_path, SELECTION, index_shards(stale(paths, SELECTION, tmp_path), SELECTION, tmp_path))
     entry = read_catalogue(tmp_path, SELECTION)["0.tar"]
     older = {name: value for name, value in vars(entry).items() if name not in ("flaws", "damage", "lost")}
     assert replace(type(entry)(**json.loads(json.dumps(older))), flaws=entry.flaws) == entry

@@ -24,13 +24,15 @@ from trainer.cli.main import cli
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.formats import FORMATS
+from trainer.data.blocks import BlockReader
 from trainer.data.check import check_data
-from trainer.data.columnar import ColumnarSource
+from trainer.data.columnar import ColumnarSource, row_selection
 from trainer.data.distributed_index import open_together
 from trainer.data.formats import READERS
+from trainer.data.indexed import index_in_memory
 from trainer.data.lanes import Lanes
 from trainer.data.loader import train_batches
-from trainer.data.row_groups import GroupCache
+from trainer.data.row_groups import GroupCache, GroupReader
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.source import open_images, open_source
@@ -262,13 +264,14 @@ def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
         "caption": ["c"] * 32,
     }
     path = write_parquet(tmp_path / "t.parquet", big)
-    cache = GroupCache("parquet", ["image", "caption"], 3 * 2**20)
+    blocks = BlockReader(index_in_memory([path], row_selection(Data(train=(path,)))))
+    cache = GroupCache(GroupReader("parquet", ["image", "caption"], 3 * 2**20, blocks))
     for group in (*range(8), *range(8)):
         assert cache.row(path, group, 3)["image"] == big["image"][4 * group + 3]
         assert cache.held_bytes <= 3 * 2**20
     assert cache.held_bytes > 2**20
     with pytest.raises(InputError, match=r"row group 0 takes more memory than the 0 MiB .* `clipship pack`"):
-        GroupCache("parquet", ["image"], 2**19).row(path, 0, 0)
+        GroupCache(GroupReader("parquet", ["image"], 2**19, blocks)).row(path, 0, 0)
 
 
 def test_a_small_file_that_unpacks_to_gigabytes_is_refused_early(tmp_path: Path) -> None:

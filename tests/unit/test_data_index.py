@@ -27,6 +27,7 @@ from trainer.cli.index import command
 from trainer.comm.protocol import Comm
 from trainer.config import Data
 from trainer.data import distributed_index, files, index
+from trainer.data.entry import Entry
 from trainer.data.files import Files
 from trainer.data.identity import data_rows
 from trainer.data.index import (
@@ -106,10 +107,10 @@ def test_an_index_gives_the_samples_that_reading_the_shards_gives(
 def test_only_new_and_changed_shards_are_read_again(shards: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "index"
     made(shards, folder)
-    assert stale(shards, SELECTION, folder) == []
+    assert list(stale(shards, SELECTION, folder)) == []
     write_shard(Path(shards[1]), ["other"])
     more = str(write_shard(tmp_path / "more.tar", ["m"]))
-    assert stale([*shards, more], SELECTION, folder) == [shards[1], more]
+    assert list(stale([*shards, more], SELECTION, folder)) == [shards[1], more]
     source = made([*shards, more], folder)
     assert source.shard_sizes() == [2, 1, 4, 1]
     assert source.read(2).key == "other"
@@ -117,7 +118,7 @@ def test_only_new_and_changed_shards_are_read_again(shards: list[str], tmp_path:
 
 def test_a_job_with_other_endings_has_an_index_of_its_own(shards: list[str], tmp_path: Path) -> None:
     made(shards, tmp_path)
-    assert stale(shards, Selection(("jpg",), "json"), tmp_path) == shards
+    assert list(stale(shards, Selection(("jpg",), "json"), tmp_path)) == shards
 
 
 def test_shards_and_index_may_move_together(shards: list[str], tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_shards_and_index_may_move_together(shards: list[str], tmp_path: Path) -
         Path(path).rename(tmp_path / "a" / Path(path).name)
     made([path.replace("/b/", "/a/") for path in moved], tmp_path / "a" / index.FOLDER)
     (tmp_path / "a").rename(tmp_path / "b")
-    assert stale(moved, SELECTION, tmp_path / "b" / index.FOLDER) == []
+    assert list(stale(moved, SELECTION, tmp_path / "b" / index.FOLDER)) == []
 
 
 def test_a_damaged_catalogue_is_made_again_and_damaged_rows_are_refused(
@@ -191,7 +192,7 @@ def test_bad_shards_are_named_and_the_good_ones_need_not_be_read_again(
     Path(shards[1]).write_bytes(b"")
     with pytest.raises(InputError, match=r"1\.tar: not a readable tar file: the file is empty"):
         made(shards, tmp_path / "index")
-    assert stale(shards, SELECTION, tmp_path / "index") == [shards[1]]
+    assert list(stale(shards, SELECTION, tmp_path / "index")) == [shards[1]]
 
 
 KILLED = """
@@ -201,9 +202,10 @@ from trainer.data import index
 from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.tar import Selection
 scan = index.scan
-index.scan = lambda path, selection: os._exit(9) if path == sys.argv[3] else scan(path, selection)
+index.scan = lambda path, *others: os._exit(9) if path == sys.argv[3] else scan(path, *others)
 index.THREADS = 1
-index.index_shards(sys.argv[2:], Selection(IMAGE_ENDINGS, "txt"), Path(sys.argv[1]))
+selection, folder = Selection(IMAGE_ENDINGS, "txt"), Path(sys.argv[1])
+index.index_shards(index.stale(sys.argv[2:], selection, folder), selection, folder)
 """
 
 
@@ -212,11 +214,11 @@ def test_an_indexing_that_was_killed_goes_on_where_it_was(shards: list[str], tmp
     command = [sys.executable, "-c", KILLED, str(folder), shards[0], shards[2], shards[1]]
     assert subprocess.run(command).returncode == 9
     assert not catalogue_file(folder, SELECTION).exists()
-    assert stale(shards, SELECTION, folder, adopt=False) == shards, "a check writes nothing"
+    assert list(stale(shards, SELECTION, folder, adopt=False)) == shards, "a check writes nothing"
     assert not catalogue_file(folder, SELECTION).exists()
-    assert stale(shards, SELECTION, folder) == shards[1:]
+    assert list(stale(shards, SELECTION, folder)) == shards[1:]
     write_shard(Path(shards[0]), ["other"])
-    assert stale(shards, SELECTION, folder) == shards, "it has changed since"
+    assert list(stale(shards, SELECTION, folder)) == shards, "it has changed since"
     source = made(shards, folder)
     assert content(source) == content(open_shards(shards, IMAGE_ENDINGS, "txt", "captions"))
 
@@ -224,13 +226,13 @@ def test_an_indexing_that_was_killed_goes_on_where_it_was(shards: list[str], tmp
 def test_what_a_killed_indexing_left_is_read_again_if_it_is_damaged(
     shards: list[str], tmp_path: Path
 ) -> None:
-    index_shards(shards, SELECTION, tmp_path)
+    index_shards(stale(shards, SELECTION, tmp_path), SELECTION, tmp_path)
     for path, place in ((shards[0], 60), (shards[1], 3)):
         rows = rows_file(tmp_path, path, SELECTION)
         damaged = bytearray(rows.read_bytes())
         damaged[place] ^= 1
         rows.write_bytes(damaged)
-    assert stale(shards, SELECTION, tmp_path) == shards[:2]
+    assert list(stale(shards, SELECTION, tmp_path)) == shards[:2]
 
 
 def test_an_index_of_an_older_release_is_read(shards: list[str], tmp_path: Path) -> None:
@@ -238,7 +240,7 @@ def test_an_index_of_an_older_release_is_read(shards: list[str], tmp_path: Path)
     for path in shards:
         rows = rows_file(tmp_path, path, SELECTION)
         rows.write_bytes(b"clipship index 1\n" + rows.read_bytes().split(b"\n", 3)[3])
-    assert stale(shards, SELECTION, tmp_path) == []
+    assert list(stale(shards, SELECTION, tmp_path)) == []
     assert content(open_indexed(open_index(shards, SELECTION, tmp_path), SELECTION, "captions")) == expected
 
 
@@ -262,13 +264,21 @@ def server(tmp_path: Path) -> Iterator[tuple[str, type[Ranges]]]:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # fsspec's client lives as long as the process
 def test_shards_behind_a_url_are_indexed_and_read_by_range(
-    shards: list[str], tmp_path: Path, server: tuple[str, type[Ranges]]
+    shards: list[str], tmp_path: Path, server: tuple[str, type[Ranges]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, handler = server
     urls = [f"{address}/{Path(path).name}" for path in shards]
+    heads: list[str] = []
+
+    def head(self: Ranges) -> None:
+        heads.append(self.path)
+        self._answer(body=False)
+
+    monkeypatch.setattr(handler, "do_HEAD", head)
     source = made(urls, tmp_path / "index")
+    assert sorted(heads) == ["/0.tar", "/1.tar", "/2.tar"], "each is asked for its size once"
     assert content(source) == content(open_shards(shards, IMAGE_ENDINGS, "txt", "captions"))
-    assert stale(urls, SELECTION, tmp_path / "index") == []
+    assert list(stale(urls, SELECTION, tmp_path / "index")) == []
     before, handler.sent = len(handler.asked), 0
     image = source.read(0).image
     assert len(handler.asked) == before + 1
@@ -352,7 +362,8 @@ def test_the_catalogue_is_small(shards: list[str], tmp_path: Path) -> None:
 ADD_ENTRIES = """
 import sys
 from pathlib import Path
-from trainer.data.index import Entry, write_catalogue
+from trainer.data.entry import Entry
+from trainer.data.index import write_catalogue
 from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.tar import Selection
 for number in range(20):
@@ -372,7 +383,7 @@ def test_jobs_that_write_a_catalogue_at_once_lose_nothing(tmp_path: Path) -> Non
 def test_a_catalogue_that_cannot_be_locked_is_written_all_the_same(tmp_path: Path) -> None:
     catalogue = catalogue_file(tmp_path, SELECTION)
     catalogue.with_name(f".{catalogue.name}.lock").mkdir()
-    write_catalogue(tmp_path, SELECTION, {"a.tar": index.Entry(1, "", 1, "", {}, {})})
+    write_catalogue(tmp_path, SELECTION, {"a.tar": Entry(1, "", 1, "", {}, {})})
     assert set(read_catalogue(tmp_path, SELECTION)) == {"a.tar"}
 
 
@@ -381,7 +392,9 @@ def test_an_index_where_nothing_can_be_made_is_refused(shards: list[str], tmp_pa
         InputError,
         match=r"0\.tar/index: the index cannot be written: Not a directory; choose another folder with --to",
     ):
-        index_shards(shards, SELECTION, tmp_path / "0.tar" / "index")
+        index_shards(
+            stale(shards, SELECTION, tmp_path / "0.tar" / "index"), SELECTION, tmp_path / "0.tar" / "index"
+        )
 
 
 def test_a_job_opens_what_it_has_indexed_whatever_others_make_of_the_catalogue(
@@ -389,7 +402,7 @@ def test_a_job_opens_what_it_has_indexed_whatever_others_make_of_the_catalogue(
 ) -> None:
     """As where the file system has no locks, and another job replaces the catalogue by its own."""
 
-    def overwritten(folder: Path, selection: Selection, entries: Mapping[str, index.Entry]) -> None:
+    def overwritten(folder: Path, selection: Selection, entries: Mapping[str, Entry]) -> None:
         write_catalogue(folder, selection, entries)
         catalogue_file(folder, selection).unlink()
 

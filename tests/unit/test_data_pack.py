@@ -201,7 +201,7 @@ def test_shards_may_be_cut_by_size(table: Path, tmp_path: Path) -> None:
 
 def test_what_packing_leaves_needs_no_indexing(table: Path, tmp_path: Path) -> None:
     shards = [str(path) for path in pack(table, tmp_path / "out", samples_per_shard=3).shards]
-    assert stale(shards, Selection(IMAGE_ENDINGS, "txt"), tmp_path / "out" / FOLDER) == []
+    assert list(stale(shards, Selection(IMAGE_ENDINGS, "txt"), tmp_path / "out" / FOLDER)) == []
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         FOLDER,
         *(Path(path).name for path in shards),

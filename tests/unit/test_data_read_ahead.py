@@ -10,21 +10,25 @@ from pathlib import Path
 from threading import Event
 from typing import ClassVar
 
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 from torch import Tensor
 
 from tests.support.range_server import serving
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.arena import MOST_SPARE, Arena
+from trainer.data.blocks import Block, BlockReader
+from trainer.data.columnar import ParquetSource
 from trainer.data.files import Files
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Batch, train_batches
 from trainer.data.order import Order
 from trainer.data.processes import start_process_server
 from trainer.data.read_ahead import ReadAhead
-from trainer.data.sample import BadSample, RawSample
+from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.shards import ShardSource
 from trainer.data.source import open_source
 from trainer.data.train_requests import TrainRequest, TrainRequests
@@ -70,7 +74,7 @@ def plan_of(ranks: int, accumulation: int) -> BatchPlan:
 
 
 def batches(
-    source: ShardSource,
+    source: Source,
     order: Order,
     ranks: int = 1,
     accumulation: int = 1,
@@ -155,7 +159,7 @@ class Counting(Files):
 def test_each_byte_is_read_once_a_rank_in_whole_blocks(
     shards: str, order: Lanes, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.shards.Files", Counting)
+    monkeypatch.setattr("trainer.data.blocks.Files", Counting)
     monkeypatch.setattr(Counting, "asked", [])
     source = opened(shards)
     for rank in range(ranks):
@@ -203,7 +207,7 @@ def test_a_shard_that_cannot_be_read_ends_the_loader_with_its_name(
 def test_nothing_is_read_that_lies_behind_the_last_batch(
     shards: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.shards.Files", Counting)
+    monkeypatch.setattr("trainer.data.blocks.Files", Counting)
     monkeypatch.setattr(Counting, "asked", [])
     source = opened(shards)
     found = list(batches(source, Lanes(7, 16), 2, 2, workers=1, epochs=None, most=30))
@@ -242,9 +246,9 @@ def test_the_order_is_not_looked_ahead_without_end_while_the_first_block_is_read
 
     def slow(path: str, begin: int, end: int) -> bytes:
         assert reads.wait(0.5) or looked
-        return ShardSource.bytes_of(source, path, begin, end)
+        return BlockReader.bytes_of(source.reader, path, begin, end)
 
-    source.bytes_of = slow  # type: ignore[method-assign]
+    source.reader.bytes_of = slow  # type: ignore[method-assign]
     ahead = ReadAhead(source, counted())
     next(iter(ahead))
     ahead.close()
@@ -269,7 +273,7 @@ def test_a_sample_that_is_too_large_is_neither_read_nor_ends_the_run(shards: str
 def test_much_that_lies_between_two_samples_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.shards.Files", Counting)
+    monkeypatch.setattr("trainer.data.blocks.Files", Counting)
     monkeypatch.setattr(Counting, "asked", [])
     members = [
         (f"{number:02d}.{ending}", content)
@@ -348,3 +352,114 @@ def test_a_second_epoch_and_a_second_start_read_nothing_from_the_store(shards: s
             asked, server.failures = len(server.asked), 0
         assert asked == 0
     assert len(list((tmp_path / "cache").glob("*/*.part"))) == SHARDS
+
+
+GROUPS, ROWS = 12, 40
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three files of four row groups; the rows of 32 kB of each group are decoded in one piece."""
+    start_process_server()
+    folder = tmp_path_factory.mktemp("tables")
+    for number in range(3):
+        keys = [f"{number}{row:04d}" for row in range(4 * ROWS)]
+        images = [key.encode() * 6000 for key in keys]
+        table = pyarrow.table({"image": images, "caption": [f"caption {key}" for key in keys], "row": keys})
+        parquet.write_table(table, folder / f"{number}.parquet", row_group_size=ROWS, compression="none")
+    return folder
+
+
+def captions_of(source: Source, order: Order, ranks: int = 1, workers: int = 0) -> list[list[str]]:
+    """The captions of each global batch."""
+    streams = [batches(source, order, ranks, workers=workers, rank=rank, epochs=1) for rank in range(ranks)]
+    of_ranks = [[batch.captions for batch in stream] for stream in streams]
+    return [[text for part in parts for text in part] for parts in zip(*of_ranks, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
+def test_a_row_group_is_read_and_decoded_once_a_rank_for_all_of_its_loader_processes(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = Data(train=(str(tables / "{0..2}.parquet"),))
+    order, alone = Lanes(ROWS, 4), open_source(data)
+    monkeypatch.setattr("trainer.data.loader.InBlocks", type("Nothing", (), {}))
+    expected = captions_of(alone, order)
+    monkeypatch.undo()
+    assert len({text for batch in expected for text in batch}) == GROUPS * ROWS
+    with serving(tables) as (url, handler):
+        far = Data(train=(f"{url}/{{0..2}}.parquet",), cache=str(tmp_path), filters=('row != "1"',))
+        source = open_source(far)
+        handler.asked.clear()
+        assert captions_of(source, order, workers=3) == expected
+        assert len(handler.asked) <= 3 * 4, "in parts of 4 MiB, of which each file has two"
+        handler.asked.clear()
+        assert captions_of(source, order, ranks=2) == expected
+        assert not handler.asked, "all of it is in data.cache"
+        source = open_source(far.model_copy(update={"cache": None}))
+        handler.asked.clear()
+        assert captions_of(source, order, workers=2) == expected
+        groups = [asked for asked in handler.asked if _size(asked) > 100_000]
+        assert len(groups) == GROUPS, "also those of which several lanes have a piece"
+        assert len(handler.asked) <= len(groups) + 3 * 16, "footers, of which a thread may read one more"
+
+
+def _size(asked: str) -> int:
+    begin, end = asked.removeprefix("bytes=").split("-")
+    return int(end) - int(begin)
+
+
+@pytest.mark.parametrize(("keep_mb", "decoded"), [(2, 5 * GROUPS), (512, GROUPS)])
+def test_row_groups_stay_for_later_pieces_and_epochs_as_long_as_there_is_room(
+    tables: Path, keep_mb: int, decoded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(Data(train=(str(tables / "{0..2}.parquet"),), row_group_cache_mb=keep_mb))
+    assert isinstance(source, ParquetSource)
+    seen, read = [], ParquetSource.read_block
+
+    def counted(self: ParquetSource, first: int, count: int, arena: Arena) -> Block:
+        seen.append(first)
+        return read(self, first, count, arena)
+
+    monkeypatch.setattr(ParquetSource, "read_block", counted)
+    requests = TrainRequests(source.shard_sizes(), None, plan_of(1, 1), 0, 3, Lanes(ROWS, 2), 30, 4, 0, 0)
+    ahead = ReadAhead(source, requests, ahead_bytes=1)
+    group, held = ROWS * 32_000, []
+    for request in ahead:
+        held.append(ahead.arena.held_bytes)
+        ahead.done(request.epoch, request.batch_in_epoch)
+    ahead.close()
+    assert GROUPS <= len(seen) <= decoded
+    assert len(set(seen)) == GROUPS
+    # Two lanes, what they go on with, and spare pages.
+    assert max(held) < min(keep_mb * 2**20, GROUPS * group) + 5 * group + MOST_SPARE * group / 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_of_a_damaged_group_are_bad_samples_and_the_others_come(
+    tables: Path, tmp_path: Path, workers: int
+) -> None:
+    content = bytearray((tables / "0.parquet").read_bytes())
+    (tmp_path / "0.parquet").write_bytes(content)
+    column = parquet.ParquetFile(tmp_path / "0.parquet").metadata.row_group(1).column(1)
+    content[column.data_page_offset : column.data_page_offset + 12] = bytes(12)
+    (tmp_path / "0.parquet").write_bytes(content)
+    source = open_source(Data(train=(str(tmp_path / "0.parquet"),)))
+    stream = train_batches(
+        source, plan=plan_of(1, 1), rank=0, seed=3, order=Lanes(ROWS, 4), pixels=plain, tokenizer=lengths,
+        workers=workers, epochs=1, skip_bad=True,
+    )  # fmt: skip
+    found = list(stream)
+    bad = {error.key for batch in found for error in batch.bad}
+    assert {f"1:{row}" for row in range(ROWS)} <= bad
+    assert {error.cause for batch in found for error in batch.bad} == {"damaged row group"}
+    assert len(found) == 10
+
+
+def test_a_table_that_is_gone_ends_the_loader_with_its_name(tables: Path, tmp_path: Path) -> None:
+    path = tmp_path / "0.parquet"
+    path.write_bytes((tables / "0.parquet").read_bytes())
+    source = open_source(Data(train=(str(path),)))
+    path.unlink()
+    with pytest.raises(StorageError, match=rf"{path}: cannot be read"):
+        next(batches(source, Lanes(ROWS, 4)))

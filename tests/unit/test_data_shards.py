@@ -19,7 +19,7 @@ from trainer.data.index import scan
 from trainer.data.sample import Numbering
 from trainer.data.shards import ShardSource, open_shards
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
-from trainer.data.tar import DOTS, Content, Selection
+from trainer.data.tar import DOTS, Rows, Selection
 from trainer.errors import InputError
 
 Member = tuple[str, bytes]
@@ -81,11 +81,11 @@ def test_samples_are_grouped_as_webdataset_groups_them(
         with shard.open("rb") as file:
             theirs = list(group_by_keys({**member, "__url__": ""} for member in tar_file_iterator(file)))
     except ValueError:  # two members with the same name
-        assert scan(str(shard), Selection(("jpg",), "txt"))[1].left_out["two members with the same name"]
+        assert scan(str(shard), Selection(("jpg",), "txt")).entry.left_out["two members with the same name"]
         return
-    ours = scan(str(shard), Selection(("jpg",), "txt"))[1]
-    assert isinstance(ours, Content)
-    assert [ours.rows.key(row) for row in range(len(ours))] == [
+    ours = scan(str(shard), Selection(("jpg",), "txt"))
+    rows = Rows.of(b"".join(ours.payload), len(ours.entry))
+    assert [rows.key(row) for row in range(len(rows))] == [
         s["__key__"] for s in theirs if "jpg" in s and "txt" in s
     ]
 

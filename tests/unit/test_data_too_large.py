@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from tests.unit.test_data_index import SELECTION
 from trainer.config import Data, Eval
-from trainer.data.index import index_shards, open_index
+from trainer.data.index import index_shards, open_index, stale
 from trainer.data.pictures import decode
 from trainer.data.sample import BadSample, RawSample
 from trainer.data.shards import open_indexed, open_shards
@@ -94,7 +94,7 @@ def test_a_caption_of_gigabytes_is_a_bad_sample_too(tmp_path: Path) -> None:
 
 def test_an_index_on_disk_serves_any_limit(tmp_path: Path) -> None:
     paths = [str(sparse_shard(tmp_path / "0.tar", *beside("a", image=2000), *beside("b", image=10 * GB)))]
-    entries = index_shards(paths, SELECTION, tmp_path / "index")
+    entries = index_shards(stale(paths, SELECTION, tmp_path / "index"), SELECTION, tmp_path / "index")
     index = open_index(paths, SELECTION, tmp_path / "index", entries)
     assert open_indexed(index, SELECTION, "captions", most_bytes=2000).read(0).image == bytes(2000)
     assert "allows 1,999" in str(

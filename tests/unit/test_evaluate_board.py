@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from trainer.data.sample import LeftOut, RawSample
-from trainer.evaluate.board import board
+from trainer.evaluate.evaluation import board
 from trainer.evaluate.ranking import Pairs
 
 CAPTIONS = (("a", "also a"), ("b",), ("c", "a"))

@@ -28,7 +28,7 @@ from trainer.evaluate.rank import evaluate
 from trainer.model.build import build_model, untrained
 from trainer.model.catalog import check_init, check_pretrained, check_tag, check_teacher, weights_file
 from trainer.model.teacher import build_teacher
-from trainer.plan.trained import evaluation_job
+from trainer.plan.trained import evaluation_job, export_job, search_job
 from trainer.run import checkpoints
 from trainer.run.best import BEST
 from trainer.run.checkpoints import TrainedModel, find_trained
@@ -165,6 +165,25 @@ def test_weights_of_others_take_their_model_from_open_clip_trains_parameters(tmp
 def test_names_of_open_clip_and_of_the_hub_are_taken() -> None:
     assert find_trained("ViT-B-32:laion2b_s34b_b79k") == TrainedModel("ViT-B-32", "laion2b_s34b_b79k")
     assert find_trained("hf-hub:org/name") == TrainedModel("hf-hub:org/name", None)
+
+
+def test_a_run_that_began_with_other_weights_is_used_with_its_own(ours: Path) -> None:
+    """The weights that it began with may be gone."""
+    for manifest in ours.glob("checkpoints/*/manifest.json"):
+        about = json.loads(manifest.read_text())
+        about["job"]["model"]["init"] = "gone.pt"
+        about["job"]["eval"]["mix"] = 0.5
+        manifest.write_text(json.dumps(about))
+    (ours / "a.tar").touch()
+    for job in (
+        evaluation_job(str(ours), None, {"zero_shot": (f"{ours}/a.tar",)}, 1, ()),
+        export_job(str(ours), None),
+        search_job(str(ours), None, ()),
+    ):
+        assert (job.model.init, job.model.pretrained) == (
+            None,
+            str(ours / "checkpoints/step-00000010/model.pt"),
+        )
 
 
 def test_a_checkpoint_of_ours_is_evaluated_as_its_job_says_and_anywhere(ours: Path) -> None:

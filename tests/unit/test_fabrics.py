@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import yaml
 
-from tests.support.kubernetes_jobs import FABRIC_KEYS, FABRIC_STACKS, kubernetes_job
+from tests.support.kubernetes_jobs import FABRIC_KEYS, FABRIC_STACKS, kubernetes_job, objects_of
 from trainer.cli.main import main
-from trainer.config.fabric_row import NcclRange
-from trainer.config.fabrics import FABRICS
+from trainer.config.fabrics import FABRICS, NcclRange
 from trainer.config.loader import dump_job
 from trainer.config.resources import Resources
 from trainer.errors import InputError
@@ -146,7 +144,7 @@ def test_a_variable_from_a_secret_replaces_the_networks() -> None:
     job = fabric_job("ib", kubernetes={"kind": "job", "env": {"NCCL_NET": "configmap:site:net"}})
     [env] = [
         item["spec"]["template"]["spec"]["containers"][0]["env"]
-        for item in yaml.safe_load_all(manifest(job))
+        for item in objects_of(manifest(job))
         if item["kind"] == "Job"
     ]
     [found] = [entry for entry in env if entry["name"] == "NCCL_NET"]
@@ -229,7 +227,7 @@ def test_the_images_own_library_path_has_the_folder_of_a_nodes_plugin() -> None:
 
 
 def spec_of_pods(job: Any) -> Any:
-    [pods] = [item for item in yaml.safe_load_all(manifest(job)) if item["kind"] == "Job"]
+    [pods] = [item for item in objects_of(manifest(job)) if item["kind"] == "Job"]
     return pods["spec"]["template"]["spec"]
 
 

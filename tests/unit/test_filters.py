@@ -171,8 +171,8 @@ def test_an_index_keeps_the_rows_of_each_set_of_filters_beside_those_of_all(
     assert keys(source) == kept(every, "min_side >= 64")
     assert source.left_out.filtered == {"min_side >= 64": 8}
     for filters in ((), ("min_side >= 64",)):
-        assert stale([every], Selection(("jpg",), "txt", filters), folder) == []
-    assert stale([every], Selection(("jpg",), "txt", ("min_side >= 65",)), folder) == [every]
+        assert list(stale([every], Selection(("jpg",), "txt", filters), folder)) == []
+    assert list(stale([every], Selection(("jpg",), "txt", ("min_side >= 65",)), folder)) == [every]
     assert len(indexed([every], folder)) == 16
 
 
@@ -184,7 +184,7 @@ def test_the_command_index_takes_filters_and_a_run_finds_its_index(every: str) -
     folder = index_folder([every])
     assert folder is not None
     data = Data(train=(every,), filters=("min_side >= 64",))
-    assert stale([every], Selection(data.image_key, "txt", data.filters), folder) == []
+    assert list(stale([every], Selection(data.image_key, "txt", data.filters), folder)) == []
 
 
 def test_recorded_sizes_do_not_count_filtered_shards(every: str) -> None:

@@ -1,7 +1,6 @@
 """Command lines of open_clip_train become jobs that train the same; the table is that of its real parser."""
 
 import argparse
-import importlib.metadata
 import json
 import shlex
 import subprocess
@@ -13,18 +12,22 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import pytest
 
 from trainer.cli import main as cli
-from trainer.config import Eval, Job
+from trainer.config import Eval, Job, Model
 from trainer.config.keys import walk
 from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import load_job
 from trainer.evaluate.inputs import class_names, templates
 from trainer.from_open_clip.job_file import job_file
+from trainer.from_open_clip.line import RELEASES
 from trainer.from_open_clip.read import read
-from trainer.from_open_clip.table import FLAGS, VERSION
+from trainer.from_open_clip.table import FLAGS, flags_of
 from trainer.model.catalog import config_file, known_models
+from trainer.model.optimizer import decays
+from trainer.model.trial import built_on_meta
 
 Capture = pytest.CaptureFixture[str]
 SHARDS = "--train-data cc3m/{0000..0331}.tar --train-num-samples 2905954"
@@ -55,9 +58,9 @@ def job_of(arguments: str, tmp_path: Path, gpus: int | None = None) -> Job:
     return load_job(path)
 
 
-def table_of(arguments: str, gpus: int | None = 8) -> dict[str, Any]:
+def table_of(arguments: str, gpus: int | None = 8, release: str | None = None) -> dict[str, Any]:
     """Returns the values of the job file by dotted key."""
-    return dict(_dotted(tomllib.loads(job_file(shlex.split(arguments), gpus)[0])))
+    return dict(_dotted(tomllib.loads(job_file(shlex.split(arguments), gpus, release)[0])))
 
 
 def _dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -68,21 +71,26 @@ def _dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + name, value
 
 
-def test_the_table_is_of_the_installed_release() -> None:
-    assert importlib.metadata.version("open_clip_torch") == VERSION
+IMPORTED = RELEASES[hasattr(open_clip, "create_task")]
+"""Release whose parser is tried: the installed one, or that of a checkout that is first on the path."""
+COUNTS = {"3.3": 90, "4": 142}
 
 
 def test_every_flag_of_the_real_parser_has_a_row_that_reads_it_alike(theirs: argparse.ArgumentParser) -> None:
     real = {action.option_strings[0]: action for action in theirs._actions if action.dest != "help"}
-    assert set(FLAGS) == set(real)
-    assert len(FLAGS) == 90
+    rows = {flag.name: flag for flag in flags_of(IMPORTED)}
+    assert set(rows) == set(real)
+    assert len(rows) == COUNTS[IMPORTED]
     for name, action in real.items():
-        row = FLAGS[name]
-        assert row.default == action.default, name
-        assert row.takes.get("nargs") == (None if action.nargs == 0 else action.nargs), name
-        assert (row.takes.get("action") == "store_true") == (action.nargs == 0), name
-        assert (row.takes.get("type") or str) == (action.type or str), name
-        assert sorted(row.takes.get("choices") or []) == sorted(action.choices or []), name
+        takes = rows[name].takes_in(IMPORTED)
+        assert rows[name].default_in(IMPORTED) == action.default, name
+        assert [rows[name].also] * bool(rows[name].also) == action.option_strings[1:], name
+        assert takes.get("nargs") == (None if action.nargs == 0 else action.nargs), name
+        assert takes.get("action") in (
+            ("store_true", "store_false") if action.nargs == 0 else (None, "append")
+        ), name
+        assert (takes.get("type") or str) == (action.type or str), name
+        assert set(takes.get("choices") or []) == set(action.choices or []), name
 
 
 @pytest.mark.parametrize(
@@ -98,12 +106,16 @@ def test_every_flag_of_the_real_parser_has_a_row_that_reads_it_alike(theirs: arg
         "--image-mean 0.5 0.5 0.5 --force-image-size 256 --opt adamw --model RN50",
     ],
 )
-def test_a_command_line_is_read_as_open_clip_train_reads_it(arguments: str) -> None:
+def test_a_command_line_is_read_as_open_clip_train_reads_it(
+    arguments: str, theirs: argparse.ArgumentParser
+) -> None:
     from open_clip_train.params import parse_args
 
     real = vars(parse_args(shlex.split(arguments)))
-    line = read(shlex.split(arguments), None)
-    assert {name[2:].replace("-", "_"): line[name] for name in FLAGS} == real
+    line = read(shlex.split(arguments), None, IMPORTED)
+    for action in theirs._actions:
+        if action.dest != "help":
+            assert line[action.option_strings[0]] == real[action.dest], action.dest
 
 
 def test_every_key_of_the_table_is_one_of_a_job_file() -> None:
@@ -186,6 +198,16 @@ EFFECTS = {
     "--dist-backend": f"{BASE} --dist-backend gloo",
     "--horovod": f"{BASE} --horovod",
     "--ddp-static-graph": f"{BASE} --ddp-static-graph",
+    "--image-key": f"{BASE} --image-key png;jpg",
+    "--max-image-pixels": f"{BASE} --max-image-pixels 0",
+    "--text-key": f"{BASE} --text-key caption",
+    "--json-text-key": f"{BASE} --json-text-key caption;alt",
+    "--json-text-key-probs": f"{BASE} --json-text-key caption;alt --json-text-key-probs 3 1",
+    "--text-layer-decay": f"{BASE} --text-layer-decay 0.65",
+    "--image-layer-decay": f"{BASE} --visual-layer-decay 0.75",
+    "--wd-exclude": f"{BASE} --wd-exclude visual.proj* *.gain",
+    "--fsdp": f"{BASE} --fsdp",
+    "--fsdp-no-reshard-after-forward": f"{BASE} --fsdp --fsdp-no-reshard-after-forward",
 }
 """A command line in which the flag sets its keys."""
 OTHERS = {
@@ -218,6 +240,9 @@ OTHERS = {
     "--lr-cooldown-power": {"optim.schedule", "optim.cooldown_share"},
     "--lock-image-unlocked-groups": {"model.lock_image"},
     "--lock-text-unlocked-layers": {"model.lock_text"},
+    "--json-text-key": {"data.caption_lines"},
+    "--json-text-key-probs": {"data.caption_key", "data.caption_lines"},
+    "--fsdp-no-reshard-after-forward": {"comm.backend"},
 }
 """Keys that these command lines change as well, by other flags in them or as a consequence."""
 
@@ -228,26 +253,36 @@ def test_every_flag_with_keys_is_tried() -> None:
 
 @pytest.mark.parametrize("name", EFFECTS)
 def test_a_flag_sets_its_keys_and_no_others(name: str, tmp_path: Path) -> None:
-    before, after = table_of(BASE), table_of(EFFECTS[name])
+    release = FLAGS[name].release or None
+    before, after = table_of(BASE, release=release), table_of(EFFECTS[name])
     changed = {key for key in before | after if before.get(key) != after.get(key)}
     assert changed & set(FLAGS[name].keys)
     assert changed <= set(FLAGS[name].keys) | OTHERS.get(name, set())
     job_of(EFFECTS[name], tmp_path, 8)
 
 
-VALUES: dict[Any, str] = {int: "3", float: "0.5", str: "x", None: "x"}
+VALUES: dict[Any, str] = {int: "3", float: "0.5", str: "x", None: "x=1"}
 
 
 @pytest.mark.parametrize("name", [name for name, flag in FLAGS.items() if not flag.keys])
 def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path, capsys: Capture) -> None:
     row = FLAGS[name]
-    value = (
-        "" if row.takes.get("action") else (row.takes.get("choices") or [VALUES[row.takes.get("type")]])[-1]
-    )
+    choices = [each for each in row.takes.get("choices", ()) if each != row.takes.get("default")]
+    value = (choices or [VALUES[row.takes.get("type")]])[-1]
+    if str(row.takes.get("action")).startswith("store_"):
+        value = ""
     needed = {
         "--lock-image-": "--lock-image",
         "--lock-text-": "--lock-text",
         "--remote-sync-": "--remote-sync r",
+        "--bucket-": "--length-bucketing",
+        "--torchcompile-": "--torchcompile",
+        "--text-pooler-": "--lock-text",
+        "--fsdp-": "--fsdp",
+        "--naflex-": "--use-naflex",
+        "--pretrained-audio": "--model CLAP-HTSAT-tiny",
+        "--audio-zeroshot-": "--audio-zeroshot-dataset d",
+        "--audio-": "--model CLAP-HTSAT-tiny",
     }
     context = next((text for start, text in needed.items() if name.startswith(start)), "")
     line = f"{BASE} {context} {name} {value}"
@@ -309,6 +344,12 @@ def test_augmentation_becomes_that_of_open_clip_train(
             "without use_timm, open_clip_train does not use col",
         ),
         ("--train-data a.tar --aug-cfg ratio=(0.5,2)", "does not use ratio"),
+        ("--train-data a.tar --naflex-batch-divisor 4", "no effect without --use-naflex"),
+        ("--train-data a.tar --audio-ext wav", "only models of audio"),
+        ("--train-data a.csv --image-key png", "only shards"),
+        ("--train-data a.tar --json-text-key a --text-key caption", "no effect with --json-text-key"),
+        ("--train-data a.tar --fsdp --ddp-static-graph", "no effect with --fsdp"),
+        ("--train-data a.tar --text-pooler-own-group", "no effect without --lock-text"),
         (
             "--train-data a.tar --aug-cfg use_timm=True gray_scale_prob=1",
             "with use_timm, open_clip_train does",
@@ -324,7 +365,9 @@ def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("--train-data a.tar --opt timm/lamb", "those that a resumed run repeats: timm/nadamw"),
+        ("--train-data a.tar --opt timm/adan", "those that a resumed run repeats: timm/nadamw"),
+        ("--train-data a.tar --opt timm/lamb --lr 1e-3", "clips the gradient at a norm of 1 by itself"),
+        ("--train-data a.tar --opt timm/muon --lr 1e-3", "takes tables of embeddings for matrices"),
         ("--train-data a.tar --opt timm/lion --lr 1e-4", "write --beta1, --beta2 out"),
         ("--train-data a.tar --precision pure_bf16", "weights in half precision"),
         ("--train-data a.tar --lr-scheduler const-cooldown", "needs --epochs-cooldown"),
@@ -344,6 +387,13 @@ def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str
         ("--train-data a.tar --dist-backend hccl", "hccl"),
         ("--train-data a.tar --ddp-static-graph --accum-freq 2", "excludes accumulation"),
         ("--train-data a.tar --model ViT-B-16-SigLIP --force-quick-gelu", "no variant with -quickgelu"),
+        ("--train-data a.tar --model CLAP-HTSAT-tiny", "audio"),
+        ("--train-data a.tar --model naflexgenlip_b16", "captions alone (GenLIP)"),
+        ("--train-data a.tar --dataset-type webdataset-audio", "audio"),
+        ("--train-data a.tar --text-key txt;caption", "several endings"),
+        ("--train-data a.tar --json-text-key a.b", "a dot or brackets: a.b"),
+        ("--train-data a.tar --json-text-key a;b --json-text-key-probs 1", "2 fields with 1 number"),
+        ("--train-data a.tar --json-text-key a;b --json-text-key-probs 1 0", "none stands in for others"),
     ],
 )
 def test_what_a_job_cannot_express_is_refused_unless_partial(line: str, why: str, capsys: Capture) -> None:
@@ -367,7 +417,7 @@ def test_what_a_job_cannot_express_is_refused_unless_partial(line: str, why: str
         ("--val-data v.tar", "`clipship eval`"),
         (
             "--train-data a.tar --trian-data b",
-            "--trian-data is no flag of open_clip_train 3.3.0; did you mean --train-data?",
+            "--trian-data is no flag of open_clip_train 3.3; did you mean --train-data?",
         ),
         ("--train-data a.tar --batch_size 3", "did you mean --batch-size?"),
         ("--train-data a.tar --frobnicate", "docs/from-open-clip.md"),
@@ -413,6 +463,57 @@ def test_number_of_gpus_becomes_that_of_each_node() -> None:
     assert "resources.gpus_per_node" not in table_of(BASE, 1)
     assert "resources.gpus_per_node" not in table_of(BASE, 16)
     assert "whose product is 16" in job_file(shlex.split(BASE), 16)[1].notes[-1]
+
+
+def test_a_line_is_of_the_first_release_that_has_its_flags() -> None:
+    assert read(shlex.split(BASE), 1).release == "3.3"
+    assert read(shlex.split(f"{BASE} --siglip --length-bucketing"), 1).release == "4"
+    assert read(shlex.split("--dataset-type webdataset-audio --train-data a.tar"), 1).release == "4"
+    assert read(shlex.split(BASE), 1, "4").release == "4"
+    assert "open_clip_train 4:" in job_file(shlex.split(BASE), 1, "4")[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--horovod --fsdp", "--fsdp is no flag of open_clip_train 3.3; only 4 has it"),
+        ("--horovod --fsdp --length-bucketing", "--horovod is no flag of open_clip_train 4; only 3.3 has it"),
+    ],
+)
+def test_flags_of_two_releases_in_one_line_are_named(line: str, message: str, capsys: Capture) -> None:
+    assert cli.main(["from-open-clip", "--", *shlex.split(f"{BASE} {line}")]) == 2
+    assert capsys.readouterr().err.count(message) == 1
+
+
+def test_release_4_has_defaults_of_its_own(tmp_path: Path) -> None:
+    old, new = (table_of(BASE, release=release) for release in RELEASES)
+    assert {key: new.get(key) for key in old | new if old.get(key) != new.get(key)} == {
+        "model.precision": new.get("model.precision"),
+        "data.max_image_pixels": 25_000_000,
+        "optim.no_decay": new["optim.no_decay"],
+    }
+    assert (old["model.precision"], job_of(f"{BASE} --fsdp", tmp_path).model.precision) == ("fp16", "bf16")
+    assert table_of(f"{BASE} --max-image-pixels 0")["data.max_image_pixels"] == 256_000_000
+    assert table_of("--train-data a.csv", release="4").keys().isdisjoint({"data.max_image_pixels"})
+
+
+@pytest.mark.skipif(IMPORTED == "3.3", reason="open_clip 3.3 is imported, whose rule is another one")
+@pytest.mark.parametrize("name", ["RN50", "ViT-B-32", "roberta-ViT-B-32", "EVA02-B-16", "coca_ViT-B-32"])
+def test_weight_decay_spares_what_release_4_spares(name: str, tmp_path: Path) -> None:
+    from open_clip_train.optim import make_wd_exclude
+
+    settings = job_of(f"{SHARDS} --model {name} --wd-exclude text.token_embedding*", tmp_path).optim
+    with built_on_meta(Model(name=name)) as model:
+        spared = make_wd_exclude(model, ["text.token_embedding*"])
+        for parameter_name, parameter in model.named_parameters():
+            assert decays(parameter_name, parameter, settings) != spared(parameter_name, parameter)
+
+
+def test_captions_in_json_are_those_that_open_clip_train_takes(tmp_path: Path) -> None:
+    first = job_of(f"{BASE} --json-text-key a;b", tmp_path).data
+    assert (first.caption_key, first.caption_choice) == (("json:a", "json:b"), "first")
+    drawn = job_of(f"{BASE} --json-text-key a;b --json-text-key-probs 3 1", tmp_path).data
+    assert (drawn.caption_weights, drawn.caption_choice) == ((3.0, 1.0), "random")
 
 
 def test_two_dashes_too_many_are_passed_over() -> None:

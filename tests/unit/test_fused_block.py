@@ -111,7 +111,8 @@ for tokens, heads, causal in {cases}:
     joint[..., :128] *= 3  # scores far from 0, as of a trained model
     out, kept = long_attention.attention(joint, heads, causal)
     expected = [
-        PLAIN.attention(joint, heads, causal)[0], *PLAIN.attention_backward(joint, (), grad, heads, causal)
+        PLAIN.attention(joint, heads, causal, None)[0],
+        *PLAIN.attention_backward(joint, (), grad, heads, causal, None),
     ]
     found = [out, *long_attention.attention_backward(joint, *kept, grad, heads, causal)]
     print(*(float((one - other).norm() / other.norm()) for one, other in zip(found, expected)))

@@ -3,7 +3,7 @@
 import pytest
 
 from trainer.errors import InputError
-from trainer.sweep.grid import combinations, names
+from trainer.sweep.trials import combinations, names
 
 
 def test_each_value_meets_each_other_value() -> None:

@@ -3,17 +3,17 @@
 import io
 import tarfile
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import BinaryIO, cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from trainer.data import hops
 from trainer.data.hops import Hopping
-from trainer.data.tar import Content, Selection, read_headers
+from trainer.data.tar import Selection, read_headers
 
 SELECTION = Selection(("jpg", "png"), "txt")
 SMALL = {"FIRST_BYTES": 1024, "LEAST_BYTES": 512, "MOST_BYTES": 4096, "HOP": 2048}
@@ -44,11 +44,6 @@ def hopping(content: bytes, fetched: list[int]) -> BinaryIO:
     return cast(BinaryIO, Hopping(len(content), fetch))
 
 
-def plain(content: Content) -> Content:
-    """With rows that can be compared."""
-    return replace(content, rows=(content.rows.places.tobytes(), content.rows.keys.tobytes()))  # type: ignore[arg-type]
-
-
 @settings(deadline=None)
 @given(
     st.lists(
@@ -73,7 +68,7 @@ def test_hops_find_what_reading_everything_finds(
         for name, value in SMALL.items():
             patch.setattr(hops, name, value)
         found = read_headers(hopping(bytes(content), []), SELECTION)
-    assert plain(found) == plain(read_headers(io.BytesIO(bytes(content)), SELECTION))
+    assert found == (read_headers(io.BytesIO(bytes(content)), SELECTION))
 
 
 def test_large_members_are_passed_over_and_small_ones_are_read_in_large_parts() -> None:
@@ -81,13 +76,13 @@ def test_large_members_are_passed_over_and_small_ones_are_read_in_large_parts() 
         [(f"{number:03d}", ending, 3 * 2**20) for number in range(4) for ending in ("jpg", "txt")], 0
     )
     fetched: list[int] = []
-    assert len(read_headers(hopping(large, fetched), SELECTION)) == 4
+    assert len(read_headers(hopping(large, fetched), SELECTION).entry) == 4
     assert sum(fetched) < hops.FIRST_BYTES + 9 * hops.LEAST_BYTES < len(large) / 10
     small = tar_of(
         [(f"{number:04d}", ending, 40_000) for number in range(250) for ending in ("jpg", "txt")], 0
     )
     fetched.clear()
-    assert len(read_headers(hopping(small, fetched), SELECTION)) == 250
+    assert len(read_headers(hopping(small, fetched), SELECTION).entry) == 250
     assert sum(fetched) <= len(small)
     assert fetched[:3] == [2**20, 2**21, 2**22]
     assert set(fetched[3:-1]) == {2**22}
@@ -103,3 +98,29 @@ def test_it_is_a_file() -> None:
     assert file.read(10) == content[-2:]
     file.seek(len(content) + 100)
     assert file.read(10) == b""
+
+
+def test_filters_are_decided_while_the_headers_are_read() -> None:
+    """Small samples are read once, and of large ones their headers and what the filters need."""
+    filters = ("min_side >= 64", "score > 0")
+    image = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(image, "jpeg")
+    for size, fetched_at_most in ((40_000, 1.05), (3 * 2**20, 0.07)):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as tar:
+            for number in range(100 if size < 2**20 else 8):
+                for ending, begin, of_member in (
+                    ("jpg", image.getvalue(), size),
+                    ("json", b'{"score": %d}' % (number % 2), None),
+                    ("txt", b"c", 1),
+                ):
+                    info = tarfile.TarInfo(f"{number:04d}.{ending}")
+                    info.size = of_member or len(begin)
+                    tar.addfile(info, io.BytesIO(begin.ljust(info.size, b"\0")))
+        fetched: list[int] = []
+        found = read_headers(hopping(out.getvalue(), fetched), SELECTION._replace(filters=filters))
+        assert found.entry.filtered == {"score > 0": len(found.entry)}
+        assert not found.entry.left_out
+        assert found == (read_headers(out, SELECTION._replace(filters=filters)))
+        assert sum(fetched) < fetched_at_most * len(out.getvalue())
+        assert len(fetched) <= 9

@@ -20,11 +20,10 @@ from trainer.config.image import Site
 from trainer.config.stack_table import table
 from trainer.errors import ClusterError, InputError
 from trainer.image import daemon
-from trainer.image.build import _csv
+from trainer.image.build import _csv, push
 from trainer.image.build_errors import likely_cause
 from trainer.image.daemon import check_disk
 from trainer.image.pins import pins
-from trainer.image.push import push
 from trainer.image.sbom import _licences_of
 from trainer.image.wheelhouse import _index, fill
 from trainer.sysinfo.template_folder import FOLDER

@@ -24,6 +24,7 @@ from trainer.model.fused_block import PLAIN
 from trainer.model.kernels import PatchProduct, is_patch_embedding, use_kernels
 from trainer.model.loss_tiles import Tiles
 from trainer.model.outputs import features
+from trainer.model.packed_captions import GRAIN, Packed, pack
 from trainer.model.rank_loss import RankLoss
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -70,7 +71,7 @@ def captions(longest: int) -> Tensor:
     return tokens
 
 
-def gradients(job: Job, comm: Comm, clip: Clip, tokens: Tensor) -> dict[str, Tensor]:
+def gradients(job: Job, comm: Comm, clip: Clip, tokens: Tensor | Packed) -> dict[str, Tensor]:
     """Returns the gradient of each parameter, of the loss of one global batch."""
     model: Any = clip.model.train()
     with torch.no_grad():  # at their first values, gains round to themselves
@@ -86,7 +87,11 @@ def gradients(job: Job, comm: Comm, clip: Clip, tokens: Tensor) -> dict[str, Ten
     step.gradients(
         [
             MicroBatch(i.to(next(model.parameters()).dtype), t)
-            for i, t in zip(images.split(size), tokens.split(size), strict=True)
+            for i, t in zip(
+                images.split(size),
+                [tokens] if isinstance(tokens, Packed) else tokens.split(size),
+                strict=True,
+            )
         ],
         step=0,
     )
@@ -157,6 +162,44 @@ def test_cut_captions_give_every_weight_the_gradient_of_whole_ones(
     assert_equal(cut, gradients(job, alone, built(job, alone, "plain"), tokens))
 
 
+@pytest.mark.parametrize("longest", [9, CONTEXT - 1])
+def test_packed_captions_give_every_weight_the_gradient_of_whole_ones(
+    alone: Comm, tmp_path: Path, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, tokens = job_of(tmp_path, "clip", model={"precision": "fp64"}), captions(longest)
+    expected = gradients(job, alone, built(job, alone, "plain"), tokens)
+    # Fused as on a GPU, by the plain form of what Triton computes there, and in float64.
+    monkeypatch.setattr("trainer.model.kernels.block_ops", lambda *_: (PLAIN, ""))
+    monkeypatch.setattr("trainer.model.kernels._HALF", ("fp64",))
+    monkeypatch.setattr("trainer.model.kernels._rounds", lambda _: True)
+    monkeypatch.setattr("torch.get_autocast_dtype", lambda _: torch.float64)
+    monkeypatch.setattr("trainer.model.fused_block._LANES", range(64))
+    fused = built(job, alone, "fast")
+    assert str(fused.kernels).endswith("packed captions")
+    rule = fused.kernels.caption_length
+    assert rule is not None
+    packed = pack(tokens, rule.needed(tokens), torch.device("cpu"))
+    assert len(packed.ids) < tokens.numel()
+    assert_equal(gradients(job, alone, fused, packed), expected)
+
+
+def test_packed_captions_hold_the_tokens_that_count_and_few_more() -> None:
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(1, 99, (50, 20), generator=generator)
+    counted = torch.randint(1, 21, (50,), generator=generator)
+    parts = pack(tokens, counted, torch.device("cpu"))
+    assert len(parts.ids) % (50 * GRAIN) == 0
+    assert 0 <= len(parts.ids) - int(counted.sum()) < 50 * GRAIN
+    for number, (row, many) in enumerate(zip(tokens, counted.tolist(), strict=True)):
+        first, end = int(parts.starts[number]), int(parts.ends[number])
+        assert end == first + many - 1
+        assert parts.ids[first : end + 1].tolist() == row[:many].tolist()
+        assert parts.positions[first : end + 1].tolist() == list(range(many))
+    whole = pack(tokens, counted, torch.device("cpu"), whole=True)
+    assert whole.ids.tolist() == tokens.flatten().tolist()
+    assert whole.ends.tolist() == (torch.arange(50) * 20 + counted - 1).tolist()
+
+
 @pytest.mark.parametrize("config", ["bidirectional text", "appended class token"])
 def test_captions_stay_whole_where_later_tokens_count(alone: Comm, tmp_path: Path, config: str) -> None:
     assert built(job_of(tmp_path, config), alone, "fast").kernels.caption_length is None
@@ -178,6 +221,7 @@ def test_captions_are_cut_to_a_multiple_of_eight_that_holds_every_end(ends: list
         row[end + 1 :] = 0
     assert CaptionLength()(tokens) == length
     assert CaptionLength(end_token=9)(tokens) == length
+    assert CaptionLength(padding=0)(tokens) == length
 
 
 def test_the_end_token_is_pooled_where_it_stands_first() -> None:

@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.support.kubernetes_jobs import HOROVOD, kubernetes_job
+from tests.support.kubernetes_jobs import HOROVOD, kubernetes_job, objects_of
 from trainer.config import Job
 from trainer.errors import (
     EXIT_BAD_INPUT,
@@ -28,7 +27,7 @@ def indexed(**sections: Any) -> Job:
 
 
 def objects(job: Job) -> dict[str, Any]:
-    return {item["kind"]: item for item in yaml.safe_load_all(manifest(job))}
+    return {item["kind"]: item for item in objects_of(manifest(job))}
 
 
 def variables(job: Job) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.kubernetes_jobs import CASES, EVERYTHING, HOROVOD, HOSTILE, kubernetes_job
+from tests.support.kubernetes_jobs import CASES, EVERYTHING, HOROVOD, HOSTILE, kubernetes_job, objects_of
 from trainer.cli.main import main
 from trainer.config import Image, Job, Kubernetes
 from trainer.config.kubernetes import object_name
@@ -34,14 +34,14 @@ Golden = Callable[[str, str], None]
 
 def documents(job: Job) -> tuple[Any, Any]:
     """The ConfigMap and the job's own object."""
-    config_map, *_, own = yaml.safe_load_all(manifest(job))
+    config_map, *_, own = objects_of(manifest(job))
     return config_map, own
 
 
 def policy(job: Job) -> Any:
     """The NetworkPolicy of the manifest, or None."""
     return next(
-        (document for document in yaml.safe_load_all(manifest(job)) if document["kind"] == "NetworkPolicy"),
+        (document for document in objects_of(manifest(job)) if document["kind"] == "NetworkPolicy"),
         None,
     )
 
@@ -77,7 +77,7 @@ def pod_specs(value: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("case", [case for case in CASES if "trainjob" not in case])
 def test_what_a_container_mounts_is_a_volume_of_its_pod(case: str) -> None:
-    specs = list(pod_specs(list(yaml.safe_load_all(manifest(kubernetes_job(**CASES[case]))))))
+    specs = list(pod_specs(objects_of(manifest(kubernetes_job(**CASES[case])))))
     assert specs
     for spec in specs:
         containers = [*spec["containers"], *spec.get("initContainers", [])]

@@ -12,8 +12,7 @@ import pytest
 from tests.support.jobs import tiny_job
 from trainer.config.phases import SILENT, Stage
 from trainer.launch import live_line
-from trainer.launch.live_line import ENDING, START, LiveLine, Part, words
-from trainer.launch.start_times import StartTimes
+from trainer.launch.live_line import ENDING, START, LiveLine, Part, StartTimes, words
 from trainer.text import live
 from trainer.text.live import waiting
 from trainer.world.heartbeat import RankState

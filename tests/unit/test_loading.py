@@ -18,8 +18,7 @@ from trainer.config import Job
 from trainer.errors import InputError
 from trainer.evaluate import rank
 from trainer.model.build import untrained
-from trainer.model.hub_reach import cache_alone_without_hub, may_ask_hub
-from trainer.model.loading import loading
+from trainer.model.loading import cache_alone_without_hub, loading, may_ask_hub
 
 
 def _with_weights(path: Path) -> Job:

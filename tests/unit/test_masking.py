@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from trainer.cli.main import main
 from trainer.data.sample import BadSample
-from trainer.text.log_format import ShownFormatter
 from trainer.text.masking import MASK, is_secret_name, looks_secret, masked, masked_values, secret_in
 from trainer.text.terminal import one_line, printable, shown
+from trainer.world.console import ShownFormatter
 
 HF = "hf_" + "aB3" * 10
 SECRETS = [

@@ -24,8 +24,7 @@ from trainer.sysinfo.addresses import free_port
 from trainer.telemetry import writers as metric_writers
 from trainer.telemetry.metrics import Telemetry
 from trainer.telemetry.pictures import Picture
-from trainer.telemetry.tags import tag
-from trainer.telemetry.writers import check_installed, open_writers
+from trainer.telemetry.writers import check_installed, open_writers, tag
 from trainer.train.eval_pictures import eval_pictures
 
 OFFLINE = {"wandb": "offline", "wandb_project": "digits"}

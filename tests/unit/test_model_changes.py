@@ -47,7 +47,7 @@ def test_a_key_makes_the_model_that_a_changed_config_file_makes(
     assert values_of(ours).keys() == values_of(theirs).keys()
     for name, tensor in values_of(ours).items():
         assert torch.equal(tensor, values_of(theirs)[name]), name
-    assert ours.crop.size == theirs.crop.size
+    assert ours.images.size == theirs.images.size
     assert torch.equal(ours.tokenizer(["a word"]), theirs.tokenizer(["a word"]))
     assert str(ours.model.visual) == str(theirs.model.visual)
 

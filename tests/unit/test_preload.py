@@ -54,7 +54,7 @@ def test_a_module_is_imported_as_if_a_package_were_not_installed(tmp_path: Path)
     (tmp_path / "slow.py").write_text("")
     (tmp_path / "user.py").write_text("try:\n    import slow\nexcept ImportError:\n    slow = None\n")
     program = (
-        "from trainer.sysinfo.imports import import_without\n"
+        "from trainer.model.light_import import import_without\n"
         "import_without(['slow'], 'user')\n"
         "import user, slow\n"
         "print(user.slow is None, slow.__name__)\n"

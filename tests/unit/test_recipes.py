@@ -34,6 +34,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     "lion": {"optim": {"optimizer": "lion", "lr": 1e-4}},
     "sgd": {"optim": {"optimizer": "sgd", "lr": 1e-2}},
     "adafactor": {"optim": {"optimizer": "adafactor"}},
+    "lamb": {"optim": {"optimizer": "lamb"}},
+    "lamb unlocked after three steps": {
+        "optim": {"optimizer": "lamb", "ema_decay": 0.8},
+        "model": {"lock_image": True, "unlock_after_step": 3},
+    },
+    "muon": {"optim": {"optimizer": "muon", "ema_decay": 0.8}},
     "rates of towers and layers": {
         "optim": {"image_lr": 3e-4, "text_lr": 2e-3, "image_layer_decay": 0.7, "text_layer_decay": 0.9}
     },

@@ -21,11 +21,10 @@ from trainer.cli import main as cli
 from trainer.data import store
 from trainer.errors import InputError
 from trainer.report.board import BOARD_FILE, Text, read_rows, row, write_board
-from trainer.report.environment import Fact, environment_table
 from trainer.report.figures import training_charts
 from trainer.report.folder import last_lines, read_metrics, read_run
 from trainer.report.headline import metric_rows, not_finite, status, tiles
-from trainer.report.page import page, write_report
+from trainer.report.page import Fact, environment_table, page, write_report
 from trainer.report.times import marked, restart_rows, restart_steps, time_charts
 
 KEYS = (

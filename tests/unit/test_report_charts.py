@@ -11,10 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainer.report.charts import MOST_POINTS, Series, line_chart
-from trainer.report.figures import evaluation_charts, training_charts
+from trainer.report.figures import evaluation_charts, share_chart, training_charts
 from trainer.report.metric_words import metric_text, metric_title
 from trainer.report.scale import Scale, scale_of
-from trainer.report.shares import share_chart
 from trainer.report.wording import large, number, percent, ranks, tick
 
 

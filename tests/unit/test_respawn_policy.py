@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED, EXIT_START_AGAIN, EXIT_TIMED_OUT
-from trainer.launch.ranks.ssh_start import start_here, start_on
+from trainer.launch.ranks.localrun import start_here, start_on
 from trainer.launch.ranks.started_ranks import StartedRank, StartRank, run_ranks
 from trainer.run.retry import Backoff
 from trainer.world import restart_policy

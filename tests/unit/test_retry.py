@@ -3,9 +3,11 @@
 import time
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from trainer.run import retry
 from trainer.run.retry import Backoff, every, retried, shown, until
 
 
@@ -44,6 +46,21 @@ def test_an_error_that_may_pass_is_tried_again_and_told_and_the_last_is_raised()
     with pytest.raises(KeyError):
         retried(attempt, [0.0], lambda error: isinstance(error, OSError), tell)
     assert len(told) == 1
+
+
+def test_ranks_that_fail_together_do_not_ask_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    draws = [0.0, 0.5, 1.0, 0.5]
+    monkeypatch.setattr(retry, "jitter", lambda: draws.pop(0))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=slept.append))
+
+    def attempt() -> None:
+        raise OSError("no")
+
+    asked_s = iter([0.0, 0.0, 0.0, 30.0])
+    with pytest.raises(OSError, match="no"):
+        retried(attempt, [1.0, 2.0, 4.0, 8.0], lambda error: True, least_s=lambda error: next(asked_s))
+    assert slept == [1.0, 2.5, 6.0, 37.5], "never sooner than they would, nor than a store asks for"
 
 
 def test_an_answer_is_asked_for_until_it_is_true_and_once_more_at_the_end() -> None:

@@ -13,7 +13,7 @@ from tests.support.range_server import serving
 from tests.unit.test_data_index import SELECTION, write_shard
 from trainer.config import Data
 from trainer.data.check import check_data
-from trainer.data.index import index_shards, write_catalogue
+from trainer.data.index import index_shards, stale, write_catalogue
 from trainer.data.sample_counts import recorded_sizes, within
 
 
@@ -48,7 +48,7 @@ def test_shards_behind_urls_are_counted_by_the_index_that_the_job_names(tmp_path
     folder = tmp_path / "index"
     with serving(tmp_path) as (address, handler):
         paths = [f"{address}/0.tar"]
-        write_catalogue(folder, SELECTION, index_shards(paths, SELECTION, folder))
+        write_catalogue(folder, SELECTION, index_shards(stale(paths, SELECTION, folder), SELECTION, folder))
         before = len(handler.asked)
         assert check_data(Data(train=tuple(paths), index=str(folder))) == 4
         assert len(handler.asked) == before

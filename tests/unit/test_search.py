@@ -25,7 +25,7 @@ from trainer.cli.main import main
 from trainer.errors import InputError
 from trainer.plan.trained import search_job
 from trainer.search import cache
-from trainer.search.files import PictureFolder
+from trainer.search.cache import PictureFolder
 from trainer.search.index import Index, open_index
 from trainer.search.model import SearchModel
 from trainer.search.pictures import Picture, find_pictures

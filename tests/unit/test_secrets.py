@@ -17,7 +17,7 @@ from trainer.cli import main as cli
 from trainer.comm.protocol import Comm
 from trainer.config.loader import dump_job, load_job, recorded
 from trainer.config.resume_rule import differences
-from trainer.data.index import catalogue_file, index_shards, rows_file, write_catalogue
+from trainer.data.index import catalogue_file, index_shards, rows_file, stale, write_catalogue
 from trainer.data.tar import Selection
 from trainer.errors import InputError
 from trainer.launch.slurm import sbatch
@@ -224,7 +224,9 @@ def test_the_index_of_signed_shards_holds_no_signature(
 
     shard = write_tar(tmp_path / "0.tar", sample("a"))
     fsspec.filesystem("memory").pipe("/shards/0.tar?sig=s3cr3t", shard.read_bytes())
-    write_catalogue(tmp_path, selection, index_shards([path], selection, tmp_path))
+    write_catalogue(
+        tmp_path, selection, index_shards(stale([path], selection, tmp_path), selection, tmp_path)
+    )
     assert "sig=***" in catalogue_file(tmp_path, selection).read_text()
     assert not [
         found for found in tmp_path.rglob("*") if "s3cr3t" in found.name or b"s3cr3t" in found.read_bytes()

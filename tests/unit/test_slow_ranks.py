@@ -1,6 +1,6 @@
 """Who is slow: told by all ranks every few steps, named when it lasts, and not for trifles."""
 
-from trainer.telemetry.slow_ranks import SlowRank, SlowRanks
+from trainer.telemetry.stragglers import SlowRank, SlowRanks
 
 
 def exchanged(ranks: list[SlowRanks], seconds: list[float]) -> list[float]:

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.jobs import COCA, RESNET, VIT, small_job, tiny_job
 from tests.support.thread_ranks import run_ranks
-from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.protocol import Comm
+from trainer.comm.reducers import LocalReducer
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.data.pixels import normalised

@@ -18,7 +18,7 @@ from trainer.config import Data
 from trainer.data import files
 from trainer.data.changed import LOOK_S, Unchanged
 from trainer.data.files import Files
-from trainer.data.index import index_shards, open_index, write_catalogue
+from trainer.data.index import index_shards, open_index, stale, write_catalogue
 from trainer.data.lanes import Lanes
 from trainer.data.sample import BadSample
 from trainer.data.shards import open_indexed, shard_selection
@@ -179,7 +179,7 @@ def test_a_file_that_changed_under_the_run_is_named_and_no_mere_bad_sample(
     for file in (first, second):
         file.write_bytes((Path(shards).parent / file.name).read_bytes())
     paths, selection = [f"{address}/00.tar", f"{address}/01.tar"], shard_selection(Data(train=("x.tar",)))
-    write_catalogue(tmp_path, selection, index_shards(paths, selection, tmp_path))
+    write_catalogue(tmp_path, selection, index_shards(stale(paths, selection, tmp_path), selection, tmp_path))
     source = open_indexed(open_index(paths, selection, tmp_path), selection, "captions")
     now_s = 0.0
     unchanged = Unchanged(source, lambda: now_s)

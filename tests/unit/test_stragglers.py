@@ -11,8 +11,7 @@ import pytest
 
 from trainer.comm.protocol import Comm
 from trainer.config.health import Health
-from trainer.telemetry.slow_ranks import EVERY
-from trainer.telemetry.stragglers import CONDEMNED_EXCHANGES, StragglerDetector
+from trainer.telemetry.stragglers import CONDEMNED_EXCHANGES, EVERY, StragglerDetector
 from trainer.world.condemned import condemned
 
 

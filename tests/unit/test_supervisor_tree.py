@@ -24,7 +24,7 @@ from trainer.supervise.messages import (
     StopRequest,
     to_line,
 )
-from trainer.supervise.network.stop_request import send_stop_request
+from trainer.supervise.network.link import send_stop_request
 from trainer.supervise.network.tree import FANOUT, Tree
 from trainer.supervise.network.tree_plan import TreePlan
 from trainer.sysinfo.addresses import free_port

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from open_clip.hf_model import MaxPooler, MeanPooler
+from open_clip.hf_model import MaxPooler
 from torch import nn
 
 from tests.support.jobs import VIT, tiny_job
 from tests.support.text_towers import CASES, make_tower
 from tests.unit.test_step import SAMPLES, _accumulating, _gradients, _step
 from trainer.comm.protocol import Comm
-from trainer.config import Job, Model
+from trainer.config import Job
 from trainer.errors import InputError
 from trainer.model.build import Clip, untrained
 from trainer.model.kernels import use_kernels
 from trainer.model.locking import lock_towers
 from trainer.model.sample_dropout import draw_by_sample
-from trainer.model.text_tower import _MASK_PADDING, text_notes
+from trainer.model.text_tower import TextTower, text_notes
 
 TEXTS = ["a digit zero", "写数字零", "a", "digit three 图片"]
 
@@ -65,6 +65,17 @@ def test_any_kind_of_tower_begins_with_the_weights_of_its_folder(towers: dict[st
     assert all(torch.equal(ours[name], there[name]) for name in shared)
 
 
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_a_models_config_may_change_values_of_its_towers(tmp_path: Path, pretrained: bool) -> None:
+    folder = make_tower(tmp_path, "modernbert", dtype="float16")
+    changed = {"max_position_embeddings": 24, "embedding_dropout": 0.0}
+    tower = TextTower(str(folder), 32, pretrained=pretrained, model_config=changed)
+    config = tower.transformer.config
+    assert (tower.context_length, config.max_position_embeddings, config.embedding_dropout) == (24, 24, 0.0)
+    assert {p.dtype for p in tower.transformer.parameters()} == {torch.float32}
+    assert not any(module.p for module in tower.modules() if isinstance(module, nn.Dropout))
+
+
 @pytest.mark.parametrize("kind", CASES)
 def test_training_draws_the_same_for_a_sample_in_any_micro_batch_and_whatever_torch_draws(
     towers: dict[str, Path], kind: str
@@ -88,6 +99,36 @@ def test_training_draws_the_same_for_a_sample_in_any_micro_batch_and_whatever_to
         assert not torch.allclose(whole, clip.model.encode_text(tokens))  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("kind", CASES)
+def test_captions_cut_behind_the_longest_have_the_same_features_and_gradients(
+    towers: dict[str, Path], kind: str
+) -> None:
+    settings = job_with(towers[kind], context_length=24)
+    clip = untrained(settings)
+    clip.model.double().train()
+    rule = use_kernels(clip.model, settings.model).caption_length
+    assert rule is not None
+    keys, tokens = draw_by_sample(clip.model), clip.tokenizer(TEXTS)
+    assert rule(tokens) == 8 < tokens.shape[1]
+
+    def features(length: int) -> list[torch.Tensor]:
+        keys.put(range(4), torch.device("cpu"))
+        found = clip.model.encode_text(tokens[:, :length])  # type: ignore[operator]
+        weights = [p for p in text_of(clip).parameters() if p.requires_grad]
+        return [found, *torch.autograd.grad(found.square().sum(), weights, allow_unused=True)]
+
+    for whole, cut in zip(features(24), features(8), strict=True):
+        if whole is not None:
+            torch.testing.assert_close(cut, whole, rtol=1e-9, atol=1e-12)
+
+
+def test_captions_stay_whole_in_a_tower_of_an_unknown_kind(towers: dict[str, Path]) -> None:
+    settings = job_with(towers["bert"])
+    clip = untrained(settings)
+    text_of(clip).config.model_type = "another"  # type: ignore[union-attr]
+    assert use_kernels(clip.model, settings.model).caption_length is None
+
+
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
 def test_micro_batches_give_the_gradient_of_the_whole_batch_with_dropout(
     tmp_path: Path, kind: str, alone: Comm
@@ -99,38 +140,11 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch_with_dropout(
         torch.testing.assert_close(parts[name], gradient, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", sorted(_MASK_PADDING))
-def test_captions_without_their_padding_have_the_same_features_and_gradient_with_dropout(
-    towers: dict[str, Path], kind: str
-) -> None:
-    clip = untrained(job_with(towers[kind], precision="fp64"))
-    model: Any = clip.model.double().train()
-    length = use_kernels(model, Model()).caption_length
-    assert length is not None
-    assert use_kernels(model, Model(compile=True)).caption_length is None
-    keys = draw_by_sample(model)
-    keys.put(range(4), torch.device("cpu"))
-    tokens = torch.full((4, 16), model.text.masked_padding)
-    for row, own in zip(tokens, (3, 6, 1, 5), strict=True):
-        row[:own] = torch.arange(5, 5 + own)
-    assert length(tokens) == 8
-    found = []
-    for each in (tokens, tokens[:, :8]):
-        model.zero_grad()
-        features = model.encode_text(each)
-        features.square().sum().backward()
-        found.append({"features": features, **{n: p.grad for n, p in model.text.named_parameters()}})
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-12, atol=1e-13, msg=name)
-
-
 def test_captions_stay_whole_where_padding_may_count(towers: dict[str, Path]) -> None:
-    clip = untrained(job_with(towers["bert"]))
-    tower: Any = text_of(clip)
+    tower: Any = text_of(untrained(job_with(towers["bert"])))
+    assert tower.masked_padding == 0
     tower.pooler = MaxPooler()
     assert tower.masked_padding is None
-    tower.pooler, tower.config.model_type = MeanPooler(), "fnet"
-    assert use_kernels(clip.model, Model()).caption_length is None
 
 
 def test_the_log_says_which_dropout_is_off(towers: dict[str, Path]) -> None:

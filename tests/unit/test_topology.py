@@ -13,7 +13,8 @@ from tests.support.jobs import VIT
 from trainer.comm import cpu_binding
 from trainer.config.loader import job_from_table
 from trainer.sysinfo import topology
-from trainer.sysinfo.topology import choose_cpus, closest_adapters, cpu_numbers, cpu_text
+from trainer.sysinfo.topology import choose_cpus, closest_adapters, cpu_numbers
+from trainer.text.wording import runs_text
 from trainer.world.launchers import World
 
 NEAR, FAR = "0000:1a:00.0", "0000:9a:00.0"
@@ -70,13 +71,13 @@ def machine(tmp_path: Path) -> Machine:
 )
 def test_lists_of_cpus_are_those_of_the_kernel(text: str, numbers: set[int]) -> None:
     assert cpu_numbers(text) == numbers
-    assert cpu_text(numbers) == text.strip()
+    assert runs_text(numbers) == text.strip()
 
 
 def test_a_rank_gets_the_cpus_next_to_its_gpu(machine: Machine) -> None:
     near = choose_cpus(NEAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
     far = choose_cpus(FAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
-    assert (cpu_text(near.cpus), cpu_text(far.cpus)) == ("0-3,8-11", "4-7,12-15")
+    assert (runs_text(near.cpus), runs_text(far.cpus)) == ("0-3,8-11", "4-7,12-15")
     assert near.reason == f"next to GPU {NEAR}, NUMA node 0"
 
 
@@ -84,7 +85,7 @@ def test_a_rank_never_gets_a_cpu_that_it_may_not_use(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "0::/system.slice/job")
     machine.write("sys/fs/cgroup/system.slice/job/cpuset.cpus.effective", "2-9")
     choice = choose_cpus(NEAR, ranks=1, needed=2, allowed=range(2, 10), root=machine.root)
-    assert cpu_text(choice.cpus) == "2-3,8-9"
+    assert runs_text(choice.cpus) == "2-3,8-9"
 
 
 @pytest.mark.parametrize(
@@ -167,9 +168,9 @@ def whole_affinity() -> Iterator[set[int]]:
 
 def one_gpu(folder: Path, cpus: set[int], near: set[int]) -> Machine:
     machine = Machine(folder)
-    machine.write("sys/devices/system/cpu/online", cpu_text(cpus))
+    machine.write("sys/devices/system/cpu/online", runs_text(cpus))
     machine.gpu(f"pci0000:15/{NEAR}", 0)
-    machine.write(f"sys/devices/pci0000:15/{NEAR}/local_cpulist", cpu_text(near))
+    machine.write(f"sys/devices/pci0000:15/{NEAR}/local_cpulist", runs_text(near))
     return machine
 
 

@@ -112,6 +112,16 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("data.separator", {"data": {**SHARDS, "separator": ";"}}, {"eval": {"retrieval": ["b.csv"]}}),
     ("data.index", {"data": {"train": ["a.csv"], "index": "i"}}, {"data": {**SHARDS}}),
     (
+        "data.block_samples",
+        {"data": {"train": ["a.parquet"], "block_samples": 8}},
+        {"data": {**SHARDS, "block_samples": 8}},
+    ),
+    (
+        "data.read_ahead_mb",
+        {"data": {"train": ["a.arrow"], "read_ahead_mb": 8}},
+        {"data": {"train": ["a.parquet"], "read_ahead_mb": 8}},
+    ),
+    (
         "data.stream_samples",
         {"data": {**SHARDS, "stream_samples": 9}},
         {"data": {"train": ["pipe:cat a.tar"]}},

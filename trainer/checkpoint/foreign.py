@@ -1,9 +1,10 @@
-"""Reads checkpoints of open_clip_train 3.3.0 (src/open_clip_train/main.py).
+"""Reads checkpoints of open_clip_train 3.3 and 4 (src/open_clip_train/main.py).
 
 Such a file holds epoch, state_dict, optimizer and perhaps scaler.
 """
 
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from trainer.checkpoint.state import TrainState, WholeState, put_weights
 from trainer.checkpoint.weights import cause
+from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4
 from trainer.errors import InputError
 
 
@@ -53,25 +55,47 @@ def whole_state(checkpoint: OpenClipCheckpoint, train: TrainState) -> WholeState
         put_weights(checkpoint.weights, train)
     except RuntimeError as error:
         raise InputError(f"checkpoint.resume = {checkpoint.path} belongs to another model: {error}") from None
-    names = _optimizer_order(train.model)
-    if sorted(checkpoint.optimizer["state"]) not in ([], list(range(len(names)))):
+    names = _optimizer_order(checkpoint, train.model)
+    state = checkpoint.optimizer["state"]
+    by_name = {names.get(key, ""): moments for key, moments in state.items()}
+    if state and (by_name.keys() != set(names.values()) or not _fits(by_name, checkpoint.weights)):
         raise InputError(
-            f"checkpoint.resume = {checkpoint.path}: its optimizer has "
-            f"state for {len(checkpoint.optimizer['state'])} parameters, but this model trains {len(names)}"
+            f"checkpoint.resume = {checkpoint.path}: its optimizer has state for {len(state)} parameters, "
+            f"and they are not the {len(names)} that this model trains, or in another order (--wd-exclude, "
+            "decay of the learning rate by layers): set model.pretrained to load its weights alone"
         )
-    by_name = {names[number]: state for number, state in checkpoint.optimizer["state"].items()}
     return WholeState(checkpoint.weights, by_name, checkpoint.scaler)
 
 
-def _optimizer_order(model: nn.Module) -> list[str]:
-    """Returns the parameters in the order of open_clip_train's optimizer.
+def _optimizer_order(checkpoint: OpenClipCheckpoint, model: nn.Module) -> dict[int | str, str]:
+    """Returns the names of the parameters by what the file's optimizer calls them.
 
-    That order is first those without decay, then the others, each in the model's order.
+    Release 3.3 numbers first those without decay, then the others, each in the model's order; release 4
+    spares more of them, and names its groups. The names of its FSDP are the model's.
     """
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    free = [
-        name
-        for name, p in trained
-        if p.ndim < 2 or any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
-    ]
-    return free + [name for name, _ in trained if name not in set(free)]
+    groups = [str(group.get("group_name", "")) for group in checkpoint.optimizer["param_groups"]]
+    spared = NO_DECAY_IN_OPEN_CLIP_4 if any(groups) else ()
+    names: dict[str, list[str]] = {"no_wd": [], "wd": []}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            names["wd" if _decays(name, parameter, spared) else "no_wd"].append(name)
+    if any(isinstance(key, str) for key in checkpoint.optimizer["state"]):
+        return {name: name for kind in names.values() for name in kind}
+    kinds = [group for group in groups if group] or list(names)
+    return dict(enumerate(name for kind in kinds for name in names.get(kind, ())))
+
+
+def _decays(name: str, parameter: nn.Parameter, spared: Iterable[str]) -> bool:
+    if parameter.ndim < 2 or any(part in name for part in ("bn", "ln", "bias", "logit_scale")):
+        return False
+    return not any(fnmatch.fnmatchcase(name, pattern) for pattern in spared)
+
+
+def _fits(by_name: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> bool:
+    """Returns whether the moments have the shapes of the parameters; steps are scalars."""
+    return all(
+        value.ndim == 0 or value.numel() == 1 or value.shape == weights[name].shape
+        for name, moments in by_name.items()
+        for value in moments.values()
+        if isinstance(value, torch.Tensor)
+    )

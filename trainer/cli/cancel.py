@@ -2,23 +2,22 @@
 
 import click
 
-from trainer.cli.options import run_argument
+from trainer.cli.options import Command, run_argument
 from trainer.errors import InputError
 from trainer.launch.schedulers import find_submission, reachable
 from trainer.text.terminal import shown
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship cancel runs/first-run
-  clipship cancel job.toml"""
-)
+@click.command(cls=Command)
 @run_argument
 def command(run: str) -> None:
     """End RUN, which was submitted: its ranks are asked to save first, and nothing starts it again.
 
     RUN is a run folder, a job file, or the name of a run in ./runs.
+
+    Examples:
+      clipship cancel runs/first-run
+      clipship cancel job.toml
     """
     folder, submission = find_submission(run)
     if submission is None:

@@ -4,21 +4,14 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import job_argument, json_option, nproc_option, set_option
+from trainer.cli.options import Command, job_argument, json_option, nproc_option, set_option
 from trainer.cli.output import print_json, print_lines
 from trainer.errors import EXIT_DONE, InputError, exit_code_of
 from trainer.text.live import waiting
 from trainer.text.terminal import shown
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship check job.toml
-  clipship check job.toml --nproc 2 --set optim.global_batch_size=256
-  clipship check job.toml --no-data    if only the cluster's nodes see the data
-  clipship check job.toml --json"""
-)
+@click.command(cls=Command)
 @job_argument
 @set_option
 @nproc_option
@@ -38,6 +31,12 @@ def command(
     micro_batch_size, accumulation, checkpoint_bytes, disk_free_bytes and save_s (from a request to stop to
     the checkpoint); for GPUs gpu_bytes, samples_per_s and hours, which are estimates; warnings; no_effect
     (key -> reason); and rows, the lines of the table by topic. What is not known is null.
+
+    Examples:
+      clipship check job.toml
+      clipship check job.toml --nproc 2 --set optim.global_batch_size=256
+      clipship check job.toml --no-data    if only the cluster's nodes see the data
+      clipship check job.toml --json
     """
     try:
         with waiting(f"checking {job_path}"):

@@ -2,7 +2,7 @@
 
 import click
 
-from trainer.cli.options import run_argument
+from trainer.cli.options import Command, run_argument
 from trainer.errors import InputError
 from trainer.launch.submission import find_run
 from trainer.run.layout import (
@@ -17,16 +17,15 @@ from trainer.run.layout import (
 from trainer.run.lock import who_holds
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship checkpoint runs/first-run"""
-)
+@click.command(cls=Command)
 @run_argument
 def command(run: str) -> None:
     """Ask RUN to save a checkpoint now and to go on.
 
     RUN is a run folder, a job file, or the name of a run in ./runs.
+
+    Examples:
+      clipship checkpoint runs/first-run
     """
     run_folder = find_run(run)
     if not (run_folder / JOB_FILE).is_file():

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import tomli_w
 
-from trainer.cli.options import run_argument, set_of
+from trainer.cli.options import Command, run_argument, set_of
 from trainer.errors import InputError
 from trainer.presets.files import schema_line, write_job_file
 from trainer.run.layout import JOB_FILE
@@ -15,12 +15,7 @@ from trainer.text.paste import command as paste
 from trainer.text.terminal import one_line, say
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship clone first-run try-2.toml
-  clipship clone runs/first-run lower.toml --set optim.lr=1e-4"""
-)
+@click.command(cls=Command)
 @run_argument
 @click.argument("job_path", metavar="NEW", type=click.Path(path_type=Path))
 @set_of("of the new job, e.g. optim.lr=1e-4.")
@@ -31,6 +26,10 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
 
     Keys with their default are left out, and so are values that look like secrets. RUN is a run folder, a
     job file, or the name of a run in ./runs.
+
+    Examples:
+      clipship clone first-run try-2.toml
+      clipship clone runs/first-run lower.toml --set optim.lr=1e-4
     """
     from trainer.config.loader import job_from_table, load_job, own_keys
     from trainer.launch.submission import find_run

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli.data_options import DataOf, data_options
+from trainer.cli.options import Group, count_option
 from trainer.cli.output import print_json
 from trainer.errors import InputError
 from trainer.safe_io.atomic import write_whole
@@ -30,29 +31,22 @@ SOURCE = data_options(
 )
 
 
-@click.group(
-    epilog="""\b
-Examples:
-  clipship data stats 'shards/*.tar'
-  clipship data stats captions.csv
-  clipship data stats captions.csv --image-column filepath --caption-column title
-  clipship data show 'shards/*.tar' --out sheet.png"""
-)
+@click.group(cls=Group)
 def command() -> None:
-    """Inspect the content of shards and tables."""
+    """Inspect the content of shards and tables.
+
+    Examples:
+      clipship data stats 'shards/*.tar'
+      clipship data stats captions.csv
+      clipship data stats captions.csv --image-column filepath --caption-column title
+      clipship data show 'shards/*.tar' --out sheet.png
+    """
 
 
 @command.command()
 @DATA
 @SOURCE
-@click.option(
-    "--samples",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Number of samples to inspect.",
-)
+@count_option("--samples", "Number of samples to inspect.", default=1000)
 @click.option(
     "--model",
     default="ViT-B-32",
@@ -94,14 +88,7 @@ def stats(files: tuple[str, ...], data: DataOf, samples: int, model: str, contex
     metavar="FILE",
     help="Picture, or page, to write.",
 )
-@click.option(
-    "--samples",
-    type=click.IntRange(min=1, max=400),
-    default=24,
-    show_default=True,
-    metavar="N",
-    help="Number of samples, which are spread evenly.",
-)
+@count_option("--samples", "Number of samples, which are spread evenly.", default=24, most=400)
 def show(files: tuple[str, ...], data: DataOf, out: Path, samples: int) -> None:
     """Write a contact sheet of DATA, shards or tables: images with the beginning of their captions.
 

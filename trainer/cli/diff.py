@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from trainer.cli import suggested
-from trainer.cli.options import json_option
+from trainer.cli.options import Command, json_option
 from trainer.cli.output import print_json
 from trainer.errors import InputError
 from trainer.report.differences import Difference, differences
@@ -17,18 +17,17 @@ _GAP = "  "
 _WIDEST = 160
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship diff first-run try-2
-  clipship diff runs/* --json"""
-)
+@click.command(cls=Command)
 @click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, shell_complete=suggested.runs)
 @json_option("Print one JSON object: topic -> name -> run -> text.")
 def command(runs: tuple[str, ...], as_json: bool) -> None:
     """Show in what runs differ: job, data, environment and results.
 
     Each RUN is a run folder, a job file, or the name of a run in ./runs. What is equal is left out.
+
+    Examples:
+      clipship diff first-run try-2
+      clipship diff runs/* --json
     """
     from trainer.launch.submission import find_run
 

@@ -9,20 +9,21 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import given_hosts, hosts_option, job_argument, json_option, nproc_option, set_option
+from trainer.cli.options import (
+    Command,
+    given_hosts,
+    hosts_option,
+    job_argument,
+    json_option,
+    nproc_option,
+    set_option,
+)
 from trainer.errors import InputError
 from trainer.run.folder import not_written
 from trainer.run.layout import JOB_FILE
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship doctor job.toml --nproc 2
-  clipship doctor job.toml --hosts node1:8,node2:8 --json
-On a cluster, in an allocation of your own:
-  srun python -m trainer.preflight job.toml"""
-)
+@click.command(cls=Command)
 @job_argument
 @set_option
 @nproc_option
@@ -36,6 +37,12 @@ def command(
     Every rank checks its node; all ranks try each collective on known values, and measure it at the job's own
     message sizes. Each problem is reported with its node. Exit code 1: a run could not begin. No run folder
     is made.
+
+    Examples:
+      clipship doctor job.toml --nproc 2
+      clipship doctor job.toml --hosts node1:8,node2:8 --json
+    On a cluster, in an allocation of your own:
+      srun python -m trainer.preflight job.toml
     """
     from trainer.config.loader import load_job
     from trainer.launch import local

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import click
 
 from trainer.cli import suggested
-from trainer.cli.options import json_option, set_of, weights_model_option
+from trainer.cli.options import count_option, json_option, set_of, weights_model_option
 from trainer.cli.output import print_json
 from trainer.errors import EXIT_DONE
 from trainer.run.layout import JOB_FILE, RESULT_FILE
@@ -61,14 +61,7 @@ Without --data, --zero-shot and --suite, a checkpoint of Clipship is evaluated a
 )
 @click.option("--suite-root", metavar="FOLDER", help="Folder with the data sets of --suite.")
 @weights_model_option
-@click.option(
-    "--nproc",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of ranks on this machine.",
-)
+@count_option("--nproc", "Number of ranks on this machine.", default=1)
 @set_of("of the evaluation's job, e.g. eval.batch_size=256.")
 @json_option("Print no table on stderr; stdout has one JSON object with and without it.")
 def command(

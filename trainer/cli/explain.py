@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from trainer.cli import suggested
-from trainer.cli.options import json_option
+from trainer.cli.options import Command, json_option
 from trainer.cli.output import print_json
 from trainer.config import schema_words
 from trainer.errors import InputError
@@ -21,20 +21,19 @@ _INDENT = "  "
 _SUGGESTED = 5
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship explain
-  clipship explain optim
-  clipship explain optim.lr
-  clipship explain warmup_steps    every key of that name"""
-)
+@click.command(cls=Command)
 @click.argument("name", metavar="[KEY]", default="", shell_complete=suggested.key_names)
 @json_option("Print the JSON Schema of KEY.")
 def command(name: str, as_json: bool) -> None:
     """Say what KEY of the job file means: type, unit, default, range, what it does.
 
     KEY is a section, a key with its section, or the name of a key alone. Without KEY all sections are listed.
+
+    Examples:
+      clipship explain
+      clipship explain optim
+      clipship explain optim.lr
+      clipship explain warmup_steps    every key of that name
     """
     places = schema_places()
     found = [name] if name in places else [key for key in places if key.rpartition(".")[2] == name]
@@ -103,10 +102,10 @@ def _goes_with(key: str, places: dict[str, dict[str, Any]]) -> list[str]:
 def _names(text: str, key: str, section: str) -> bool:
     """Returns whether a text about a key of this section names `key`; in its own section without it."""
     own, _, name = key.rpartition(".")
-    forms = [re.escape(key)] if own else []
+    forms = [key] if own else []
     if own == section and "_" in name:  # a single word may mean something else
-        forms.append(re.escape(name))
-    return any(re.search(rf"(?<![\w.-]){form}(?![\w-])", text) for form in forms)
+        forms.append(name)
+    return any(form in text and re.search(rf"(?<![\w.-]){re.escape(form)}(?![\w-])", text) for form in forms)
 
 
 def _plain(text: str) -> str:

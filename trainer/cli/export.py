@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from trainer.cli import suggested
-from trainer.cli.options import NearChoice, weights_model_option
+from trainer.cli.options import Command, NearChoice, weights_model_option
 from trainer.errors import InputError
 from trainer.safe_io.plain import read_json
 from trainer.text.live import waiting
@@ -16,12 +16,7 @@ from trainer.text.terminal import one_line, say
 _FORMATS = ("open_clip", "hf", "safetensors", "onnx")
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship export runs/digits out --to open_clip
-  clipship export runs/digits/checkpoints/step-00000300 out --to hf --license apache-2.0"""
-)
+@click.command(cls=Command)
 @click.argument("checkpoint", shell_complete=suggested.runs)
 @click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--to", "form", type=NearChoice(_FORMATS), required=True, help="Form to write.")
@@ -36,6 +31,10 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
     program and compared: features of random pictures and of captions, pixels, tokens. Where they differ,
     nothing is kept (exit code 2). The card has data, steps, metrics and what the job sets, without secrets
     and folders, and classifies a picture.
+
+    Examples:
+      clipship export runs/digits out --to open_clip
+      clipship export runs/digits/checkpoints/step-00000300 out --to hf --license apache-2.0
     """
     from trainer.plan.trained import export_job
 

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainer.cli.options import Group
 from trainer.cli.output import print_lines
 from trainer.errors import InputError
 from trainer.text.near import did_you_mean
 from trainer.text.table import aligned, by_topic
 
 if TYPE_CHECKING:
-    from trainer.config.fabric_row import Fabric, Line
+    from trainer.config.fabrics import Fabric, Line
 
 
-@click.group(
-    invoke_without_command=True,
-    epilog="""\b
-Examples:
-  clipship fabrics
-  clipship fabrics explain efa""",
-)
+@click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """List networks between nodes (resources.fabric), and what a job gets for each."""
+    """List networks between nodes (resources.fabric), and what a job gets for each.
+
+    Examples:
+      clipship fabrics
+      clipship fabrics explain efa
+    """
     if ctx.invoked_subcommand is None:
         print_lines(aligned(list(_list())))
 
@@ -65,7 +65,7 @@ def _explain(row: "Fabric") -> Iterator[tuple[str, str]]:
 
 
 def _plugin_sections(fabric: str) -> "Iterator[tuple[str, tuple[Line, ...]]]":
-    from trainer.config.fabric_row import Line
+    from trainer.config.fabrics import Line
     from trainer.config.image_plugins import plugins_for
 
     for plugin in plugins_for(fabric):

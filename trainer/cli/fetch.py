@@ -5,18 +5,12 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import job_argument, set_option
+from trainer.cli.options import Command, job_argument, set_option
 from trainer.text.live import waiting
 from trainer.text.terminal import one_line, say
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship fetch job.toml
-  clipship fetch job.toml --set model.cache_dir=/shared/weights
-  HF_ENDPOINT=https://mirror.example clipship fetch job.toml"""
-)
+@click.command(cls=Command)
 @job_argument
 @set_option
 def command(job_path: Path, overrides: tuple[str, ...]) -> None:
@@ -26,6 +20,11 @@ def command(job_path: Path, overrides: tuple[str, ...]) -> None:
     HF_ENDPOINT names a mirror. Without model.cache_dir, the folder is that of the Hugging Face hub (HF_HOME).
     A download that was cut off goes on with the same command; each file is compared with its checksum. stdout
     has a line for each part: what, bytes, path.
+
+    Examples:
+      clipship fetch job.toml
+      clipship fetch job.toml --set model.cache_dir=/shared/weights
+      HF_ENDPOINT=https://mirror.example clipship fetch job.toml
     """
     from trainer.config.loader import load_job
     from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.options import job_argument, set_option
+from trainer.cli.options import Group, job_argument, set_option
 from trainer.cli.output import print_json
 from trainer.text.paste import command as paste
 from trainer.text.terminal import say
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from trainer.config import Job
 
 
-@click.group(
-    epilog="""\b
-Examples:
-  clipship image build job.toml
-  clipship image verify clipship/train:0.1"""
-)
+@click.group(cls=Group)
 def command() -> None:
-    """Build, verify and publish the container image of a job."""
+    """Build, verify and publish the container image of a job.
+
+    Examples:
+      clipship image build job.toml
+      clipship image verify clipship/train:0.1
+    """
 
 
 def _load(job_path: Path, overrides: tuple[str, ...]) -> "Job":
@@ -118,7 +118,7 @@ def sbom(image: str) -> None:
 def push(job_path: Path, overrides: tuple[str, ...]) -> None:
     """Send JOB's image to the registry in its name; prints the name with its digest, for image.tag."""
     from trainer.errors import InputError
-    from trainer.image.push import push as push_image
+    from trainer.image.build import push as push_image
 
     tag = _load(job_path, overrides).image.tag
     if tag is None:

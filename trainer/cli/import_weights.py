@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from trainer.cli.options import Command
 from trainer.errors import InputError
 from trainer.text.live import waiting
 from trainer.text.terminal import one_line, say
@@ -11,12 +12,7 @@ from trainer.text.terminal import one_line, say
 _ENDING = ".safetensors"
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship import clip_cn_vit-b-16.pt chinese.safetensors
-  clipship import chinese-clip-vit-base-patch16/model.safetensors chinese.safetensors"""
-)
+@click.command(cls=Command)
 @click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
@@ -27,6 +23,10 @@ def command(source: Path, target: Path, force: bool) -> None:
     stdout has the keys of [model] that fit the weights: by their shapes, and by config.json,
     preprocessor_config.json and the tokenizer's files beside FILE. A question mark stands for what nothing
     tells, and stderr says so. A model that open_clip has under no name gets a config file beside OUT (.json).
+
+    Examples:
+      clipship import clip_cn_vit-b-16.pt chinese.safetensors
+      clipship import chinese-clip-vit-base-patch16/model.safetensors chinese.safetensors
     """
     from tomli_w import dumps
 

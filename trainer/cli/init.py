@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trainer.cli.options import NearChoice
+from trainer.cli.options import Command, NearChoice
 from trainer.cli.output import print_lines
 from trainer.errors import InputError
 from trainer.presets.files import (
@@ -29,15 +29,7 @@ from trainer.text.terminal import say
 _DOORS = ("here", "slurm", "kubernetes")
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship init --list
-  clipship init
-  clipship init --preset gpu --data shards/
-  clipship init --preset laptop --data captions.csv --held-out val.csv
-  clipship init --preset slurm cc3m.toml"""
-)
+@click.command(cls=Command)
 @click.argument("job_path", metavar="[JOB]", type=click.Path(path_type=Path), default=JOB_FILE)
 @click.option("--preset", type=NearChoice(preset_names()), help="Example to write.")
 @click.option(
@@ -72,6 +64,13 @@ def command(
 
     In a terminal and without --preset, questions choose it: place, data, GPUs, model. Batch, length and name
     follow the data; a table is cut into two beside JOB, one to train on and one to evaluate on.
+
+    Examples:
+      clipship init --list
+      clipship init
+      clipship init --preset gpu --data shards/
+      clipship init --preset laptop --data captions.csv --held-out val.csv
+      clipship init --preset slurm cc3m.toml
     """
     if list_only:
         print_lines(by_topic((name, preset_summary(name)) for name in preset_names()))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import run_argument
+from trainer.cli.options import Command, run_argument
 from trainer.launch.schedulers import find_submission, reachable
 from trainer.run.exit_files import last_exit
 from trainer.text.fitting import fit_to
@@ -13,12 +13,7 @@ from trainer.text.paste import word
 from trainer.text.terminal import shown
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship logs runs/first-run
-  clipship logs -f --rank 3 runs/first-run"""
-)
+@click.command(cls=Command)
 @run_argument
 @click.option("-f", "--follow", is_flag=True, help="Keep showing new lines until the run has ended.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show only the lines of this rank.")
@@ -26,6 +21,10 @@ def command(run: str, follow: bool, rank: int | None) -> None:
     """Show the output of RUN's ranks in the order of time, each line with the ranks that wrote it.
 
     RUN is a run folder, a job file, or the name of a run in ./runs.
+
+    Examples:
+      clipship logs runs/first-run
+      clipship logs -f --rank 3 runs/first-run
     """
     from trainer.launch.logfiles import log_lines
     from trainer.report.liveness import is_dead

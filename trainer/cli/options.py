@@ -1,6 +1,7 @@
 """Arguments that several commands take, with one meaning and one help text. Imports no torch."""
 
 from collections.abc import Callable, Sequence
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,32 @@ if TYPE_CHECKING:
     from trainer.launch.hosts import Host
     from trainer.plan.new_length import NewLength
 
+_EXAMPLES = "\n\nExamples:\n"
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class NearGroup(click.Group):
+class _Examples:
+    """A command whose docstring may end with examples, which its help shows behind its options."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        text, found, examples = cleandoc(settings.get("help") or "").partition(_EXAMPLES)
+        if found:
+            settings |= {"help": text, "epilog": f"\b{_EXAMPLES[1:]}{examples}"}
+        super().__init__(*args, **settings)
+
+
+class Command(_Examples, click.Command):
+    """A command with examples."""
+
+
+class Group(_Examples, click.Group):
+    """A group of commands with examples."""
+
+    command_class = Command
+
+
+class NearGroup(Group):
     """A group of commands whose message about an unknown one names those that are near."""
 
     def resolve_command(
@@ -74,11 +97,18 @@ def _from_here(_context: click.Context, _option: click.Parameter, texts: tuple[s
 
 
 set_option = set_of("of the job file, e.g. optim.lr=1e-3; an empty value restores the default.")
-nproc_option: Decorator = click.option(
-    "--nproc",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of ranks on this machine; without it, as [resources] says.",
+
+
+def count_option(
+    name: str, says: str, default: int | None = None, most: int | None = None, metavar: str = "N"
+) -> Decorator:
+    """Returns an option whose value is a whole number, 1 or more."""
+    kind = click.IntRange(min=1, max=most)
+    return click.option(name, type=kind, default=default, show_default=True, metavar=metavar, help=says)
+
+
+nproc_option: Decorator = count_option(
+    "--nproc", "Number of ranks on this machine; without it, as [resources] says."
 )
 hosts_option: Decorator = click.option(
     "--hosts", metavar="HOST:N,...", help="Hosts to start ranks on over ssh, each with its number of ranks."
@@ -117,12 +147,7 @@ weights_model_option: Decorator = click.option(
 
 def processes_option(work: str, default: str = "one for each core") -> Decorator:
     """Returns the option --processes of a command whose processes do this work, such as "read headers"."""
-    return click.option(
-        "--processes",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help=f"Number of processes that {work}. [default: {default}]",
-    )
+    return count_option("--processes", f"Number of processes that {work}. [default: {default}]")
 
 
 def given_hosts(nproc: int | None, hosts: str | None) -> "Sequence[Host] | None":

@@ -6,30 +6,17 @@ from pathlib import Path
 import click
 
 from trainer.cli.data_options import DataOf, data_options
-from trainer.cli.options import processes_option
+from trainer.cli.options import Command, count_option, processes_option
 from trainer.errors import InputError
 from trainer.text.live import progress
 from trainer.text.terminal import one_line
 from trainer.text.wording import many
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship pack cc3m.tsv shards/
-  clipship pack cc3m.tsv s3://bucket/cc3m
-  clipship pack data.csv shards/ --image-column filepath --caption-column title --samples-per-shard 5000"""
-)
+@click.command(cls=Command)
 @click.argument("table")
 @click.argument("out")
-@click.option(
-    "--samples-per-shard",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Samples per shard.",
-)
+@count_option("--samples-per-shard", "Samples per shard.", default=1000)
 @data_options("image_column", "caption_column", "caption_template", "separator", "quotes", "encoding")
 @click.option(
     "--shard-mb",
@@ -37,11 +24,8 @@ Examples:
     metavar="MB",
     help="Largest size of a shard's images, instead of a number of samples.",
 )
-@click.option(
-    "--resize",
-    type=click.IntRange(min=1),
-    metavar="PIXELS",
-    help="Scale larger images down to this shorter side; all images become JPEG.",
+@count_option(
+    "--resize", "Scale larger images down to this shorter side; all images become JPEG.", metavar="PIXELS"
 )
 @click.option(
     "--skip-bad-rows",
@@ -69,6 +53,11 @@ def command(
 
     OUT may be an address, such as s3://bucket/shards, whose keys come from the environment. Each shard goes
     there when it is complete and is compared there; sizes.json comes last, and a run makes the index.
+
+    Examples:
+      clipship pack cc3m.tsv shards/
+      clipship pack cc3m.tsv s3://bucket/cc3m
+      clipship pack data.csv shards/ --image-column filepath --caption-column title --samples-per-shard 5000
     """
     from trainer.data.pack import BAD_ROWS, Recipe, pack
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer.cli import suggested
-from trainer.cli.options import json_option
+from trainer.cli.options import Group, json_option
 from trainer.cli.output import print_json
 from trainer.cli.plan_scaling import scaling
 from trainer.errors import InputError
@@ -26,26 +26,20 @@ _SECONDS = click.FloatRange(min=0)
 _SHARE = click.FloatRange(min=0, max=1)
 
 
-@click.group(
-    epilog="""\b
-Examples:
-  clipship plan goodput --nodes 128 --mtbf-hours 5000 --checkpoint-s 2 --restart-s 60 --spares 2
-  clipship plan scaling job.toml --fabric NDR --gpus 1024"""
-)
+@click.group(cls=Group)
 def command() -> None:
-    """Say what to expect of a run before it starts."""
+    """Say what to expect of a run before it starts.
+
+    Examples:
+      clipship plan goodput --nodes 128 --mtbf-hours 5000 --checkpoint-s 2 --restart-s 60 --spares 2
+      clipship plan scaling job.toml --fabric NDR --gpus 1024
+    """
 
 
 command.add_command(scaling)
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  clipship plan goodput --nodes 128 --checkpoint-s 2 --restart-s 60
-  clipship plan goodput runs/first-run --nodes 128 --spares 2
-  clipship plan goodput job.toml --fault-times 60,130:node --run-s 600 --json"""
-)
+@command.command()
 @click.argument("run", metavar="[JOB or RUN]", required=False, shell_complete=suggested.runs)
 @click.option("--nodes", type=click.IntRange(min=1), help="Nodes that train, without spares.")
 @click.option("--spares", type=click.IntRange(min=0), help="Spare nodes beside them.")
@@ -110,6 +104,11 @@ def goodput(run: str | None, as_json: bool, **given: Any) -> None:
     Values that are not given come from RUN, where it measured them (time of a step, of a checkpoint, of a
     restart), from its JOB, or from the defaults. Faults come at random, independently of each other, from
     --seed. Useful is the time in steps that counted; work also counts the nodes that did them.
+
+    Examples:
+      clipship plan goodput --nodes 128 --checkpoint-s 2 --restart-s 60
+      clipship plan goodput runs/first-run --nodes 128 --spares 2
+      clipship plan goodput job.toml --fault-times 60,130:node --run-s 600 --json
     """
     from trainer.estimate.faults import expect, parse_faults, simulate
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.options import NearChoice, job_argument, json_option, set_option
+from trainer.cli.options import Command, NearChoice, job_argument, json_option, set_option
 from trainer.cli.output import print_json
 from trainer.config.fabric_rates import FABRIC_RATES
 from trainer.config.gpus import GPUS
@@ -24,12 +24,7 @@ _PAGE = "docs/performance.md"
 _DEFAULT_GPU = "H100"
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship plan scaling job.toml --fabric NDR --gpus 1024
-  clipship plan scaling job.toml --per-gpu 256 --gpu A100-80GB --fabric HDR --json"""
-)
+@click.command(cls=Command)
 @job_argument
 @set_option
 @click.option("--gpus", type=click.IntRange(min=1), default=1024, show_default=True, help="Most GPUs.")
@@ -62,6 +57,10 @@ def scaling(
 
     Nothing is measured: peak rates of GPU and network, and what of each collective a step can hide. Nodes
     have eight GPUs.
+
+    Examples:
+      clipship plan scaling job.toml --fabric NDR --gpus 1024
+      clipship plan scaling job.toml --per-gpu 256 --gpu A100-80GB --fabric HDR --json
     """
     from trainer.config.loader import load_job
     from trainer.estimate.scaling import on_all_backends

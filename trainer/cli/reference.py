@@ -28,6 +28,7 @@ from trainer.config.toml_lines import Key
 from trainer.config.types import Section
 from trainer.from_open_clip.page import from_open_clip_blocks
 from trainer.presets.files import SCHEMA
+from trainer.sysinfo.own_table import own_table
 
 ROOT = Path(__file__).parents[2]
 """Folder of the checkout."""
@@ -37,94 +38,8 @@ WIDTH = 100
 _ADDED_SCHEMA = "http://json-schema.org/draft-07/schema#"
 """JSON Schema draft 7, the newest that editors' TOML plugins (taplo) understand."""
 
-UNITS = {
-    "_s": "seconds",
-    "_ms": "milliseconds",
-    "_minutes": "minutes",
-    "_mb": "MiB",
-    "_gb": "GiB",
-    "mem_gb_per_gpu": "GiB",
-    "launcher_mem_gb": "GiB",
-    "_bytes": "bytes",
-    "_pixels": "pixels",
-    "_samples": "samples",
-    "block_samples": "samples",
-    "shuffle_window": "samples",
-    "batch_size": "samples",
-    "batch_size_per_gpu": "samples",
-    "loss_tile": "samples",
-    "eval.batch_size": "images or texts",
-    "steps": "steps",
-    "timeline": "steps",
-    "non_finite_in_a_row": "steps",
-    "epochs": "epochs",
-    "context_length": "tokens",
-    "image_size": "pixels",
-    "unlocked_groups": "groups of layers",
-    "unlocked_layers": "groups of layers",
-    "rand_augment_ops": "operations",
-    "erase_count": "rectangles",
-    "workers": "processes",
-    "nodes": "nodes",
-    "spare_nodes": "nodes",
-    "min_nodes": "nodes",
-    "gpus_per_node": "GPUs",
-    "cpus_per_gpu": "CPU cores",
-    "_cpu": "CPU cores",
-    "cpu_request": "CPU cores",
-    "cpu_limit": "CPU cores",
-    "cache_capacity": "tensors",
-    "checkpoint.keep": "checkpoints",
-    "max_restarts": "starts",
-    "recovery.max_restarts": "restarts",
-    "same_fault_limit": "faults",
-    "retries": "starts",
-    "backoff_limit": "pods",
-    "kubernetes.rdma": "devices",
-    "run_as_user": "user id",
-    "fs_group": "group id",
-    "stack.driver": "driver branch",
-}
+UNITS: dict[str, str] = own_table(__file__, "units.toml")
 """Unit of a key by the ending of its name; of several endings that fit the longest counts."""
-PLAIN_NUMBERS = {
-    "optim.label_smoothing",
-    "optim.contrast_weight",
-    "optim.caption_weight",
-    "optim.distill_weight",
-    "seed",
-    "optim.lr",
-    "optim.min_lr",
-    "optim.image_lr",
-    "optim.text_lr",
-    "optim.image_layer_decay",
-    "optim.ema_decay",
-    "optim.ema_from_step",
-    "model.unlock_after_step",
-    "optim.text_layer_decay",
-    "optim.cooldown_share",
-    "optim.cooldown_power",
-    "optim.decay_from_step",
-    "optim.decay_from_lr",
-    "optim.weight_decay",
-    "optim.beta1",
-    "optim.beta2",
-    "optim.eps",
-    "optim.grad_clip_norm",
-    "optim.max_logit_scale",
-    "model.init_max_missing",
-    "model.patch_dropout",
-    "data.augment.rand_augment_magnitude",
-    "data.augment.color_jitter_prob",
-    "data.augment.gray_scale_prob",
-    "data.augment.erase_prob",
-    "model.image_mean",
-    "model.image_std",
-    "data.crop_scale",
-    "data.weights",
-    "data.max_bad_share",
-    "health.slow_rank_factor",
-}
-"""Numeric keys that have no unit."""
 
 
 def described(section: type[Section]) -> dict[str, str]:

@@ -48,16 +48,15 @@ class _Kinds(NearGroup):
         return _command(cmd_name) if cmd_name in KINDS else None
 
 
-@click.group(
-    cls=_Kinds,
-    epilog="""\b
-Examples:
-  clipship render dockerfile job.toml
-  clipship render slurm job.toml > train.sbatch
-  clipship render kubernetes job.toml | kubectl apply -f -""",
-)
+@click.group(cls=_Kinds)
 def command() -> None:
-    """Print the text that JOB would build or submit, and nothing else."""
+    """Print the text that JOB would build or submit, and nothing else.
+
+    Examples:
+      clipship render dockerfile job.toml
+      clipship render slurm job.toml > train.sbatch
+      clipship render kubernetes job.toml | kubectl apply -f -
+    """
 
 
 def _command(kind: str) -> click.Command:

@@ -8,21 +8,13 @@ from pathlib import Path
 import click
 
 from trainer.cli import suggested
+from trainer.cli.options import Command
 from trainer.errors import InputError
 from trainer.run.sweep_record import is_sweep
 from trainer.text.terminal import say, shown
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship report runs/first-run
-  clipship report runs/first-run --output first-run.html
-  clipship report runs/first-run --output s3://bucket/first-run.html
-  clipship report runs/first-run --watch
-  clipship report first-run try-2 try-3
-  clipship report runs/first-run-sweep"""
-)
+@click.command(cls=Command)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=suggested.runs)
 @click.option(
     "--output",
@@ -45,6 +37,14 @@ def command(runs: Sequence[str], output: str | None, watch: bool) -> None:
     runs, it lays their curves over each other and lists the keys and packages that differ. For the folder of
     a sweep, it is a table of its runs with the best results marked, and their curves. It loads nothing from
     elsewhere, so it can be sent as it is. Its path goes to stdout.
+
+    Examples:
+      clipship report runs/first-run
+      clipship report runs/first-run --output first-run.html
+      clipship report runs/first-run --output s3://bucket/first-run.html
+      clipship report runs/first-run --watch
+      clipship report first-run try-2 try-3
+      clipship report runs/first-run-sweep
     """
     from trainer.launch.submission import find_run
     from trainer.report import watch as watching

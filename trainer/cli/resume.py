@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.cli.options import hosts_option, length_options, nproc_option, run_argument
+from trainer.cli.options import Command, hosts_option, length_options, nproc_option, run_argument
 from trainer.errors import InputError
 from trainer.launch.submission import find_run, read_record
 from trainer.run.find import HERE
@@ -23,16 +23,7 @@ if TYPE_CHECKING:
     from trainer.plan.new_length import NewLength
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship resume first-run
-  clipship resume runs/first-run --nproc 2
-  clipship resume first-run --longer epochs=40
-  clipship resume first-run --shorter steps=6000
-  clipship resume /scratch/runs/cc3m-vit-b-32 --hosts node1:4,node2:4
-  clipship resume s3://bucket/prefix/cc3m-vit-b-32 --nproc 8"""
-)
+@click.command(cls=Command)
 @run_argument
 @nproc_option
 @hosts_option
@@ -54,6 +45,14 @@ def command(
 
     RUN may be the copy of a run, in a folder or at an address, which checkpoint.copy_to has made: its newest
     whole checkpoint is fetched into ./runs, and the run goes on there.
+
+    Examples:
+      clipship resume first-run
+      clipship resume runs/first-run --nproc 2
+      clipship resume first-run --longer epochs=40
+      clipship resume first-run --shorter steps=6000
+      clipship resume /scratch/runs/cc3m-vit-b-32 --hosts node1:4,node2:4
+      clipship resume s3://bucket/prefix/cc3m-vit-b-32 --nproc 8
     """
     from trainer.cli.run import command as run_here
     from trainer.cli.submit import command as submit

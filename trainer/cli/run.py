@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli.options import (
+    Command,
     given_hosts,
     hosts_option,
     job_argument,
@@ -28,18 +29,7 @@ if TYPE_CHECKING:
     from trainer.plan.new_length import NewLength
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship run job.toml --nproc 2
-  clipship run job.toml --hosts node1:4,node2:4
-  clipship run job.toml --nproc 1 --name try-2 --set optim.lr=1e-3
-  clipship run job.toml --nproc 2 --longer steps=20000
-  clipship run job.toml --nproc 2 --shorter steps=6000
-
-Hosts must accept ssh without a password, and must have the run folder, the data and this \
-Python environment at the same paths, as this machine has."""
-)
+@click.command(cls=Command)
 @job_argument
 @set_option
 @nproc_option
@@ -59,7 +49,18 @@ def command(
     shorter: "NewLength | None" = None,
     name: str | None = None,
 ) -> int:
-    """Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint."""
+    """Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint.
+
+    Examples:
+      clipship run job.toml --nproc 2
+      clipship run job.toml --hosts node1:4,node2:4
+      clipship run job.toml --nproc 1 --name try-2 --set optim.lr=1e-3
+      clipship run job.toml --nproc 2 --longer steps=20000
+      clipship run job.toml --nproc 2 --shorter steps=6000
+
+    Hosts must accept ssh without a password, and must have the run folder, the data and this Python
+    environment at the same paths, as this machine has.
+    """
     began = time.time()
     with _nothing_started(), waiting(f"checking {job_path}"):
         say(f"reading {job_path}")  # before the imports, which take longer than this

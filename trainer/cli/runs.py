@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from trainer.cli.options import json_option
+from trainer.cli.options import Command, json_option
 from trainer.cli.output import print_json
 from trainer.errors import EXIT_DONE, EXIT_PREEMPTED, ClusterError, InputError
 from trainer.launch.logfiles import last_message
@@ -34,14 +34,7 @@ _AT_ONCE = 8
 """Runs that are looked at together: a scheduler may answer slowly."""
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship runs
-  clipship runs runs /scratch/me/runs
-  clipship runs --wide
-  clipship runs --json"""
-)
+@click.command(cls=Command)
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path), metavar="[FOLDER]...")
 @click.option("--wide", is_flag=True, help="Show every metric, and all columns in a narrow terminal, too.")
 @json_option("Print one JSON object: the fields of `clipship status --json` for each run, and last_line.")
@@ -52,6 +45,12 @@ def command(folders: tuple[Path, ...], wide: bool, as_json: bool) -> None:
     submitted runs from this account. FOLDER is what a job file calls logging.runs; all runs in it are listed,
     and it is looked at later, too. The newest run comes first. One that was submitted and has not ended is
     asked for at its scheduler.
+
+    Examples:
+      clipship runs
+      clipship runs runs /scratch/me/runs
+      clipship runs --wide
+      clipship runs --json
     """
     for folder in folders:
         if not folder.is_dir():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli import suggested
-from trainer.cli.options import set_of, weights_model_option
+from trainer.cli.options import Command, count_option, set_of, weights_model_option
 from trainer.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from trainer.run.checkpoints import WEIGHTS
 from trainer.text.live import progress
@@ -26,13 +26,7 @@ _NAMED = 20
 """Pictures that cannot be used and are named; more are counted."""
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship search runs/digits --images pictures/
-  clipship search digits --images pictures/ --once 'a handwritten seven' --top 5
-  clipship search ViT-B-32:laion2b_s34b_b79k --images ~/Pictures --port 8080"""
-)
+@click.command(cls=Command)
 @click.argument("checkpoint", metavar="RUN", shell_complete=suggested.runs)
 @click.option(
     "--images",
@@ -46,14 +40,7 @@ Examples:
     metavar="TEXT",
     help="Print the nearest files, each behind its similarity, instead of serving a page.",
 )
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Number of files that --once prints.",
-)
+@count_option("--top", "Number of files that --once prints.", default=10)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -79,6 +66,11 @@ def command(
     are kept in ~/.cache/clipship/search, so that a later start is fast; new and changed pictures are added.
     The page's address goes to stdout. It has a random token, without which nobody can open the page. Ctrl-C
     ends it.
+
+    Examples:
+      clipship search runs/digits --images pictures/
+      clipship search digits --images pictures/ --once 'a handwritten seven' --top 5
+      clipship search ViT-B-32:laion2b_s34b_b79k --images ~/Pictures --port 8080
     """
     from trainer.plan.trained import search_job
     from trainer.search.pictures import find_pictures
@@ -115,8 +107,7 @@ def _index(job: "Job", images: Path, pictures: "Sequence[Picture]", left_out: "_
     if job.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
     with progress("loading the model", "embedded", "picture") as done:
-        from trainer.search.cache import cache_file
-        from trainer.search.files import PictureFolder
+        from trainer.search.cache import PictureFolder, cache_file
         from trainer.search.index import open_index
         from trainer.search.model import SearchModel
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainer.cli.options import Group
 from trainer.cli.output import print_lines
 from trainer.text.fitting import terminal_columns
 from trainer.text.table import aligned, by_topic, without
@@ -20,16 +21,15 @@ _LEAST_WANTED = ("C++", "cuDNN", "torchvision", "GPUs", "NCCL")
 """Columns that a narrow terminal loses, in this order."""
 
 
-@click.group(
-    invoke_without_command=True,
-    epilog="""\b
-Examples:
-  clipship stacks
-  clipship stacks explain 2.14.1""",
-)
+@click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """List the stacks that an image can be built from: torch, and all versions that follow from it."""
+    """List the stacks that an image can be built from: torch, and all versions that follow from it.
+
+    Examples:
+      clipship stacks
+      clipship stacks explain 2.14.1
+    """
     if ctx.invoked_subcommand is None:
         columns = terminal_columns(sys.stdout)
         for line in aligned(without(list(_rows()), _LEAST_WANTED, columns), columns):

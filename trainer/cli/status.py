@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import json_option, run_argument
+from trainer.cli.options import Command, json_option, run_argument
 from trainer.cli.output import print_json, print_lines
 from trainer.errors import EXIT_DONE, EXIT_FAILED, ClusterError
 from trainer.launch.schedulers import find_submission, reachable
@@ -12,14 +12,7 @@ from trainer.text.table import by_topic
 from trainer.text.terminal import shown
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship status runs/first-run
-  clipship status job.toml
-  clipship status runs/first-run --wide
-  clipship status runs/first-run --json"""
-)
+@click.command(cls=Command)
 @run_argument
 @click.option("--wide", is_flag=True, help="Show every metric, and a line for each cause of lost time.")
 @json_option("Print one JSON object instead of the table.")
@@ -38,6 +31,12 @@ def command(run: str, wide: bool, as_json: bool) -> int:
     taken_s, gpu_hours, energy_j, useful_share, lost_s (cause -> seconds), reading (requests, bytes, wait_s,
     cache_hits of all ranks), restarts, end (exit_code, reason, rank, node, time) and remarks. What is not
     known is null. A run that was submitted also has scheduler: its name, its id and its answer.
+
+    Examples:
+      clipship status runs/first-run
+      clipship status job.toml
+      clipship status runs/first-run --wide
+      clipship status runs/first-run --json
     """
     from trainer.report.progress import progress
     from trainer.report.state import state_of

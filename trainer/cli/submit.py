@@ -4,18 +4,12 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import NearChoice, job_argument, set_option
+from trainer.cli.options import Command, NearChoice, job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.text.paste import word
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship submit job.toml --to slurm
-  clipship submit job.toml --to slurm --set resources.nodes=4 --set name=four-nodes
-  clipship submit job.toml --to kubernetes"""
-)
+@click.command(cls=Command)
 @job_argument
 @click.option("--to", required=True, type=NearChoice(list(SCHEDULERS)), help="Scheduler that gets the job.")
 @set_option
@@ -27,9 +21,14 @@ def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool)
 
     After that, `clipship status RUN` shows its state, `clipship logs RUN` the output of its ranks, and
     `clipship cancel RUN` ends it.
+
+    Examples:
+      clipship submit job.toml --to slurm
+      clipship submit job.toml --to slurm --set resources.nodes=4 --set name=four-nodes
+      clipship submit job.toml --to kubernetes
     """
     from trainer.config.loader import load_job
-    from trainer.launch.submit import submit
+    from trainer.launch.schedulers import submit
     from trainer.plan.check import check_submission
     from trainer.plan.secret_values import secret_warnings
 

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.options import NearChoice, given_hosts, hosts_option, job_argument, nproc_option, set_option
+from trainer.cli.options import (
+    Command,
+    NearChoice,
+    count_option,
+    given_hosts,
+    hosts_option,
+    job_argument,
+    nproc_option,
+    set_option,
+)
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import EXIT_DONE, InputError
 from trainer.report.folder import has_started
@@ -18,14 +27,7 @@ if TYPE_CHECKING:
     from trainer.sweep.trials import Sweep
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --grid seed=0,1
-  clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --nproc 2 --set optim.steps=200
-  clipship sweep job.toml --grid model.name=ViT-B-32,ViT-B-16 --to slurm
-  clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --list"""
-)
+@click.command(cls=Command)
 @job_argument
 @click.option(
     "--grid",
@@ -41,12 +43,7 @@ Examples:
 @click.option("--to", type=NearChoice(list(SCHEDULERS)), help="Submit all runs to this scheduler.")
 @click.option("--list", "only_list", is_flag=True, help="Start nothing: show the runs and what they reached.")
 @click.option("--wide", is_flag=True, help="Show every metric of the runs' last evaluations.")
-@click.option(
-    "--parallel",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="With --to slurm: let at most N runs run at a time.",
-)
+@count_option("--parallel", "With --to slurm: let at most N runs run at a time.")
 @click.option(
     "--no-check",
     is_flag=True,
@@ -69,9 +66,14 @@ def command(
     Each run has a folder named after JOB and its values. Every job is checked before the first one starts. A
     sweep that is started again goes on: runs that are done are left as they are, and so are those that a
     scheduler still has. A run that fails does not end the sweep.
+
+    Examples:
+      clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --grid seed=0,1
+      clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --nproc 2 --set optim.steps=200
+      clipship sweep job.toml --grid model.name=ViT-B-32,ViT-B-16 --to slurm
+      clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --list
     """
-    from trainer.sweep.here import check, run_all
-    from trainer.sweep.submitted import submit_all
+    from trainer.sweep.start import check, run_all, submit_all
     from trainer.sweep.trials import find_sweep, show
 
     if to is not None and (nproc is not None or hosts is not None):

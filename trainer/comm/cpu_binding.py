@@ -8,7 +8,8 @@ from pathlib import Path
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.sysinfo.nvml import visible_gpus
-from trainer.sysinfo.topology import ROOT, choose_cpus, cpu_text
+from trainer.sysinfo.topology import ROOT, choose_cpus
+from trainer.text.wording import runs_text
 from trainer.world.launchers import World, device_index
 
 log = logging.getLogger("clipship")
@@ -32,7 +33,7 @@ def bind_cpus(
     if choice.cpus:
         for process in (0, *also):
             os.sched_setaffinity(process, choice.cpus)
-    how = f"bound to CPUs {cpu_text(choice.cpus)}" if choice.cpus else f"not bound, {len(allowed)} CPUs"
+    how = f"bound to CPUs {runs_text(choice.cpus)}" if choice.cpus else f"not bound, {len(allowed)} CPUs"
     log.info("%-12s %s: %s", "CPUs", how, choice.reason)
 
 

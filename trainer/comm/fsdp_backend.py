@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from trainer.comm.blocks import BATCH_NORMS, repeated_blocks
-from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.protocol import Reducer
+from trainer.comm.reducers import LocalReducer
 from trainer.comm.shard_degree import shard_degree
 from trainer.comm.timer import CommTimer, Mark
 from trainer.comm.torch_backend import TorchBackend, all_gather_single, reduce_scatter_single

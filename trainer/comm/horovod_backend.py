@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from trainer.comm.backends import BUCKET_MB, horovods_cycle_ms, launcher_of, over_mpi
 from trainer.comm.buckets import buckets_of
-from trainer.comm.deterministic_reducer import DeterministicReducer, no_gradient
 from trainer.comm.horovod_meeting import meet
-from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
+from trainer.comm.reducers import DeterministicReducer, LocalReducer, no_gradient
 from trainer.comm.shards import Shards, WholeModel
 from trainer.comm.timer import CommTimer
 from trainer.config import HorovodComm, Job

@@ -20,11 +20,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.comm.deterministic_reducer import DeterministicReducer
-from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
 from trainer.comm.reach import wait_until_served
+from trainer.comm.reducers import DeterministicReducer, LocalReducer
 from trainer.comm.shards import Shards, WholeModel
 from trainer.comm.timer import CommTimer, Mark
 from trainer.config import Job, TorchComm

@@ -8,61 +8,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainer.config.comm import Backend as Backend
-    from trainer.config.comm import Comm as Comm
-    from trainer.config.comm import HorovodComm as HorovodComm
-    from trainer.config.comm import Nccl as Nccl
-    from trainer.config.comm import TorchComm as TorchComm
-    from trainer.config.data import Data as Data
-    from trainer.config.health import Health as Health
-    from trainer.config.image import Image as Image
-    from trainer.config.image import Stack as Stack
-    from trainer.config.job import Job as Job
-    from trainer.config.kubernetes import Kubernetes as Kubernetes
-    from trainer.config.recovery import Recovery as Recovery
-    from trainer.config.resources import Resources as Resources
-    from trainer.config.results import BestMetric as BestMetric
-    from trainer.config.results import Checkpoint as Checkpoint
-    from trainer.config.results import Eval as Eval
-    from trainer.config.results import Logging as Logging
-    from trainer.config.slurm import Slurm as Slurm
-    from trainer.config.timeouts import Timeouts as Timeouts
-    from trainer.config.training import Model as Model
-    from trainer.config.training import Optim as Optim
-    from trainer.config.training import Precision as Precision
-    from trainer.config.types import STANDARD_INPUT as STANDARD_INPUT
-    from trainer.config.types import Section as Section
-    from trainer.config.types import is_remote as is_remote
-    from trainer.config.types import is_stream as is_stream
+    from trainer.config.comm import Backend, Comm, HorovodComm, Nccl, TorchComm
+    from trainer.config.data import Data
+    from trainer.config.health import Health
+    from trainer.config.image import Image, Stack
+    from trainer.config.job import Job
+    from trainer.config.kubernetes import Kubernetes
+    from trainer.config.recovery import Recovery
+    from trainer.config.resources import Resources
+    from trainer.config.results import BestMetric, Checkpoint, Eval, Logging
+    from trainer.config.slurm import Slurm
+    from trainer.config.timeouts import Timeouts
+    from trainer.config.training import Model, Optim, Precision
+    from trainer.config.types import STANDARD_INPUT, Section, is_remote, is_stream
 
-_HOMES = {
-    "Backend": "trainer.config.comm",
-    "Comm": "trainer.config.comm",
-    "HorovodComm": "trainer.config.comm",
-    "Nccl": "trainer.config.comm",
-    "TorchComm": "trainer.config.comm",
-    "Data": "trainer.config.data",
-    "Health": "trainer.config.health",
-    "Image": "trainer.config.image",
-    "Stack": "trainer.config.image",
-    "Job": "trainer.config.job",
-    "Kubernetes": "trainer.config.kubernetes",
-    "Recovery": "trainer.config.recovery",
-    "Resources": "trainer.config.resources",
-    "BestMetric": "trainer.config.results",
-    "Checkpoint": "trainer.config.results",
-    "Eval": "trainer.config.results",
-    "Logging": "trainer.config.results",
-    "Slurm": "trainer.config.slurm",
-    "Timeouts": "trainer.config.timeouts",
-    "Model": "trainer.config.training",
-    "Optim": "trainer.config.training",
-    "Precision": "trainer.config.training",
-    "STANDARD_INPUT": "trainer.config.types",
-    "Section": "trainer.config.types",
-    "is_remote": "trainer.config.types",
-    "is_stream": "trainer.config.types",
+
+_NAMES = {
+    "comm": "Backend Comm HorovodComm Nccl TorchComm",
+    "data": "Data",
+    "health": "Health",
+    "image": "Image Stack",
+    "job": "Job",
+    "kubernetes": "Kubernetes",
+    "recovery": "Recovery",
+    "resources": "Resources",
+    "results": "BestMetric Checkpoint Eval Logging",
+    "slurm": "Slurm",
+    "timeouts": "Timeouts",
+    "training": "Model Optim Precision",
+    "types": "STANDARD_INPUT Section is_remote is_stream",
 }
+"""Names by the modules of this folder that have them."""
+_HOMES = {name: f"trainer.config.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,8 @@ class Augment(Section):
     """Random changes of training images; all follow from the seed and the sample's position in the epoch."""
 
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Smallest and largest ratio of width to height of the random crop, before it is resized."""
+    """Smallest and largest ratio of width to height of the random crop, before it is resized. For a tower
+    that takes images of any shape (model.image_tokens), it is the crop's ratio over that of the image."""
     rand_augment_ops: Annotated[int, Field(ge=0, le=20)] = 0
     """Number of RandAugment's operations that are applied to an image, each drawn anew (torchvision's
     RandAugment). 0: none."""

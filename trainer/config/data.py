@@ -18,7 +18,7 @@ from trainer.config.formats import FORMATS, format_of
 from trainer.config.keys import MAY_CHANGE, JobPath, OnlyIf
 from trainer.config.storage import Storage
 from trainer.config.stores import stores_of
-from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, is_stream, optional_section
+from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, each, is_stream, optional_section
 from trainer.text.wording import many
 
 Encoding = Literal[
@@ -82,6 +82,10 @@ _IN_BLOCKS = OnlyIf(
     lambda job: "block_samples" in FORMATS[job.data.kind].reads and not job.data.streams,
     "training reads no shards by offset",
 )
+_AHEAD = OnlyIf(
+    lambda job: "read_ahead_mb" in FORMATS[job.data.kind].reads and not job.data.streams,
+    "training reads neither shards by offset nor Parquet",
+)
 _STREAMS = OnlyIf(lambda job: job.data.streams, "data.train names no stream (pipe:, -)")
 _STORED = OnlyIf(
     lambda job: bool(stores_of(job.addresses)) or any("image_column" in row.reads for row in job.formats),
@@ -141,9 +145,10 @@ class Data(Section):
     """Tables: meaning of a double quote at the begin of a cell. cells: the cell ends at the next one, and may
     hold separators and line breaks; text: quotes are text, as pandas writes them with QUOTE_NONE."""
     row_group_cache_mb: Annotated[Positive, MAY_CHANGE, _ROW_GROUPS] = 512
-    """Parquet and Arrow: memory of one loader process for the row groups that it has read last. The order of
-    lanes takes samples of as many row groups at once as fit; with order = "window" it must hold those of
-    shuffle_window samples, or they are read again and again."""
+    """Parquet and Arrow: memory for row groups, of a rank for those of Parquet in the order of lanes, else of
+    each loader process for those that it has read last. The order of lanes takes samples of as many row
+    groups at once as fit; with order = "window" it must hold those of shuffle_window samples, or they are
+    read again and again."""
     order: Annotated[Literal["lanes", "window"] | None, _ORDERED] = None
     """Order of an epoch's samples, the same on any number of ranks. lanes: blocks of neighbouring samples are
     shuffled, and each rank reads its own one after the other, while a batch has samples of as many blocks as
@@ -153,11 +158,11 @@ class Data(Section):
     """Shards, in the order of lanes: neighbouring samples that are read at once. None: as many as make 4 MiB,
     and fewer where a rank's open blocks would take more than an eighth of its part of the node's memory, or
     more than 1 GiB; chosen at a run's first start, and kept on any number of ranks."""
-    read_ahead_mb: Annotated[Positive, MAY_CHANGE, _IN_LANES, _IN_BLOCKS] = 64
-    """Shards, in the order of lanes: memory of a rank for what is read before it is needed, beside the blocks
-    in use. Slow storage wants more."""
-    cache: Annotated[Text | None, JobPath("folder", made=True), MAY_CHANGE, _IN_LANES, _IN_BLOCKS] = None
-    """Shards, in the order of lanes: folder on each node's own disk that keeps what was read of shards, for
+    read_ahead_mb: Annotated[Positive, MAY_CHANGE, _IN_LANES, _AHEAD] = 64
+    """Shards and Parquet, in the order of lanes: memory of a rank for what is read before it is needed, at
+    least for the next block, beside those in use. Slow storage wants more."""
+    cache: Annotated[Text | None, JobPath("folder", made=True), MAY_CHANGE, _IN_LANES, _AHEAD] = None
+    """Shards and Parquet, in the order of lanes: folder on each node's own disk that keeps what was read, for
     later epochs and starts. The node's ranks and other jobs may share it. None: nothing is kept."""
     cache_gb: Annotated[Positive, MAY_CHANGE, _CACHED] = 100
     """Size of the cache in 10^9 bytes, about; what was not used for longest goes. All ranks and jobs that
@@ -215,19 +220,9 @@ class Data(Section):
             raise ValueError("must be two numbers, 0 < smallest <= largest <= 1")
         return value
 
-    @field_validator("caption_template")
-    @classmethod
-    def _templates(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for template in value:
-            parse_template(template)
-        return value
+    _templates = field_validator("caption_template")(each(parse_template))
 
-    @field_validator("filters")
-    @classmethod
-    def _filters(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            parse_filter(text)
-        return value
+    _filters = field_validator("filters")(each(parse_filter))
 
     @field_validator("caption_key", "caption_column")
     @classmethod

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainer.config.job import Job
 
 if TYPE_CHECKING:
-    from trainer.config.fabric_row import Fabric
+    from trainer.config.fabrics import Fabric
 
 
 def fabric_of(job: Job) -> "Fabric | None":

@@ -1,169 +1,170 @@
 """Table of the networks between nodes: what a run must set, mount and have in its image to use each one.
 
-A network is one row here; no other module compares a name. Every line has its reason and a public document
-that says so. Rates for estimates are in `trainer.config.fabric_rates`. Pure; imports no torch.
+The rows are in fabrics.toml; no other module compares a name. Rates for estimates are in
+`trainer.config.fabric_rates`. Pure; imports no torch.
 """
 
-from trainer.config.fabric_row import Fabric, Line, NcclRange
-from trainer.config.fabric_tcpxo import TCPXO
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-_OPERATOR = "NVIDIA, Kubernetes RDMA shared device plugin (github.com/Mellanox/k8s-rdma-shared-dev-plugin)"
-_AKS = "Azure, AKS RDMA over InfiniBand (github.com/Azure/aks-rdma-infiniband, tests/scenarios/k8s)"
-_ROCE = "NVIDIA, RDMA over Converged Ethernet, GID Table Population (docs.nvidia.com/networking)"
-_NCCL = "NCCL user guide, Environment Variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)"
-_NCCL_2_21 = 'NCCL 2.21.5-1, "Net/IB: add support for dynamic GID detection" (github.com/NVIDIA/nccl)'
-_OFI = "aws-ofi-nccl, release notes of v1.21.1 (github.com/aws/aws-ofi-nccl)"
-_OFI_NAME = "aws-ofi-nccl, src/nccl_ofi_interface_nvidia.cpp of v1.20.0 (github.com/aws/aws-ofi-nccl)"
-_OFI_VARIABLES = "aws-ofi-nccl, doc/efa-env-var.md (github.com/aws/aws-ofi-nccl)"
-_LIBFABRIC = "libfabric, list of its variables (`fi_info -e`)"
-_EKS = "Amazon EKS user guide, Manage EFA devices (docs.aws.amazon.com/eks, device-management-efa)"
-_EKS_JOBS = (
-    "AWS, jobs on EKS (github.com/awslabs/awsome-distributed-ai, 3.test_cases/pytorch/FSDP/kubernetes)"
-)
-_VERBS = "Linux, Documentation/infiniband/user_verbs.rst"
+from trainer.sysinfo.own_table import completed, own_table
 
-_PINNED = (
-    Line(
-        "memlock",
-        "unlimited",
-        "an adapter reads and writes memory that must not move, and a limit makes NCCL fail to register it; "
-        "on Slurm the script raises the limit or says that it cannot",
-        _VERBS,
-    ),
-    Line(
-        "IPC_LOCK",
-        "for root (kubernetes.run_as_user = 0)",
-        "on Kubernetes this capability lifts the limit, and root alone gets it; for another user the nodes' "
-        "container runtime must not limit locked memory (LimitMEMLOCK=infinity)",
-        "NVIDIA Container Toolkit, issue 2037 (github.com/NVIDIA/nvidia-container-toolkit)",
-    ),
-)
-_VERBS_LIBRARY = Line(
-    "libibverbs",
-    "with the adapter's provider (rdma-core)",
-    "NCCL loads it at its start, and without it sees no adapter",
-    _VERBS,
-)
-_SHARED_ADAPTERS = Line(
-    "kubernetes.rdma",
-    "rdma/NAME",
-    "the settings of the cluster's device plugin choose the name; a container without it sees no adapter",
-    _OPERATOR,
-)
-_NET_IB = Line(
-    "NCCL_NET",
-    "IB",
-    "NCCL's own transport for InfiniBand and RoCE; a run that cannot use it fails at its start instead of "
-    "going on over TCP",
-    _NCCL,
-)
 
-_ROWS = (
-    Fabric(
-        name="ib",
-        title="InfiniBand",
-        rdma=True,
-        host_network=Line(
-            "kubernetes.host_network",
-            "not needed",
-            "the adapters have addresses of their own, which do not depend on the pod's network",
-            _AKS,
-        ),
-        device=_SHARED_ADAPTERS,
-        variables=(_NET_IB,),
-        memory=_PINNED,
-        image=(_VERBS_LIBRARY,),
-    ),
-    Fabric(
-        name="roce",
-        title="RoCE v2: RDMA over Ethernet",
-        rdma=True,
-        host_network=Line(
-            "kubernetes.host_network",
-            "true, unless worker_annotations names a network",
-            "an adapter's addresses are those of its network interface, so a pod needs this interface or "
-            "one of its own (macvlan, SR-IOV)",
-            _ROCE,
-        ),
-        needs_interface=True,
-        device=_SHARED_ADAPTERS,
-        nccl=NcclRange(
-            "2.21",
-            "",
-            "since then NCCL finds the index of the RoCE v2 address itself, without NCCL_IB_GID_INDEX",
-            _NCCL_2_21,
-        ),
-        variables=(_NET_IB,),
-        memory=_PINNED,
-        image=(_VERBS_LIBRARY,),
-    ),
-    Fabric(
-        name="efa",
-        title="Elastic Fabric Adapter of AWS",
-        rdma=True,
-        host_network=Line(
-            "kubernetes.host_network",
-            "not needed",
-            "the device plugin gives the adapter to the pod, and the ranks need no interface of it",
-            _EKS_JOBS,
-        ),
-        device=Line(
-            "kubernetes.rdma",
-            "vpc.amazonaws.com/efa",
-            "the device plugin's name; the number of adapters depends on the instance type",
-            _EKS,
-        ),
-        nccl=NcclRange("2.17.1", "", "the oldest release that aws-ofi-nccl 1.20 and 1.21 work with", _OFI),
-        variables=(
-            Line(
-                "NCCL_NET",
-                "AWS Libfabric",
-                "the plugin's name, under which each of its versions answers; a run that cannot use it fails "
-                "at its start instead of going on over TCP",
-                _OFI_NAME,
-            ),
-            Line(
-                "FI_PROVIDER",
-                "efa",
-                "libfabric then offers no other provider, so the plugin cannot choose TCP",
-                _LIBFABRIC,
-            ),
-            Line(
-                "FI_EFA_USE_HUGE_PAGE",
-                "0",
-                "the loader processes are forked, and a fork fails when the system has no huge pages left",
-                _OFI_VARIABLES,
-            ),
-        ),
-        memory=_PINNED,
-        image=(
-            Line(
-                "aws-ofi-nccl", "1.7 or newer", "the plugin through which NCCL uses libfabric", _OFI_VARIABLES
-            ),
-            Line("libfabric", "1.22 or newer, with the provider efa", "the plugin is built on it", _OFI),
-        ),
-    ),
-    TCPXO,
-    Fabric(
-        name="ethernet",
-        title="Ethernet with TCP",
-        rdma=False,
-        host_network=Line(
-            "kubernetes.host_network",
-            "not needed",
-            "NCCL takes the pod's usual interface; the nodes' network would spare the overlay between pods",
-            _NCCL,
-        ),
-        variables=(
-            Line(
-                "NCCL_NET",
-                "Socket",
-                "NCCL's own transport for TCP, also where a node has adapters or a plugin that fail",
-                _NCCL,
-            ),
-        ),
-    ),
-)
+@dataclass(frozen=True)
+class Line:
+    """One thing that a network needs, with the reason and the public document that says so."""
 
-FABRICS: dict[str, Fabric] = {row.name: row for row in _ROWS}
+    name: str
+    value: str
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class NcclRange:
+    """Versions of NCCL that fit; an empty string is no bound.
+
+    Only as many parts of a version are compared as the bound has.
+    """
+
+    oldest: str
+    newest: str
+    why: str
+    source: str
+
+    def fits(self, version: str) -> bool:
+        """Returns whether the version of NCCL is in the range."""
+        return not (
+            (self.oldest and _parts(version, self.oldest) < _parts(self.oldest, self.oldest))
+            or (self.newest and _parts(version, self.newest) > _parts(self.newest, self.newest))
+        )
+
+    def __str__(self) -> str:
+        if self.oldest == self.newest:
+            return self.oldest
+        return f"{self.oldest} to {self.newest}" if self.newest else f"{self.oldest} or newer"
+
+
+def _parts(version: str, bound: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))[: bound.count(".") + 1]
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """A service that runs beside the ranks in each worker's pod, as root."""
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    variables: Mapping[str, str]
+    capabilities: tuple[str, ...]
+    folders: Mapping[str, str]
+    """Paths in the container by folders of the node."""
+    ready_file: str
+    """File that the service makes when it is ready; the ranks start after that."""
+    why: str
+    source: str
+
+    @property
+    def line(self) -> Line:
+        return Line(self.name, self.image, self.why, self.source)
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """One network between nodes."""
+
+    name: str
+    """Value of `resources.fabric`."""
+    title: str
+    host_network: Line
+    """Line that says if the workers' pods must be on the nodes' network."""
+    rdma: bool = False
+    """True if NCCL opens RDMA devices, for which it pins memory."""
+    needs_interface: bool = False
+    """True if a pod needs the nodes' network, or further networks in its annotations."""
+    device: Line | None = None
+    """Resource under which Kubernetes offers the adapters; the job names it in `kubernetes.rdma`."""
+    nccl: NcclRange | None = None
+    platform: Line | None = None
+    """Line with the only value of `image.platform` that fits; None if each does."""
+    variables: tuple[Line, ...] = ()
+    """Environment variables of every rank."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Schedulers for which the row is not complete, with the reason and the advice."""
+    annotations: tuple[Line, ...] = ()
+    """Annotations of the workers' pods."""
+    asked_annotations: tuple[Line, ...] = ()
+    """Annotations with the cluster's own names, which the job must give."""
+    folders: tuple[Line, ...] = ()
+    """Folders of the node that the workers' pods mount."""
+    sidecar: Sidecar | None = None
+    image: tuple[Line, ...] = ()
+    """Libraries that the image, or the node where there is none, must hold."""
+
+    @property
+    def sections(self) -> tuple[tuple[str, tuple[Line, ...]], ...]:
+        """Lines of the row, by the word with which `clipship fabrics explain` begins each."""
+        devices = (self.device,) if self.device else ()
+        return (
+            ("platform", (self.platform,) if self.platform else ()),
+            ("variable", self.variables),
+            ("device", devices),
+            ("network", (self.host_network,)),
+            ("annotation", self.annotations + self.asked_annotations),
+            ("mount", self.folders),
+            ("sidecar", (self.sidecar.line,) if self.sidecar else ()),
+            ("memory", _lines(_FILE["memory"] + _FILE["pinned_memory"] * self.rdma)),
+            ("image", self.image),
+        )
+
+
+def rows(kind: str) -> dict[str, dict[str, Any]]:
+    """Returns the fields of the file's rows of a kind, by their names, without this name itself."""
+    return {
+        name: {key: _READ.get(key, _plain)(value) for key, value in row.items()}
+        for name, row in completed(_FILE[kind]).items()
+    }
+
+
+def _lines(groups: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
+    return tuple(
+        Line(name, value, group["why"], _named(group["source"]))
+        for group in groups
+        for name, value in group["values"].items()
+    )
+
+
+def _line(group: Mapping[str, Any]) -> Line:
+    [line] = _lines([group])
+    return line
+
+
+def _nccl(given: Mapping[str, str]) -> NcclRange:
+    return NcclRange(**{**given, "source": _named(given["source"])})
+
+
+def _sidecar(given: Mapping[str, Any]) -> Sidecar:
+    return Sidecar(**{key: _plain(value) for key, value in given.items()})
+
+
+def _named(source: str) -> str:
+    return str(_FILE["sources"].get(source, source))
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("host_network", "device", "platform"), _line),
+    **dict.fromkeys(("variables", "annotations", "asked_annotations", "folders", "image"), _lines),
+    "nccl": _nccl,
+    "sidecar": _sidecar,
+    "source": _named,
+}
+_FILE = own_table(__file__, "fabrics.toml")
+
+FABRICS = {name: Fabric(name=name, **fields) for name, fields in rows("fabric").items()}
 """Rows by name."""

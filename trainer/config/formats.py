@@ -38,6 +38,7 @@ _IN_FILES = (
     "filters",
 )
 _IN_TABLES = ("image_column", "caption_column")
+_IN_BLOCKS = ("read_ahead_mb", "cache", "cache_gb")
 
 SHARDS = FormatRow(
     name="webdataset",
@@ -51,9 +52,7 @@ SHARDS = FormatRow(
         "index",
         "encoding",
         "block_samples",
-        "read_ahead_mb",
-        "cache",
-        "cache_gb",
+        *_IN_BLOCKS,
     ),
     fields="json",
     measures_images=True,
@@ -66,19 +65,22 @@ _TABLE = FormatRow(
 )
 
 
-def _columnar(name: str, *endings: str) -> FormatRow:
-    """Returns the row of a format of tables in row groups."""
+def _columnar(name: str, *endings: str, reads: Sequence[str] = ()) -> FormatRow:
+    """Returns the row of a format of tables in row groups, with keys that it alone of them reads."""
     return FormatRow(
         name=name,
         unit=f"{name.title()} file",
         endings=endings,
-        reads=(*_IN_FILES, *_IN_TABLES, "index", "row_group_cache_mb"),
+        reads=(*_IN_FILES, *_IN_TABLES, "index", "row_group_cache_mb", *reads),
         fields="nested columns",
         measures_images=True,
     )
 
 
-_IN_ROW_GROUPS = (_columnar("parquet", ".parquet"), _columnar("arrow", ".arrow", ".feather"))
+_IN_ROW_GROUPS = (
+    _columnar("parquet", ".parquet", reads=_IN_BLOCKS),
+    _columnar("arrow", ".arrow", ".feather"),  # mapped into memory
+)
 _SYNTHETIC = FormatRow(
     name="synthetic",
     unit="",

@@ -16,6 +16,7 @@ from trainer.config.types import (
     Section,
     Text,
     VariableName,
+    names_fit,
     optional_section,
     refuse,
     refuse_names,
@@ -198,11 +199,9 @@ class Image(Section):
             )
         return value
 
-    @field_validator("apt_packages")
-    @classmethod
-    def _package_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        refuse_names(value, _APT_PACKAGE, "not a system package; expected name or name=version")
-        return value
+    _package_names = field_validator("apt_packages")(
+        names_fit(_APT_PACKAGE, "not a system package; expected name or name=version")
+    )
 
     @field_validator("pip_packages")
     @classmethod

@@ -16,7 +16,7 @@ from trainer.config.image import Image, Stack
 from trainer.config.keys import MAY_CHANGE, OnlyIf
 from trainer.config.recovery import Recovery
 from trainer.config.resources import Resources
-from trainer.config.results import EMA, Checkpoint, Eval, Logging
+from trainer.config.results import EMA, MIX, Checkpoint, Eval, Logging
 from trainer.config.sections import SECTIONS
 from trainer.config.storage import addressed
 from trainer.config.stores import store_of
@@ -145,6 +145,17 @@ class Job(Section):
             raise ValueError(f"checkpoint.best = {best} needs eval.{measured}")
         if best.startswith(EMA) and self.optim.ema_decay is None:
             raise ValueError(f"checkpoint.best = {best} needs optim.ema_decay")
+        if best.startswith(MIX) and self.eval.mix is None:
+            raise ValueError(f"checkpoint.best = {best} needs eval.mix")
+        return self
+
+    @model_validator(mode="after")
+    def _mixture_has_a_begin(self) -> "Job":
+        if self.eval.mix is not None and self.model.pretrained is None and self.model.init is None:
+            raise ValueError(
+                f"eval.mix = {self.eval.mix:g} mixes trained weights with those that the run began with, "
+                "which are random: set model.init or model.pretrained, or leave eval.mix out"
+            )
         return self
 
     @model_validator(mode="after")

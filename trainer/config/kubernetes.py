@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -28,6 +29,9 @@ from trainer.config.types import (
     Section,
     Text,
     VariableName,
+    each,
+    fits,
+    names_fit,
     optional_section,
     refuse,
     refuse_names,
@@ -244,53 +248,34 @@ class Kubernetes(SchedulerSection):
     def variable_sources(self) -> tuple[Reference, ...]:
         return tuple(parse_reference(text, with_key=False) for text in self.env_from)
 
-    @field_validator("namespace")
-    @classmethod
-    def _a_dns_label(cls, value: str | None) -> str | None:
-        if value is not None and not DNS_LABEL.fullmatch(value):
-            raise ValueError(
-                f'"{value}" is not a namespace; expected at most 63 characters of a-z, 0-9 and "-", with no '
-                '"-" at the ends (RFC 1123)'
-            )
-        return value
+    _a_dns_label = field_validator("namespace")(
+        fits(
+            DNS_LABEL,
+            '"{}" is not a namespace; expected at most 63 characters of a-z, 0-9 and "-", with no "-" at the '
+            "ends (RFC 1123)",
+        )
+    )
 
-    @field_validator("name")
-    @classmethod
-    def _a_dns_1035_label(cls, value: str | None) -> str | None:
-        if value is not None and not DNS_1035_LABEL.fullmatch(value):
-            raise ValueError(
-                f'"{value}" cannot be the name of a Kubernetes object; expected a letter, then a-z, 0-9 and '
-                '"-", with no "-" at the end (RFC 1035)'
-            )
-        return value
+    _a_dns_1035_label = field_validator("name")(
+        fits(
+            DNS_1035_LABEL,
+            '"{}" cannot be the name of a Kubernetes object; expected a letter, then a-z, 0-9 and "-", with '
+            'no "-" at the end (RFC 1035)',
+        )
+    )
 
-    @field_validator("priority_class", "service_account", "gang_queue")
-    @classmethod
-    def _a_name(cls, value: str | None) -> str | None:
-        refuse_names([value] if value is not None else [], DNS_SUBDOMAIN, _NAMES)
-        return value
+    _names = field_validator("priority_class", "service_account", "gang_queue", "image_pull_secrets")(
+        names_fit(DNS_SUBDOMAIN, _NAMES)
+    )
 
-    @field_validator("queue")
-    @classmethod
-    def _a_label_value(cls, value: str | None) -> str | None:
-        refuse_names(
-            [value] if value is not None else [],
+    _a_label_value = field_validator("queue")(
+        names_fit(
             DNS_LABEL,
             'the name of a LocalQueue has at most 63 characters of a-z, 0-9 and "-" (RFC 1123)',
         )
-        return value
+    )
 
-    @field_validator("image_pull_secrets")
-    @classmethod
-    def _named_secrets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        refuse_names(value, DNS_SUBDOMAIN, _NAMES)
-        return value
-
-    @field_validator("pack_by", "spread_by")
-    @classmethod
-    def _a_topology_key(cls, value: str | None) -> str | None:
-        refuse_names([value] if value is not None else [], QUALIFIED_NAME, _QUALIFIED)
-        return value
+    _topology_keys = field_validator("pack_by", "spread_by")(names_fit(QUALIFIED_NAME, _QUALIFIED))
 
     @field_validator("gpu_resource")
     @classmethod
@@ -335,26 +320,11 @@ class Kubernetes(SchedulerSection):
                 raise ValueError(f"{path} is in use in every pod: mount the volume elsewhere")
         return value
 
-    @field_validator("tolerations")
-    @classmethod
-    def _tolerations(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            parse_toleration(text)
-        return value
+    _tolerations = field_validator("tolerations")(each(parse_toleration))
 
-    @field_validator("env")
-    @classmethod
-    def _references(cls, value: dict[str, str]) -> dict[str, str]:
-        for text in value.values():
-            parse_reference(text, with_key=True)
-        return value
+    _references = field_validator("env")(each(partial(parse_reference, with_key=True)))
 
-    @field_validator("env_from")
-    @classmethod
-    def _sources(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            parse_reference(text, with_key=False)
-        return value
+    _sources = field_validator("env_from")(each(partial(parse_reference, with_key=False)))
 
     @model_validator(mode="after")
     def _consistent(self) -> "Kubernetes":

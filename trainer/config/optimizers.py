@@ -1,15 +1,14 @@
 """Table of optimizers: a row holds all that other modules need to know about one. Imports no torch.
 
-Every row but AdamW's is made by timm's factory. Optimizers are left out that keep, beside tensors for each
-parameter, numbers which a checkpoint could not give back: LAMB and Adan count steps in their groups, Muon and
-MADGRAD keep plain values.
+Every row but AdamW's is made by timm's factory. A checkpoint takes the tensors that an optimizer keeps for
+each parameter: `trainer.model.optimizer_state` puts what LAMB and Muon keep elsewhere there.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-OptimizerName = Literal["adamw", "nadamw", "adopt", "lion", "sgd", "adafactor"]
+OptimizerName = Literal["adamw", "nadamw", "adopt", "lion", "sgd", "adafactor", "lamb", "muon"]
 Arguments = Callable[[float, float, float], Mapping[str, Any]]
 
 
@@ -32,6 +31,19 @@ class OptimizerRow:
     """
     source: str
     """Paper that defines it."""
+    other_values: int | None = None
+    """Values that it keeps for a parameter that is no matrix of a layer, if it treats these as AdamW does."""
+    differs_there: str = ""
+    """Difference from what open_clip_train gets of timm under the factory's name."""
+
+    @property
+    def by_matrix(self) -> bool:
+        """True if matrices of layers have a rule of their own."""
+        return self.other_values is not None
+
+    def kept(self, parameters: int, others: int) -> int:
+        """Returns the values that it keeps for so many parameters, of which `others` are no matrices."""
+        return self.state_values * (parameters - others) + (self.other_values or self.state_values) * others
 
 
 def _betas(beta1: float, beta2: float, _eps: float) -> Mapping[str, Any]:
@@ -51,6 +63,32 @@ def _factored(beta1: float, beta2: float, _eps: float) -> Mapping[str, Any]:
     return {"momentum": beta1, "beta2_cap": beta2, "momentum_dtype": "float32"}
 
 
+def _unclipped(beta1: float, beta2: float, eps: float) -> Mapping[str, Any]:
+    # `optim.grad_clip_norm` clips; timm's own limit would be a norm of 1.
+    return {**_betas_and_eps(beta1, beta2, eps), "max_grad_norm": None}
+
+
+def _orthogonal(beta1: float, beta2: float, eps: float) -> Mapping[str, Any]:
+    # Updates as large as AdamW's, so that one learning rate serves matrices and all else.
+    ours = {"momentum": beta1, "adjust_lr_fn": "match_rms_adamw", "ns_coefficients": "original"}
+    return {**_betas_and_eps(beta1, beta2, eps), **ours}
+
+
+NO_DECAY_IN_OPEN_CLIP_4 = (
+    "positional_embedding",
+    "text.positional_embedding",
+    "visual.positional_embedding",
+    "text.reg_tokens",
+    "text.pool.query",
+    "text.*position_embeddings*",
+    "text.*token_type_embeddings*",
+    "text.*embed_positions*",
+    "visual.trunk.*pos_embed",
+    "visual.trunk.*cls_token",
+    "visual.trunk.*reg_token",
+)
+"""Values of `optim.no_decay` with which decay spares what open_clip_train 4 spares (its optim.py)."""
+
 OPTIMIZERS: Mapping[OptimizerName, OptimizerRow] = {
     "adamw": OptimizerRow("", _betas_and_eps, ("beta1", "beta2", "eps"), 2, True, "arXiv 1711.05101"),
     "nadamw": OptimizerRow(
@@ -61,5 +99,24 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerRow] = {
     "sgd": OptimizerRow("nesterovw", _momentum, ("beta1",), 1, True, "arXiv 1711.05101, algorithm 1"),
     "adafactor": OptimizerRow(
         "adafactorbv", _factored, ("beta1", "beta2"), 1, False, "arXiv 2106.04560, section 3.4"
+    ),
+    "lamb": OptimizerRow(
+        "lamb",
+        _unclipped,
+        ("beta1", "beta2", "eps"),
+        2,
+        False,
+        "arXiv 1904.00962",
+        differs_there="timm's clips the gradient at a norm of 1 by itself",
+    ),
+    "muon": OptimizerRow(
+        "muon",
+        _orthogonal,
+        ("beta1", "beta2", "eps"),
+        1,
+        False,
+        "arXiv 2502.16982",
+        other_values=2,
+        differs_there="timm's takes tables of embeddings for matrices, and NAdamW for the rest",
     ),
 }

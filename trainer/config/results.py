@@ -3,11 +3,10 @@
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.config.keys import JobPath, OnlyIf
 from trainer.config.stores import STORES, store_of
-from trainer.config.suite import Suite
 from trainer.config.types import (
     AboveZero,
     Positive,
@@ -20,8 +19,8 @@ from trainer.config.types import (
 )
 from trainer.text.masking import masked
 
-EMA = "ema_"
-"""Begin of the names of metrics of the weights' moving average."""
+EMA, MIX = "ema_", "mix_"
+"""Begin of the names of metrics of the weights' moving average, and of their mixture with the first ones."""
 BestMetric = Literal[
     "zero_shot_top1",
     "zero_shot_top5",
@@ -39,6 +38,14 @@ BestMetric = Literal[
     "ema_retrieval_t2i_r1",
     "ema_retrieval_t2i_r5",
     "ema_retrieval_t2i_r10",
+    "mix_zero_shot_top1",
+    "mix_zero_shot_top5",
+    "mix_retrieval_i2t_r1",
+    "mix_retrieval_i2t_r5",
+    "mix_retrieval_i2t_r10",
+    "mix_retrieval_t2i_r1",
+    "mix_retrieval_t2i_r5",
+    "mix_retrieval_t2i_r10",
 ]
 """Metrics of the evaluation for which more is better."""
 
@@ -81,6 +88,26 @@ _IN_SHARDS = OnlyIf(
 )
 _WITH_COPIES = OnlyIf(lambda job: job.checkpoint.copy_to is not None, "there is no checkpoint.copy_to")
 _WITH_WANDB = OnlyIf(lambda job: job.logging.wandb != "off", 'logging.wandb is "off"')
+
+
+class Suite(Section):
+    """A suite of data sets that `clipship eval` measures a model on. A run itself does not."""
+
+    names: tuple[Text, ...] = ()
+    """Suites (datacomp, vtab, imagenet, retrieval, own) and single data sets of them, such as
+    "vtab/pets"; empty: none. `clipship eval --suite NAME` replaces them."""
+    root: Annotated[Text | None, JobPath("folder", ranks=False)] = None
+    """Folder with the public data sets, each in its own folder, such as wds_imagenet1k_test, as
+    CLIP_benchmark and DataComp lay them out. Nothing is downloaded; `clipship check` says which ones are
+    there."""
+    folders: Annotated[tuple[Text, ...], JobPath("folder", ranks=False)] = ()
+    """Folders of own data sets, which the name "own" stands for. Each is laid out like a public one, or holds
+    a folder of images for each class."""
+
+    @field_validator("names", "folders", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
 
 
 class Checkpoint(Section):
@@ -163,6 +190,11 @@ class Eval(Section):
     """Sentences with `{}` for the class name, a file or an address with one per line, or a set by its name:
     "set:chinese", "set:english", and "set:imagenet", open_clip's 80 sentences. Their features are
     averaged."""
+    mix: Annotated[float | None, Field(gt=0, lt=1), WITH_EVALUATION] = None
+    """Share of the trained weights in a mixture with those that the run began with (WiSE-FT, arXiv
+    2109.01903), which the run's evaluations measure, too: their metrics begin with mix_. It often forgets
+    less than the trained weights; 0.5 is a good begin. Needs model.init or model.pretrained, which each start
+    reads again. None: no mixture is measured."""
     batch_size: Annotated[Positive, _WITH_ANY] = 64
     """Images, or texts, in one forward pass."""
     on_failure: Literal["continue", "stop"] = "continue"

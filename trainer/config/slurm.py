@@ -6,21 +6,23 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from trainer.config.keys import JobPath
-from trainer.config.slurm_options import (
-    FIXED_OPTIONS,
-    FIXED_STEP_OPTIONS,
-    OWN_OPTIONS,
-    STEP_OPTIONS,
+from trainer.config.slurm_values import (
+    TIME,
+    Gres,
     check_options,
+    check_output,
+    memory_bytes,
+    parse_gres,
+    seconds,
 )
-from trainer.config.slurm_values import TIME, Gres, check_output, memory_bytes, parse_gres, seconds
-from trainer.config.types import SchedulerSection, Text, refuse_names
+from trainer.config.types import SchedulerSection, Text, checked, each, fits, names_fit
 
 _NO_SPACE = re.compile(r"[!-~]+")
 _CHAIN = re.compile(r"\d+(-\d+)?%1", re.ASCII)
 _REMOVAL_S = 30
 """Seconds that the removal of a pyxis container may take after its ranks have left; it takes 7 to 26 s with
 an image of 6 GB."""
+_NETWORK_NAME = re.compile(r"[A-Za-z0-9_.@:-]+")
 _MODULE = re.compile(r"[\w./+@:=-]+", re.ASCII)
 
 OneLine = Annotated[str, StringConstraints(min_length=1)]
@@ -194,7 +196,7 @@ class Slurm(SchedulerSection):
         """True if the job asks Slurm for no GPU."""
         return self.gpus == "none"
 
-    @field_validator(
+    _one_word = field_validator(
         "partition",
         "account",
         "qos",
@@ -204,19 +206,11 @@ class Slurm(SchedulerSection):
         "exclude",
         "dependency",
         "mail_user",
-    )
-    @classmethod
-    def _one_word(cls, value: str | None) -> str | None:
-        if value is not None and not _NO_SPACE.fullmatch(value):
-            raise ValueError(f'"{value}" must be one word of ASCII characters')
-        return value
+    )(fits(_NO_SPACE, '"{}" must be one word of ASCII characters'))
 
-    @field_validator("interface", "name_suffix")
-    @classmethod
-    def _a_network_name(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[A-Za-z0-9_.@:-]+", value):
-            raise ValueError(f'"{value}" must consist of letters, digits and any of . _ - @ :')
-        return value
+    _network_names = field_validator("interface", "name_suffix")(
+        fits(_NETWORK_NAME, '"{}" must consist of letters, digits and any of . _ - @ :')
+    )
 
     @field_validator("constraint", "image", "python", "container_binary", "output")
     @classmethod
@@ -256,28 +250,19 @@ class Slurm(SchedulerSection):
             )
         return value
 
-    @field_validator("mem")
-    @classmethod
-    def _memory(cls, value: str | None) -> str | None:
-        if value is not None:
-            memory_bytes(value)
-        return value
+    _memory = field_validator("mem")(checked(memory_bytes))
 
-    @field_validator("array")
-    @classmethod
-    def _a_chain(cls, value: str | None) -> str | None:
-        if value is not None and not _CHAIN.fullmatch(value):
-            raise ValueError(
-                f'"{value}": the jobs of an array share this run, so they must come one after the other: '
-                'write "1-10%1"'
-            )
-        return value
+    _a_chain = field_validator("array")(
+        fits(
+            _CHAIN,
+            '"{}": the jobs of an array share this run, so they must come one after the other: write '
+            '"1-10%1"',
+        )
+    )
 
-    @field_validator("modules")
-    @classmethod
-    def _module_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        refuse_names(value, _MODULE, "not the name of a module; expected a name such as cuda/13.0")
-        return value
+    _module_names = field_validator("modules")(
+        names_fit(_MODULE, "not the name of a module; expected a name such as cuda/13.0")
+    )
 
     @field_validator("mounts")
     @classmethod
@@ -297,27 +282,17 @@ class Slurm(SchedulerSection):
     @field_validator("extra")
     @classmethod
     def _free_options(cls, value: dict[str, str | bool]) -> dict[str, str | bool]:
-        check_options(value, "sbatch", 'licenses = "matlab:1"', OWN_OPTIONS, FIXED_OPTIONS)
+        check_options(value, "sbatch", 'licenses = "matlab:1"')
         return value
 
-    @field_validator("gres")
-    @classmethod
-    def _generic_resources(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            parse_gres(text)
-        return value
+    _generic_resources = field_validator("gres")(each(parse_gres))
 
-    @field_validator("output")
-    @classmethod
-    def _output_file(cls, value: str | None) -> str | None:
-        if value is not None:
-            check_output(value)
-        return value
+    _output_file = field_validator("output")(checked(check_output))
 
     @field_validator("srun")
     @classmethod
     def _step_options(cls, value: dict[str, str | bool]) -> dict[str, str | bool]:
-        check_options(value, "srun", 'hint = "nomultithread"', STEP_OPTIONS, FIXED_STEP_OPTIONS)
+        check_options(value, "srun", 'hint = "nomultithread"')
         return value
 
     @field_validator("container_flags")

@@ -1,8 +1,13 @@
 """Values of `[slurm]` in Slurm's own notation: times, generic resources, file names. Imports no pydantic."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+from trainer.sysinfo.own_table import own_table
+
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
 TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<hours>\d|[01]\d|2[0-3])(?::(?P<rest>[0-5]\d(?::[0-5]\d)?))?"
     r"|(?P<plain>\d+(?::[0-5]\d){0,2}))",
@@ -84,3 +89,24 @@ def seconds(time: str) -> int:
     if len(parts) < 3:  # minutes, and seconds
         parts = [0, *parts]
     return sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
+
+
+def check_options(
+    options: Mapping[str, str | bool], program: Literal["sbatch", "srun"], example: str
+) -> None:
+    """Raises ValueError for options that are none, that follow from other keys or that no key sets."""
+    if not options:
+        return
+    table = own_table(__file__, "slurm_options.toml")[program]
+    own, fixed = table["own"], table["fixed"]
+    for name, given in options.items():
+        if not _OPTION.fullmatch(name):
+            raise ValueError(
+                f'"{name}" is not a long option of {program}; write it without the dashes: {example}'
+            )
+        if name in own:
+            raise ValueError(f"{name} follows from {own[name]}: change that instead")
+        if name in fixed:
+            raise ValueError(f"{name} cannot be set: {fixed[name]}")
+        if isinstance(given, str) and not given.isprintable():
+            raise ValueError(f"{name} = {given!r} must be one line of printable characters")

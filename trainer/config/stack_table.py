@@ -203,21 +203,13 @@ def table() -> StackTable:
     """Returns the table; the file is read once."""
     with (FOLDER / "docker" / "stacks.toml").open("rb") as file:
         raw = tomllib.load(file)
-    return StackTable(
-        default=raw["default"],
-        trainer_torch_min=raw["trainer_torch_min"],
-        trainer_torch_why=raw["trainer_torch_why"],
-        trainer_python_min=raw["trainer_python_min"],
-        open_clip=raw["open_clip"],
-        horovod=raw["horovod"],
-        horovod_sha256=raw["horovod_sha256"],
-        rows=tuple(_row(row) for row in raw["stack"]),
-        cuda={name: Cuda(**_tuples(entry)) for name, entry in raw["cuda"].items()},
-        nccl={name: Nccl(**entry) for name, entry in raw["nccl"].items()},
-        systems={name: System(**_tuples(entry)) for name, entry in raw["os"].items()},
-        nvidia_cuda_images=raw["nvidia_cuda_images"],
-        driver_min_of_gpu=raw["driver_min_of_gpu"],
-    )
+    made = {
+        "rows": tuple(_row(row) for row in raw.pop("stack")),
+        "systems": {name: System(**_tuples(entry)) for name, entry in raw.pop("os").items()},
+        "cuda": {name: Cuda(**_tuples(entry)) for name, entry in raw["cuda"].items()},
+        "nccl": {name: Nccl(**entry) for name, entry in raw["nccl"].items()},
+    }
+    return StackTable(**{**raw, **made})
 
 
 def _row(entry: dict[str, Any]) -> StackRow:

@@ -1,12 +1,14 @@
 """Table of object storage: how addresses begin, what opens them, and what `[data.storage]` means there.
 
-A new kind of store is a row. Pure; opens nothing.
+The rows are in stores.toml; a new kind of store is a row. Pure; opens nothing else.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+
+from trainer.sysinfo.own_table import own_table
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class Option:
 
     name: str
     """Its name; a dot leads into a dictionary of options."""
-    value: Callable[[Any], Any] = lambda given: given
+    value: Callable[[Any], Any]
     """Function from the value of the job file's key to the option's."""
 
 
@@ -44,59 +46,24 @@ class StoreRow:
         return ", ".join(f"{protocol}://" for protocol in self.protocols)
 
 
-STORES = (
-    StoreRow(
-        name="S3",
-        protocols=("s3",),
-        package="s3fs",
-        extra="s3",
-        options={
-            "endpoint": Option("endpoint_url"),
-            "region": Option("client_kwargs.region_name"),
-            "anonymous": Option("anon"),
-            "requester_pays": Option("requester_pays"),
-            "ca_bundle": Option("client_kwargs.verify"),
-        },
-        keys="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the role of the machine or pod",
-    ),
-    StoreRow(
-        name="Google Cloud Storage",
-        protocols=("gs", "gcs"),
-        package="gcsfs",
-        extra="gcs",
-        options={
-            "endpoint": Option("endpoint_url"),
-            "anonymous": Option("token", lambda _: "anon"),
-            "requester_pays": Option("requester_pays"),
-        },
-        keys="GOOGLE_APPLICATION_CREDENTIALS, or the service account of the machine or pod",
-    ),
-    StoreRow(
-        name="Alibaba Cloud OSS",
-        protocols=("oss",),
-        package="ossfs",
-        extra="oss",
-        options={"endpoint": Option("endpoint"), "anonymous": Option("key", lambda _: None)},
-        keys="OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET, with OSS_SESSION_TOKEN for temporary ones",
-        from_variables={
-            "key": "OSS_ACCESS_KEY_ID",
-            "secret": "OSS_ACCESS_KEY_SECRET",
-            "token": "OSS_SESSION_TOKEN",
-        },
-    ),
-    StoreRow(
-        name="Azure Blob Storage",
-        protocols=("az", "abfs"),
-        package="adlfs",
-        extra="azure",
-        options={
-            "endpoint": Option("account_host", lambda address: urlsplit(address).netloc),
-            "anonymous": Option("anon"),
-        },
-        keys="AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or the "
-        "identity of the machine or pod",
-    ),
-)
+_VALUES: dict[str, Callable[[Any], Any]] = {
+    "as given": lambda given: given,
+    "the word anon": lambda _: "anon",
+    "none": lambda _: None,
+    "the host of the address": lambda address: urlsplit(address).netloc,
+}
+"""Functions from a key's value to an option's, by what the table says of the option's value."""
+
+
+def _row(options: Mapping[str, Sequence[str]], protocols: Sequence[str], **facts: Any) -> StoreRow:
+    named = {
+        key: Option(name, _VALUES[value[0] if value else "as given"])
+        for key, (name, *value) in options.items()
+    }
+    return StoreRow(protocols=tuple(protocols), options=named, **facts)
+
+
+STORES = tuple(_row(**row) for row in own_table(__file__, "stores.toml")["stores"])
 """Rows in the order of docs/data.md. The first one takes the keys where a job names no address."""
 
 

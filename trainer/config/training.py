@@ -109,6 +109,10 @@ class Model(Section):
     image_size: Edge | tuple[Edge, Edge] | None = None
     """Edge of the images in pixels, or [height, width]. None: as the model's config says. Weights that were
     trained at another size are fitted: their table of positions is interpolated."""
+    image_tokens: Annotated[int, Field(ge=1, le=16384)] | None = None
+    """Most patches of an image, for a tower that takes images of any shape (NaFlex): each is resized so that
+    as many as possible fit, and keeps its ratio of width to height. None: as the model's config says
+    (image_seq_len); if that says nothing, images have one size, as for other towers."""
     context_length: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Most tokens of a caption. None: as the model's config says. Weights with another length are fitted."""
     patch_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -330,15 +334,17 @@ class Optim(Section):
     optimizer: OptimizerName = "adamw"
     """adamw: torch's fused kernel. The others are timm's. nadamw, adopt: variants of Adam; lion: takes a
     tenth of AdamW's lr and 3 to 10 times its weight decay; sgd: Nesterov's momentum, decoupled decay;
-    adafactor: big_vision's form, with half of AdamW's memory. On a GPU the host waits once in a step of
-    timm's."""
+    adafactor: big_vision's form, with half of AdamW's memory; lamb: updates in proportion to the weights of
+    each parameter, for large batches; muon: orthogonal updates of matrices, as large as AdamW's, with half of
+    its memory, and AdamW for tables of embeddings, convolutions and vectors. On a GPU the host waits once in
+    a step of timm's."""
     weight_decay: NonNegative = 0.2
     """Weight decay, decoupled from the gradient. It is not applied to gains, biases and the logit scale."""
     no_decay: Annotated[tuple[Text, ...], _WITH_DECAY] = ()
     """Patterns of names of more parameters without weight decay, such as "*positional_embedding" or
     "visual.class_embedding"."""
     beta1: Annotated[Share, _read_by_optimizer("beta1")] = 0.9
-    """Decay rate of the running mean of gradients: momentum."""
+    """Decay rate of the running mean of gradients: momentum. Muon is often given 0.95."""
     beta2: Annotated[Share, _read_by_optimizer("beta2")] = 0.98
     """Decay rate of the running mean of squared gradients; for adafactor, the largest one; for lion, that of
     its momentum."""
@@ -363,10 +369,13 @@ class Optim(Section):
         """The logit scale's limit: `max_logit_scale`, or the value in the loss's paper; None for no limit."""
         return self.max_logit_scale or LOSSES[self.loss].logit_scale_limit
 
-    @property
-    def state_values(self) -> int:
-        """Values that are kept for each trained parameter besides its own: the optimizer's, and the EMA."""
-        return OPTIMIZERS[self.optimizer].state_values + (self.ema_decay is not None)
+    def state_values(self, parameters: int, others: int | None = None) -> int:
+        """Returns the values kept besides so many trained parameters: the optimizer's, and the EMA.
+
+        `others` are those of the parameters that are no matrices of layers; None: all may be such.
+        """
+        kept = OPTIMIZERS[self.optimizer].kept(parameters, parameters if others is None else others)
+        return kept + parameters * (self.ema_decay is not None)
 
     @model_validator(mode="after")
     def _lengths(self) -> "Optim":

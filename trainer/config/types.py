@@ -1,8 +1,8 @@
 """Base class and value types of all sections of the job file. Imports no torch."""
 
 import re
-from collections.abc import Iterable
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -54,6 +54,45 @@ def refuse(names: Iterable[str], why: str) -> None:
 def refuse_names(names: Iterable[str], pattern: re.Pattern[str], allowed: str) -> None:
     """Raises ValueError that lists the names that do not match the pattern, and says what is allowed."""
     refuse((f'"{name}"' for name in names if not pattern.fullmatch(name)), allowed)
+
+
+def checked(check: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """Returns a validator that keeps each value; `check` raises ValueError for one that it refuses.
+
+    None, which stands for an unset key, passes.
+    """
+
+    def validated(value: Any) -> Any:
+        if value is not None:
+            check(value)
+        return value
+
+    return validated
+
+
+def each(check: Callable[[str], object]) -> Callable[[Any], Any]:
+    """Returns a validator whose check is that of each text of a list, or of each value of a table."""
+
+    def check_all(texts: Any) -> None:
+        for text in texts.values() if isinstance(texts, dict) else texts:
+            check(text)
+
+    return checked(check_all)
+
+
+def fits(pattern: re.Pattern[str], otherwise: str) -> Callable[[Any], Any]:
+    """Returns a validator of texts that match the pattern; `{}` in the message is one that does not."""
+
+    def check(text: str) -> None:
+        if not pattern.fullmatch(text):
+            raise ValueError(otherwise.format(text))
+
+    return checked(check)
+
+
+def names_fit(pattern: re.Pattern[str], allowed: str) -> Callable[[Any], Any]:
+    """Returns a validator of a name, or of several, by `refuse_names`."""
+    return checked(lambda names: refuse_names([names] if isinstance(names, str) else names, pattern, allowed))
 
 
 class Section(BaseModel):

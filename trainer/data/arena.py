@@ -7,6 +7,7 @@ becomes a hole in the file, which takes none. No torch.
 """
 
 import ctypes
+import mmap
 import os
 from collections.abc import Callable
 from multiprocessing.reduction import DupFd
@@ -39,7 +40,7 @@ class Arena:
         self._file = os.memfd_create("clipship-blocks") if descriptor is None else descriptor
         self._end, self._spare, self._changing = 0, list[Kept](), Lock()
 
-    def put(self, content: bytes) -> Kept:
+    def put(self, content: "bytes | memoryview") -> Kept:
         """Keeps the content; returns where it begins. Threads may call it."""
         kept = self._pages(-(-len(content) // _PAGE) * _PAGE)
         rest, at = memoryview(content), kept.place
@@ -57,6 +58,10 @@ class Arena:
                 raise EOFError(f"a block lacks its last {many(size, 'byte')}")
             size, place = size - len(parts[-1]), place + len(parts[-1])
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def mapped(self, place: int, size: int) -> mmap.mmap:
+        """Returns what was kept from a page on, without a copy: pages that are given back take no memory."""
+        return mmap.mmap(self._file, size, prot=mmap.PROT_READ, offset=place)
 
     def free(self, kept: Kept) -> None:
         """Gives back what was kept, when nobody reads it any more."""

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 
+from trainer.config import Data
 from trainer.data.reading import TALLY, Reading
 from trainer.safe_io.atomic import replacing
 from trainer.safe_io.plain import open_regular
@@ -108,6 +109,11 @@ class BlockCache:
                 total -= size
                 if total <= _ENOUGH * self._limit:
                     return
+
+
+def cache_of(data: Data) -> BlockCache | None:
+    """Returns the cache that a job asks for; None for none."""
+    return None if data.cache is None else BlockCache(Path(data.cache), data.cache_gb * 10**9)
 
 
 def _remove_leftovers(folder: Path) -> None:

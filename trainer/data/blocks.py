@@ -1,55 +1,95 @@
-"""Places of samples in files, and the protocol of a source whose samples can be read in blocks.
+"""Reads blocks of files: one reader for shards and row groups, and the protocol of what is read in blocks.
 
 No torch.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast, runtime_checkable
 
-from trainer.data.arena import Arena
+from trainer.config import is_remote
+from trainer.data.arena import Arena, Kept
+from trainer.data.block_cache import BlockCache
+from trainer.data.files import Files, Stamp, persistent, stamp
+from trainer.data.hops import Hopping
+from trainer.data.index import Index
 from trainer.data.sample import RawSample
 
+LOCAL_GAP, REMOTE_GAP = 2**18, 2**20
+"""Largest number of bytes between parts that are read with them; more is skipped by a second read."""
 
-class Place(NamedTuple):
-    """Places of a sample's members in its file, and how far from there they lie in the arena."""
 
-    path: str
-    key: str
-    image_at: int
-    image_size: int
-    text_at: int
-    text_size: int
-    shift: int | None = None
-    """Number to add to a place in the file for that in the arena; None: it is read from the file."""
+class Block(NamedTuple):
+    """Consecutive samples of one shard that lie in an arena."""
 
-    @property
-    def span(self) -> tuple[int, int]:
-        """Places in the file where the sample begins and ends."""
-        begin = min(self.image_at, self.text_at)
-        return begin, max(self.image_at + self.image_size, self.text_at + self.text_size)
+    places: Sequence[Any]
+    """Place of each sample, which `InBlocks.read_at` takes."""
+    ranges: Sequence[Kept]
+    size: int
+    """Bytes that they take there."""
 
 
 @runtime_checkable
 class InBlocks(Protocol):
-    """Protocol of a source whose consecutive samples lie one behind the other in a file.
+    """Protocol of a source whose consecutive samples are read together."""
 
-    Threads may call everything but `read_at`.
-    """
+    keep_bytes: int
+    """Memory up to which blocks are kept that nothing needs now; they may be needed again."""
 
-    def places(self, first: int, count: int) -> Sequence[Place]:
-        """Returns the places of consecutive samples of one shard."""
+    def block_of(self, first: int, count: int) -> tuple[int, int]:
+        """Returns the first sample and the number of those that are read with these, and share a block."""
 
-    def is_readable(self, place: Place) -> bool:
-        """Returns whether the sample is small enough to be read at all."""
+    def read_block(self, first: int, count: int, arena: Arena) -> Block:
+        """Reads consecutive samples of one shard into the arena; threads call it.
 
-    def bytes_of(self, path: str, begin: int, end: int) -> bytes:
-        """Returns a part of a shard.
-
-        Raises StorageError, which names the shard, if it cannot be read, and InputError if it ends too early.
+        Raises StorageError, which names the file, if it cannot be read, and InputError if it ends too early.
         """
 
-    def gap_bytes(self, path: str) -> int:
-        """Returns the largest number of bytes between two samples that are read with them."""
-
-    def read_at(self, place: Place, arena: Arena) -> RawSample:
+    def read_at(self, place: Any, arena: Arena) -> RawSample:
         """Returns one sample. Raises as `Source.read` does."""
+
+
+class BlockReader:
+    """Reads parts of the files of an index, from the cache of the node if there is one."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self.cache: BlockCache | None = None
+        """Cache of what is read; None if nothing is kept."""
+        self._versions: dict[str, Stamp] = {}
+
+    def bytes_of(self, path: str, begin: int, end: int) -> bytes:
+        """Returns a part of a file, which is open for this read alone; threads may call it.
+
+        Raises as `Files.read` does.
+        """
+        if self.cache is None:
+            return Files().read(path, begin, end - begin)
+        return self.cache.read(
+            path, self._version(path), begin, end, lambda at, behind: Files().read(path, at, behind - at)
+        )
+
+    def file(self, path: str) -> BinaryIO:
+        """Returns a file whose reads go this way, each by itself."""
+        size = self._version(path).size
+        return cast(
+            BinaryIO,
+            Hopping(size, lambda begin, count: self.bytes_of(path, begin, begin + count), ahead=False),
+        )
+
+    def gap_bytes(self, path: str) -> int:
+        """Returns the largest number of bytes between two parts that are read with them."""
+        return REMOTE_GAP if is_remote(path) else LOCAL_GAP
+
+    def _version(self, path: str) -> Stamp:
+        """Returns the file's size and time of change when it was indexed."""
+        if path not in self._versions:
+            entry = self._index.entries[self._index.paths.index(path)]
+            self._versions[path] = (
+                Stamp(entry.size, entry.changed)
+                if entry.size
+                else persistent(path, lambda: stamp(path), was_there=True)
+            )
+        return self._versions[path]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "cache": None}  # only the rank reads ahead

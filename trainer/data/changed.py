@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from trainer.data.files import Stamp, stamp
-from trainer.data.index import Entry
 from trainer.data.indexed import Indexed
 from trainer.data.sample import BadSample
 from trainer.errors import InputError
@@ -47,7 +46,5 @@ class Unchanged:
         if self._indexed is None:
             index = self._source.index if isinstance(self._source, Indexed) else None
             named = zip(index.paths, index.entries, strict=True) if index else ()
-            self._indexed = {
-                path: Stamp(entry.size, entry.changed) for path, entry in named if isinstance(entry, Entry)
-            }
+            self._indexed = {path: Stamp(entry.size, entry.changed) for path, entry in named if entry.size}
         return self._indexed

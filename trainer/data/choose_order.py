@@ -9,7 +9,6 @@ from typing import Any
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Job
 from trainer.data.blocks import InBlocks
-from trainer.data.index import Entry
 from trainer.data.indexed import Indexed
 from trainer.data.lanes import Lanes
 from trainer.data.order import Order
@@ -63,7 +62,7 @@ def mean_sample_bytes(source: Source) -> float:
     """Returns what a sample takes in its file on average; 0 if no index on disk says it."""
     if not isinstance(source, Indexed):
         return 0
-    size = sum(entry.size for entry in source.index.entries if isinstance(entry, Entry))
+    size = sum(entry.size for entry in source.index.entries)
     return size / max(1, len(source))
 
 

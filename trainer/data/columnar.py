@@ -4,11 +4,11 @@ A row group is the unit of order, as a shard is. Columns are named by paths into
 `data.caption_key` has them for JSON: "captions[*]", "meta.title".
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import count
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -18,11 +18,26 @@ from trainer.config import Data
 from trainer.config.caption_key import Path, column_path, one_column_path
 from trainer.config.caption_template import Template, field_path, parse_template
 from trainer.config.filters import MEASURES, Filter, parse_filter
+from trainer.data.arena import Arena
 from trainer.data.bad_samples import WHOLE, Allowed
+from trainer.data.block_cache import cache_of
+from trainer.data.blocks import Block, BlockReader
 from trainer.data.captions import Captions, captions_in, field_value
+from trainer.data.entry import Content, Entry
 from trainer.data.image_cells import image_bytes, image_cell
-from trainer.data.indexed import FileIndex, filtered_of, left_out_of
-from trainer.data.row_groups import DamagedTable, GroupCache, Groups, cells_of, groups_in, readable
+from trainer.data.index import Index
+from trainer.data.indexed import filtered_of, left_out_of
+from trainer.data.recent import Recent
+from trainer.data.row_groups import (
+    DamagedTable,
+    GroupCache,
+    GroupReader,
+    Groups,
+    cells_of,
+    groups_in,
+    readable,
+    row_of,
+)
 from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, Numbering, RawSample, all_filtered
 from trainer.data.sample_filter import size_of
 from trainer.errors import InputError
@@ -31,6 +46,9 @@ NAMED = 20
 """Number of unusable rows of a file whose numbers are kept."""
 MAPPED_FILES = 256
 """Number of files whose kept rows a process keeps mapped."""
+MAPPED_BATCHES = 1024
+"""Number of decoded batches of rows that a loader process keeps mapped."""
+_batch_numbers = count()
 
 
 class Columns(NamedTuple):
@@ -95,7 +113,7 @@ class RowSelection(NamedTuple):
         """Values by which an index knows it."""
         return tuple(self)
 
-    def scan(self, file: BinaryIO, path: str) -> "RowsKept":
+    def scan(self, file: BinaryIO, path: str) -> Content:
         """Returns the rows that fulfil the filters.
 
         Raises InputError for a malformed file and for a missing column; the message lists the columns.
@@ -103,7 +121,7 @@ class RowSelection(NamedTuple):
         groups = groups_in(file, path, self.form)
         check_columns(path, groups, [*self.columns, *self.filter_columns])
         if not self.filters:
-            return RowsKept(np.empty(0, dtype=np.uint32), groups.sizes)
+            return _content([], groups.sizes)
         with readable(path):
             return _kept(groups, path, self)
 
@@ -114,32 +132,33 @@ def row_selection(data: Data) -> RowSelection:
     return RowSelection(data.kind, tuple(columns.names), columns.image, data.filters)
 
 
-@dataclass(frozen=True)
-class RowsKept:
-    """The part of an index that comes from one table."""
+def _content(
+    rows: Sequence[int],
+    groups: Sequence[int],
+    left_out: Mapping[str, int] | None = None,
+    filtered: Mapping[str, int] | None = None,
+    flaws: Sequence[tuple[str, str]] = (),
+) -> Content:
+    """Returns what a table holds.
 
-    rows: NDArray[np.uint32]
-    """Rows that the filters keep, each by its number within its group; empty if there are no filters."""
-    groups: Sequence[int]
-    """Number of rows that each group keeps."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    filtered: Mapping[str, int] = field(default_factory=dict)
-    flaws: Sequence[tuple[str, str]] = ()
-    """Keys and causes of the first rows that cannot be judged."""
-    endings: Mapping[str, int] = field(default_factory=dict)
-    damage: str = ""
-    lost: int = 0
-
-    @property
-    def payload(self) -> list[bytes]:
-        """The rows as an index stores them."""
-        return [self.rows.tobytes()]
-
-    def __len__(self) -> int:
-        return sum(self.groups)
+    `rows` are those that the filters keep, each by its number within its group, none if there are no filters;
+    `groups` is the number of rows that each group keeps.
+    """
+    entry = Entry(
+        0,
+        "",
+        sum(groups),
+        "",
+        dict(left_out or {}),
+        {},
+        flaws,
+        filtered=dict(filtered or {}),
+        groups=list(groups),
+    )
+    return Content(entry, [np.array(rows, dtype=np.uint32).tobytes()])
 
 
-def _kept(groups: Groups, path: str, selection: RowSelection) -> RowsKept:
+def _kept(groups: Groups, path: str, selection: RowSelection) -> Content:
     """Judges every row by the filters."""
     conditions = [
         (each, one_column_path("data.filters", each.name)) for each in map(parse_filter, selection.filters)
@@ -164,7 +183,7 @@ def _kept(groups: Groups, path: str, selection: RowSelection) -> RowsKept:
                 filtered[failed] += 1
         counts.append(len(rows) - before)
     left_out = Counter(cause for _, cause in flaws)
-    return RowsKept(np.array(rows, dtype=np.uint32), counts, left_out, filtered, flaws[:NAMED])
+    return _content(rows, counts, left_out, filtered, flaws[:NAMED])
 
 
 def _failed(
@@ -215,7 +234,7 @@ class ColumnarSource:
     """Source of the rows of several tables; each row group is a shard."""
 
     def __init__(
-        self, index: FileIndex, selection: RowSelection, columns: Columns, most_bytes: int, cache_bytes: int
+        self, index: Index, selection: RowSelection, columns: Columns, most_bytes: int, cache_bytes: int
     ) -> None:
         self.index, self._selection, self._columns = index, selection, columns
         self._most_bytes = most_bytes
@@ -223,8 +242,10 @@ class ColumnarSource:
         """Number of row groups of each file."""
         self._last_units = np.cumsum(np.asarray(self.units, dtype=np.int64))
         self._numbering = Numbering(self.shard_sizes())
-        self._cache = GroupCache(selection.form, columns.names, cache_bytes)
-        self._rows: OrderedDict[int, tuple[NDArray[np.int64], NDArray[np.uint32]]] = OrderedDict()
+        self.reader = BlockReader(index)
+        self._groups = GroupReader(selection.form, columns.names, cache_bytes, self.reader)
+        self._cache = GroupCache(self._groups)
+        self._rows: Recent[int, tuple[NDArray[np.int64], NDArray[np.uint32]]] = Recent(MAPPED_FILES)
 
     @cached_property
     def left_out(self) -> LeftOut:
@@ -237,7 +258,9 @@ class ColumnarSource:
         return [rows for entry in self.index.entries for rows in entry.groups]
 
     def read(self, index: int) -> RawSample:
-        path, key, cells = self._cells(index)
+        return self._sample(*self._cells(index))
+
+    def _sample(self, path: str, key: str, cells: Mapping[str, Any]) -> RawSample:
         image = _image(cells, self._columns.image, path, key, self._most_bytes)
         captions = _captions(cells, self._columns, path, key)
         return RawSample(key, path, image, captions.texts, caption_counts=captions.counts)
@@ -249,46 +272,128 @@ class ColumnarSource:
 
     def _cells(self, index: int) -> tuple[str, str, dict[str, Any]]:
         """Returns the file, the key and the cells of a sample. Raises BadSample in a damaged row group."""
-        path, group, row = self.place(index)
-        key = row_key(group, row)
+        path, group, rows = self.rows(index, 1)
+        key = row_key(group, int(rows[0]))
         try:
-            return path, key, self._cache.row(path, group, row)
+            return path, key, self._cache.row(path, group, int(rows[0]))
         except DamagedTable as error:
-            raise BadSample(path, key, "damaged row group", str(error)) from error
+            raise _damaged(path, key, str(error)) from error
 
-    def place(self, index: int) -> tuple[str, int, int]:
-        """Returns the file, the row group and the row in it of a sample."""
-        unit, row = self._numbering.locate(index)
+    def rows(self, first: int, count: int) -> tuple[str, int, NDArray[np.int64]]:
+        """Returns the file and the row group of consecutive samples of one group, and their rows in it."""
+        unit, row = self._numbering.locate(first)
         number = int(np.searchsorted(self._last_units, unit, side="right"))
         group = unit - int(self._last_units[number]) + self.units[number]
+        rows = np.arange(row, row + count)
         if self._selection.filters:
-            firsts, rows = self._kept_rows(number)
-            row = int(rows[int(firsts[group]) + row])
-        return self.index.paths[number], group, row
+            firsts, kept = self._rows.get(number, lambda: self._kept_rows(number))
+            rows = kept[int(firsts[group]) + rows].astype(np.int64)
+        return self.index.paths[number], group, rows
 
     def _kept_rows(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         """Returns the place of each group's first row among the kept ones, and the kept rows of a file."""
-        if number not in self._rows:
-            counts = np.asarray(self.index.entries[number].groups, dtype=np.int64)
-            rows = np.frombuffer(self.index.payload(number), dtype=np.uint32)
-            self._rows[number] = np.cumsum(counts) - counts, rows
-            if len(self._rows) > MAPPED_FILES:
-                self._rows.popitem(last=False)
-        self._rows.move_to_end(number)
-        return self._rows[number]
+        counts = np.asarray(self.index.entries[number].groups, dtype=np.int64)
+        return np.cumsum(counts) - counts, np.frombuffer(self.index.payload(number), dtype=np.uint32)
 
     def __getstate__(self) -> dict[str, object]:
-        kept = {name: value for name, value in self.__dict__.items() if name != "left_out"}
-        return {**kept, "_rows": OrderedDict()}
+        return {name: value for name, value in self.__dict__.items() if name != "left_out"}
 
 
-def open_columnar(index: FileIndex, data: Data, allowed: Allowed = WHOLE) -> ColumnarSource:
+class RowPlace(NamedTuple):
+    """Place of a row that a rank has decoded for its loader processes."""
+
+    path: str
+    key: str
+    at: int = 0
+    size: int = 0
+    """Place in the arena, and bytes, of a stream of Arrow with one batch."""
+    row: int = 0
+    """Row of the batch."""
+    batch: int = 0
+    """Number of the batch, since places are used again."""
+    damage: str = ""
+    """Reason why the row group cannot be decoded, if it cannot."""
+
+
+class ParquetSource(ColumnarSource):
+    """Source of the rows of Parquet files.
+
+    Threads of a rank read and decode each row group once, and its loader processes take rows out of that.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._batches: Recent[int, Any] = Recent(MAPPED_BATCHES)
+        self.keep_bytes = self._groups.limit_bytes
+
+    def block_of(self, first: int, count: int) -> tuple[int, int]:
+        """Returns the samples of their row group, which is decoded as a whole."""
+        unit, row = self._numbering.locate(first)
+        return first - row, self._numbering.size(unit)
+
+    def read_block(self, first: int, samples: int, arena: Arena) -> Block:
+        """Decodes samples of one row group into the arena. Raises as `GroupReader.batches` does."""
+        path, group, rows = self.rows(first, samples)
+        keys = [row_key(group, row) for row in rows.tolist()]
+        places, ranges, end = list[RowPlace](), [], 0
+        try:
+            for batch, _ in self._groups.batches(path, group):
+                begin, end = end, end + batch.num_rows
+                wanted = rows[(begin <= rows) & (rows < end)] - begin
+                if not len(wanted):
+                    continue
+                content = _stream(batch if len(wanted) == batch.num_rows else batch.take(wanted))
+                kept, number = arena.put(memoryview(content)), next(_batch_numbers)
+                ranges.append(kept)
+                places += [
+                    RowPlace(path, key, kept.place, len(content), row, number)
+                    for row, key in enumerate(keys[len(places) : len(places) + len(wanted)])
+                ]
+        except DamagedTable as error:
+            for kept in ranges:
+                arena.free(kept)
+            return Block([RowPlace(path, key, damage=str(error)) for key in keys], [], 0)
+        return Block(places, ranges, sum(kept.size for kept in ranges))
+
+    def read_at(self, place: RowPlace, arena: Arena) -> RawSample:
+        """Returns the sample at a place. Raises as `read` does."""
+        if place.damage:
+            raise _damaged(place.path, place.key, place.damage)
+        batch = self._batches.get(place.batch, lambda: _batch_of(arena.mapped(place.at, place.size)))
+        return self._sample(place.path, place.key, row_of(batch, place.row))
+
+
+def _stream(batch: Any) -> Any:
+    """Returns a batch as a stream of Arrow, pyarrow.Buffer, which is read without a copy."""
+    import pyarrow
+
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema) as out:
+        out.write_batch(batch)
+    return sink.getvalue()
+
+
+def _batch_of(stream: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.ipc.open_stream(pyarrow.py_buffer(stream)).read_next_batch()
+
+
+def _damaged(path: str, key: str, damage: str) -> BadSample:
+    return BadSample(path, key, "damaged row group", damage)
+
+
+def open_columnar(index: Index, data: Data, allowed: Allowed = WHOLE) -> ColumnarSource:
     """Returns the rows of tables that are indexed: one of READERS.
 
     Raises InputError if more is wrong than allowed, or if no row is left.
     """
     cache_bytes = data.row_group_cache_mb * 2**20
-    source = ColumnarSource(index, row_selection(data), Columns.by(data), data.max_member_bytes, cache_bytes)
+    selection, columns = row_selection(data), Columns.by(data)
+    # Arrow files are mapped, so that all processes of a node share them as they are.
+    kind = ParquetSource if selection.form == "parquet" else ColumnarSource
+    source = kind(index, selection, columns, data.max_member_bytes, cache_bytes)
+    source.reader.cache = cache_of(data)
     if not len(source):
         filtered = filtered_of(index)
         raise InputError(

@@ -5,18 +5,20 @@ Together they read the shards that the index lacks, each rank a part.
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import CaptionReader
+from trainer.data.entry import Entry, Selects
+from trainer.data.files import Stamp
 from trainer.data.index import (
-    Entry,
     Index,
-    Selects,
     index_folder,
     index_shards,
     open_index,
@@ -33,6 +35,7 @@ from trainer.run.folder import run_folder
 from trainer.run.layout import INDEX
 
 log = logging.getLogger("clipship")
+Missing = TypeVar("Missing", bound=Collection[str])
 
 
 def open_together(job: Job, comm: Comm) -> Source:
@@ -62,21 +65,31 @@ def _index_together(job: Job, comm: Comm, paths: Sequence[str], selection: Selec
     return open_index(paths, selection, folder, fresh)
 
 
-def _plan(job: Job, paths: Sequence[str], selection: Selects) -> tuple[str, list[str], EncodedError | None]:
-    """Returns the index's folder, the shards that it lacks, and the problem if any.
+def index_of_run(
+    job: Job, paths: Sequence[str], missing_in: Callable[[Path], Missing]
+) -> tuple[Path, Missing]:
+    """Returns the folder of the index that a run opens, and what `missing_in` finds to lack there."""
+    beside = Path(job.data.index) if job.data.index else index_folder(paths)
+    folder = beside or run_folder(job).absolute() / INDEX
+    missing = missing_in(folder)
+    # The index belongs to somebody else and is out of date.
+    if missing and not job.data.index and folder.exists() and not os.access(folder, os.W_OK):
+        folder = run_folder(job).absolute() / INDEX
+        missing = missing_in(folder)
+    return folder, missing
+
+
+def _plan(
+    job: Job, paths: Sequence[str], selection: Selects
+) -> tuple[str, dict[str, Stamp], EncodedError | None]:
+    """Returns the index's folder, the shards that it lacks with their versions, and the problem if any.
 
     They are values that can be sent to the other ranks.
     """
-    beside = Path(job.data.index) if job.data.index else index_folder(paths)
-    folder = beside or run_folder(job).absolute() / INDEX
     try:
-        missing = stale(paths, selection, folder)
-        # The index belongs to somebody else and is out of date.
-        if missing and not job.data.index and folder.exists() and not os.access(folder, os.W_OK):
-            folder = run_folder(job).absolute() / INDEX
-            missing = stale(paths, selection, folder)
+        folder, missing = index_of_run(job, paths, lambda folder: stale(paths, selection, folder))
     except InputError as error:
-        return str(folder), [], encode_error(error)
+        return "", {}, encode_error(error)
     if missing:
         log.info(
             "%-12s reading the headers of %d of %d shards; the index is kept in %s for later runs",
@@ -99,7 +112,7 @@ def _open_streams(job: Job, comm: Comm, paths: Sequence[str]) -> Source:
     return open_streams(paths, samples, selection, window, job.seed, rank, ranks, most_bytes, captions)
 
 
-def _index(comm: Comm, missing: Sequence[str], selection: Selects, folder: Path) -> dict[str, Entry]:
+def _index(comm: Comm, missing: Mapping[str, Stamp], selection: Selects, folder: Path) -> dict[str, Entry]:
     """Collective: indexes the shards that are missing and returns the entries of all ranks.
 
     Each rank reads its part of the shards, and rank 0 writes the catalogue.
@@ -107,7 +120,8 @@ def _index(comm: Comm, missing: Sequence[str], selection: Selects, folder: Path)
     entries: dict[str, Entry] = {}
     problem: InputError | None = None
     try:
-        own = missing[comm.world.rank :: comm.world.size]
+        shards = islice(missing.items(), comm.world.rank, None, comm.world.size)
+        own = {path: Stamp(*version) for path, version in shards}
         # Each shard that is read starts the phase's time limit anew.
         entries = index_shards(
             own, selection, folder, progress=lambda done, of: comm.heartbeat.begin_phase("init")

@@ -8,11 +8,12 @@ from pathlib import Path
 from trainer.config import Data, is_remote
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import MOST_JSON_BYTES, CaptionReader
+from trainer.data.entry import Content
 from trainer.data.files import open_at_once
 from trainer.data.index import catalogue_file, index_folder, open_index, stale
-from trainer.data.indexed import IndexInMemory
+from trainer.data.indexed import in_memory
 from trainer.data.shards import nothing_usable, open_indexed, shard_selection
-from trainer.data.tar import Content, read_headers
+from trainer.data.tar import Rows, read_headers
 from trainer.errors import InputError
 from trainer.text.wording import many
 
@@ -58,14 +59,14 @@ def check_first_samples(shards: Sequence[str], data: Data, allowed: Allowed) -> 
     if (content := first_content(shards[0], data)) is None:
         return
     selection = shard_selection(data)
-    if not len(content) and content.endings:
-        looked_at = None if content.whole else sum(content.left_out.values())
+    found = content.entry
+    if not len(found) and found.endings:
+        looked_at = None if content.whole else sum(found.left_out.values())
         raise InputError(
-            nothing_usable(shards[0], content.endings, content.left_out, selection, "captions", looked_at)
+            nothing_usable(shards[0], found.endings, found.left_out, selection, "captions", looked_at)
         )
-    if content.whole and len(shards) == 1 and len(content) and not data.filters:
-        index = IndexInMemory((shards[0],), (content,))
-        open_indexed(index, selection, "captions", allowed)
+    if content.whole and len(shards) == 1 and len(found) and not data.filters:
+        open_indexed(in_memory(shards, [content]), selection, "captions", allowed)
 
 
 def captions_of_shard(shard: str, data: Data) -> Iterator[str]:
@@ -74,7 +75,7 @@ def captions_of_shard(shard: str, data: Data) -> Iterator[str]:
     if (content := first_content(shard, data)) is None:
         return
     with open_at_once(shard) as file:
-        for place in content.rows.places:
+        for place in Rows.of(b"".join(content.payload), len(content.entry)).places:
             if place["text_size"] <= most:
                 file.seek(int(place["text_at"]))
                 with suppress(ValueError):
@@ -84,10 +85,10 @@ def captions_of_shard(shard: str, data: Data) -> Iterator[str]:
 def left_out_first(shard: str, data: Data) -> str:
     """Returns what of a shard's first samples is not usable, and why; empty if all are."""
     content = first_content(shard, data)
-    if content is None or not content.left_out:
+    if content is None or not content.entry.left_out:
         return ""
-    causes = "; ".join(f"{count:,} with {cause}" for cause, count in content.left_out.items())
-    count = sum(content.left_out.values())
+    causes = "; ".join(f"{count:,} with {cause}" for cause, count in content.entry.left_out.items())
+    count = sum(content.entry.left_out.values())
     first = "" if content.whole else "first "
-    of = many(len(content) + count, "sample")
+    of = many(len(content.entry) + count, "sample")
     return f"{shard}: {count:,} of its {first}{of} are not used: {causes}"

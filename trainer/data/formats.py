@@ -5,15 +5,14 @@ A command that only checks shards thus imports no numpy. No torch.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config import Data
 
 if TYPE_CHECKING:
     from trainer.data.bad_samples import Allowed
-    from trainer.data.index import Selects
-    from trainer.data.indexed import FileIndex
+    from trainer.data.entry import Selects
+    from trainer.data.index import Index
     from trainer.data.sample import Source
     from trainer.data.tables import Table
 
@@ -47,7 +46,7 @@ class Format(ABC):
         """Returns what an index has of the files; None for a format that is read without one."""
         return None
 
-    def indexed(self, index: "FileIndex", data: Data, allowed: "Allowed") -> "Source":
+    def indexed(self, index: "Index", data: Data, allowed: "Allowed") -> "Source":
         """Opens the samples for training through an index."""
         raise NotImplementedError
 
@@ -82,15 +81,14 @@ class _Shards(_Indexed):
 
         return shard_selection(data)
 
-    def indexed(self, index: "FileIndex", data: Data, allowed: "Allowed") -> "Source":
-        from trainer.data.block_cache import BlockCache
+    def indexed(self, index: "Index", data: Data, allowed: "Allowed") -> "Source":
+        from trainer.data.block_cache import cache_of
         from trainer.data.captions import CaptionReader
         from trainer.data.shards import open_indexed, shard_selection
 
         selection, captions = shard_selection(data), CaptionReader.by(data)
         source = open_indexed(index, selection, "captions", allowed, data.max_member_bytes, captions)
-        if data.cache is not None:
-            source.cache = BlockCache(Path(data.cache), data.cache_gb * 10**9)
+        source.reader.cache = cache_of(data)
         return source
 
     def images(self, data: Data, progress: Progress | None = None) -> "Source":
@@ -148,7 +146,7 @@ class _RowGroups(_Indexed):
 
         return row_selection(data)
 
-    def indexed(self, index: "FileIndex", data: Data, allowed: "Allowed") -> "Source":
+    def indexed(self, index: "Index", data: Data, allowed: "Allowed") -> "Source":
         from trainer.data.columnar import open_columnar
 
         return open_columnar(index, data, allowed)

@@ -17,10 +17,13 @@ LEAST_BYTES, MOST_BYTES = 2**16, 2**22
 
 
 class Hopping(io.RawIOBase):
-    """A file of `size` bytes of which `fetch(begin, size)` returns parts."""
+    """A file of `size` bytes of which `fetch(begin, size)` returns parts.
 
-    def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
-        self._size, self._fetch = size, fetch
+    Without `ahead` it fetches what is asked for, and no more.
+    """
+
+    def __init__(self, size: int, fetch: Callable[[int, int], bytes], ahead: bool = True) -> None:
+        self._size, self._fetch, self._ahead = size, fetch, ahead
         self._at = self._begin = 0
         self._content = b""
         """Bytes that were fetched last, from `_begin` on."""
@@ -43,7 +46,7 @@ class Hopping(io.RawIOBase):
             passed_over = begin - self._begin - len(self._content)
             is_near = -len(self._content) <= passed_over < HOP
             self._next_bytes = min(2 * self._next_bytes, MOST_BYTES) if is_near else LEAST_BYTES
-        stop = min(self._size, max(end, begin + self._next_bytes))
+        stop = min(self._size, max(end, begin + self._next_bytes)) if self._ahead else end
         self._begin, self._content = begin, self._fetch(begin, stop - begin)
 
     def readinto(self, into: "memoryview") -> int:  # type: ignore[override]

@@ -3,7 +3,6 @@
 from trainer.config import Data
 from trainer.config.formats import FORMATS
 from trainer.data.files import stamp
-from trainer.data.index import Entry
 from trainer.data.indexed import Indexed
 from trainer.data.sample import Source
 from trainer.data.shard_names import expand_shards
@@ -17,7 +16,7 @@ def data_rows(data: Data, source: Source) -> list[object]:
     """
     if isinstance(source, Indexed):
         entries = source.index.entries
-        return [(entry.size if isinstance(entry, Entry) else 0, len(entry)) for entry in entries]
+        return [(entry.size, len(entry)) for entry in entries]
     if data.streams or not FORMATS[data.kind].unit:
         return []
     return [[stamp(path).size for path in expand_shards(data.train)], source.shard_sizes()]

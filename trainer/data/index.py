@@ -14,16 +14,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
+from itertools import filterfalse
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
-
-import numpy as np
+from typing import Any, cast
 
 from trainer.config import is_remote
+from trainer.data.entry import Content, Entry, Selects
 from trainer.data.files import Stamp, opened, persistent, persistent_each, stamp
-from trainer.data.tar import PLACE, Rows
+from trainer.data.tar import Rows
 from trainer.errors import InputError, StorageError
 from trainer.safe_io.atomic import replacing
 from trainer.safe_io.plain import MOST_BYTES, MOST_LINES_BYTES, open_plain, open_regular, read_plain
@@ -41,86 +41,32 @@ THREADS = 16
 """Number of threads that read headers; on a network file system each header is a round trip."""
 
 
-class Scanned(Protocol):
-    """The part of an index that comes from one file."""
-
-    @property
-    def payload(self) -> Sequence[bytes]:
-        """The bytes that are stored of the file, in parts."""
-
-    @property
-    def left_out(self) -> Mapping[str, int]: ...
-    @property
-    def endings(self) -> Mapping[str, int]: ...
-    @property
-    def flaws(self) -> Sequence[tuple[str, str]]: ...
-    @property
-    def damage(self) -> str: ...
-    @property
-    def lost(self) -> int: ...
-    @property
-    def filtered(self) -> Mapping[str, int]: ...
-    @property
-    def groups(self) -> Sequence[int]: ...
-    def __len__(self) -> int: ...
-
-
-class Selects(Protocol):
-    """Says which samples of a file an index has, and finds them."""
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """Values by which an index knows it."""
-
-    def scan(self, file: BinaryIO, path: str) -> Scanned:
-        """Returns what the file holds. Raises OSError if reading fails, and InputError, which names it."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Catalogue entry of one shard."""
-
-    size: int
-    changed: str
-    samples: int
-    digest: str
-    """Digest of the shard's rows."""
-    left_out: Mapping[str, int]
-    endings: Mapping[str, int]
-    flaws: Sequence[tuple[str, str]] = ()
-    """Keys and causes of the first samples that were left out."""
-    damage: str = ""
-    lost: int = 0
-    filtered: Mapping[str, int] = field(default_factory=dict)
-    """Samples that a filter has left out, counted by it."""
-    groups: Sequence[int] = ()
-    """Samples of each row group, if the file has row groups."""
-
-    def __len__(self) -> int:
-        return self.samples
-
-
 @dataclass(frozen=True)
 class Index:
-    """Catalogue of some shards, in the order asked for."""
+    """Some files in the order asked for, and what they hold."""
 
-    folder: Path
-    selection: Selects
     paths: tuple[str, ...]
     entries: tuple[Entry, ...]
+    stored: tuple[bytes, ...] = ()
+    """What is stored of the samples of each file, if it is in memory."""
+    on_disk: tuple[Path, Selects] | None = None
+    """Folder and selection, by which the files are found that have it."""
 
     def rows(self, number: int) -> Rows:
-        """Maps the rows of one shard into memory. Raises as `payload` does."""
-        return rows_of(self.payload(number), self.entries[number].samples)
+        """Returns the rows of one shard. Raises as `payload` does."""
+        return Rows.of(self.payload(number), self.entries[number].samples)
 
     def payload(self, number: int) -> memoryview:
-        """Maps what the index has stored of one file into memory.
+        """Returns what is stored of one file, which is mapped into memory if it is on disk.
 
         Raises InputError if it is damaged or differs from the catalogue, and StorageError if the file stays
         unreadable.
         """
         path, entry = self.paths[number], self.entries[number]
-        file = rows_file(self.folder, path, self.selection)
+        if self.on_disk is None:
+            return memoryview(self.stored[number])
+        folder, selection = self.on_disk
+        file = rows_file(folder, path, selection)
 
         def mapped() -> mmap.mmap | None:
             with open(file, "rb", opener=open_regular) as rows:
@@ -139,12 +85,6 @@ class Index:
         )
 
 
-def rows_of(payload: memoryview | bytes, samples: int) -> Rows:
-    """Returns a shard's rows by what `Content.payload` stored of them."""
-    places = np.frombuffer(payload, dtype=PLACE, count=samples)
-    return Rows(places, np.frombuffer(payload, dtype=np.uint8, offset=samples * PLACE.itemsize))
-
-
 def index_folder(paths: Sequence[str]) -> Path | None:
     """Returns the folder in which the index of these shards is or may be made, beside the first shard.
 
@@ -157,8 +97,8 @@ def index_folder(paths: Sequence[str]) -> Path | None:
     return folder if os.access(folder if folder.exists() else beside, os.W_OK) or folder.exists() else None
 
 
-def stale(paths: Sequence[str], selection: Selects, folder: Path, adopt: bool = True) -> list[str]:
-    """Returns the shards that the index lacks or that have changed since.
+def stale(paths: Sequence[str], selection: Selects, folder: Path, adopt: bool = True) -> dict[str, Stamp]:
+    """Returns the shards that the index lacks or that have changed since, with their present versions.
 
     With `adopt` the catalogue gets what a killed job has read before. Raises InputError, which lists the
     shards whose state cannot be read.
@@ -168,28 +108,33 @@ def stale(paths: Sequence[str], selection: Selects, folder: Path, adopt: bool = 
         stamps = persistent_each(paths, stamp, pool)
     raise_all([result for result in stamps if isinstance(result, InputError)])
     versions = dict(zip(paths, cast(Sequence[Stamp], stamps), strict=True))
-    missing = [
-        path
+    missing = {
+        path: version
         for path, version in versions.items()
         if not _is_fresh(known.get(_name(folder, path)), version)
         or not rows_file(folder, path, selection).exists()
-    ]
-    if adopt and (found := _left_behind(missing, versions, selection, folder)):
+    }
+    if adopt and (found := _left_behind(missing, selection, folder)):
         with suppress(InputError):  # then they are read again
             write_catalogue(folder, selection, {_name(folder, path): entry for path, entry in found.items()})
-            missing = [path for path in missing if path not in found]
+            missing = {path: version for path, version in missing.items() if path not in found}
     return missing
 
 
-def _left_behind(
-    paths: Sequence[str], versions: Mapping[str, Stamp], selection: Selects, folder: Path
-) -> dict[str, Entry]:
+def unindexed(paths: Sequence[str], selection: Selects, folder: Path) -> list[str]:
+    """Returns the shards that `stale` returns, without a look at those behind URLs: they may have changed."""
+    known = read_catalogue(folder, selection)
+    far = [path for path in paths if is_remote(path) and _name(folder, path) not in known]
+    return [*stale(list(filterfalse(is_remote, paths)), selection, folder, adopt=False), *far]
+
+
+def _left_behind(versions: Mapping[str, Stamp], selection: Selects, folder: Path) -> dict[str, Entry]:
     """Returns the entries of shards that were read by a job which did not come to write the catalogue."""
     with ThreadPoolExecutor(THREADS) as pool:
-        entries = pool.map(lambda path: read_entry(rows_file(folder, path, selection)), paths)
+        entries = pool.map(lambda path: read_entry(rows_file(folder, path, selection)), versions)
         return {
             path: entry
-            for path, entry in zip(paths, entries, strict=True)
+            for path, entry in zip(versions, entries, strict=True)
             if entry is not None and _is_fresh(entry, versions[path])
         }
 
@@ -201,13 +146,13 @@ def _is_fresh(entry: Entry | None, version: Stamp) -> bool:
 
 
 def index_shards(
-    paths: Sequence[str],
+    versions: Mapping[str, Stamp],
     selection: Selects,
     folder: Path,
     progress: Callable[[int, int], None] | None = None,
     pool: Executor | None = None,
 ) -> dict[str, Entry]:
-    """Reads the shards' headers and writes their rows; returns the new catalogue entries.
+    """Reads the headers of shards of these versions and writes their rows; returns the new catalogue entries.
 
     It works in the pool, or in threads. The entries are not in the catalogue yet, only beside their rows,
     where `stale` finds them. `progress` is called with (shards done, shards). Raises InputError, which names
@@ -220,15 +165,15 @@ def index_shards(
     entries: dict[str, Entry] = {}
     problems = []
     with pool or ThreadPoolExecutor(THREADS) as workers:
-        jobs = [workers.submit(_index_or_problem, path, selection, folder) for path in paths]
-        for path, job in zip(paths, jobs, strict=True):
+        jobs = [workers.submit(_index_or_problem, *shard, selection, folder) for shard in versions.items()]
+        for path, job in zip(versions, jobs, strict=True):
             result = job.result()
             if isinstance(result, Entry):
                 entries[_name(folder, path)] = result
             else:
                 problems.append(result)
             if progress:
-                progress(len(entries) + len(problems), len(paths))
+                progress(len(entries) + len(problems), len(versions))
     raise_all(problems)
     return entries
 
@@ -319,7 +264,7 @@ def open_index(
             f"{folder}: the index lacks {len(missing)} of {len(paths)} shards, the first is {missing[0]}: "
             "run `clipship index`"
         )
-    return Index(folder, selection, tuple(paths), tuple(known[name] for name in names))
+    return Index(tuple(paths), tuple(known[name] for name in names), on_disk=(folder, selection))
 
 
 def catalogue_file(folder: Path, selection: Selects) -> Path:
@@ -344,20 +289,10 @@ def _name(folder: Path, path: str) -> str:
     return path if kept == path else f"{kept}#{_digest(path.encode())[:12]}"
 
 
-def write_rows(file: Path, version: tuple[int, str], content: Scanned) -> Entry:
+def write_rows(file: Path, version: Stamp, content: Content) -> Entry:
     """Writes what is stored of a file; returns its entry, which the catalogue keeps."""
-    entry = Entry(
-        *version,
-        len(content),
-        _digest(b"".join(content.payload)),
-        dict(content.left_out),
-        dict(content.endings),
-        content.flaws,
-        content.damage,
-        content.lost,
-        dict(content.filtered),
-        list(content.groups),
-    )
+    digest = _digest(b"".join(content.payload))
+    entry = replace(content.entry, size=version.size, changed=version.changed, digest=digest)
     _write_whole(file, [MAGIC, _sealed(json.dumps(asdict(entry)).encode()), b"\n", *content.payload])
     return entry
 
@@ -393,23 +328,22 @@ def _unsealed(content: bytes) -> bytes:
     return text
 
 
-def _index_or_problem(path: str, selection: Selects, folder: Path) -> Entry | InputError:
+def _index_or_problem(path: str, version: Stamp, selection: Selects, folder: Path) -> Entry | InputError:
     try:
-        return write_rows(rows_file(folder, path, selection), *scan(path, selection))
+        return write_rows(rows_file(folder, path, selection), version, scan(path, selection, version.size))
     except InputError as error:
         return error
 
 
-def scan(path: str, selection: Selects) -> tuple[tuple[int, str], Scanned]:
-    """Returns a file's version, as (size, time), and what the selection finds in it.
+def scan(path: str, selection: Selects, size: int | None = None) -> Content:
+    """Returns what the selection finds in a file; `size` is that of the file, if it is known.
 
     Raises InputError, which names the file, if it cannot be read.
     """
 
-    def read() -> tuple[tuple[int, str], Scanned]:
-        version = stamp(path)
-        with opened(path, version.size) as file:
-            return version, selection.scan(file, path)
+    def read() -> Content:
+        with opened(path, size) as file:
+            return selection.scan(file, path)
 
     return persistent(path, read)
 

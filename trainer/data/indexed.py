@@ -2,16 +2,15 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain, islice
 from statistics import median
 from typing import Protocol, runtime_checkable
 
-from trainer.data.index import THREADS, Scanned, Selects, raise_all, rows_of, scan
+from trainer.data.entry import Content, Entry, Selects
+from trainer.data.index import THREADS, Index, raise_all, scan
 from trainer.data.sample import BadSample, LeftOut
-from trainer.data.tar import Rows
 from trainer.errors import InputError
 
 LOST = "lost in damaged shards, estimated"
@@ -19,70 +18,22 @@ NAMED_IN_ALL = 10_000
 """Largest number of left-out samples that are named."""
 
 
-class Counted(Protocol):
-    """Counts of a file that are known before any sample is read: its samples and what else it holds."""
-
-    @property
-    def left_out(self) -> Mapping[str, int]: ...
-    @property
-    def flaws(self) -> Sequence[tuple[str, str]]: ...
-    @property
-    def damage(self) -> str: ...
-    @property
-    def lost(self) -> int: ...
-    @property
-    def endings(self) -> Mapping[str, int]: ...
-    @property
-    def filtered(self) -> Mapping[str, int]: ...
-    @property
-    def groups(self) -> Sequence[int]: ...
-    def __len__(self) -> int: ...
-
-
-class FileIndex(Protocol):
-    """Protocol of an index of several files, on disk or in memory."""
-
-    @property
-    def paths(self) -> Sequence[str]: ...
-    @property
-    def entries(self) -> Sequence[Counted]: ...
-    def rows(self, number: int) -> Rows:
-        """Returns the rows of one shard."""
-
-    def payload(self, number: int) -> memoryview:
-        """Returns what is stored of one file, as its `Scanned` has it."""
-
-
 @runtime_checkable
 class Indexed(Protocol):
     """Protocol of a source that reads its samples through an index."""
 
     @property
-    def index(self) -> FileIndex: ...
-
-
-@dataclass(frozen=True)
-class IndexInMemory:
-    """An index that is made now and kept in memory only, for a few files."""
-
-    paths: tuple[str, ...]
-    entries: tuple[Scanned, ...]
-
-    def rows(self, number: int) -> Rows:
-        return rows_of(self.payload(number), len(self.entries[number]))
-
-    def payload(self, number: int) -> memoryview:
-        return memoryview(b"".join(self.entries[number].payload))
+    def index(self) -> Index: ...
 
 
 def index_in_memory(
     paths: Sequence[str], selection: Selects, progress: Callable[[int, int], None] | None = None
-) -> IndexInMemory:
+) -> Index:
     """Scans the files in threads. `progress` is called with (files done, files).
 
     Raises InputError, which names every file that cannot be read.
     """
-    found: list[Scanned] = []
+    found: list[Content] = []
     problems: list[InputError] = []
     with ThreadPoolExecutor(THREADS) as pool:
         results = pool.map(lambda path: _scanned_or_problem(path, selection), paths)
@@ -94,23 +45,29 @@ def index_in_memory(
             if progress:
                 progress(done, len(paths))
     raise_all(problems)
-    return IndexInMemory(tuple(paths), tuple(found))
+    return in_memory(paths, found)
 
 
-def _scanned_or_problem(path: str, selection: Selects) -> Scanned | InputError:
+def in_memory(paths: Sequence[str], found: Sequence[Content]) -> Index:
+    """Returns an index of what was found in a few files, which is kept in memory only."""
+    stored = tuple(b"".join(content.payload) for content in found)
+    return Index(tuple(paths), tuple(content.entry for content in found), stored)
+
+
+def _scanned_or_problem(path: str, selection: Selects) -> Content | InputError:
     try:
-        return scan(path, selection)[1]
+        return scan(path, selection)
     except InputError as error:
         return error
 
 
-def left_out_of(index: FileIndex) -> LeftOut:
+def left_out_of(index: Index) -> LeftOut:
     """Returns the samples that are not used.
 
     The loss in a cut shard is estimated from the whole shards beside it, or from the largest.
     """
     counts: Counter[str] = Counter()
-    beside: dict[str, list[Counted]] = {}
+    beside: dict[str, list[Entry]] = {}
     for path, entry in zip(index.paths, index.entries, strict=True):
         counts.update(entry.left_out)
         beside.setdefault(os.path.dirname(path), []).append(entry)
@@ -129,7 +86,7 @@ def left_out_of(index: FileIndex) -> LeftOut:
     return LeftOut(counts, list(islice(named, NAMED_IN_ALL)), filtered_of(index))
 
 
-def filtered_of(index: FileIndex) -> Counter[str]:
+def filtered_of(index: Index) -> Counter[str]:
     """Returns the samples that filters have left out, counted by filter."""
     filtered: Counter[str] = Counter()
     for entry in index.entries:
@@ -137,7 +94,7 @@ def filtered_of(index: FileIndex) -> Counter[str]:
     return filtered
 
 
-def _usual(entries: Sequence[Counted]) -> int:
+def _usual(entries: Sequence[Entry]) -> int:
     """Returns the usual number of samples of a shard in one folder.
 
     It is the median of the whole shards; if there is none, the largest.

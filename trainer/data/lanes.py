@@ -18,7 +18,6 @@ Pure numpy; knows no rank, loader process or file. It makes no array as long as 
 as its blocks are many.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.order import Samples, draws, epoch_parts, shuffled
+from trainer.data.recent import Recent
 from trainer.text.wording import many
 
 AT_ONCE = 2**16
@@ -102,8 +102,8 @@ class LaneOrder:
         offsets = draws(seed, epoch, "lanes", 0, lanes.lanes) % np.uint64(max(1, self._batches))
         self._offsets = offsets.astype(np.int64)
         self._cuts = self._length > lanes.block_samples
-        self._seed, self._epoch, self._most_kept = seed, epoch, 2 * lanes.lanes
-        self._kept: OrderedDict[int, NDArray[np.int32]] = OrderedDict()
+        self._seed, self._epoch = seed, epoch
+        self._kept: Recent[int, NDArray[np.int32]] = Recent(2 * lanes.lanes)
 
     def __len__(self) -> int:
         return self._batches * self.batch
@@ -147,16 +147,9 @@ class LaneOrder:
 
     def _shuffled(self, number: int, count: int) -> NDArray[np.int32]:
         """Returns the order of the samples within a piece, which a batch after the other asks for."""
-        found = self._kept.get(number)
-        if found is None:
-            found = self._kept[number] = shuffled(self._seed, self._epoch, "within", number, count).astype(
-                np.int32
-            )
-            if len(self._kept) > self._most_kept:
-                self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end(number)
-        return found
+        return self._kept.get(
+            number, lambda: shuffled(self._seed, self._epoch, "within", number, count).astype(np.int32)
+        )
 
 
 def _blocks(

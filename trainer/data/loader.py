@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from trainer.config.batch_plan import BatchPlan, steps_per_epoch
 from trainer.data.arena import Arena
-from trainer.data.blocks import InBlocks, Place
+from trainer.data.blocks import InBlocks
 from trainer.data.captions import Choice, random_caption
 from trainer.data.lanes import Lanes
 from trainer.data.order import Order, epoch_samples, position_seed
@@ -126,7 +126,7 @@ def train_batches(
     It starts at `start_batch` of `start_epoch`. It ends after epoch `epochs` - 1, or after `most_batches`
     global batches, behind which nothing is read; with both None it never ends. Over all ranks, no sample
     comes more often than its shard's weight says. `skip_bad` replaces bad samples, and `caption_choice` takes
-    one of a sample's captions. In the order of lanes blocks of shards are read ahead, `ahead_bytes` of them.
+    one of a sample's captions. In the order of lanes blocks are read ahead, `ahead_bytes` of them.
     Raises InputError for samples that cannot be read or decoded.
     """
     sizes = source.shard_sizes()
@@ -231,7 +231,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         position: int,
         bad: list[BadSample],
         out: Tensor | None,
-        at: Place | None,
+        at: Any,
     ) -> tuple[RawSample, Tensor]:
         """Returns the sample and its pixels, replacing a bad sample; the pixels are `out` if written there.
 
@@ -252,7 +252,7 @@ class TrainBatches(Dataset[Batch | InputError]):
             at = None
         raise InputError(f"{MOST_SUBSTITUTES} samples in a row cannot be used; the last one: {bad[-1]}")
 
-    def _read(self, sample: int, at: Place | None) -> RawSample:
+    def _read(self, sample: int, at: Any) -> RawSample:
         if at is None or self._arena is None:
             return self._source.read(sample)
         return cast(InBlocks, self._source).read_at(at, self._arena)

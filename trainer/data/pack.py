@@ -24,7 +24,7 @@ from PIL import Image
 from trainer.config import Data, is_remote
 from trainer.data.files import read_file
 from trainer.data.image_cells import image_bytes
-from trainer.data.index import FOLDER, index_shards, write_catalogue
+from trainer.data.index import FOLDER, index_shards, stale, write_catalogue
 from trainer.data.pack_rows import IMAGE_ENDINGS, PackRow, Rows, allowed_endings, ending_of, rows_of_table
 from trainer.data.pictures import decode, format_of_bytes
 from trainer.data.sample import MOST_BYTES, BadSample, RawSample, check_file
@@ -319,9 +319,8 @@ def _finish(beside: Path, jobs: Sequence[Job], bad: Sequence[tuple[str, str]]) -
     if bad:
         write_whole(beside / BAD_ROWS, _bad_rows(bad))
     selection = Selection(IMAGE_ENDINGS, "txt")
-    write_catalogue(
-        beside / FOLDER, selection, index_shards([str(path) for path in shards], selection, beside / FOLDER)
-    )
+    new = stale([str(path) for path in shards], selection, beside / FOLDER)
+    write_catalogue(beside / FOLDER, selection, index_shards(new, selection, beside / FOLDER))
     for path in (*(path.with_suffix(".json") for path in shards), beside / PLAN):
         path.unlink(missing_ok=True)
 

@@ -49,6 +49,17 @@ class Box(NamedTuple):
     width: int
 
 
+class Part(NamedTuple):
+    """A part of an image, and what becomes of it."""
+
+    box: Box
+    size: tuple[int, int]
+    """Height and width to which it is resized."""
+    exact: bool = False
+    """True: the decoder gives all pixels as Pillow does. False: it may shrink the image to what `size` needs,
+    where the box's edges allow it, and take the nearest colour."""
+
+
 @dataclass(frozen=True)
 class RandomCrop:
     """Crops a sample at random by a seed.
@@ -74,31 +85,10 @@ class RandomCrop:
 
     def into(self, raw: RawSample, seed: int, out: Tensor) -> None:
         """Writes the crop into `out`, uint8 [4, height, width], the bytes of a pixel together in memory."""
-        resize(self._crop(raw, seed), out)
+        pixels, _ = cut(raw, self.most_pixels, lambda h, w: Part(self.box(h, w, seed), self.size))
+        resize(pixels, out)
         if self.change is not None:
-            pixels = out[:3].permute(1, 2, 0).numpy()
-            pixels[...] = np.asarray(self.change(Image.fromarray(pixels), seed))
-
-    def _crop(self, raw: RawSample, seed: int) -> NDArray[np.uint8]:
-        if isinstance(raw.image, bytes) and upright_jpeg(raw.image):
-            try:
-                return self._of_jpeg(raw, raw.image, seed)
-            except ValueError:
-                pass  # Pillow decides whether it is too damaged, and why
-        pixels = np.array(decode(raw, self.most_pixels).convert(FOUR_BYTES))
-        return _cut(pixels, self.box(pixels.shape[0], pixels.shape[1], seed))
-
-    def _of_jpeg(self, raw: RawSample, image: bytes, seed: int) -> NDArray[np.uint8]:
-        """Returns the crop, decoded no larger than needed. Raises ValueError if Pillow must decode it."""
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(image)
-        if colours not in RGB_COLOURS:
-            raise ValueError(f"{colours} needs a conversion of colours")
-        check_size(raw, width, height, self.most_pixels)
-        box = self.box(height, width, seed)
-        by = reduction(box, self.size)
-        soft = min(box.height / self.size[0], box.width / self.size[1]) >= SOFT_COLOUR
-        pixels = decoded_jpeg(image, -(-height // by), -(-width // by), soft=soft)
-        return _cut(pixels, Box(*(edge // by for edge in box)))
+            changed(out, self.change, seed)
 
     def box(self, height: int, width: int, seed: int) -> Box:
         """Returns the crop, drawn as in torchvision's RandomResizedCrop.
@@ -106,22 +96,69 @@ class RandomCrop:
         Area and ratio are drawn; if nothing fits, it is the middle. If the decoder may shrink the image by n,
         edges are multiples of n, since it cannot cut between its pixels.
         """
-        drawn = self._drawn(height, width, seed)
-        by = reduction(drawn, self.size)
-        return Box(*(edge // by * by for edge in drawn))
+        box = drawn(height, width, seed, self.scale, self.ratio)
+        by = reduction(box, self.size)
+        return Box(*(edge // by * by for edge in box))
 
-    def _drawn(self, height: int, width: int, seed: int) -> Box:
-        draw = random.Random(seed)
-        for _ in range(TRIES):
-            area = height * width * draw.uniform(*self.scale)
-            ratio = math.exp(draw.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
-            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if 0 < w <= width and 0 < h <= height:
-                # randrange is not used: its use of the stream may change between versions of Python.
-                return Box(int(draw.random() * (height - h + 1)), int(draw.random() * (width - w + 1)), h, w)
-        w = min(width, max(1, round(height * self.ratio[1])))
-        h = min(height, max(1, round(width / self.ratio[0])))
-        return Box((height - h) // 2, (width - w) // 2, h, w)
+
+def cut(
+    raw: RawSample, most_pixels: int, choose: Callable[[int, int], Part]
+) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """Returns a part of the sample's picture, uint8 [height, width, 4], and the size that it is to have.
+
+    `choose` returns the part for a picture's height and width. Raises BadSample if it cannot be decoded.
+    """
+    if isinstance(raw.image, bytes) and upright_jpeg(raw.image):
+        try:
+            return _of_jpeg(raw, raw.image, most_pixels, choose)
+        except ValueError:
+            pass  # Pillow decides whether it is too damaged, and why
+    pixels = np.array(decode(raw, most_pixels).convert(FOUR_BYTES))
+    part = choose(pixels.shape[0], pixels.shape[1])
+    return _cut(pixels, part.box), part.size
+
+
+def _of_jpeg(
+    raw: RawSample, image: bytes, most_pixels: int, choose: Callable[[int, int], Part]
+) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """Does as `cut`. Raises ValueError if Pillow must decode it."""
+    height, width, colours, _ = simplejpeg.decode_jpeg_header(image)
+    if colours not in RGB_COLOURS:
+        raise ValueError(f"{colours} needs a conversion of colours")
+    check_size(raw, width, height, most_pixels)
+    box, size, exact = choose(height, width)
+    by = 1 if exact else reduction(box, size)
+    soft = not exact and min(box.height / size[0], box.width / size[1]) >= SOFT_COLOUR
+    pixels = decoded_jpeg(image, -(-height // by), -(-width // by), soft=soft)
+    return _cut(pixels, Box(*(edge // by for edge in box))), size
+
+
+def drawn(
+    height: int,
+    width: int,
+    seed: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    times: float = 1.0,
+) -> Box:
+    """Returns a random part of an image: share of its area, then width divided by height over `times`."""
+    draw = random.Random(seed)
+    for _ in range(TRIES):
+        area = height * width * draw.uniform(*scale)
+        aspect = times * math.exp(draw.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            # randrange is not used: its use of the stream may change between versions of Python.
+            return Box(int(draw.random() * (height - h + 1)), int(draw.random() * (width - w + 1)), h, w)
+    w = min(width, max(1, round(height * times * ratio[1])))
+    h = min(height, max(1, round(width / (times * ratio[0]))))
+    return Box((height - h) // 2, (width - w) // 2, h, w)
+
+
+def changed(image: Tensor, change: Callable[[Image.Image, int], Image.Image], seed: int) -> None:
+    """Changes the colours of uint8 [4, height, width] in place, the bytes of a pixel together in memory."""
+    pixels = image[:3].permute(1, 2, 0).numpy()
+    pixels[...] = np.asarray(change(Image.fromarray(pixels), seed))
 
 
 def reduction(box: Box, size: tuple[int, int]) -> int:

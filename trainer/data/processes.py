@@ -38,8 +38,11 @@ _loader_numbers = count()
 _borrowed = Borrowed()
 _pools: list[BufferPool] = []
 """The pool of this process if it is a loader process, else empty."""
-CHANNELS_LAST = (0, 3, 1, 2)
-"""Order that makes [samples, height, width, channels] of memory [samples, channels, height, width]."""
+ORDERS = {4: (0, 3, 1, 2), 3: (0, 1, 2)}
+"""Order that makes a batch of its memory, by the number of dimensions.
+
+[samples, height, width, channels] becomes [samples, channels, height, width]; rows of patches stay.
+"""
 # Modules that a loader process needs. They are imported once, in the server that forks the processes, instead
 # of in each.
 PRELOADED = [
@@ -152,19 +155,20 @@ def load(
     return _unwrapped(loaded, workers)
 
 
-def empty_to_send(samples: int, channels: int, height: int, width: int) -> Tensor:
-    """Returns uint8 [samples, channels, height, width], not yet filled, channels last in memory.
+def empty_to_send(*shape: int) -> Tensor:
+    """Returns uint8 of a batch's shape, not yet filled; the channels of a pixel are together in memory.
 
     In a loader process its memory is shared with the rank, so that nothing is copied on the way.
     """
-    shape = (samples, height, width, channels)
-    memory = _pools[0].empty(shape) if _pools else torch.empty(shape, dtype=torch.uint8)
-    return memory.permute(CHANNELS_LAST)
+    order = ORDERS[len(shape)]
+    there = tuple(shape[order.index(place)] for place in range(len(order)))
+    memory = _pools[0].empty(there) if _pools else torch.empty(there, dtype=torch.uint8)
+    return memory.permute(order)
 
 
 def to_send(images: Tensor) -> Lent | Tensor:
     """Returns what a loader process sends for a tensor of `empty_to_send`; any other tensor as it is."""
-    return (_pools[0].lend(images, CHANNELS_LAST) if _pools else None) or images
+    return (_pools[0].lend(images, ORDERS[images.dim()]) if _pools else None) or images
 
 
 def received(sent: Lent | Tensor) -> Tensor:

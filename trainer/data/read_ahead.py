@@ -1,34 +1,38 @@
 """Reads the blocks of a rank's samples ahead of its loader processes: each once, whole, several at a time.
 
 Threads of the rank read, since they wait for storage most of the time; the loader processes take the samples
-out of the `Arena`. A piece of a block is read when the order comes near to it, and its memory is given back
-when the batches that need it have come. No torch.
+out of the `Arena`. A block is read when the order comes near to a piece of it, and its memory is given back
+when the batches that need it have come. A row group, which is decoded as a whole, is one block for several
+pieces, and stays as long as there is room. No torch.
 """
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from trainer.data.arena import Arena, Kept
-from trainer.data.blocks import InBlocks, Place
+from trainer.data.arena import Arena
+from trainer.data.blocks import Block, InBlocks
+from trainer.data.reading_plan import CONNECTIONS
 from trainer.data.train_requests import TrainRequest
 from trainer.errors import InputError
 
-CONNECTIONS = 16
-"""Pieces that are read at the same time."""
 AHEAD_BYTES = CONNECTIONS * 2**22
 """Bytes that are read ahead of their first use by default: as many blocks as there are connections."""
 MOST_REQUESTS = 256
 """Micro-batches that the order is looked ahead at most, however small their blocks are."""
+USUAL_BYTES = 2**17
+"""Size of a sample before any has been read."""
 
 
-class _Held(NamedTuple):
-    """A piece in the arena."""
+@dataclass
+class _Held:
+    """A block that is read or being read."""
 
-    places: Sequence[Place]
-    ranges: Sequence[Kept]
+    block: Future[Block]
+    pieces: int = 0
+    """Pieces for which it is needed now."""
 
 
 class ReadAhead:
@@ -44,13 +48,17 @@ class ReadAhead:
         self.arena = Arena()
         self._source, self._requests, self._ahead_bytes = source, requests, ahead_bytes
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="blocks")
-        self._held: dict[tuple[int, int], Future[_Held]] = {}
-        """Pieces that are read or being read, by epoch and number."""
+        self._held: dict[tuple[int, int], _Held] = {}
+        """Blocks by first sample and number of samples."""
+        self._unused: dict[tuple[int, int], Block] = {}
+        """Those that nothing needs now; what was used last comes last."""
+        self._pieces: dict[tuple[int, int], tuple[int, int]] = {}
+        """Block of each piece that is needed, by epoch and number of the piece."""
         self._waiting: dict[tuple[int, int], int] = {}
-        """Samples of those that no request has come to yet."""
+        """Samples that were read for pieces to which no request has come yet."""
         self._last_uses: list[tuple[int, int, int]] = []
         """Epoch, last batch and number of each piece, as a heap."""
-        self._read_samples = self._read_bytes = 0
+        self._read_samples, self._read_bytes = 1, USUAL_BYTES
 
     def __iter__(self) -> Iterator[TrainRequest]:
         upcoming = iter(self._requests)
@@ -67,8 +75,12 @@ class ReadAhead:
         """Gives back the memory of pieces that no batch after this one needs; its own samples have come."""
         while self._last_uses and self._last_uses[0][:2] <= (epoch, batch):
             of_epoch, _, number = heapq.heappop(self._last_uses)
-            for kept in self._held.pop((of_epoch, number)).result().ranges:
-                self.arena.free(kept)
+            key = self._pieces.pop((of_epoch, number))
+            self._held[key].pieces -= 1
+            if not self._held[key].pieces:
+                self._unused[key] = self._held[key].block.result()
+        if self._unused:
+            self._trim()
 
     def close(self) -> None:
         """Ends the threads, as soon as they have what they are reading."""
@@ -78,19 +90,36 @@ class ReadAhead:
         """Returns whether to look further ahead than the requests that are begun and have not been given."""
         if not requests or requests >= MOST_REQUESTS:
             return not requests
-        if not self._read_samples:
-            return len(self._waiting) < CONNECTIONS
         return sum(self._waiting.values()) * self._read_bytes / self._read_samples < self._ahead_bytes
 
     def _begin(self, request: TrainRequest) -> None:
         """Begins to read the pieces that the request is the first to need."""
         assert request.pieces is not None
         for number, first, count, last in zip(*(part.tolist() for part in request.pieces[:4]), strict=True):
-            key = (request.epoch, number)
+            piece = (request.epoch, number)
+            if piece in self._pieces:
+                continue
+            key = self._pieces[piece] = self._source.block_of(first, count)
             if key not in self._held:
-                self._held[key] = self._pool.submit(self._read, first, count)
-                self._waiting[key] = count
-                heapq.heappush(self._last_uses, (request.epoch, last, number))
+                self._held[key] = _Held(self._pool.submit(self._read, *key))
+                self._waiting[piece] = key[1]
+            self._held[key].pieces += 1
+            self._unused.pop(key, None)
+            heapq.heappush(self._last_uses, (request.epoch, last, number))
+
+    def _trim(self) -> None:
+        """Gives back the memory of blocks that nothing needs, but for as many as the source keeps."""
+        most, size = self._source.keep_bytes, 0
+        if most:
+            blocks = (held.block for held in self._held.values() if held.block.done())
+            size = sum(block.result().size for block in blocks if not block.exception())
+        for key, block in list(self._unused.items()):
+            if most and size <= most:
+                return
+            size -= block.size
+            del self._held[key], self._unused[key]
+            for kept in block.ranges:
+                self.arena.free(kept)
 
     def _placed(self, request: TrainRequest) -> TrainRequest:
         """Returns the request with the places of its samples, as soon as these have been read.
@@ -98,48 +127,20 @@ class ReadAhead:
         It carries the problem of samples that cannot be: the batches before it still come.
         """
         assert request.pieces is not None
-        numbers, firsts = request.pieces.numbers.tolist(), request.pieces.firsts.tolist()
         places = []
-        for number, first, sample in zip(numbers, firsts, request.samples.tolist(), strict=True):
-            key = (request.epoch, number)
-            self._waiting.pop(key, None)
+        for number, sample in zip(request.pieces.numbers.tolist(), request.samples.tolist(), strict=True):
+            piece = (request.epoch, number)
+            self._waiting.pop(piece, None)
+            key = self._pieces[piece]
             try:
-                places.append(self._held[key].result().places[sample - first])
+                places.append(self._held[key].block.result().places[sample - key[0]])
             except InputError as error:
                 return request._replace(pieces=None, problem=error)
         return request._replace(pieces=None, places=places)
 
-    def _read(self, first: int, count: int) -> _Held:
-        """Reads a piece into the arena; a thread runs it."""
-        places = list(self._source.places(first, count))
-        ranges, size = [], 0
-        for numbers in _near(places, self._source):
-            begin = min(places[number].span[0] for number in numbers)
-            end = max(places[number].span[1] for number in numbers)
-            content = self._source.bytes_of(places[numbers[0]].path, begin, end)
-            size += len(content)
-            kept = self.arena.put(content)
-            ranges.append(kept)
-            for number in numbers:
-                places[number] = places[number]._replace(shift=kept.place - begin)
+    def _read(self, first: int, count: int) -> Block:
+        """Reads a block into the arena; a thread runs it."""
+        block = self._source.read_block(first, count, self.arena)
         self._read_samples += count
-        self._read_bytes += size
-        return _Held(places, ranges)
-
-
-def _near(places: Sequence[Place], source: InBlocks) -> Iterator[list[int]]:
-    """Yields the numbers of samples that are read together, in the order of the file."""
-    numbers: list[int] = []
-    reached = 0
-    for number in sorted(range(len(places)), key=lambda number: places[number].span):
-        place = places[number]
-        if not source.is_readable(place):
-            continue
-        begin, end = place.span
-        if numbers and begin - reached > source.gap_bytes(place.path):
-            yield numbers
-            numbers, reached = [], 0
-        numbers.append(number)
-        reached = max(reached, end)
-    if numbers:
-        yield numbers
+        self._read_bytes += block.size
+        return block

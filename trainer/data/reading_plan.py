@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.config import Data, Job, is_remote
 from trainer.config.batch_plan import BatchPlan
@@ -18,6 +18,8 @@ BLOCK_BYTES = 2**22
 rate, and a hundred samples of the usual size cost one request."""
 MOST_BYTES = 2**30
 """Largest memory of a rank for its open blocks."""
+CONNECTIONS = 16
+"""Pieces of blocks that a rank reads at the same time."""
 MOST_SHARE = 8
 """Part of a rank's share of the memory that its open blocks may take: one in so many."""
 
@@ -31,22 +33,53 @@ def reading_rows(
     if they are known.
     """
     data = job.data
-    if "block_samples" not in FORMATS[data.kind].reads or data.streams:
+    if data.streams or "read_ahead_mb" not in FORMATS[data.kind].reads:
         return
     if (begun or {"order": data.order})["order"] == "window":
         yield "reading", f"at random, sample by sample, in a window of {data.shuffle_window:,} samples"
         return
+    if not _reads_blocks(data):
+        opened, ahead = (_mb(size * 2**20) for size in (data.row_group_cache_mb, data.read_ahead_mb))
+        yield "reading", f"row groups, each once: at most {opened} of them open in a rank, and {ahead} ahead"
+        return
     size = _local_bytes(expand_shards(data.train))
-    ahead = data.read_ahead_mb * 2**20
+    ahead_bytes = data.read_ahead_mb * 2**20
     what, most = (
         _of_a_new_run(data, batch_plan)
         if begun is None
         else _of_a_begun_run(begun, data, batch_plan, size and samples and size / samples)
     )
     if size is not None:
-        most, ahead = min(most or size, size), min(ahead, size)
+        most, ahead_bytes = min(most or size, size), min(ahead_bytes, size)
     blocks = f"at most {_mb(most)} of them open in a rank, and " if most else ""
-    yield "reading", f"{what}, each once: {blocks}{_mb(ahead)} ahead"
+    yield "reading", f"{what}, each once: {blocks}{_mb(ahead_bytes)} ahead"
+
+
+class FirstBatch(NamedTuple):
+    """Reads of a rank for its part of the first batch."""
+
+    requests: int
+    size: int | None
+    """Bytes; None if they are not known."""
+
+
+def first_batch(
+    job: Job, batch_plan: BatchPlan, begun: Mapping[str, Any] | None = None, samples: int | None = None
+) -> FirstBatch | None:
+    """Returns it for shards, else None; the arguments are those of `reading_rows`."""
+    data, slots = job.data, batch_plan.batch_size_per_rank
+    if not _reads_blocks(data):
+        return None
+    if (begun or {"order": data.order})["order"] == "window":
+        return FirstBatch(slots, None)
+    size = _local_bytes(expand_shards(data.train))
+    if begun is None:
+        _, most = _of_a_new_run(data, batch_plan)
+    else:
+        slots = lanes_of_a_rank(batch_plan.global_batch_size, batch_plan.world_size, begun["lanes"])
+        _, most = _of_a_begun_run(begun, data, batch_plan, size and samples and size / samples)
+    # A lane begins somewhere in a block: half of it is read at first.
+    return FirstBatch(slots, most and min(most // 2, size or most))
 
 
 def lanes_of_a_rank(batch: int, ranks: int, lanes: int) -> int:
@@ -54,6 +87,10 @@ def lanes_of_a_rank(batch: int, ranks: int, lanes: int) -> int:
     slots, of_a_lane = batch // ranks, batch // lanes
     begins = range(0, batch, slots)
     return max((begin + slots - 1) // of_a_lane - begin // of_a_lane + 1 for begin in begins)
+
+
+def _reads_blocks(data: Data) -> bool:
+    return "block_samples" in FORMATS[data.kind].reads and not data.streams
 
 
 def _of_a_new_run(data: Data, batch_plan: BatchPlan) -> tuple[str, int | None]:

@@ -8,17 +8,18 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from itertools import accumulate, pairwise
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from trainer.config import is_remote
-from trainer.data.files import open_file, persistent
+from trainer.data.blocks import BlockReader
+from trainer.data.recent import Recent
 from trainer.errors import InputError
 from trainer.sysinfo.extras import require
 
 ROWS_AT_ONCE = 64
 """Rows that are decoded before the memory that they take is compared with the limit."""
-OPEN_FILES = 16
+OPEN_FILES = 64
 MOST_PACKED_BYTES = 2**26
 """Largest number of bytes to which the batches of an Arrow stream may unpack."""
 
@@ -41,32 +42,60 @@ class Groups(Protocol):
     def unpacked_bytes(self, group: int, columns: Sequence[str]) -> int:
         """Returns the memory in bytes that columns of a group take, as the file says; 0 if it does not."""
 
+    def fetch(self, group: int, columns: Sequence[str], gap_bytes: int) -> None:
+        """Reads the columns of a group at once, if there are not more bytes than that between them."""
+
     def read(self, group: int, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
         """Yields the columns of one group as pyarrow.RecordBatch, and the memory of each in bytes.
 
         They come in the order of the rows, and end with the group.
         """
 
+    def through(self, file: BinaryIO) -> "Groups":
+        """Returns the same groups, read by another opening of the file, which one thread has to itself."""
+
 
 class ParquetGroups:
     """Row groups of a Parquet file."""
 
-    def __init__(self, file: BinaryIO, _path: str) -> None:
+    def __init__(self, file: BinaryIO, _path: str, metadata: Any = None) -> None:
         from pyarrow import parquet
 
-        self._file = parquet.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
+        self._content = file
+        self._file = parquet.ParquetFile(
+            file, metadata=metadata, pre_buffer=False, page_checksum_verification=True
+        )
         metadata = self._file.metadata
         self.sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
         self.columns = list(self._file.schema_arrow.names)
 
+    def through(self, file: BinaryIO) -> "ParquetGroups":
+        return ParquetGroups(file, "", self._file.metadata)
+
     def unpacked_bytes(self, group: int, columns: Sequence[str]) -> int:
+        return sum(int(part.total_uncompressed_size) for part in self._chunks(group, columns))
+
+    def _chunks(self, group: int, columns: Sequence[str]) -> list[Any]:
+        """Returns what the file says of the parts in which columns of a group lie."""
         described = self._file.metadata.row_group(group)
         parts = (described.column(number) for number in range(described.num_columns))
-        return sum(
-            int(part.total_uncompressed_size)
+        return [
+            part
             for part in parts
             if part.path_in_schema.partition(".")[0] in columns or part.path_in_schema in columns
+        ]
+
+    def fetch(self, group: int, columns: Sequence[str], gap_bytes: int) -> None:
+        """Reads the columns of a group at once, if there are not more bytes than that between them."""
+        spans = sorted(
+            (begin, begin + part.total_compressed_size)
+            for part in self._chunks(group, columns)
+            for begin in [min(filter(None, (part.dictionary_page_offset, part.data_page_offset)), default=0)]
         )
+        gaps = sum(max(0, begin - end) for (_, end), (begin, _) in pairwise(spans))
+        if spans and gaps <= gap_bytes:
+            self._content.seek(spans[0][0])
+            self._content.read(max(end for _, end in spans) - spans[0][0])
 
     def read(self, group: int, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
         batches = self._file.iter_batches(
@@ -99,8 +128,14 @@ class ArrowGroups:
             self.sizes = [batch.num_rows for batch in batches]
         self.columns = list(reader.schema.names)
 
+    def through(self, _file: BinaryIO) -> "ArrowGroups":
+        return self
+
     def unpacked_bytes(self, group: int, columns: Sequence[str]) -> int:
         return 0
+
+    def fetch(self, group: int, columns: Sequence[str], gap_bytes: int) -> None:
+        pass
 
     def read(self, group: int, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
         from pyarrow import total_allocated_bytes
@@ -161,6 +196,36 @@ def readable(path: str) -> Iterator[None]:
         raise DamagedTable(f"{path}: cannot be read as a table: {' '.join(str(error).split())}") from error
 
 
+class GroupReader:
+    """Reads and decodes row groups of which none takes more than `limit_bytes`; threads may call it."""
+
+    def __init__(self, form: str, columns: Sequence[str], limit_bytes: int, blocks: BlockReader) -> None:
+        self.form, self.columns, self.limit_bytes, self.blocks = form, tuple(columns), limit_bytes, blocks
+        self._known: Recent[str, Groups] = Recent(OPEN_FILES)
+
+    def batches(self, path: str, group: int) -> Iterator[tuple[Any, int]]:
+        """Yields the columns of a group as `Groups.read` does.
+
+        Raises DamagedTable if the group cannot be decoded, InputError if it is larger than the limit, and
+        StorageError if the file stays unreadable.
+        """
+        held = 0
+        file = self.blocks.file(path)
+        with readable(path):
+            groups = self._known.get(path, lambda: groups_in(file, path, self.form)).through(file)
+            groups.fetch(group, self.columns, self.blocks.gap_bytes(path))
+            for batch, size in groups.read(group, self.columns):
+                held += size
+                if held > self.limit_bytes:
+                    raise InputError(too_large(path, group, self.limit_bytes))
+                yield batch, size
+
+
+def row_of(batch: Any, row: int) -> dict[str, Any]:
+    """Returns the cells of one row of a batch by column, as Python values."""
+    return {name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+
+
 class _Held(NamedTuple):
     """A row group in memory."""
 
@@ -172,65 +237,35 @@ class _Held(NamedTuple):
 
 
 class GroupCache:
-    """The row groups that a process has read last, at most `limit_bytes` of them; pickled without them."""
+    """The row groups that a process has read last, as many as their reader's limit; pickled without them."""
 
-    def __init__(self, form: str, columns: Sequence[str], limit_bytes: int) -> None:
-        self._form, self._columns, self._limit = form, tuple(columns), limit_bytes
-        self._files: OrderedDict[str, tuple[Any, Groups]] = OrderedDict()
+    def __init__(self, reader: GroupReader) -> None:
+        self._reader = reader
         self._groups: OrderedDict[tuple[str, int], _Held] = OrderedDict()
         self.held_bytes = 0
         """Memory of the groups that are held, in bytes."""
 
     def row(self, path: str, group: int, row: int) -> dict[str, Any]:
-        """Returns the cells of one row by column, as Python values.
-
-        Raises InputError if the group cannot be read or is larger than the limit, and StorageError if the
-        file stays unreadable.
-        """
+        """Returns the cells of one row by column, as Python values. Raises as `GroupReader.batches` does."""
         held = self._group(path, group)
         number = bisect_right(held.ends, row)
         batch = held.batches[number]
-        place = row - held.ends[number] + batch.num_rows
-        return {name: batch.column(name)[place].as_py() for name in self._columns}
+        return row_of(batch, row - held.ends[number] + batch.num_rows)
 
     def _group(self, path: str, group: int) -> _Held:
         key = (path, group)
         if key not in self._groups:
-            read = persistent(path, lambda: self._read(path, group), was_there=True)
-            self._groups[key] = read
-            self.held_bytes += read.size
-            while self.held_bytes > self._limit and len(self._groups) > 1:
+            read = list(self._reader.batches(path, group))
+            ends = list(accumulate(batch.num_rows for batch, _ in read))
+            self._groups[key] = _Held([batch for batch, _ in read], ends, sum(size for _, size in read))
+            self.held_bytes += self._groups[key].size
+            while self.held_bytes > self._reader.limit_bytes and len(self._groups) > 1:
                 self.held_bytes -= self._groups.popitem(last=False)[1].size
         self._groups.move_to_end(key)
         return self._groups[key]
 
-    def _read(self, path: str, group: int) -> _Held:
-        batches: list[Any] = []
-        held = 0
-        try:
-            with readable(path):
-                for batch, size in self._open(path).read(group, self._columns):
-                    batches.append(batch)
-                    held += size
-                    if held > self._limit:
-                        raise InputError(too_large(path, group, self._limit))
-        except OSError:
-            self._files.pop(path, None)  # a stale handle of a network file system stays stale
-            raise
-        return _Held(batches, list(accumulate(batch.num_rows for batch in batches)), held)
-
-    def _open(self, path: str) -> Groups:
-        if path not in self._files:
-            file = open_file(path) if is_remote(path) else _local(path)
-            self._files[path] = file, groups_in(file, path, self._form)
-            if len(self._files) > OPEN_FILES:
-                self._files.popitem(last=False)[1][0].close()
-        self._files.move_to_end(path)
-        return self._files[path][1]
-
-    def __getstate__(self) -> dict[str, object]:
-        empty = {"_files": OrderedDict(), "_groups": OrderedDict(), "held_bytes": 0}
-        return {**self.__dict__, **empty}
+    def __reduce__(self) -> tuple[type["GroupCache"], tuple[GroupReader]]:
+        return GroupCache, (self._reader,)
 
 
 def too_large(path: str, group: int, limit_bytes: int) -> str:
@@ -240,10 +275,3 @@ def too_large(path: str, group: int, limit_bytes: int) -> str:
         "data.row_group_cache_mb: allow more, write the file with smaller row groups, or pack it into shards "
         "with `clipship pack`"
     )
-
-
-def _local(path: str) -> BinaryIO:
-    """Opens a local file, which is closed when nothing uses it any more."""
-    import pyarrow
-
-    return cast(BinaryIO, pyarrow.OSFile(path))

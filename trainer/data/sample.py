@@ -186,6 +186,10 @@ class Numbering:
         self._ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
         self.samples = int(self._ends[-1]) if len(self._ends) else 0
 
+    def size(self, shard: int) -> int:
+        """Returns the number of samples of a shard."""
+        return int(self._ends[shard]) - (int(self._ends[shard - 1]) if shard else 0)
+
     def locate(self, index: int) -> tuple[int, int]:
         """Returns the shard and the row within it; raises IndexError if there is no such sample."""
         if not 0 <= index < self.samples:

@@ -4,8 +4,7 @@ It reads as little as it needs: a sample's JSON, and of an image the beginning.
 """
 
 import io
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
@@ -14,8 +13,11 @@ from trainer.config.filters import MEASURES, filter_place, parse_filter
 from trainer.data.captions import MOST_JSON_BYTES, field_value, parsed_json
 from trainer.data.pictures import ORIENTATION, formats
 
-HEAD_BYTES = 2**16
-"""Bytes of an image that are read first; the size stands in them unless long metadata come before."""
+HEAD_BYTES = 2**16 - 2**12
+"""Bytes of an image that are read first; the size stands in them unless long metadata come before.
+
+With its header in the tar they make one request to far storage (`hops.LEAST_BYTES`).
+"""
 MOST_HEAD_BYTES = 2**24
 """Largest number of bytes of an image that are read for its size."""
 _TURNED = (5, 6, 7, 8)
@@ -27,6 +29,8 @@ class MemberPlace(NamedTuple):
 
     offset: int
     size: int
+    head: bytes = b""
+    """Its first bytes, if they were read with its header: from far storage nothing is read twice."""
 
 
 class SampleFilter:
@@ -35,8 +39,15 @@ class SampleFilter:
     def __init__(self, filters: Sequence[str]) -> None:
         self._filters = tuple(map(parse_filter, filters))
         fields = [each for each in self._filters if not each.measures]
-        self.members = tuple(dict.fromkeys(filter_place(each.name)[0] for each in fields))
+        self.members = frozenset(filter_place(each.name)[0] for each in fields)
         """Endings of the members that have fields of the filters."""
+        self._measures = len(fields) < len(self._filters)
+
+    def head_bytes(self, ending: str, size: int, images: Sequence[str]) -> int:
+        """Returns how many bytes from the beginning of a member are needed as a rule; 0 for none of it."""
+        if ending in self.members:
+            return size if size <= MOST_JSON_BYTES else 0
+        return min(size, HEAD_BYTES) if self._measures and ending in images else 0
 
     def failed(self, file: BinaryIO, image: MemberPlace, members: Mapping[str, MemberPlace]) -> str | None:
         """Returns the first filter that the sample fails, as text; None if it is kept.
@@ -98,34 +109,8 @@ def _field(file: BinaryIO, name: str, members: Mapping[str, MemberPlace], values
 
 
 def _read(file: BinaryIO, part: MemberPlace, most: int) -> bytes:
+    size = min(part.size, most)
+    if len(part.head) >= size:
+        return part.head[:size]
     file.seek(part.offset)
-    return file.read(min(part.size, most))
-
-
-class Kept(NamedTuple):
-    """Result of the filters for a shard."""
-
-    samples: list[bool]
-    """For each sample whether it is kept."""
-    filtered: Counter[str]
-    """Samples that a filter has left out, counted by it."""
-    flaws: list[tuple[int, str]]
-    """Samples that cannot be judged, each by its place with the cause."""
-
-
-def judged(
-    file: BinaryIO, filters: SampleFilter, samples: Iterable[tuple[MemberPlace, Mapping[str, MemberPlace]]]
-) -> Kept:
-    """Judges samples, each given by its image and its members, in the order of the file."""
-    kept = Kept([], Counter(), [])
-    for number, (image, members) in enumerate(samples):
-        try:
-            failed = filters.failed(file, image, members)
-        except ValueError as error:
-            kept.flaws.append((number, str(error)))
-            kept.samples.append(False)
-            continue
-        if failed is not None:
-            kept.filtered[failed] += 1
-        kept.samples.append(failed is None)
-    return kept
+    return file.read(size)

@@ -3,21 +3,20 @@
 The offsets come from an index on disk or in memory.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from threading import Lock
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from trainer.config import Data, is_remote
 from trainer.data.arena import Arena
 from trainer.data.bad_samples import WHOLE, Allowed
-from trainer.data.block_cache import BlockCache
-from trainer.data.blocks import Place
+from trainer.data.blocks import Block, BlockReader
 from trainer.data.captions import LINES, CaptionReader
-from trainer.data.files import Files, stamp
-from trainer.data.index import Entry, raise_all
-from trainer.data.indexed import FileIndex, filtered_of, index_in_memory, left_out_of
+from trainer.data.files import Files
+from trainer.data.index import Index, raise_all
+from trainer.data.indexed import filtered_of, index_in_memory, left_out_of
+from trainer.data.recent import Recent
 from trainer.data.sample import (
     MOST_BYTES,
     BadSample,
@@ -40,8 +39,6 @@ KEYS_OF_JOB = {
 }
 MAPPED_ROWS = 256
 """Number of shards whose rows a process keeps mapped: more than a window touches, and bounded."""
-LOCAL_GAP, REMOTE_GAP = 2**18, 2**20
-"""Largest number of bytes between samples that are read with them; more is skipped by a second read."""
 ONE_READ = 2**16
 """Largest gap in bytes between image and text that are read at once: on a network a second read costs more.
 
@@ -49,12 +46,33 @@ A larger image in a local file is read on its own, since a second call costs les
 """
 
 
+class Place(NamedTuple):
+    """Places of a sample's members in its file, and how far from there they lie in the arena."""
+
+    path: str
+    key: str
+    image_at: int
+    image_size: int
+    text_at: int
+    text_size: int
+    shift: int | None = None
+    """Number to add to a place in the file for that in the arena; None: it is read from the file."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Places in the file where the sample begins and ends."""
+        begin = min(self.image_at, self.text_at)
+        return begin, max(self.image_at + self.image_size, self.text_at + self.text_size)
+
+
 class ShardSource:
     """Source of the samples of several shards."""
 
+    keep_bytes = 0
+
     def __init__(
         self,
-        index: FileIndex,
+        index: Index,
         selection: Selection,
         meaning: Meaning,
         most_bytes: int = MOST_BYTES,
@@ -66,11 +84,8 @@ class ShardSource:
         self._most_bytes = most_bytes
         self._numbering = Numbering(self.shard_sizes())
         self._files = Files()
-        self._rows: OrderedDict[int, Rows] = OrderedDict()
-        self._mapping = Lock()  # threads read blocks ahead
-        self.cache: BlockCache | None = None
-        """Cache of the blocks that are read ahead; None if nothing is kept."""
-        self._versions: dict[str, tuple[int, str]] = {}
+        self._rows: Recent[int, Rows] = Recent(MAPPED_ROWS)
+        self.reader = BlockReader(index)
 
     @cached_property
     def left_out(self) -> LeftOut:
@@ -88,33 +103,47 @@ class ShardSource:
     def places(self, first: int, count: int) -> list[Place]:
         """Returns the places of consecutive samples of one shard."""
         number, row = self._numbering.locate(first)
-        path, rows = self.index.paths[number], self._of_shard(number)
+        path, rows = self.index.paths[number], self._rows.get(number, lambda: self.index.rows(number))
         return [
             Place(path, rows.key(row + at), *place[:4])
             for at, place in enumerate(rows.places[row : row + count].tolist())
         ]
 
-    def is_readable(self, place: Place) -> bool:
-        """Returns whether the sample is small enough to be read at all."""
-        return max(place.image_size, place.text_size) <= self._most_bytes
+    def block_of(self, first: int, count: int) -> tuple[int, int]:
+        """Returns the same samples: nothing else is read with them."""
+        return first, count
 
-    def bytes_of(self, path: str, begin: int, end: int) -> bytes:
-        """Returns a part of a shard, from the cache or from a file that is open for this read alone."""
-        if self.cache is None:
-            return Files().read(path, begin, end - begin)
-        version = self._versions.get(path) or self._versions.setdefault(path, self._version(path))
-        return self.cache.read(
-            path, version, begin, end, lambda at, behind: Files().read(path, at, behind - at)
-        )
+    def read_block(self, first: int, count: int, arena: Arena) -> Block:
+        """Reads consecutive samples of one shard into the arena. Raises as `BlockReader.bytes_of` does."""
+        places = self.places(first, count)
+        ranges, size = [], 0
+        for numbers in self._near(places):
+            begin = min(places[number].span[0] for number in numbers)
+            end = max(places[number].span[1] for number in numbers)
+            content = self.reader.bytes_of(places[numbers[0]].path, begin, end)
+            size += len(content)
+            kept = arena.put(content)
+            ranges.append(kept)
+            for number in numbers:
+                places[number] = places[number]._replace(shift=kept.place - begin)
+        return Block(places, ranges, size)
 
-    def _version(self, path: str) -> tuple[int, str]:
-        """Returns the shard's size and time of change when it was indexed."""
-        entry = self.index.entries[self.index.paths.index(path)]
-        return (entry.size, entry.changed) if isinstance(entry, Entry) else stamp(path)
-
-    def gap_bytes(self, path: str) -> int:
-        """Returns the largest number of bytes between two samples that are read with them."""
-        return REMOTE_GAP if is_remote(path) else LOCAL_GAP
+    def _near(self, places: Sequence[Place]) -> Iterator[list[int]]:
+        """Yields the numbers of samples that are read together, in the order of the file."""
+        numbers: list[int] = []
+        reached = 0
+        for number in sorted(range(len(places)), key=lambda number: places[number].span):
+            place = places[number]
+            if max(place.image_size, place.text_size) > self._most_bytes:  # it is not read at all
+                continue
+            begin, end = place.span
+            if numbers and begin - reached > self.reader.gap_bytes(place.path):
+                yield numbers
+                numbers, reached = [], 0
+            numbers.append(number)
+            reached = max(reached, end)
+        if numbers:
+            yield numbers
 
     def read_at(self, place: Place, arena: Arena | None = None) -> RawSample:
         """Returns the sample at a place, from the arena if it lies there. Raises as `read` does."""
@@ -150,25 +179,9 @@ class ShardSource:
         image_at, text_at = image_at - begin, text_at - begin
         return span[image_at : image_at + image_size], span[text_at : text_at + text_size]
 
-    def _of_shard(self, number: int) -> Rows:
-        with self._mapping:
-            if (rows := self._rows.get(number)) is not None:
-                self._rows.move_to_end(number)
-                return rows
-        rows = self.index.rows(number)
-        with self._mapping:
-            self._rows[number] = rows
-            if len(self._rows) > MAPPED_ROWS:
-                self._rows.popitem(last=False)
-        return rows
-
     def __getstate__(self) -> dict[str, object]:
         # `left_out` is long, and is computed again where it is needed.
-        kept = {name: value for name, value in self.__dict__.items() if name != "left_out"}
-        return {name: value for name, value in kept.items() if name not in ("_rows", "_mapping", "cache")}
-
-    def __setstate__(self, kept: dict[str, object]) -> None:
-        self.__dict__.update(kept, _rows=OrderedDict(), _mapping=Lock(), cache=None)
+        return {name: value for name, value in self.__dict__.items() if name != "left_out"}
 
 
 def shard_selection(data: Data) -> Selection:
@@ -198,7 +211,7 @@ def open_shards(
 
 
 def open_indexed(
-    index: FileIndex,
+    index: Index,
     selection: Selection,
     meaning: Meaning,
     allowed: Allowed = WHOLE,
@@ -220,7 +233,7 @@ def open_indexed(
     return source
 
 
-def damages(index: FileIndex) -> list[InputError]:
+def damages(index: Index) -> list[InputError]:
     """Returns one error for each damaged shard."""
     return [
         InputError(f"{path}: {entry.damage}")
@@ -236,7 +249,7 @@ def parse_label(text: bytes) -> int:
     return int(text)
 
 
-def _nothing_usable(index: FileIndex, selection: Selection, meaning: Meaning) -> str:
+def _nothing_usable(index: Index, selection: Selection, meaning: Meaning) -> str:
     if filtered := filtered_of(index):
         return all_filtered(index.paths[0], filtered)
     endings, left_out = Counter[str](), Counter[str]()

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from trainer.config import Data, Eval
 from trainer.data.bad_samples import WHOLE, Allowed
+from trainer.data.entry import Selects
 from trainer.data.folders import FolderSource
 from trainer.data.formats import READERS, Progress
 from trainer.data.image_folder import image_folder
-from trainer.data.index import Selects
-from trainer.data.indexed import FileIndex
+from trainer.data.index import Index
 from trainer.data.sample import MOST_BYTES, RawSample, Source
 from trainer.data.shard_names import expand_shards
 from trainer.data.shards import open_shards
@@ -31,7 +31,7 @@ def selection_of(data: Data) -> Selects | None:
     return READERS[data.kind].selection(data)
 
 
-def open_with_index(index: FileIndex, data: Data, allowed: Allowed) -> Source:
+def open_with_index(index: Index, data: Data, allowed: Allowed) -> Source:
     """Returns the samples of files that are indexed."""
     return READERS[data.kind].indexed(index, data, allowed)
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from typing import Any, BinaryIO, cast
 
-from trainer.data.tar import Member, Members
+from trainer.data.tar import Member, Members, with_contents
 
 _DAMAGES = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 """Exceptions that reading a damaged stream raises."""
@@ -40,23 +40,13 @@ class StreamMembers:
         try:
             file = _Forward(_unpacked(self._stream))
             members = Members(file)
-            key, held = "", set[str]()
-            for member in members:
-                if member.key != key:
-                    key, held = member.key, set()
-                # What comes again under one name is counted, and takes no memory.
-                wanted = member.ending in self._wanted and member.ending not in held
-                if member.unfit or not wanted or member.size > self._most_bytes:
-                    yield member
-                    continue
-                held.add(member.ending)
-                file.seek(member.offset)
-                content = file.read(member.size)
-                if len(content) == member.size:  # else the next header is missing, too
-                    yield member._replace(content=content)
+            yield from with_contents(members, file, self._wanted_bytes)
             self.damage = members.damage
         except _DAMAGES as error:
             self.damage = " ".join(str(error).split())
+
+    def _wanted_bytes(self, member: Member) -> int:
+        return member.size if member.ending in self._wanted and member.size <= self._most_bytes else 0
 
 
 def _unpacked(stream: BinaryIO) -> BinaryIO:

@@ -10,16 +10,17 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import compress, groupby, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.sample_filter import MemberPlace, SampleFilter, judged
+from trainer.data.entry import Content, Entry
+from trainer.data.sample_filter import MemberPlace, SampleFilter
 
 NAME = re.compile(r"(?P<key>(?:.*/)?[^./]+)\.(?P<ending>[^/]*)", re.DOTALL)
 META = re.compile(r"__[^/]*__($|/)")
@@ -68,7 +69,7 @@ class Member(NamedTuple):
     unfit: str = ""
     """Reason why no sample can have it, as what follows its name; empty for a plain file with content."""
     content: bytes | None = None
-    """Its bytes, if they were read with its header."""
+    """Its bytes, or as many of its first as are needed, if they were read with its header."""
 
 
 class Flaw(NamedTuple):
@@ -92,7 +93,7 @@ class Selection(NamedTuple):
         """Values by which an index knows it."""
         return (RULES, *self)
 
-    def scan(self, file: BinaryIO, _path: str) -> "Content":
+    def scan(self, file: BinaryIO, _path: str) -> Content:
         """Returns the samples that the shard's headers describe, up to its end or to the first damage."""
         return read_headers(file, self)
 
@@ -106,6 +107,17 @@ class Rows:
     keys: NDArray[np.uint8]
     """All keys, one after the other, as bytes."""
 
+    @classmethod
+    def of(cls, payload: memoryview | bytes, samples: int) -> "Rows":
+        """Returns the rows by what `payload` has stored of them."""
+        places = np.frombuffer(payload, dtype=PLACE, count=samples)
+        return cls(places, np.frombuffer(payload, dtype=np.uint8, offset=samples * PLACE.itemsize))
+
+    @property
+    def payload(self) -> list[bytes]:
+        """The rows as an index stores them."""
+        return [self.places.tobytes(), self.keys.tobytes()]
+
     def __len__(self) -> int:
         return len(self.places)
 
@@ -116,76 +128,48 @@ class Rows:
         )
 
 
-@dataclass(frozen=True)
-class Content:
-    """Contents of one shard."""
-
-    rows: Rows
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """Samples that lack a member or have one twice, counted by cause."""
-    endings: Mapping[str, int] = field(default_factory=dict)
-    """All members, counted by ending."""
-    flaws: Sequence[Flaw] = ()
-    """The first NAMED of the samples that are left out."""
-    damage: str = ""
-    """Reason why nothing can be read after these samples; empty if the shard was read to its end."""
-    lost: int = 0
-    """Estimate of the samples after the damage, if they are as large as those before it; 0 if nothing
-    follows.
-    """
-    filtered: Mapping[str, int] = field(default_factory=dict)
-    """Samples that a filter has left out, counted by it."""
-    groups: Sequence[int] = ()
-    """Row groups, which a shard has none of."""
-    whole: bool = True
-    """False if reading stopped before the end because enough was read."""
-
-    @property
-    def payload(self) -> list[bytes]:
-        """The rows as an index stores them."""
-        return [self.rows.places.tobytes(), self.rows.keys.tobytes()]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
 def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) -> Content:
     """Returns the samples up to the end of the tar, to the first damage, or those of the first `most` keys.
 
     Contents of members are read for the selection's filters only. Raises OSError if reading fails.
     """
-    filters = SampleFilter(selection.filters)
+    filters, images = SampleFilter(selection.filters), [ending.lower() for ending in selection.images]
     endings: Counter[str] = Counter()
+    filtered: Counter[str] = Counter()
     flaws: list[Flaw] = []
+    unjudged: list[Flaw] = []
     usable: list[_Usable] = []
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     members = Members(file, size)
-    groups = grouped(members)
+    groups = grouped(
+        with_contents(members, file, lambda member: filters.head_bytes(member.ending, member.size, images))
+    )
     for key, group in islice(groups, most):
         found = judged_group(key, group, selection)
         endings.update(found.endings)
         if found.flaws:  # the missing member of the last key may be behind the damage
             flaws += (flaw for flaw in found.flaws if not members.damage or flaw.key != key)
         if found.image is not None and found.text is not None:
-            fields = {
-                ending: _part(found.by_ending[ending])
-                for ending in filters.members
-                if ending in found.by_ending
-            }
-            usable.append(_Usable(key, found.image, found.text, fields))
+            fields = {name: _part(found.by_ending[name]) for name in filters.members & found.by_ending.keys()}
+            try:
+                failed = filters.failed(file, _part(found.image), fields)
+            except ValueError as error:
+                unjudged.append(Flaw(key, str(error)))
+                continue
+            if failed is None:
+                usable.append(_Usable(key, *found.image[2:4], *found.text[2:4]))
+            else:
+                filtered[failed] += 1
     whole = next(groups, None) is None
     flaws = _apart(flaws, selection)
-    lost = round((len(usable) + len(flaws)) * members.bytes_behind / members.end) if members.end else 0
-    filtered: Mapping[str, int] = {}
-    if selection.filters:
-        kept = judged(file, filters, ((_part(sample.image), sample.fields) for sample in usable))
-        flaws += [Flaw(usable[number].key, cause) for number, cause in kept.flaws]
-        usable, filtered = list(compress(usable, kept.samples)), kept.filtered
+    seen = len(usable) + filtered.total() + len(unjudged) + len(flaws)
+    lost = round(seen * members.bytes_behind / members.end) if members.end else 0
+    flaws += unjudged
     left_out = Counter(flaw.cause for flaw in flaws)
-    return Content(
-        _rows(usable), left_out, endings, flaws[:NAMED], members.damage, lost, filtered, whole=whole
-    )
+    counts = (dict(left_out), dict(endings))  # `asdict`, by which an index is written, takes no Counter
+    entry = Entry(0, "", len(usable), "", *counts, flaws[:NAMED], members.damage, lost, dict(filtered))
+    return Content(entry, _rows(usable).payload, whole)
 
 
 def grouped(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
@@ -211,6 +195,28 @@ def grouped(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
     if group:
         yield key, group
     yield from _by_key(unfit)
+
+
+def with_contents(
+    members: Iterable[Member], file: "Forward", wanted: Callable[[Member], int]
+) -> Iterator[Member]:
+    """Yields the members, with as many of their first bytes as `wanted` says.
+
+    What comes again under one name is counted, and takes no memory.
+    """
+    key, held = "", set[str]()
+    for member in members:
+        if member.key != key:
+            key, held = member.key, set()
+        size = 0 if member.unfit or member.ending in held else wanted(member)
+        if not size:
+            yield member
+            continue
+        held.add(member.ending)
+        file.seek(member.offset)
+        content = file.read(size)
+        if len(content) == size:  # else the next header is missing, too
+            yield member._replace(content=content)
 
 
 def _by_key(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
@@ -347,23 +353,21 @@ class Forward(Protocol):
 
 class _Usable(NamedTuple):
     key: str
-    image: Member
-    text: Member
-    fields: Mapping[str, MemberPlace]
-    """Members that filters need, by ending."""
+    image_at: int
+    image_size: int
+    text_at: int
+    text_size: int
 
 
 def _part(member: Member) -> MemberPlace:
-    return MemberPlace(member.offset, member.size)
+    return MemberPlace(member.offset, member.size, member.content or b"")
 
 
 def _rows(usable: Iterable[_Usable]) -> Rows:
     places, keys = [], bytearray()
-    for key, image, text, _ in usable:
+    for key, image_at, image_size, text_at, text_size in usable:
         keys += key.encode("utf-8", "surrogateescape")
-        places.append(
-            (image.offset, min(image.size, LARGEST), text.offset, min(text.size, LARGEST), len(keys))
-        )
+        places.append((image_at, min(image_size, LARGEST), text_at, min(text_size, LARGEST), len(keys)))
     return Rows(np.array(places, dtype=PLACE), np.frombuffer(bytes(keys), dtype=np.uint8))
 
 

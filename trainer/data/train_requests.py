@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trainer.config.batch_plan import BatchPlan
-from trainer.data.blocks import Place
 from trainer.data.lanes import LaneOrder, Pieces
 from trainer.data.order import EpochOrder, Order, Samples
 from trainer.errors import InputError
@@ -24,7 +23,7 @@ class TrainRequest(NamedTuple):
     samples: Samples
     pieces: Pieces | None = None
     """The pieces in which they lie, which only the rank needs to know; None in the window's order."""
-    places: Sequence[Place] = ()
+    places: Sequence[Any] = ()
     """Places of the samples, if they have been read ahead."""
     problem: InputError | None = None
     """Why they could not be; it ends the run when this micro-batch comes."""

@@ -4,13 +4,14 @@ Neighbours of a window are dealt over all ranks, so each of them reads at random
 epoch is ever made: a part of the order costs only the windows that it touches, wherever it is.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from trainer.data.order import Samples, epoch_parts, position_seed, shuffled
+from trainer.data.recent import Recent
 
 KEPT_WINDOWS = 4
 
@@ -63,7 +64,7 @@ class WindowOrder:
         self._ends = np.cumsum(self._parts[:, 3])
         self._seed, self._epoch, self._window = seed, epoch, window
         self._phase = _phase(seed, epoch, window, len(self))
-        self._kept: OrderedDict[int, Samples] = OrderedDict()
+        self._kept: Recent[int, Samples] = Recent(KEPT_WINDOWS)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -76,18 +77,15 @@ class WindowOrder:
             (begin + self._phase) // self._window, (end - 1 + self._phase) // self._window + 1
         ):
             start = max(0, number * self._window - self._phase)
-            parts.append(self._in_window(number)[max(0, begin - start) : end - start])
+            window = self._kept.get(number, partial(self._in_window, number))
+            parts.append(window[max(0, begin - start) : end - start])
         return np.concatenate(parts)
 
     def _in_window(self, number: int) -> Samples:
-        if number not in self._kept:
-            begin = max(0, number * self._window - self._phase)
-            end = min(len(self), (number + 1) * self._window - self._phase)
-            order = shuffled(self._seed, self._epoch, "samples", begin, end - begin)
-            self._kept[number] = self._unshuffled(begin, end)[order]
-            if len(self._kept) > KEPT_WINDOWS:
-                self._kept.popitem(last=False)
-        return self._kept[number]
+        begin = max(0, number * self._window - self._phase)
+        end = min(len(self), (number + 1) * self._window - self._phase)
+        order = shuffled(self._seed, self._epoch, "samples", begin, end - begin)
+        return self._unshuffled(begin, end)[order]
 
     def _unshuffled(self, begin: int, end: int) -> Samples:
         """Returns the samples at these positions if only the shards are shuffled."""

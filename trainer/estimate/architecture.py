@@ -11,9 +11,10 @@ from typing import Any
 
 from trainer.config import Model
 from trainer.model.catalog import config_file
+from trainer.model.image_tokens import image_tokens
 
 _CHANNELS = 3
-_SIGLIP_NAME = re.compile(r"vit_(base|large|so400m|giantopt)_patch(\d+)_siglip_\d+")
+_SIGLIP_NAME = re.compile(r"(naflex)?vit_(base|large|so400m|giantopt)_patch(\d+)_siglip(?:_\d+)?")
 _SIGLIP = {
     "base": (768, 12, 12, 4.0),
     "large": (1024, 24, 16, 4.0),
@@ -21,6 +22,8 @@ _SIGLIP = {
     "giantopt": (1536, 40, 16, 4.0),
 }
 """Width, layers, heads and ratio of the MLP of timm's image towers for SigLIP, by the size in their name."""
+_POSITIONS = 16 * 16
+"""Positions that timm's towers for pictures of any shape (NaFlex) have a table of, which they interpolate."""
 _SPECIAL = ("block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn")
 
 
@@ -69,7 +72,7 @@ class Architecture:
     image: Tower
     text: Tower
     image_size: tuple[int, int]
-    """Height and width of an image in pixels."""
+    """Height and width of an image in pixels; of its patches below each other where each keeps its shape."""
     embed_dim: int
     """Width of the features that the loss compares."""
     unlocked: tuple[int | None, int | None] = (None, None)
@@ -96,6 +99,11 @@ class Architecture:
         """Number of parameters that are trained."""
         return sum(tower.parameters for tower in self.trained)
 
+    @property
+    def trained_tables(self) -> int:
+        """Number of those that are looked up or added."""
+        return sum(tower.embedding for tower in self.trained)
+
 
 def planned_architecture(model: Model) -> Architecture | None:
     """Returns the sizes of a model of whose step a plan knows all; a teacher's part is not known."""
@@ -112,6 +120,8 @@ def architecture(model: Model) -> Architecture | None:
         vision, text = ({**config[part], **own} for part, own in model.tower_changes.items())
         embed_dim = config["embed_dim"]
         quick = bool(config.get("quick_gelu", False))
+        if tokens := image_tokens(model, config):
+            vision["image_size"] = _of_patches(vision, tokens)
         image = _timm(vision) if "timm_model_name" in vision else _vision(vision, embed_dim, quick=quick)
         if image is None or model.text or "hf_model_name" in text:
             return None
@@ -119,6 +129,12 @@ def architecture(model: Model) -> Architecture | None:
         return Architecture(image, words, _size(vision), embed_dim, model.unlocked)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ZeroDivisionError):
         return None
+
+
+def _of_patches(config: Mapping[str, Any], tokens: int) -> tuple[int, int]:
+    """Returns height and width of as many patches below each other; raises TypeError for an unknown tower."""
+    match: Any = _SIGLIP_NAME.fullmatch(config["timm_model_name"])
+    return tokens * int(match[3]), int(match[3])
 
 
 def _size(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -188,9 +204,12 @@ def _timm(config: Mapping[str, Any]) -> Tower | None:
     match = _SIGLIP_NAME.fullmatch(config["timm_model_name"])
     if match is None or config.get("timm_pool") != "map" or config.get("timm_proj") != "none":
         return None
-    width, layers, heads, ratio = _SIGLIP[match[1]]
-    patch, hidden = int(match[2]), int(width * ratio)
+    if config.get("timm_model_kwargs"):
+        return None
+    width, layers, heads, ratio = _SIGLIP[match[2]]
+    patch, hidden = int(match[3]), int(width * ratio)
     tokens = _patches(config, patch)
+    positions = width * (_POSITIONS if match[1] else tokens)
     patches = (_CHANNELS * patch**2 + 1) * width
     pool = width + 4 * width * (width + 1) + 2 * width + 2 * width * hidden + hidden + width
     return Tower(
@@ -199,8 +218,8 @@ def _timm(config: Mapping[str, Any]) -> Tower | None:
         layers,
         heads,
         hidden,
-        patches + tokens * width + 2 * width + pool + layers * _block({}, width, hidden),
-        tokens * width,
+        patches + positions + 2 * width + pool + layers * _block({}, width, hidden),
+        positions,
         wide_stream=True,
         saved_activations=2,
         block=_block({}, width, hidden),

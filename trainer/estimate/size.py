@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from trainer.config import Job, Model
+from trainer.config.optimizers import OPTIMIZERS
 from trainer.estimate.architecture import architecture
 
 _FLOAT32, _FLOAT64 = 4, 8
@@ -35,8 +36,11 @@ def parameters(model: Model) -> int | None:
 
 def state_bytes(job: Job) -> int | None:
     """Returns the bytes of weights and optimizer state of a model that is trained as a whole, or None."""
-    count = parameters(job.model)
-    return None if count is None else (1 + job.optim.state_values) * _FLOAT32 * count
+    shape = architecture(job.model)
+    if shape is None:
+        return None
+    tables = sum(tower.embedding for tower in shape.towers)
+    return _FLOAT32 * (shape.parameters + job.optim.state_values(shape.parameters, tables))
 
 
 def checkpoint_bytes(job: Job) -> CheckpointBytes | None:
@@ -48,9 +52,6 @@ def checkpoint_bytes(job: Job) -> CheckpointBytes | None:
     if shape is None:
         return None
     each = _FLOAT64 if job.model.precision == "fp64" else _FLOAT32
+    optimizer = OPTIMIZERS[job.optim.optimizer].kept(shape.trained_parameters, shape.trained_tables)
     has_ema = job.optim.ema_decay is not None
-    return CheckpointBytes(
-        each * shape.parameters,
-        each * (job.optim.state_values - has_ema) * shape.trained_parameters,
-        each * shape.parameters * has_ema,
-    )
+    return CheckpointBytes(each * shape.parameters, each * optimizer, each * shape.parameters * has_ema)

@@ -75,7 +75,7 @@ def _moments(
     height, width = shape.image_size
     pixels = height * width
     state = {
-        "optimizer": job.optim.state_values * wide * trained // shards,
+        "optimizer": wide * job.optim.state_values(trained, shape.trained_tables) // shards,
         "images": _STEPS_LOADED * _LOADED_CHANNELS * pixels * plan.batch_size_per_rank,
         "workspaces": _WORKSPACES,
     }

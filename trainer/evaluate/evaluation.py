@@ -1,28 +1,35 @@
-"""Runs everything that a job's `[eval]` asks of a model: zero-shot classification and retrieval."""
+"""Runs everything that a job's `[eval]` asks of a model: zero-shot classification, retrieval, its board.
+
+The board has a few images, each with the texts that the model finds nearest.
+"""
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from trainer.comm.protocol import Comm
 from trainer.config import Job
-from trainer.config.results import EMA
+from trainer.config.results import EMA, MIX
 from trainer.data.bad_samples import Allowed, name_left_out, without
+from trainer.data.pictures import MOST_PIXELS, decode
 from trainer.data.source import Source, open_images, open_labelled
 from trainer.errors import InputError
-from trainer.evaluate.board import board
 from trainer.evaluate.inputs import class_names, templates
 from trainer.evaluate.ranking import Pairs
 from trainer.evaluate.retrieval import RECALLS, retrieval
 from trainer.evaluate.rounds import Rounds, never
 from trainer.evaluate.zero_shot import zero_shot
 from trainer.model.build import Clip
-from trainer.report.board import write_board
+from trainer.report.board import BoardRow, Text, row, write_board
 from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 
 Metrics = dict[str, float | int]
+_LABELS = {"": "", EMA: " (EMA)", MIX: " (mixture)"}
+"""Ends of log lines by the begin of the metrics' names."""
 
 
 class Evaluation:
@@ -64,19 +71,18 @@ class Evaluation:
             if self._comm.world.rank == 0:
                 name_left_out(source.left_out)
 
-    def __call__(self, clip: Clip, stop: Callable[[], bool] = never, *, ema: bool = False) -> Metrics:
+    def __call__(self, clip: Clip, stop: Callable[[], bool] = never, of: str = "") -> Metrics:
         """Collective: returns the metrics under the names of result.json; empty if the job asks for none.
 
         Raises Preempted on all ranks if `stop` is true on any; it is called before each round of blocks; and
         EvaluationFailed on all ranks if any cannot go on.
-        `ema` says that the model has the moving average of its weights: names and log lines tell, and the
-        retrieval board stays that of the weights.
+        `of` says that the model has other weights than the trained ones, their moving average or a mixture:
+        names begin with it, log lines tell, and the retrieval board stays that of the trained weights.
         """
-        label = " (EMA)" if ema else ""
-        show = None if ema else self._show
+        label, show = _LABELS[of], None if of else self._show
         rounds = Rounds(self._comm, stop)
         metrics = {**self._zero_shot(clip, rounds, label), **self._retrieval(clip, rounds, show, label)}
-        return {f"{EMA}{name}": value for name, value in metrics.items()} if ema else metrics
+        return {f"{of}{name}": value for name, value in metrics.items()}
 
     def _zero_shot(self, clip: Clip, rounds: Rounds, label: str) -> Metrics:
         if self._labelled is None:
@@ -107,3 +113,43 @@ class Evaluation:
             median = metrics[f"retrieval_{name}_median_rank"]
             log.info("%-12s %s: %s, median rank %g%s%s", "retrieval", way, recalls, median, others, label)
         return metrics
+
+
+IMAGES = 12
+TEXTS = 5
+
+
+def board(
+    pairs: Pairs, source: Source, images: int = IMAGES, texts: int = TEXTS, most_pixels: int = MOST_PIXELS
+) -> list[BoardRow]:
+    """Returns images spread evenly over the set with their nearest different texts, nearest first.
+
+    Not collective.
+    """
+    chosen = torch.linspace(0, len(source) - 1, min(images, len(source))).long()
+    scores_BT = pairs.images_ND[chosen] @ pairs.texts_TD.T
+    return [
+        _row(number, scores, pairs, source, texts, most_pixels)
+        for number, scores in zip(chosen.tolist(), scores_BT, strict=True)
+    ]
+
+
+def _row(
+    number: int, scores_T: torch.Tensor, pairs: Pairs, source: Source, texts: int, most_pixels: int
+) -> BoardRow:
+    nearest: dict[str, Text] = {}
+    for text in scores_T.argsort(descending=True, stable=True).tolist():
+        of_image = int(pairs.image_of_T[text])
+        first = int(torch.searchsorted(pairs.image_of_T, of_image))  # the texts of one image are consecutive
+        caption = source.read(of_image).captions[text - first]
+        own = caption in source.read(number).captions
+        nearest.setdefault(caption, Text(caption, float(scores_T[text]), own))
+        if len(nearest) == texts:
+            break
+    sample = source.read(number)
+    own_T = (pairs.image_of_T == number).nonzero().flatten()
+    if not len(own_T):
+        return row(decode(sample, most_pixels), list(nearest.values()))
+    best = int(scores_T[own_T].argmax())
+    place = 1 + int((scores_T > scores_T[own_T[best]]).sum())
+    return row(decode(sample, most_pixels), list(nearest.values()), sample.captions[best], place)

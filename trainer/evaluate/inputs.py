@@ -16,8 +16,7 @@ from trainer.data.image_folder import class_folders, image_folder, spoken
 from trainer.data.shard_names import expand_key
 from trainer.data.store import read
 from trainer.errors import InputError
-from trainer.evaluate.imagenet import NotInstalled
-from trainer.evaluate.template_sets import class_name_set, template_set
+from trainer.evaluate.template_sets import NotInstalled, class_name_set, template_set
 from trainer.text.wording import many
 
 

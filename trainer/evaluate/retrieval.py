@@ -20,9 +20,8 @@ from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
 from trainer.data.sample import Subset
 from trainer.data.source import Source
 from trainer.evaluate.features import evaluating, image_features, text_features
-from trainer.evaluate.progress import Progress
 from trainer.evaluate.ranking import ROWS, Pairs, ahead, exact
-from trainer.evaluate.rounds import Rounds, counted
+from trainer.evaluate.rounds import Progress, Rounds, counted
 from trainer.model.build import Clip
 
 RECALLS = (1, 5, 10)

@@ -1,8 +1,11 @@
 """Rounds of an evaluation: in each, every rank does one block, or none if too few are left.
 
-Requests to stop, and failures of a rank, are checked between rounds.
+Requests to stop, and failures of a rank, are checked between rounds. A long evaluation logs its progress now
+and then.
 """
 
+import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -123,3 +126,23 @@ class Rounds:
         if by_cause.total() == samples:
             raise EvaluationFailed(f"none of the {many(samples, 'sample')} can be used")
         return dict(by_cause)
+
+
+log = logging.getLogger("clipship")
+
+EVERY_S = 10.0
+
+
+class Progress:
+    """Progress of one phase; a phase that is done within ten seconds logs nothing."""
+
+    def __init__(self, what: str, total: int, unit: str) -> None:
+        self._what, self._total, self._unit = what, total, unit
+        self._logged_at = time.monotonic()
+
+    def done(self, count: int) -> None:
+        """Records that `count` of the total are done."""
+        now = time.monotonic()
+        if now - self._logged_at > EVERY_S:
+            log.info("%-12s %d of %d %s", self._what, min(count, self._total), self._total, self._unit)
+            self._logged_at = now

@@ -3,14 +3,13 @@
 Imports no torch.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 
 from trainer.errors import InputError
+from trainer.sysinfo.own_table import own_table
 from trainer.text.terminal import one_line
 
 OWN = "own"
@@ -69,7 +68,7 @@ class SuiteTable:
 @cache
 def table() -> SuiteTable:
     """Returns the table of the package."""
-    content = tomllib.loads(Path(__file__).with_name("suites.toml").read_text(encoding="utf-8"))
+    content = own_table(__file__, "suites.toml")
     sets = {name: SetRow(name, **row) for name, row in content["sets"].items()}
     return SuiteTable(sets, content["suites"], content["unsupported"])
 

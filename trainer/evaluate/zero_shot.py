@@ -18,8 +18,7 @@ from trainer.data.eval_blocks import EvalBlock, eval_blocks
 from trainer.data.source import Source
 from trainer.errors import InputError
 from trainer.evaluate.features import evaluating, image_features, text_features
-from trainer.evaluate.progress import Progress
-from trainer.evaluate.rounds import Rounds, counted
+from trainer.evaluate.rounds import Progress, Rounds, counted
 from trainer.model.build import Clip
 
 CLASSES_PER_BLOCK = 16

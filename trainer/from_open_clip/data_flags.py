@@ -12,6 +12,8 @@ from trainer.from_open_clip.translation import Flag, Translate, Translation
 from trainer.text.wording import many
 
 TAB = "\t"
+_PILLOWS_LIMIT = 256_000_000
+"""Pixels beyond which Pillow refuses an image in open_clip_train."""
 _NO_FORMAT = "the ending of the data says no format, and open_clip_train ends there, too"
 
 
@@ -60,10 +62,69 @@ def dataset_type(flag: Flag, line: Line, result: Translation) -> None:
     """Writes the format that open_clip_train would take."""
     if line.format is None and line["--train-data"]:
         result.refused[flag.name] = f"{_NO_FORMAT}: name webdataset or csv"
+    elif str(line[flag.name]).endswith("-audio"):
+        result.refused[flag.name] = "not supported: audio"
     elif line.format is not None:
         result.set("data.format", line.format)
-        if line.format == "webdataset":
+        if line.format == "webdataset" and not line["--json-text-key"]:
             result.set("data.caption_lines", "one")
+
+
+def image_key(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the endings of images."""
+    if flag.name in line.named:
+        result.set("data.image_key", _alternatives(line[flag.name]))
+
+
+def max_image_pixels(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes the limit, which is another one here."""
+    if line.reads_shards:
+        note = "" if line[flag.name] else "Pillow's limit in open_clip_train, which has no other with 0"
+        result.set("data.max_image_pixels", line[flag.name] or _PILLOWS_LIMIT, note)
+
+
+def text_key(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the ending of captions."""
+    endings = _alternatives(line[flag.name])
+    if flag.name not in line.named:
+        return
+    if line["--json-text-key"]:
+        result.dropped[flag.name] = "it has no effect with --json-text-key"
+    elif len(endings) > 1:
+        result.refused[flag.name] = (
+            "not supported yet: several endings; a sample's captions lie in one member"
+        )
+    else:
+        result.set("data.caption_key", endings)
+
+
+def json_text_key(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the fields of captions."""
+    fields = _alternatives(line[flag.name] or "")
+    if odd := [field for field in fields if set(field) & set(".[]")]:
+        result.refused[flag.name] = f"not supported yet: a field whose name has a dot or brackets: {odd[0]}"
+    elif fields:
+        result.set("data.caption_key", [f"json:{field}" for field in fields])
+        if len(fields) > 1 and line["--json-text-key-probs"] is None:
+            result.set("data.caption_choice", "first")
+
+
+def json_text_weights(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes how often each field is taken."""
+    weights, fields = line[flag.name], _alternatives(line["--json-text-key"] or "")
+    if weights is None:
+        return
+    if len(weights) != len(fields) or min(weights) <= 0:
+        result.refused[flag.name] = (
+            f"not supported yet: {many(len(fields), 'field')} with {many(len(weights), 'number')}; each "
+            "field has a number above 0 here, and none stands in for others"
+        )
+    else:
+        result.set("data.caption_weights", weights)
+
+
+def _alternatives(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip()]
 
 
 def for_tables(change: Callable[[Any], Any] = lambda value: value) -> Translate:
@@ -132,13 +193,13 @@ def _with_timm(settings: Mapping[str, Any], result: Translation) -> set[str]:
     return used
 
 
-def literal_pairs(texts: list[str]) -> dict[str, Any]:
+def literal_pairs(flag: str, texts: list[str]) -> dict[str, Any]:
     """Returns the settings of `key=value` texts, as open_clip_train's ParseKwargs reads them."""
     pairs: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise InputError(f"--aug-cfg {text}: expected key=value")
+            raise InputError(f"{flag} {text}: expected key=value")
         try:
             pairs[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

@@ -10,7 +10,15 @@ from trainer.config.formats import row_of
 PIPE = "pipe:"
 SOURCES = "::"
 """Text between two sources in --train-data and --val-data."""
-_FORMATS = {"webdataset": "webdataset", "csv": "table", "synthetic": "synthetic"}
+RELEASES = ("3.3", "4")
+"""Releases of open_clip_torch whose flags are known; 4 is what its main branch becomes."""
+_FORMATS = {
+    "webdataset": "webdataset",
+    "webdataset-audio": "webdataset",
+    "csv": "table",
+    "synthetic": "synthetic",
+    "synthetic-audio": "synthetic",
+}
 _ENDINGS = {"csv": "table", "tsv": "table", "tar": "webdataset"}
 
 
@@ -19,13 +27,15 @@ class Line:
     """A command line of open_clip_train; `line["--lr"]` is the flag's value, given or by default."""
 
     values: Mapping[str, Any]
-    """Value of every flag."""
+    """Value of every flag; of one that the release lacks its default."""
     named: frozenset[str]
     """Flags that the command line gives."""
     gpus: int
     """World size: open_clip_train starts one rank for each GPU."""
     nodes: int = 1
     """Nodes that torchrun is told; they share the GPUs evenly."""
+    release: str = RELEASES[0]
+    """Release of open_clip_torch that the line is for, one of RELEASES."""
 
     def __getitem__(self, flag: str) -> Any:
         return self.values[flag]
@@ -45,6 +55,13 @@ class Line:
     def reads_tables(self) -> bool:
         """True if training or evaluation reads a table."""
         return any(self[flag] and self.format_of(flag) == "table" for flag in ("--train-data", "--val-data"))
+
+    @property
+    def reads_shards(self) -> bool:
+        """True if training or evaluation reads shards."""
+        return any(
+            self[flag] and self.format_of(flag) == "webdataset" for flag in ("--train-data", "--val-data")
+        )
 
     @property
     def sources(self) -> list[str]:

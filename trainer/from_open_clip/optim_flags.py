@@ -1,6 +1,6 @@
 """Translates flags about batch, length, learning rate and optimizer."""
 
-from trainer.config.optimizers import OPTIMIZERS
+from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4, OPTIMIZERS
 from trainer.from_open_clip.line import Line
 from trainer.from_open_clip.translation import Flag, Translation
 from trainer.text.wording import many
@@ -87,22 +87,45 @@ def cooldown(flag: Flag, line: Line, result: Translation) -> None:
 
 def optimizer(flag: Flag, line: Line, result: Translation) -> None:
     """Takes AdamW and those of timm's optimizers that are made here; the others are refused."""
+    if line.release == "4":
+        result.set(
+            "optim.no_decay", list(NO_DECAY_IN_OPEN_CLIP_4), "what release 4 spares for every optimizer"
+        )
     kind, _, name = line[flag.name].lower().rpartition("/")
     if (kind, name) == ("", "adamw"):
         return
     ours = next((own for own, row in OPTIMIZERS.items() if kind == "timm" and row.factory == name), None)
     if ours is None:
-        known = ", ".join(f"timm/{row.factory}" for row in OPTIMIZERS.values() if row.factory)
+        known = ", ".join(
+            f"timm/{row.factory}" for row in OPTIMIZERS.values() if row.factory and not row.differs_there
+        )
         result.refused[flag.name] = (
             f"here are adamw and, of timm's, those that a resumed run repeats: {known}"
         )
+        return
+    if other := OPTIMIZERS[ours].differs_there:
+        result.refused[flag.name] = f'{other}: optim.optimizer = "{ours}" is another one'
         return
     wanted = ["--momentum"] if ours == "sgd" else [f"--{key}" for key in OPTIMIZERS[ours].reads]
     if missing := [each for each in ("--lr", *wanted) if each not in line.named]:
         result.refused[flag.name] = f"timm's own defaults hold there: write {', '.join(missing)} out"
         return
     result.set("optim.optimizer", ours)
-    result.set("optim.no_decay", _TIMM_SPARES, "the names that open_clip's models give timm")
+    if line.release != "4":
+        result.set("optim.no_decay", _TIMM_SPARES, "the names that open_clip's models give timm")
+
+
+def wd_exclude(flag: Flag, line: Line, result: Translation) -> None:
+    """Adds patterns to those of `optimizer`."""
+    if line[flag.name]:
+        spared = result.settings["optim.no_decay"]
+        result.set("optim.no_decay", [*spared.value, *line[flag.name]], spared.comment)
+
+
+def layer_decay(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes the factor; open_clip_train, too, ends with one that is not in (0, 1]."""
+    if line[flag.name] is not None:
+        result.set(flag.keys[0], line[flag.name])
 
 
 def momentum(flag: Flag, line: Line, result: Translation) -> None:

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 
-from trainer.from_open_clip.table import FLAGS, GROUPS, VERSION
+from trainer.from_open_clip.line import RELEASES
+from trainer.from_open_clip.table import FLAGS, GROUPS
 from trainer.from_open_clip.translation import Flag
 
 _BEGIN = f"""
-`clipship from-open-clip` prints the job file of a command line of open_clip_train. The tables below have a
-row for each of the {len(FLAGS)} flags of open_clip_torch {VERSION}: the command works by the same rows.
+`clipship from-open-clip` prints the job file of a command line of open_clip_train. The tables below have
+a row for each of the {len(FLAGS)} flags of open_clip_torch {" and ".join(RELEASES)}: the command works by the
+same rows. Release 4 is open_clip's main branch, which is not published yet. Behind a flag that only one of
+the two has stands which one. `--release 4` says that a command line is for 4, where some defaults are others;
+without it, a line is taken for 3.3 unless only 4 has its flags.
 
 ```text
 clipship from-open-clip --gpus 8 -- --train-data 'cc3m/{{0000..0331}}.tar' --model ViT-B-32 \\
@@ -66,7 +70,9 @@ def _row(flag: Flag) -> str:
     refused = flag.fate in ("not wanted", "not supported yet") and not flag.harmless
     here = keys or f"{flag.fate}, refused" if refused else keys or flag.fate
     text = flag.text[0].upper() + flag.text[1:]
-    return f"| `{flag.name}` | {here} | {text}{'' if text.endswith('.') else '.'} |"
+    name = f"`{flag.name}`" + (f", `{flag.also}`" if flag.also else "")
+    name += f" ({flag.release})" if flag.release else ""
+    return f"| {name} | {here} | {text}{'' if text.endswith('.') else '.'} |"
 
 
 def _blocks(text: str) -> Iterator[str]:

@@ -69,6 +69,8 @@ def report_to(flag: Flag, line: Line, result: Translation) -> None:
     result.set("logging.tensorboard", "tensorboard" in line.reports, named=False)
     if "wandb" in line.reports:
         result.set("logging.wandb", "online")
+    if "trackio" in line.reports:
+        result.notes.append(f"{flag.name}: trackio gets nothing; logging.tensorboard and logging.wandb do")
 
 
 def wandb_project(flag: Flag, line: Line, result: Translation) -> None:
@@ -117,6 +119,18 @@ def horovod(flag: Flag, line: Line, result: Translation) -> None:
     """Names the backend."""
     if line[flag.name]:
         result.set("comm.backend", "horovod")
+
+
+def fsdp(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the backend."""
+    if line[flag.name]:
+        result.set("comm.backend", "fsdp")
+
+
+def no_reshard(flag: Flag, line: Line, result: Translation) -> None:
+    """Keeps gathered parameters until the backward pass."""
+    if line[flag.name]:
+        result.set("comm.fsdp.reshard_after_forward", False)
 
 
 def static_graph(flag: Flag, line: Line, result: Translation) -> None:

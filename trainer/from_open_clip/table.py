@@ -1,99 +1,47 @@
 """The table of open_clip_train's flags: each with our keys, or with the reason why it has none.
 
 It is the truth for the command `clipship from-open-clip` and for docs/from-open-clip.md. The flags are those
-of src/open_clip_train/params.py of open_clip_torch VERSION; a test compares them with the installed package.
+of src/open_clip_train/params.py of open_clip_torch's releases (RELEASES in line.py); a test compares them
+with the package that is imported.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from trainer.from_open_clip import data_flags, model_flags, optim_flags, run_flags
-from trainer.from_open_clip.line import Line
-from trainer.from_open_clip.translation import Flag, Translate, copy, turned_on
+from trainer.from_open_clip.rows import (
+    COUNT,
+    NUMBER,
+    SWITCH,
+    TEXT,
+    a_count,
+    a_number,
+    a_text,
+    built_in,
+    dropped,
+    key,
+    missing,
+    not_with_horovod,
+    one_of,
+    only_coca,
+    only_distilling,
+    only_for_cooldown,
+    only_with,
+    only_with_ddp,
+    refused,
+)
+from trainer.from_open_clip.table_4 import ADDED
+from trainer.from_open_clip.translation import Flag, copy, turned_on
 
-VERSION = "3.3.0"
-"""Release of open_clip_torch whose flags these are."""
-
-TEXT: Mapping[str, Any] = {"type": str}
-NUMBER: Mapping[str, Any] = {"type": float}
-COUNT: Mapping[str, Any] = {"type": int}
-SWITCH: Mapping[str, Any] = {"action": "store_true", "default": False}
-
-
-def _text(default: str) -> dict[str, Any]:
-    return {"type": str, "default": default}
-
-
-def _count(default: int) -> dict[str, Any]:
-    return {"type": int, "default": default}
-
-
-def _number(default: float) -> dict[str, Any]:
-    return {"type": float, "default": default}
-
-
-def _choice(default: str | None, *choices: str) -> dict[str, Any]:
-    return {"type": str, "default": default, "choices": choices}
-
-
-def _key(
-    name: str, takes: Mapping[str, Any], keys: str, translate: Translate, text: str, **more: Any
-) -> Flag:
-    """Returns a row for a flag that sets keys (their names with spaces between them)."""
-    return Flag(name, "key", text, tuple(keys.split()), translate, takes, **more)
-
-
-def _built_in(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
-    return Flag(name, "built in", text, takes=takes, **more)
-
-
-def _dropped(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
-    """Returns a row for a flag that is not wanted and without which the training is the same."""
-    return Flag(name, "not wanted", text, takes=takes, harmless=True, **more)
-
-
-def _refused(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
-    """Returns a row for a flag that is not wanted and changes what is trained."""
-    return Flag(name, "not wanted", text, takes=takes, **more)
-
-
-def _missing(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
-    """Returns a row for a flag that somebody may add one day."""
-    return Flag(name, "not supported yet", text, takes=takes, **more)
-
-
-def _only_with(flag: str) -> Callable[[Line], str]:
-    """Returns a test for a flag that has no effect in open_clip_train without another one."""
-    return lambda line: "" if line[flag] else f"it has no effect without {flag}"
-
-
-def _only_for_cooldown(line: Line) -> str:
-    used = line["--lr-scheduler"] == "const-cooldown" and not line["--skip-scheduler"]
-    return "" if used else "only const-cooldown uses it"
-
-
-def _not_with_horovod(line: Line) -> str:
-    return "it has no effect with --horovod" if line["--horovod"] else ""
-
-
-def _only_coca(line: Line) -> str:
-    return "" if model_flags.is_coca(line) else "only CoCa models use it"
-
-
-def _only_distilling(line: Line) -> str:
-    return "" if line.is_distilled else "only --distill-model with --distill-pretrained trains from a teacher"
-
-
-GROUPS: dict[str, tuple[Flag, ...]] = {
+_GROUPS: dict[str, tuple[Flag, ...]] = {
     "Training data": (
-        _key(
+        key(
             "--train-data",
             TEXT,
             "data.train",
             data_flags.train_data,
             "Sources between `::` become a list; braces stay. Without data there is nothing to train.",
         ),
-        _key(
+        key(
             "--train-data-upsampling-factors",
             TEXT,
             "data.weights",
@@ -101,7 +49,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "Numbers between `::` become a list. There they weigh shards that are drawn at random, here they "
             "say how often an epoch has each sample of a source.",
         ),
-        _key(
+        key(
             "--train-num-samples",
             COUNT,
             "optim.steps data.stream_samples data.synthetic_samples",
@@ -110,34 +58,37 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "see `--epochs`. For streams (`pipe:`) and synthetic data it is the number of samples of an "
             "epoch.",
         ),
-        _key(
+        key(
             "--dataset-type",
-            _choice("auto", "webdataset", "csv", "synthetic", "auto"),
+            one_of("auto", "webdataset", "csv", "synthetic", "auto"),
             "data.format data.caption_lines",
             data_flags.dataset_type,
             "`csv` becomes `table`; `auto` is decided by the ending and written out. With shards the whole "
-            "text of a sample is one caption, as in open_clip_train.",
+            "text of a sample is one caption, as in open_clip_train. Audio is refused.",
+            from_4={
+                "choices": ("webdataset", "webdataset-audio", "csv", "synthetic", "synthetic-audio", "auto")
+            },
         ),
-        _dropped(
+        dropped(
             "--dataset-resampled",
             SWITCH,
             "shards are not drawn with replacement: every sample comes once in an epoch, and a resumed run "
             "goes on at the next one",
         ),
-        _key(
+        key(
             "--csv-separator",
-            _text("\t"),
+            a_text("\t"),
             "data.separator",
             data_flags.separator,
             "The default of open_clip_train is a tab, also for .csv. It is one character here.",
         ),
-        _key("--csv-img-key", _text("filepath"), "data.image_column", data_flags.for_tables(), "The same."),
-        _key(
-            "--csv-caption-key", _text("title"), "data.caption_column", data_flags.for_tables(), "The same."
+        key("--csv-img-key", a_text("filepath"), "data.image_column", data_flags.for_tables(), "The same."),
+        key(
+            "--csv-caption-key", a_text("title"), "data.caption_column", data_flags.for_tables(), "The same."
         ),
-        _key("--workers", _count(4), "data.workers", copy(), "The same: loader processes of each rank."),
-        _key("--seed", _count(0), "seed", copy(), "The same, with other random numbers."),
-        _key(
+        key("--workers", a_count(4), "data.workers", copy(), "The same: loader processes of each rank."),
+        key("--seed", a_count(0), "seed", copy(), "The same, with other random numbers."),
+        key(
             "--aug-cfg",
             {"nargs": "*", "default": {}},
             "data.crop_scale data.augment.crop_ratio data.augment.color_jitter "
@@ -147,51 +98,52 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "`scale`, `color_jitter`, `color_jitter_prob`, `gray_scale_prob`; with `use_timm` "
             "`scale`, `ratio`, `color_jitter`, `re_prob` and `re_count`, whose noise is uniform here.",
         ),
-        _key(
+        key(
             "--image-mean",
             {"type": float, "nargs": "+"},
             "model.image_mean",
             model_flags.channels,
             "The same; one number becomes three.",
         ),
-        _key(
+        key(
             "--image-std",
             {"type": float, "nargs": "+"},
             "model.image_std",
             model_flags.channels,
             "The same; one number becomes three.",
         ),
-        _key(
+        key(
             "--image-interpolation",
-            _choice(None, "bicubic", "bilinear", "random"),
+            one_of(None, "bicubic", "bilinear", "random"),
             "model.image_interpolation",
             model_flags.interpolation,
             "The same, for evaluation; training is bicubic in both. `random` is refused.",
         ),
-        _key(
+        key(
             "--image-resize-mode",
-            _choice(None, "shortest", "longest", "squash"),
+            one_of(None, "shortest", "longest", "squash"),
             "model.image_resize_mode",
             copy(),
             "The same, for evaluation.",
         ),
     ),
     "Model": (
-        _key(
+        key(
             "--model",
-            _text("RN50"),
+            a_text("RN50"),
             "model.name optim.loss",
             model_flags.model,
-            "The same names; `optim.loss` becomes `coca` for CoCa models, as there.",
+            "The same names; `optim.loss` becomes `coca` for CoCa models, as there. Models of audio, and "
+            "those that write captions alone (GenLIP), are refused.",
         ),
-        _key(
+        key(
             "--pretrained",
-            _text(""),
+            a_text(""),
             "model.pretrained",
             model_flags.pretrained,
             "The same: a tag or a file.",
         ),
-        _key(
+        key(
             "--pretrained-image",
             SWITCH,
             "model.init",
@@ -199,205 +151,210 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             'It becomes `"timm"`: the weights that timm has for its image tower. With a tower of open_clip '
             "it has no effect in either.",
         ),
-        _key("--cache-dir", TEXT, "model.cache_dir", copy(), "The same."),
-        _key(
+        key("--cache-dir", TEXT, "model.cache_dir", copy(), "The same."),
+        key(
             "--precision",
-            _choice(
+            one_of(
                 "amp", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32"
             ),
             "model.precision",
             model_flags.precision,
             "`amp` is `fp16`; `amp_bf16` and `amp_bfloat16` are `bf16`; `fp32` is `tf32`. "
-            "The others are refused: they keep the weights in half precision, where small updates are lost.",
+            "The others are refused: they keep the weights in half precision, where small updates are lost. "
+            "The default is `amp` in release 3.3, `amp_bf16` in 4.",
+            from_4={"default": "amp_bf16"},
         ),
-        _key(
+        key(
             "--lock-image",
             SWITCH,
             "model.lock_image",
             model_flags.lock_image,
             "The same, and statistics of batch norm are always locked with it.",
         ),
-        _key(
+        key(
             "--lock-image-unlocked-groups",
-            _count(0),
+            a_count(0),
             "model.lock_image_unlocked_groups",
             model_flags.with_lock("--lock-image"),
             "The same groups.",
-            idle=_only_with("--lock-image"),
+            idle=only_with("--lock-image"),
         ),
-        _built_in(
+        built_in(
             "--lock-image-freeze-bn-stats",
             SWITCH,
             "a locked image tower has locked statistics, too",
-            idle=_only_with("--lock-image"),
+            idle=only_with("--lock-image"),
         ),
-        _key(
+        key(
             "--lock-text",
             SWITCH,
             "model.lock_text",
             model_flags.lock_text,
             "The same, and layer norms are always locked with it.",
         ),
-        _key(
+        key(
             "--lock-text-unlocked-layers",
-            _count(0),
+            a_count(0),
             "model.lock_text_unlocked_layers",
             model_flags.with_lock("--lock-text"),
             "The same layers.",
-            idle=_only_with("--lock-text"),
+            idle=only_with("--lock-text"),
         ),
-        _built_in(
+        built_in(
             "--lock-text-freeze-layer-norm",
             SWITCH,
             "a locked text tower has locked layer norms, too",
-            idle=_only_with("--lock-text"),
+            idle=only_with("--lock-text"),
         ),
-        _key(
+        key(
             "--grad-checkpointing",
             SWITCH,
             "model.grad_checkpointing",
             turned_on,
             "The same.",
         ),
-        _key(
+        key(
             "--use-bn-sync",
             SWITCH,
             "model.sync_batch_norm",
             model_flags.batch_norm,
             "On by default here, so that `false` is written without the flag. It works with Horovod, too.",
         ),
-        _key("--force-context-length", COUNT, "model.context_length", copy(), "The same."),
-        _key(
+        key("--force-context-length", COUNT, "model.context_length", copy(), "The same."),
+        key(
             "--force-image-size",
             {"type": int, "nargs": "+"},
             "model.image_size",
             model_flags.edges,
             "The same: one edge, or height and width.",
         ),
-        _key(
+        key(
             "--force-quick-gelu",
             SWITCH,
             "model.name",
             model_flags.quick_gelu,
             "The variant of the model whose name ends in -quickgelu, if there is one.",
         ),
-        _key(
+        key(
             "--force-patch-dropout",
             NUMBER,
             "model.patch_dropout",
             copy(),
             "The same share, drawn for each sample by its place in the run.",
         ),
-        _missing(
+        missing(
             "--force-custom-text",
             SWITCH,
             "there is no key: give `model.name` a copy of the model's config file with `custom_text`",
         ),
-        _refused(
+        refused(
             "--torchscript",
             SWITCH,
             "`model.compile` makes steps faster; a scripted model has no other use in training",
+            release="3.3",
         ),
-        _key(
+        key(
             "--torchcompile",
             SWITCH,
             "model.compile",
             turned_on,
             "The towers' blocks are compiled, not the model as a whole.",
         ),
-        _refused("--trace", SWITCH, "a traced model cannot be trained, and evaluation needs none"),
-        _refused(
+        refused(
+            "--trace", SWITCH, "a traced model cannot be trained, and evaluation needs none", release="3.3"
+        ),
+        refused(
             "--use-bnb-linear", {}, "layers of 8 bits (bitsandbytes) are an experiment in open_clip_train"
         ),
     ),
     "Loss": (
-        _built_in(
+        built_in(
             "--local-loss",
             SWITCH,
             "each rank compares its own samples with those of all ranks; no rank builds the whole matrix",
         ),
-        _built_in("--gather-with-grad", SWITCH, "gathered features always carry gradients"),
-        _key(
+        built_in("--gather-with-grad", SWITCH, "gathered features always carry gradients"),
+        key(
             "--siglip",
             SWITCH,
             "optim.loss optim.max_logit_scale",
             model_flags.siglip,
             "`siglip`, and the limit of 100 on the logit scale, which is not the default of this loss here.",
         ),
-        _built_in(
+        built_in(
             "--loss-dist-impl",
             TEXT,
             "all of its ways give the same loss; here features are gathered once, or go round a ring "
             "(`optim.loss_tile` with the SigLIP loss)",
         ),
-        _key(
+        key(
             "--coca-caption-loss-weight",
-            _number(2.0),
+            a_number(2.0),
             "optim.caption_weight",
             copy(),
             "Here the mean is over the tokens of all ranks; there, each rank has a mean of its own.",
-            idle=_only_coca,
+            idle=only_coca,
         ),
-        _key(
+        key(
             "--coca-contrastive-loss-weight",
-            _number(1.0),
+            a_number(1.0),
             "optim.contrast_weight",
             copy(),
             "The same.",
-            idle=_only_coca,
+            idle=only_coca,
         ),
-        _key(
+        key(
             "--distill-model",
             {},
             "model.teacher",
             model_flags.teacher,
             "The same; with the clip loss alone.",
-            idle=_only_distilling,
+            idle=only_distilling,
         ),
-        _key(
+        key(
             "--distill-pretrained",
             {},
             "model.teacher_pretrained",
             model_flags.teacher,
             "The same.",
-            idle=_only_distilling,
+            idle=only_distilling,
         ),
     ),
     "Batch, length and optimizer": (
-        _key(
+        key(
             "--batch-size",
-            _count(64),
+            a_count(64),
             "optim.global_batch_size optim.max_batch_size_per_gpu",
             optim_flags.batch_size,
             "In open_clip_train it is the batch of a GPU. The global batch is batch x GPUs x `--accum-freq`, "
             "so the command needs the number of GPUs: `--gpus`.",
         ),
-        _key(
+        key(
             "--accum-freq",
-            _count(1),
+            a_count(1),
             "optim.global_batch_size",
             optim_flags.accumulation,
             "Part of the global batch. A GPU that gets more than `optim.max_batch_size_per_gpu` accumulates, "
             "exactly; models with batch norm cannot.",
         ),
-        _key(
+        key(
             "--epochs",
-            _count(32),
+            a_count(32),
             "optim.epochs optim.steps",
             optim_flags.epochs,
             "With shards and `--train-num-samples` the exact number of steps in open_clip_train, which is "
             "rounded up for each epoch; else epochs, in which the last samples that fill no batch are left "
             "out.",
         ),
-        _key("--lr", NUMBER, "optim.lr", optim_flags.learning_rate, "The same peak."),
-        _key(
+        key("--lr", NUMBER, "optim.lr", optim_flags.learning_rate, "The same peak."),
+        key(
             "--beta1",
             NUMBER,
             "optim.beta1",
             copy(),
             "The same.",
         ),
-        _key(
+        key(
             "--beta2",
             NUMBER,
             "optim.beta2",
@@ -405,7 +362,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "The default of open_clip_train is 0.98 for models with vit in the name, 0.999 for others: it is "
             "written out.",
         ),
-        _key(
+        key(
             "--eps",
             NUMBER,
             "optim.eps",
@@ -413,8 +370,14 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "The default of open_clip_train is 1e-6 for models with vit in the name, 1e-8 for others: it is "
             "written out.",
         ),
-        _key("--wd", _number(0.2), "optim.weight_decay", copy(), "The same, for the same parameters."),
-        _key(
+        key(
+            "--wd",
+            a_number(0.2),
+            "optim.weight_decay",
+            copy(),
+            "The same, for the same parameters: `optim.no_decay` names those that release 4 spares besides.",
+        ),
+        key(
             "--momentum",
             NUMBER,
             "optim.beta1",
@@ -422,62 +385,64 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "Of SGD; the other optimizers here have betas.",
             idle=lambda line: "" if "timm" in line["--opt"] else "AdamW has none",
         ),
-        _key(
+        key(
             "--warmup",
-            _count(10000),
+            a_count(10000),
             "optim.warmup_steps",
             optim_flags.warmup,
             "The same number of steps; open_clip_train's default is 10000, ours is 0. One that is "
             "longer than the training ends with it, at the learning rate that it has reached.",
         ),
-        _key(
+        key(
             "--opt",
-            _text("adamw"),
+            a_text("adamw"),
             "optim.optimizer optim.no_decay",
             optim_flags.optimizer,
             "`adamw`, and of timm's optimizers nadamw, adoptw, lion, nesterovw and adafactorbv, if learning "
-            "rate and betas are written out. Others keep values that a checkpoint could not give back.",
+            "rate and betas are written out. `lamb` and `muon` are used otherwise here, and other optimizers "
+            "keep values that a checkpoint could not give back; torch's `nadamw` makes other steps than "
+            "timm's.",
         ),
-        _key(
+        key(
             "--skip-scheduler",
             SWITCH,
             "optim.schedule optim.warmup_steps",
             optim_flags.skip_scheduler,
             "`constant`, and no warm-up.",
         ),
-        _key(
+        key(
             "--lr-scheduler",
-            _text("cosine"),
+            a_text("cosine"),
             "optim.schedule",
             optim_flags.scheduler,
             "`cosine` is the default here, too; `const` and `const-cooldown` are `constant`.",
             idle=lambda line: "--skip-scheduler uses none" if line["--skip-scheduler"] else "",
         ),
-        _key(
+        key(
             "--epochs-cooldown",
             COUNT,
             "optim.cooldown_share",
             optim_flags.cooldown,
             "The share of the epochs.",
-            idle=_only_for_cooldown,
+            idle=only_for_cooldown,
         ),
-        _key(
+        key(
             "--lr-cooldown-end",
-            _number(0.0),
+            a_number(0.0),
             "optim.min_lr",
             copy(),
             "The same.",
-            idle=_only_for_cooldown,
+            idle=only_for_cooldown,
         ),
-        _key(
+        key(
             "--lr-cooldown-power",
-            _number(1.0),
+            a_number(1.0),
             "optim.cooldown_power",
             copy(),
             "The same.",
-            idle=_only_for_cooldown,
+            idle=only_for_cooldown,
         ),
-        _key(
+        key(
             "--grad-clip-norm",
             NUMBER,
             "optim.grad_clip_norm",
@@ -487,53 +452,53 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         ),
     ),
     "Evaluation": (
-        _key(
+        key(
             "--val-data",
             TEXT,
             "eval.retrieval",
             data_flags.validation,
             "Retrieval in both directions, shared by all ranks. The loss on it is not computed.",
         ),
-        _dropped("--val-num-samples", COUNT, "all samples are evaluated and counted"),
-        _key(
+        dropped("--val-num-samples", COUNT, "all samples are evaluated and counted"),
+        key(
             "--val-frequency",
-            _count(1),
+            a_count(1),
             "eval.every_epochs eval.every_steps",
             data_flags.frequency,
             "One frequency for both sets: the epochs that divide both. 0 leaves the set out.",
         ),
-        _key(
+        key(
             "--imagenet-val",
             TEXT,
             "eval.zero_shot eval.class_names eval.templates eval.batch_size",
             data_flags.imagenet,
             "The folder, with open_clip's class names and templates written out.",
         ),
-        _missing(
+        missing(
             "--imagenet-v2",
             TEXT,
             "a run evaluates one set of labelled images; `clipship eval RUN --suite imagenetv2` measures it "
             "afterwards",
         ),
-        _key(
+        key(
             "--zeroshot-frequency",
-            _count(2),
+            a_count(2),
             "eval.every_epochs eval.every_steps",
             data_flags.frequency,
             "One frequency for both sets: the epochs that divide both. 0 leaves the set out.",
         ),
     ),
     "Checkpoints": (
-        _key(
+        key(
             "--save-frequency",
-            _count(1),
+            a_count(1),
             "checkpoint.every_steps",
             run_flags.save_frequency,
             "The steps of that many epochs, with shards and `--train-num-samples`. Here 3 checkpoints are "
             "kept (`checkpoint.keep`), and one is saved every 30 minutes as well.",
         ),
-        _built_in("--save-most-recent", SWITCH, "the newest checkpoint is always whole, and resumes the run"),
-        _key(
+        built_in("--save-most-recent", SWITCH, "the newest checkpoint is always whole, and resumes the run"),
+        key(
             "--resume",
             TEXT,
             "checkpoint.resume",
@@ -541,14 +506,14 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "The same; `latest` is `auto`, the default here. Checkpoints of open_clip_train go on; a file "
             "with weights alone is one for `model.pretrained`.",
         ),
-        _key(
+        key(
             "--delete-previous-checkpoint",
             SWITCH,
             "checkpoint.keep",
             run_flags.delete_previous,
             "One checkpoint is kept.",
         ),
-        _key(
+        key(
             "--remote-sync",
             TEXT,
             "checkpoint.copy_to",
@@ -557,29 +522,29 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "many as the run folder; logs are not copied. Where theirs takes `--resume latest` from there, "
             "`clipship resume PATH/NAME` does.",
         ),
-        _dropped(
+        dropped(
             "--remote-sync-frequency",
-            _count(300),
+            a_count(300),
             "a checkpoint is copied as soon as it is whole",
-            idle=_only_with("--remote-sync"),
+            idle=only_with("--remote-sync"),
         ),
-        _built_in(
+        built_in(
             "--remote-sync-protocol",
             {"default": "s3", "choices": ("s3", "fsspec")},
             "the address says how it is reached, and a copy is compared with what was saved",
-            idle=_only_with("--remote-sync"),
+            idle=only_with("--remote-sync"),
         ),
     ),
     "Logs": (
-        _key(
+        key(
             "--logs",
-            _text("./logs/"),
+            a_text("./logs/"),
             "logging.runs",
             run_flags.logs,
             "The same; `none` is not wanted, because supervisors and resumed runs need the folder.",
         ),
-        _built_in("--log-local", SWITCH, "each rank has its own log in the run folder, on every node"),
-        _key(
+        built_in("--log-local", SWITCH, "each rank has its own log in the run folder, on every node"),
+        key(
             "--name",
             TEXT,
             "name",
@@ -587,69 +552,75 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "The same. The default of open_clip_train has the date; here it is the model's name, because a "
             "run is resumed by its name.",
         ),
-        _key(
+        key(
             "--report-to",
-            _text(""),
+            a_text(""),
             "logging.tensorboard logging.wandb",
             run_flags.report_to,
-            "TensorBoard is on by default here, off in open_clip_train; W&B is `online`.",
+            "TensorBoard is on by default here, off in open_clip_train; W&B is `online`, trackio "
+            "is left out.",
         ),
-        _dropped("--wandb-notes", _text(""), "notes belong to W&B's own page of the run"),
-        _key(
+        dropped("--wandb-notes", a_text(""), "notes belong to W&B's own page of the run"),
+        key(
             "--wandb-project-name",
-            _text("open-clip"),
+            a_text("open-clip"),
             "logging.wandb_project",
             run_flags.wandb_project,
             "The same.",
             idle=lambda line: "" if "wandb" in line.reports else "it has no effect without W&B",
         ),
-        _dropped(
-            "--debug", SWITCH, "logs have one level; [env] sets what libraries read, such as NCCL_DEBUG"
-        ),
-        _dropped(
+        dropped("--debug", SWITCH, "logs have one level; [env] sets what libraries read, such as NCCL_DEBUG"),
+        dropped(
             "--copy-codebase",
             SWITCH,
             "an image holds the code, and environment.json of each start says which versions ran",
         ),
-        _key("--log-every-n-steps", _count(100), "logging.every_steps", copy(), "The same."),
+        key("--log-every-n-steps", a_count(100), "logging.every_steps", copy(), "The same."),
     ),
     "Ranks": (
-        _key(
+        key(
             "--device",
-            _text("cuda"),
+            a_text("cuda"),
             "resources.device resources.nodes resources.gpus_per_node",
             run_flags.device,
             "`cpu` is the same; with `cuda` a rank takes the GPU of its number. A node's ranks follow from "
             "`--gpus`, or from what torchrun is told.",
         ),
-        _dropped("--dist-url", TEXT, "the launcher says where ranks meet"),
-        _key(
+        dropped("--dist-url", TEXT, "the launcher says where ranks meet"),
+        key(
             "--dist-backend",
             TEXT,
             "comm.torch.device_backend",
             run_flags.dist_backend,
             "`nccl` or `gloo`.",
-            idle=_not_with_horovod,
+            idle=not_with_horovod,
         ),
-        _key(
+        key(
             "--horovod",
             SWITCH,
             "comm.backend",
             run_flags.horovod,
             "`horovod`; every loss, data format and accumulation works with it, too.",
+            release="3.3",
         ),
-        _key(
+        key(
             "--ddp-static-graph",
             SWITCH,
             "comm.torch.static_graph",
             run_flags.static_graph,
             "The same; it excludes accumulation here.",
-            idle=_not_with_horovod,
+            idle=only_with_ddp,
         ),
-        _built_in("--no-set-device-rank", SWITCH, "a rank that sees a single GPU takes it"),
+        built_in("--no-set-device-rank", SWITCH, "a rank that sees a single GPU takes it"),
     ),
 }
-"""Flags by topic, in the order of the page."""
+GROUPS = {topic: _GROUPS.get(topic, ()) + ADDED.get(topic, ()) for topic in (*_GROUPS, *ADDED)}
+"""Flags of all releases by topic, in the order of the page."""
 
 FLAGS: dict[str, Flag] = {flag.name: flag for flags in GROUPS.values() for flag in flags}
 """Every flag by its name."""
+
+
+def flags_of(release: str) -> Iterator[Flag]:
+    """Yields the flags that a release has."""
+    return (flag for flag in FLAGS.values() if flag.release in ("", release))

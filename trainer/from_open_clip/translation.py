@@ -63,19 +63,28 @@ class Flag:
     """Function that sets the keys; None for a flag that becomes none."""
     takes: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of argparse's add_argument: type, default, choices, action, nargs."""
+    from_4: Mapping[str, Any] = field(default_factory=dict)
+    """Those of them that are others from release 4 on."""
+    release: str = ""
+    """Release that alone has the flag; "" if all have it."""
+    also: str = ""
+    """Another name of the flag, "" if it has none."""
     harmless: bool = False
     """True if the training is the same without the flag."""
     idle: Callable[[Line], str] = lambda _line: ""
     """Function that returns why the flag has no effect in open_clip_train itself; "" if it has one."""
 
-    @property
-    def default(self) -> Any:
-        """Value in open_clip_train if the command line does not give the flag."""
-        return self.takes.get("default", False if self.takes.get("action") == "store_true" else None)
+    def takes_in(self, release: str) -> Mapping[str, Any]:
+        """Returns the arguments of argparse's add_argument in a release."""
+        return {**self.takes, **self.from_4} if release == "4" else self.takes
+
+    def default_in(self, release: str) -> Any:
+        """Returns the value in open_clip_train if the command line does not give the flag."""
+        return self.takes_in(release).get("default")
 
     def apply(self, line: Line, result: Translation) -> None:
         """Adds to the result what becomes of the flag in this command line."""
-        differs = line[self.name] != self.default
+        differs = line[self.name] != self.default_in(line.release)
         if differs and (why := self.idle(line)):
             result.dropped[self.name] = why
         elif self.translate is not None:

@@ -1,6 +1,7 @@
-"""Builds a job's image: with the SDK and the classic builder, or with BuildKit through the docker command.
+"""Builds a job's image, with the SDK and the classic builder or with BuildKit, and pushes it.
 
-BuildKit is used if the job asks for it or if a secret needs it.
+BuildKit is used if the job asks for it or if a secret needs it. A push returns the digest under which the
+image cannot change later.
 """
 
 import csv
@@ -159,3 +160,31 @@ def _csv(*fields: str) -> str:
     with io.StringIO() as line:
         csv.writer(line, lineterminator="").writerow(fields)
         return line.getvalue()
+
+
+def push(tag: str) -> str:
+    """Push the image; returns its full name with its digest, name@sha256:...
+
+    Raises InputError for a name with a digest, ClusterError if the registry or the daemon refuses.
+    """
+    if "@" in tag:
+        raise InputError(
+            f"image.tag: {tag} is a digest, so this image has already been pushed; give a name: --set "
+            "image.tag=NAME:TAG"
+        )
+    name, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
+    digest = ""
+    with daemon(f"{tag} was not pushed ({_ADVICE})") as connected:
+        for message in connected.api.push(name, tag=version, stream=True, decode=True):
+            if "error" in message:
+                raise ClusterError(f"{tag} was not pushed: {message['error']}. {_ADVICE}")
+            digest = message.get("aux", {}).get("Digest", digest)
+    if not digest:
+        raise ClusterError(f"{tag} was pushed, but the registry returned no digest")
+    return f"{name}@{digest}"
+
+
+_ADVICE = (
+    "`docker login HOST` stores a password for a registry; a registry without TLS must be in the daemon's "
+    "insecure-registries"
+)

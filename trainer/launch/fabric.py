@@ -11,7 +11,7 @@ from trainer.config.fabric_fit import fabric_of
 from trainer.launch.rank_env import rank_environment
 
 if TYPE_CHECKING:
-    from trainer.config.fabric_row import Line
+    from trainer.config.fabrics import Line
 
 
 def cluster_environment(job: Job, world_size: int) -> dict[str, str]:

@@ -1,17 +1,24 @@
-"""The line that `clipship run` rewrites in a terminal while rank 0 works and prints nothing. No torch.
+"""Tells people what `clipship run` does while rank 0 works and prints nothing, and on a signal. No torch.
 
-It says what rank 0 does, for how long, and how long that took the last time. Elsewhere than in a terminal one
-whole line says that the start takes its time, and log files get no more than that.
+In a terminal it rewrites one line: what rank 0 does, for how long, and how long that took the last time,
+which is kept in the user's state: a hint, without which nothing fails. Elsewhere one whole line says that the
+start takes its time, and log files get no more than that.
 """
 
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO, get_args
 
-from trainer.config.phases import SILENT, Stage
+from trainer.config import Job
+from trainer.config.phases import NOTHING_DONE, SILENT, Stage
+from trainer.safe_io.atomic import write_json
+from trainer.safe_io.plain import read_json
+from trainer.sysinfo.user_cache import user_state
 from trainer.text.live import FROM_S, LiveText, seconds
 from trainer.text.terminal import say
 from trainer.text.wording import many
@@ -159,3 +166,88 @@ class LiveLine:
     def _say_once(self) -> None:
         if not self._over.wait(FROM_S):
             say(f"starting {many(self._ranks, 'rank')}: importing torch, connecting")
+
+
+_KEPT = 50
+"""Kinds of starts whose times are kept, the newest ones."""
+
+
+class StartTimes:
+    """Seconds of each part of a run of this job with this many ranks, of the last such run."""
+
+    def __init__(self, job: Job, ranks: int) -> None:
+        parts = (job.model.name, job.model.precision, job.comm.backend, job.optim.global_batch_size, ranks)
+        self._kind = " ".join(map(str, parts))
+
+    def read(self) -> dict[str, float]:
+        """Returns the seconds by the name of the part; empty if no such start is known."""
+        times = _all_kinds().get(self._kind)
+        if not isinstance(times, dict):
+            return {}
+        return {name: float(taken) for name, taken in times.items() if isinstance(taken, int | float)}
+
+    def keep(self, times: Mapping[str, float]) -> None:
+        """Writes these seconds over the last ones; those of parts that are not among them stay."""
+        path = _file()
+        if path is None or not times:
+            return
+        kinds = _all_kinds()
+        rounded = {name: round(taken, 2) for name, taken in times.items()}
+        newest = {**self.read(), **rounded}
+        kinds.pop(self._kind, None)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+            write_json(path, dict([*kinds.items(), (self._kind, newest)][-_KEPT:]))
+
+
+def _file() -> Path | None:
+    folder = user_state("starts")
+    return folder and folder / "seconds.json"
+
+
+def _all_kinds() -> dict[str, object]:
+    path = _file()
+    with suppress(OSError, ValueError):
+        kinds = read_json(path) if path else {}
+        return kinds if isinstance(kinds, dict) else {}
+    return {}
+
+
+AGREED_AFTER = 2
+"""Steps until all ranks know of one rank's request and stop at the same step; see
+`trainer.comm.consensus`."""
+
+
+def line_for_signal(
+    number: int, times: int, state: RankState | None, *, begun: bool, here: bool, saves: bool
+) -> str:
+    """Returns the line for the signal when it comes for the first or second time; "" for later ones.
+
+    `state` is what rank 0 is doing, None if not known; `begun` says that it was known before. `here` says
+    that rank 0 runs on this machine, so that it will be known. `saves` says that there are steps and
+    checkpoints.
+    """
+    if times > 2 or (times > 1 and number != signal.SIGINT):
+        return ""
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    if times > 1:
+        return f"clipship: {name} again: exiting at once, nothing more is saved"
+    again = "; press Ctrl-C again to exit at once" if number == signal.SIGINT else ""
+    return f"clipship: {name}{_now(state, begun, here, saves)}{again}"
+
+
+def _now(state: RankState | None, begun: bool, here: bool, saves: bool) -> str:
+    if state is None and begun:
+        return ": the ranks have ended, exiting"
+    if not saves:
+        return ": exiting"
+    if state is None and not here:
+        return ": asking the ranks to save their step and to exit"
+    if state is None or state.phase in NOTHING_DONE:
+        return " before the first step is done: there is nothing to save, exiting"
+    if state.phase == "shutdown":
+        return " while the ranks exit: everything is saved"
+    where = (
+        f"step {state.step}" if state.phase in ("data", "step") else f"the {state.phase} of step {state.step}"
+    )
+    return f" in {where}: saving at about step {state.step + AGREED_AFTER}, then exiting"

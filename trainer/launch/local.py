@@ -36,13 +36,11 @@ from trainer.launch.hosts import (
     hosts_text,
     rendezvous_address,
 )
-from trainer.launch.interrupt import line_for_signal
-from trainer.launch.live_line import LiveLine
+from trainer.launch.live_line import LiveLine, StartTimes, line_for_signal
 from trainer.launch.open_mpi import find_open_mpi, mpirun_command
 from trainer.launch.processes import is_second, supervise
 from trainer.launch.rank_env import rank_environment
 from trainer.launch.start_again import asked_after, run_generations, wait_for_hosts
-from trainer.launch.start_times import StartTimes
 from trainer.launch.submission import make_artefacts_folder
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause, is_shown
@@ -55,7 +53,7 @@ from trainer.run.layout import RESULT_FILE, Run
 from trainer.run.retry import shown as shown_late
 from trainer.run.start_job import appears, new_start_job, remove_start_jobs, write_start_job
 from trainer.run.start_record import StartRecord, write_start
-from trainer.supervise.network.stop_request import send_stop_request
+from trainer.supervise.network.link import send_stop_request
 from trainer.sysinfo.addresses import free_port, loopback_interface
 from trainer.sysinfo.extras import require
 from trainer.sysinfo.shortage import raise_open_files_limit

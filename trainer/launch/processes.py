@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from trainer.supervise.network.stop_request import REPEAT_S
+from trainer.supervise.network.link import REPEAT_S
+from trainer.sysinfo.children import processes_with, signal_all
 from trainer.sysinfo.parent import signal_with_parent
 
 GRACE_S = 10.0
@@ -204,31 +205,15 @@ def _end(process: subprocess.Popen[bytes], exit_dir: Path) -> None:
         process.kill()
     else:
         deadline = time.monotonic() + GRACE_S
-        _signal_all(_members(exit_dir), signal.SIGTERM)
+        signal_all(_members(exit_dir), signal.SIGTERM)
         while _members(exit_dir) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
     deadline = time.monotonic() + _KILL_S
     while (left := _members(exit_dir)) and time.monotonic() < deadline:
-        _signal_all(left, signal.SIGKILL)
+        signal_all(left, signal.SIGKILL)
         time.sleep(_POLL_S)
 
 
 def _members(exit_dir: Path) -> list[int]:
     """Returns the processes of this user on this machine whose environment names the folder."""
-    mark = os.fsencode(exit_dir)
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if mark in _environ(entry)]
-
-
-def _environ(process: Path) -> bytes:
-    try:
-        return (process / "environ").read_bytes()
-    except OSError:  # it has ended, or is another user's
-        return b""
-
-
-def _signal_all(pids: Sequence[int], number: int) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
+    return processes_with(os.fsencode(exit_dir), "environ")

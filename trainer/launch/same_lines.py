@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from trainer.text.wording import runs_text
+
 TOGETHER_S = 5.0
 """Longest time between the same line of two ranks."""
 _MOST = 10_000
@@ -54,18 +56,7 @@ def _by_message(lines: Sequence[_Line]) -> dict[str, list[_Line]]:
 
 
 def _shown(line: _Line) -> str:
-    return f"[{_ranks(line.ranks)}] {line.text}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Returns ranks as people write them: `0`, `0-3`, `0-1,5`."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"[{runs_text(line.ranks)}] {line.text}"
 
 
 def _seconds(stamp: str) -> float:

@@ -1,7 +1,7 @@
-"""Table of what schedulers do, and the runs that were submitted to them. Imports none before it is needed."""
+"""Table of what schedulers do, and submission to them. Imports none before it is needed."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import ClusterError, InputError
-from trainer.launch.submission import Scheduler, Submission, find_run, read_record
+from trainer.launch.submission import Scheduler, Submission, find_run, read_record, record, removed_if_refused
+from trainer.run.known_folders import remember
+from trainer.text.terminal import say
 
 if TYPE_CHECKING:
     from trainer.comm.backends import Launcher
@@ -94,3 +96,32 @@ def _adopted(path: Path, folder: Path | None) -> tuple[Path, Submission] | None:
     job = load_job(path)
     answers = (reachable(name).adopt(job, folder) for name in job.schedulers)
     return next((adopted for adopted in answers if adopted is not None), None)
+
+
+def submit(job: "Job", to: str, warnings: Iterable[str]) -> Path:
+    """Submit a job that has been checked, and print its id; returns the folder that keeps the record.
+
+    The warnings are said before the scheduler gets the job.
+    """
+    control = reachable(to)
+    try:
+        with removed_if_refused([control.record_folder(job)]):
+            folder = prepare(job, to)
+            for warning in warnings:
+                say(f"warning: {warning}")
+            submission = control.submit(job, folder)
+            record(folder, submission)
+    except OSError as problem:
+        where = problem.filename or control.record_folder(job)
+        raise InputError(
+            f"{where}: {problem.strerror}; choose another folder with --set logging.runs=FOLDER"
+        ) from None
+    print(submission.id, flush=True)
+    return folder
+
+
+def prepare(job: "Job", to: str) -> Path:
+    """Make the folder that keeps the record of the job's submission, with its artefacts; return it."""
+    folder = scheduler(to).prepare(job)
+    remember(folder.parent)
+    return folder

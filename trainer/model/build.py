@@ -19,9 +19,6 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job, Model
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.losses import LOSSES, LossName
-from trainer.data.augment import augmentation
-from trainer.data.pictures import LONGER, OfMiddle
-from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, StorageError
 from trainer.model.captioning import initialise_decoder
@@ -29,10 +26,13 @@ from trainer.model.catalog import HUB, check_model, weights_file
 from trainer.model.config_keys import check_keys
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
 from trainer.model.image_edges import lost_pixels
+from trainer.model.image_form import ImageForm, image_form
+from trainer.model.image_tokens import check_image_tokens, image_tokens
 from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
 from trainer.model.loading import check_weights, loading
 from trainer.model.locking import lock_towers
+from trainer.model.open_clip_api import LOGGERS
 from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 from trainer.model.text_source import TextSource, text_source
@@ -51,21 +51,22 @@ class Clip:
     model: nn.Module
     tokenizer: Tokenizer
     """Function from texts to int64 [n, context length]."""
-    crop: RandomCrop
-    """Function from a sample and a seed to uint8 [4, height, width] for training; the fourth channel is
-    spare.
-    """
+    images: ImageForm
+    """Form in which the image tower takes pictures."""
     mean: Sequence[float]
     """Mean of each channel, for pixels from 0 to 1; `std` is the standard deviation."""
     std: Sequence[float]
-    eval_transform: Callable[[Any], Tensor]
-    """Function from a PIL image to float32 [3, height, width], normalised."""
     kernels: Kernels = field(default_factory=Kernels)
     """Modules of the model that were replaced by faster ones."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Small files by name, from which the model and its tokenizer can be built elsewhere."""
     notes: tuple[str, ...] = ()
     """Sentences about what was done with the model that its user should know."""
+
+    @property
+    def eval_transform(self) -> Callable[[Any], Tensor]:
+        """Function from a PIL image to what the image tower takes, float32, normalised."""
+        return self.images.eval_transform
 
 
 def build_model(
@@ -156,6 +157,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
     ):
         name = registered(job.model.name)
         config = model_config(name, job.model.cache_dir)
+        check_image_tokens(job.model, config)
         begins = initial_weights and pretrained is None and ":" not in name
         text = text_source(job.model, config, weights=begins) if config else None
         model = open_clip.create_model(
@@ -184,41 +186,16 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
     torch.manual_seed(job.seed)  # what follows draws the same values, however many the model drew
     with loading(job, None):
         tokenizer = _tokenizer_of(job.model, name, config, text)
-    preprocess = open_clip.transform.PreprocessCfg(**model.visual.preprocess_cfg)
-    shared = {"mean": preprocess.mean, "std": preprocess.std, "interpolation": preprocess.interpolation}
-    size = (
-        (preprocess.size, preprocess.size)
-        if isinstance(preprocess.size, int)
-        else tuple(preprocess.size[-2:])
-    )
+    preprocess = model.visual.preprocess_cfg
     return Clip(
         model,
         quick(tokenizer),
-        RandomCrop(
-            size,
-            scale=job.data.crop_scale,
-            ratio=job.data.augment.crop_ratio,
-            most_pixels=job.data.max_image_pixels,
-            change=augmentation(job.data.augment),
-        ),
-        preprocess.mean,
-        preprocess.std,
-        _eval_transform(preprocess, size, shared),
+        image_form(job, model, image_tokens(job.model, config)),
+        preprocess["mean"],
+        preprocess["std"],
         files=_files(config, text),
         notes=(*notes, *lost_pixels(job.model), *text_notes(model)),
     )
-
-
-def _eval_transform(
-    preprocess: open_clip.transform.PreprocessCfg, size: tuple[int, int], shared: Mapping[str, Any]
-) -> Callable[[Any], Tensor]:
-    """Returns open_clip's transform for evaluation."""
-    transform: Callable[[Any], Tensor] = open_clip.image_transform(
-        preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared
-    )
-    if preprocess.resize_mode != "shortest":
-        return transform
-    return OfMiddle(transform, LONGER * max(size) / min(size))
 
 
 def _check_init(job: Job) -> None:
@@ -251,7 +228,7 @@ def preload_tokenizer(job: Job) -> None:
         return
     name = registered(job.model.name)
     config = model_config(name, job.model.cache_dir)
-    if config is not None and not config["text_cfg"].get("hf_tokenizer_name"):
+    if config is not None and not config["text_cfg"].keys() & {"hf_tokenizer_name", "tokenizer_type"}:
         _tokenizer(name, job.model.cache_dir, job.model.context_length, json.dumps(config))
 
 
@@ -285,13 +262,14 @@ def quiet(wanted: bool) -> Iterator[None]:
 
     Training from the beginning asks for such weights.
     """
-    log, has_to_be_told = logging.getLogger(), _Errors()  # open_clip logs with the root logger
-    if wanted:
+    loggers, has_to_be_told = [logging.getLogger(name) for name in LOGGERS], _Errors()
+    for log in loggers if wanted else ():
         log.addFilter(has_to_be_told)
     try:
         yield
     finally:
-        log.removeFilter(has_to_be_told)
+        for log in loggers:
+            log.removeFilter(has_to_be_told)
 
 
 class _Errors(logging.Filter):

@@ -12,7 +12,8 @@ from trainer.checkpoint.weights_kind import check_kind
 from trainer.config import Model
 from trainer.config.training import is_weights
 from trainer.errors import InputError
-from trainer.model.config_keys import check_keys
+from trainer.model.config_keys import check_keys, check_parts
+from trainer.model.models_of_4 import MODELS_OF_4
 from trainer.model.tags import clean_tag, has_tags, known_tags
 from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG, WEIGHTS, checkpoint_folder
 
@@ -206,8 +207,12 @@ def read_config(name: str) -> Mapping[str, Any]:
 def _check_known(name: str) -> None:
     known = known_models()
     plain = _plain(name)
+    if plain in known:
+        check_parts(read_config(name), name)
     if not known or plain in known:
         return
+    if plain in MODELS_OF_4:
+        raise InputError(f"model.name: {name} is a model of open_clip 4, and an older release is installed")
     by_lower = {model.lower(): model for model in known}
     near = [by_lower[match] for match in difflib.get_close_matches(plain.lower(), list(by_lower), n=3)]
     hint = (

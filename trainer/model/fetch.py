@@ -5,9 +5,10 @@ files that are there already are checked and kept.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import open_clip
 import timm
@@ -59,8 +60,13 @@ def fetch(job: Job) -> Iterator[Fetched]:
         text = text_source(job.model, config, weights=begins) if config else None
         if text is not None:
             yield from _text(text)
-        elif config is not None and ":" not in name and "siglip" in name.lower():
+        elif config is not None and ":" not in name and _is_fetched(name, config["text_cfg"]):
             open_clip.get_tokenizer(name, cache_dir=job.model.cache_dir)
+
+
+def _is_fetched(name: str, text: Mapping[str, Any]) -> bool:
+    """Returns whether open_clip fetches the vocabulary: SigLIP's, or tiktoken's into TIKTOKEN_CACHE_DIR."""
+    return "siglip" in name.lower() or "tokenizer_type" in text
 
 
 def _weights(job: Job, name: str, pretrained: str | None) -> Iterator[Fetched]:

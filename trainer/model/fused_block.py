@@ -28,6 +28,8 @@ _LANES = (32, 64)
 """Values of a head for which attention is fused: tiles of 128 fit the shared memory of few GPUs."""
 _TRIED = {50: False, 77: True, 257: False}
 """Lengths with which a start tries attention, and whether it is causal then."""
+_PACKED = (3, 64, 65, 1, 77)
+"""Tokens of packed samples with which a start tries attention."""
 Kept = tuple[Tensor, ...]
 _CLOSE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
 """Largest difference of both forms by type, as a share of a result's norm: a few roundings of each value."""
@@ -47,14 +49,19 @@ class BlockOps:
     """
     gelu_backward: Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor]]
     """(gradient, x, kind of GELU): returns the gradient of x, and its sum over all rows."""
-    attention: Callable[[Tensor, int, bool], tuple[Tensor, Kept]]
-    """(joint_BTE, heads, causal): returns [B, T, D], and what its gradient needs beside joint_BTE."""
-    attention_backward: Callable[[Tensor, Kept, Tensor, int, bool], tuple[Tensor, Tensor]]
-    """(joint_BTE, what was kept, gradient_BTD, heads, causal): returns the gradient of joint_BTE, and its
-    sum [E].
+    attention: Callable[[Tensor, int, bool, Tensor | None], tuple[Tensor, Kept]]
+    """(joint_BTE, heads, causal, starts): returns [B, T, D], and what its gradient needs beside joint_BTE.
+
+    With `starts` B is 1, and T all tokens of packed samples, see `packed_captions`.
+    """
+    attention_backward: Callable[[Tensor, Kept, Tensor, int, bool, Tensor | None], tuple[Tensor, Tensor]]
+    """(joint_BTE, what was kept, gradient_BTD, heads, causal, starts): returns the gradient of joint_BTE, and
+    its sum [E].
     """
     longest: int
     """Most tokens for which `attention` is called."""
+    longest_packed: int
+    """Most tokens of a packed sample."""
 
 
 def _norm(
@@ -99,23 +106,39 @@ def heads_of(joint_BTE: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def attended(joint_BTE: Tensor, heads: int, causal: bool = False, mask: Tensor | None = None) -> Tensor:
+def attended(
+    joint_BTE: Tensor,
+    heads: int,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> Tensor:
     """Returns attention [B, T, D] by torch's own operation, with its graph."""
+    if starts is not None:
+        mask, causal = _mask_of_packed(starts, joint_BTE.shape[1], causal), False
     q, k, v = heads_of(joint_BTE, heads)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
     return out.transpose(1, 2).flatten(2)
 
 
-def _attention(joint_BTE: Tensor, heads: int, causal: bool) -> tuple[Tensor, Kept]:
-    return attended(joint_BTE, heads, causal), ()
+def _mask_of_packed(starts: Tensor, tokens: int, causal: bool) -> Tensor:
+    """Returns which tokens each one sees, [tokens, tokens]: those of its sample. Its size allows for few."""
+    place = torch.arange(tokens, device=starts.device)
+    sample = torch.bucketize(place, starts[1:], right=True)
+    seen = sample[:, None] == sample
+    return seen & (place <= place[:, None]) if causal else seen
+
+
+def _attention(joint_BTE: Tensor, heads: int, causal: bool, starts: Tensor | None) -> tuple[Tensor, Kept]:
+    return attended(joint_BTE, heads, causal, starts=starts), ()
 
 
 def _attention_backward(
-    joint_BTE: Tensor, _: Kept, grad_BTD: Tensor, heads: int, causal: bool
+    joint_BTE: Tensor, _: Kept, grad_BTD: Tensor, heads: int, causal: bool, starts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         joint = joint_BTE.detach().requires_grad_()
-        (grad,) = torch.autograd.grad(attended(joint, heads, causal), joint, grad_BTD)
+        (grad,) = torch.autograd.grad(attended(joint, heads, causal, starts=starts), joint, grad_BTD)
     return grad, _sums(grad)
 
 
@@ -127,7 +150,7 @@ def _sums(tensor: Tensor) -> Tensor:
     return _wide(tensor).flatten(0, -2).sum(0)
 
 
-PLAIN = BlockOps(_norm, _norm_backward, _gelu_backward, _attention, _attention_backward, longest=1 << 30)
+PLAIN = BlockOps(_norm, _norm_backward, _gelu_backward, _attention, _attention_backward, 1 << 30, 1 << 30)
 
 
 def fused(device: torch.device) -> BlockOps:
@@ -141,6 +164,7 @@ def fused(device: torch.device) -> BlockOps:
         kernels.attention,
         kernels.attention_backward,
         kernels.longest(device),
+        kernels.LONGEST,
     )
 
 
@@ -222,23 +246,38 @@ def gelu(ops: BlockOps, x: Tensor, bias: Tensor, kind: str) -> Tensor:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ops: BlockOps, joint_BTE: Tensor, bias: Tensor, heads: int, causal: bool) -> Tensor:
-        out, kept = ops.attention(joint_BTE, heads, causal)
-        ctx.save_for_backward(joint_BTE, *kept)
+    def forward(
+        ctx: Any,
+        ops: BlockOps,
+        joint_BTE: Tensor,
+        bias: Tensor,
+        heads: int,
+        causal: bool,
+        starts: Tensor | None,
+    ) -> Tensor:
+        out, kept = ops.attention(joint_BTE, heads, causal, starts)
+        ctx.save_for_backward(joint_BTE, starts, *kept)
         ctx.ops, ctx.heads, ctx.causal, ctx.dtype = ops, heads, causal, bias.dtype
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        joint, *kept = ctx.saved_tensors
-        out, sums = ctx.ops.attention_backward(joint, tuple(kept), grads[0], ctx.heads, ctx.causal)
-        return None, out, sums.to(ctx.dtype), None, None
+        joint, starts, *kept = ctx.saved_tensors
+        out, sums = ctx.ops.attention_backward(joint, tuple(kept), grads[0], ctx.heads, ctx.causal, starts)
+        return None, out, sums.to(ctx.dtype), None, None, None
 
 
-def attention(ops: BlockOps, joint_BTE: Tensor, bias: Tensor, heads: int, causal: bool) -> Tensor:
+def attention(
+    ops: BlockOps,
+    joint_BTE: Tensor,
+    bias: Tensor,
+    heads: int,
+    causal: bool,
+    starts: Tensor | None = None,
+) -> Tensor:
     """Returns [B, T, D]. `bias` is in joint_BTE already, without its graph: it gets its gradient here."""
-    result: Tensor = _Attention.apply(ops, joint_BTE, bias, heads, causal)
+    result: Tensor = _Attention.apply(ops, joint_BTE, bias, heads, causal, starts)
     return result
 
 
@@ -259,6 +298,11 @@ class BlockParts(NamedTuple):
     gelu: str
     narrows: Weights
     scale_2: nn.Module
+
+    @property
+    def has_tiles(self) -> bool:
+        """Returns whether attention's heads are as wide as tiles of the kernels."""
+        return self.joint[1].numel() // (3 * self.heads) in _LANES
 
     def can_be_fused(self) -> bool:
         """Returns whether each part is what `fused_forward` takes it for."""
@@ -282,14 +326,16 @@ def kind_of_gelu(module: nn.Module) -> str:
     return module.approximate if type(module) is nn.GELU else ""
 
 
-def fused_forward(ops: BlockOps, x: Tensor, parts: BlockParts, causal: bool) -> Tensor:
+def fused_forward(
+    ops: BlockOps, x: Tensor, parts: BlockParts, causal: bool, starts: Tensor | None = None
+) -> Tensor:
     """Computes what a block does under autocast, from parameters that are rounded together.
 
-    A bias is used without its graph where a later function gives it its gradient.
+    A bias is used without its graph where a later function gives it its gradient. With `starts` x is
+    [1, tokens, D] of packed samples.
     """
     dtype = torch.get_autocast_dtype(x.device.type)
-    lanes = parts.joint[1].numel() // (3 * parts.heads)
-    by_kernel = x.shape[1] <= ops.longest and lanes in _LANES
+    by_kernel = parts.has_tiles and (starts is not None or x.shape[1] <= ops.longest)
     unscaled = isinstance(parts.scale_1, nn.Identity)
     of_joint = parts.joint[1].detach() if by_kernel else parts.joint[1]
     of_out = parts.out[1].detach() if unscaled else parts.out[1]
@@ -300,9 +346,9 @@ def fused_forward(ops: BlockOps, x: Tensor, parts: BlockParts, causal: bool) -> 
     x, normed = add_and_norm(ops, x, None, None, parts.norm_1, dtype)
     joint = F.linear(normed, short[0], short[1])
     if by_kernel:
-        seen = attention(ops, joint, parts.joint[1], parts.heads, causal)
+        seen = attention(ops, joint, parts.joint[1], parts.heads, causal, starts)
     else:
-        seen = attended(joint, parts.heads, causal)
+        seen = attended(joint, parts.heads, causal, starts=starts)
     added = parts.scale_1(F.linear(seen, short[2], short[3]))
     x, normed = add_and_norm(ops, x, added, parts.out[1] if unscaled else None, parts.norm_2, dtype)
     hidden = gelu(ops, F.linear(normed, short[4], short[5]), parts.widens[1], parts.gelu)
@@ -351,11 +397,15 @@ def _results(
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
     found = []
-    for tokens in lengths:
-        joint, grad, causal = some(3, tokens, 3 * 128), some(3, tokens, 128), _TRIED[tokens]
-        out, kept = ops.attention(joint, 2, causal)
-        found.append(("attention", out))
-        found += [("attention", part) for part in ops.attention_backward(joint, kept, grad, 2, causal)]
+    starts = torch.tensor([0, *_PACKED], device=device).cumsum(0)
+    for samples, tokens, causal, packed in (
+        *((3, tokens, _TRIED[tokens], None) for tokens in lengths),
+        (1, sum(_PACKED), True, starts),
+    ):
+        joint, grad = some(samples, tokens, 3 * 128), some(samples, tokens, 128)
+        out, kept = ops.attention(joint, 2, causal, packed)
+        gradients = ops.attention_backward(joint, kept, grad, 2, causal, packed)
+        found += [("attention", part) for part in (out, *gradients)]
     for tokens, stream_dtype in ((50, dtype), (77, torch.float32)):
         grad = some(3, tokens, 128)
         x, passed = (some(3, tokens, 128, dtype=stream_dtype) for _ in range(2))

@@ -59,11 +59,6 @@ def model_folder(name: str, cache_dir: str | None, parts: Parts) -> Path:
     return _cached(plain, cache_dir, parts) or _downloaded(plain, cache_dir, parts)
 
 
-def in_cache(name: str, cache_dir: str | None, parts: Parts) -> bool:
-    """Returns whether `model_folder` would ask no hub."""
-    return _is_folder(name) or _cached(name.removeprefix(HUB_TEXT), cache_dir, parts) is not None
-
-
 def check_blob(path: Path) -> None:
     """Raises StorageError if a file in the cache differs from the checksum by which it is called there.
 

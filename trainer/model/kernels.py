@@ -14,7 +14,10 @@ both. `REPLACEMENTS` lists all of them, and `model.kernels = "plain"` leaves the
 - QuickGELU, x sigmoid(1.702 x), keeps z = 1.702 x alone. Its derivative is that of z sigmoid(z), for which
   torch has a kernel. The plain one keeps x and the sigmoid, and takes five kernels backward.
 - The attention that pools a ResNet's features asks for the one query that is used, not for all of them.
-- Text towers take captions that are cut behind the last token that counts (`caption_length.py`).
+- Positions of images of any shape are interpolated on the device, which the host need not ask for their
+  grids (`positions.py`).
+- Text towers take captions that are cut behind the last token that counts (`caption_length.py`), those of
+  fused blocks captions laid end to end (`packed_captions.py`).
 """
 
 from collections import Counter
@@ -36,6 +39,7 @@ from open_clip.transformer import (
 from timm.layers import Attention as TimmAttention  # type: ignore[attr-defined]
 from timm.layers import Mlp as TimmMlp  # type: ignore[attr-defined]
 from timm.layers.drop import DropPath
+from timm.models.naflexvit import NaFlexEmbeds
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -53,7 +57,9 @@ from trainer.model.fused_block import (
     heads_of,
     kind_of_gelu,
 )
-from trainer.model.open_clip_api import is_plain_attention
+from trainer.model.open_clip_api import is_plain_attention, modern_padding
+from trainer.model.packed_captions import Packed
+from trainer.model.positions import DevicePositions, can_be_weighed
 from trainer.model.rounding import rounded
 from trainer.model.text_tower import TextTower
 from trainer.text.wording import many
@@ -84,7 +90,8 @@ class Kernels:
         if self.replaced["fused block"]:
             parts.append(f"attention in Triton up to {self.longest} tokens")
         if self.caption_length is not None:
-            parts.append("captions cut behind the longest of a micro-batch")
+            packs = self.caption_length.packs
+            parts.append("packed captions" if packs else "captions cut behind the longest of a micro-batch")
         if self.problem:
             parts.append(f"blocks not fused ({self.problem})")
         return "fast: " + ", ".join(parts) if parts else "plain"
@@ -120,7 +127,10 @@ def use_kernels(model: nn.Module, settings: Model) -> Kernels:
 
 
 class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no types
-    """Block of open_clip's own transformers; inputs are [B, T, width]."""
+    """Block of open_clip's own transformers; inputs are [B, T, width].
+
+    If captions are packed the mask is where each begins, int64 [captions + 1], and B is 1.
+    """
 
     _causal = False
     _fused: BlockOps | None = None
@@ -138,8 +148,9 @@ class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no 
 
     def _rounded_forward(self, x: Tensor, mask: Tensor | None) -> Any:
         """Computes what autocast would, from parameters that are rounded together."""
-        if self._fused is not None and (mask is None or (self._causal and mask.dim() == 2)):
-            return fused_forward(self._fused, x, self.parts(), causal=mask is not None)
+        if self._fused is not None and (mask is None or (self._causal and mask.dim() <= 2)):
+            starts = mask if mask is not None and mask.dim() == 1 else None
+            return fused_forward(self._fused, x, self.parts(), causal=mask is not None, starts=starts)
         attn, mlp = self.attn, self.mlp
         linear = [attn.in_proj_weight, attn.in_proj_bias, attn.out_proj.weight, attn.out_proj.bias]
         linear += [mlp.c_fc.weight, mlp.c_fc.bias, mlp.c_proj.weight, mlp.c_proj.bias]
@@ -311,15 +322,26 @@ class _AttentionPool(AttentionPool2d):  # type: ignore[misc]
 
 
 class _Clip(CLIP):  # type: ignore[misc]
-    """Takes captions of any length up to the context length."""
+    """Takes captions of any length up to the context length, and packed ones."""
 
-    def _encode_text(self, text: Tensor, normalize: bool = False) -> Tensor:
+    def _pooled(self, text: Tensor) -> Any:
         length = text.shape[1]
         dtype = self.transformer.get_cast_dtype()
         x_BTD = self.token_embedding(text).to(dtype) + self.positional_embedding[:length].to(dtype)
         x_BTD = self.transformer(x_BTD, attn_mask=self.attn_mask[:length, :length])
+        return text_global_pool(x_BTD, text, self.text_pool_type, self.text_eos_id)
+
+    def _pooled_of_packed(self, captions: Packed) -> Tensor:
+        dtype = self.transformer.get_cast_dtype()
+        places_ND = F.embedding(captions.positions, self.positional_embedding)
+        x_ND = self.token_embedding(captions.ids).to(dtype) + places_ND.to(dtype)
+        x_1ND: Tensor = self.transformer(x_ND[None], attn_mask=captions.starts)
+        return x_1ND[0].index_select(0, captions.ends)
+
+    def _encode_text(self, text: Tensor | Packed, normalize: bool = False) -> Tensor:
         # The norm is of each token by itself: that of the pooled one is enough.
-        x = self.ln_final(text_global_pool(x_BTD, text, self.text_pool_type, self.text_eos_id))
+        pooled_BD = self._pooled_of_packed(text) if isinstance(text, Packed) else self._pooled(text)
+        x = self.ln_final(pooled_BD)
         if isinstance(self.text_projection, nn.Linear):
             x = self.text_projection(x)
         elif self.text_projection is not None:
@@ -421,6 +443,7 @@ REPLACEMENTS: dict[type[nn.Module], Replacement] = {
     CLIP: Replacement(_Clip, _pools_one_token),
     TextTransformer: Replacement(_TextTower, _pools_one_token),
     nn.Conv2d: Replacement(PatchProduct, _cuts_patches, "patch product"),
+    NaFlexEmbeds: Replacement(DevicePositions, lambda embeds, _: can_be_weighed(embeds), "weighed position"),
 }
 """The replacement of each class. Subclasses of these classes stay as they are."""
 
@@ -457,11 +480,13 @@ def _is_causal(mask: Tensor | None) -> bool:
 
 
 def _padding_cut(model: nn.Module, settings: Model) -> CaptionLength | None:
-    """Returns the rule for a text tower of transformers; None if captions stay as they are."""
-    text = model.text if type(model) is CustomTextCLIP else None
-    if not isinstance(text, TextTower) or text.masked_padding is None or _each_length_anew(settings):
-        return None
-    return CaptionLength(padding=text.masked_padding)
+    """Returns the rule for a text tower whose tokens see all but the padding; None as `_caption_length`.
+
+    Dropout draws by sample and place, so that a shorter caption loses the same.
+    """
+    tower = model.text if type(model) is CustomTextCLIP else None
+    padding = tower.masked_padding if isinstance(tower, TextTower) else modern_padding(tower)
+    return None if padding is None or _each_length_anew(settings) else CaptionLength(padding=padding)
 
 
 def _each_length_anew(settings: Model) -> bool:
@@ -481,4 +506,14 @@ def _caption_length(text: Any, settings: Model) -> CaptionLength | None:
     pool, end = (
         (text.text_pool_type, text.text_eos_id) if isinstance(text, CLIP) else (text.pool_type, text.eos_id)
     )
-    return CaptionLength(end if pool == "eos" else None)
+    return CaptionLength(end if pool == "eos" else None, packs=_takes_packed(text))
+
+
+def _takes_packed(text: Any) -> bool:
+    """Returns whether a causal text tower computes captions that are laid end to end."""
+
+    def fits(block: Any) -> bool:
+        ops = block._fused if isinstance(block, _Block) else None
+        return ops is not None and block.parts().has_tiles and text.context_length <= ops.longest_packed
+
+    return isinstance(text, _Clip) and all(map(fits, text.transformer.resblocks))

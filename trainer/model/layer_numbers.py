@@ -16,8 +16,8 @@ _TRUNK = "visual.trunk."
 _BLOCK = re.compile(r"\.(?:resblocks|blocks|layers|layer|block)\.(\d+)\.|\.layer(\d+)\.(\d+)\.")
 """Blocks of transformers, and of ResNets, which have several stages."""
 _BEHIND = re.compile(
-    r"^(visual\.|text\.)?"
-    r"(proj|ln_post|ln_final|text_projection|attnpool|attn_pool|head|pooler|final_layer_norm)"
+    r"^(visual\.|text\.)?(transformer\.)?"
+    r"(proj|ln_post|ln_final|text_projection|attnpool|attn_pool|head|pool\b|pooler|final_norm|final_layer_norm)"
 )
 """Names of parameters that come behind the blocks."""
 

@@ -3,12 +3,13 @@
 open_clip imports all of these if they are installed. Afterwards each can be imported as usual.
 """
 
-from collections.abc import Iterator
+import importlib
+import sys
+from collections.abc import Iterable, Iterator
 
 from trainer.comm.backends import row_of
 from trainer.config import Job
 from trainer.model.catalog import read_config
-from trainer.sysinfo.imports import import_without
 
 
 def import_open_clip(job: Job | None) -> None:
@@ -35,3 +36,19 @@ def _is_open_clips_own(name: str) -> bool:
     config = read_config(name)
     text = config.get("text_cfg")
     return isinstance(text, dict) and "hf_model_name" not in text and "multimodal_cfg" not in config
+
+
+def import_without(absent: Iterable[str], name: str) -> None:
+    """Imports a module as if these packages were not installed, but for those that are imported already.
+
+    The module must be able to do without them. Afterwards they can be imported as usual.
+    """
+    if name in sys.modules:
+        return
+    left_out = [package for package in absent if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(left_out))  # type: ignore[arg-type]
+    try:
+        importlib.import_module(name)
+    finally:
+        for package in left_out:
+            del sys.modules[package]

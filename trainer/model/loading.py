@@ -3,23 +3,30 @@
 They come from open_clip, torch and the hub. Weights or a config that cannot be used are the user's fault
 (InputError, exit code 2), and so is a tensor that this machine's memory could never hold. A hub that does not
 answer is nobody's (StorageError, exit code 1: a later start may reach it). Another lack of memory passes
-through. No message repeats torch's advice to load files that run code.
+through. No message repeats torch's advice to load files that run code. That the hub cannot be reached is told
+beforehand: its own client tries each file six times, over 23 s, with two lines for each try.
 """
 
+import logging
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from open_clip.pretrained import download_pretrained_from_hf
 
 from trainer.checkpoint.weights import cause, holds_bias
-from trainer.config import Job
+from trainer.config import Job, Model
 from trainer.config.training import HUB_TEXT
 from trainer.errors import InputError, StorageError
-from trainer.model.hub_reach import cache_alone_without_hub, may_ask_hub
+from trainer.model.catalog import HUB, read_config
+from trainer.run.retry import retried
 from trainer.sysinfo.memory import host_bytes, is_out_of_memory
+from trainer.text.terminal import one_line
 
 _NOT_REACHED = (
     "ConnectionError",
@@ -173,3 +180,69 @@ def _not_reached(error: BaseException | None) -> Exception | None:
             return error
         error = error.__cause__ or error.__context__
     return None
+
+
+log = logging.getLogger("clipship")
+
+_ENDPOINT = "https://huggingface.co"
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+_WAITS_S = (0.5, 1.5)
+"""Seconds to wait before the second and the third try: a name server may be busy for a moment."""
+_CONNECT_S = 3.0
+
+
+def may_ask_hub(model: Model, pretrained: str | None) -> bool:
+    """Returns whether the model has a part that a hub keeps, which may be in the cache already.
+
+    `pretrained` is the weights file, or open_clip's tag.
+    """
+    text = read_config(model.name).get("text_cfg")
+    return (
+        model.name.startswith(HUB)
+        or (model.text or "").startswith(HUB_TEXT)
+        or (pretrained is not None and not os.path.isfile(pretrained))
+        or model.init == "timm"
+        or (isinstance(text, dict) and "hf_tokenizer_name" in text)
+    )
+
+
+@contextmanager
+def cache_alone_without_hub() -> Iterator[str]:
+    """Lets the block use only the hub's cache if the hub cannot be reached; yields why, "" if it can.
+
+    Through a proxy it counts as reachable.
+    """
+    import huggingface_hub.constants as constants  # takes a tenth of a second, and few jobs need it
+
+    if constants.HF_HUB_OFFLINE or any(map(os.environ.get, _PROXIES)):
+        yield ""
+        return
+    endpoint = os.environ.get("HF_ENDPOINT") or _ENDPOINT
+    try:
+        where = urlsplit(endpoint)
+        host, port = where.hostname or "", where.port or (80 if where.scheme == "http" else 443)
+    except ValueError as problem:
+        raise InputError(
+            f"HF_ENDPOINT = {one_line(endpoint)} is no address ({problem}): give one such as {_ENDPOINT}, or "
+            "unset it"
+        ) from None
+    why = _unreachable(host, port)
+    if why:
+        log.info("%-12s %s: only what the cache has is used", "hub", why)
+    constants.HF_HUB_OFFLINE = bool(why)
+    try:
+        yield why
+    finally:
+        constants.HF_HUB_OFFLINE = False
+
+
+@cache
+def _unreachable(host: str, port: int) -> str:
+    def connect() -> None:
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+
+    try:
+        retried(connect, _WAITS_S, lambda error: isinstance(error, OSError))
+    except OSError as error:
+        return f"{host} cannot be reached, {error.strerror or error}"
+    return ""

@@ -6,56 +6,9 @@ from typing import Any
 import tomli_w
 
 from trainer.config.resume_rule import key_defaults
+from trainer.sysinfo.own_table import own_table
 from trainer.text.masking import masked_values
 
-_WORDS = 'words = ["a photo of a cat", "a photo of a dog"]'
-_OPEN_CLIP = """
-tokenizer = open_clip.get_tokenizer("{tokenizer}")
-model.eval()
-
-# zero-shot: which of these sentences fits the picture?
-{words}
-image = transform(Image.open("photo.jpg")).unsqueeze(0)
-with torch.no_grad():
-    images = model.encode_image(image, normalize=True)
-    texts = model.encode_text(tokenizer(words), normalize=True)
-shares = (model.logit_scale.exp() * images @ texts.T).softmax(dim=-1)
-print(dict(zip(words, shares[0].tolist())))"""
-_IMPORTS = """import open_clip
-import torch
-from PIL import Image
-"""
-_USES = {
-    "open_clip": f"""{_IMPORTS}
-model, _, transform = open_clip.create_model_and_transforms("local-dir:FOLDER")"""
-    + _OPEN_CLIP.format(tokenizer="local-dir:FOLDER", words=_WORDS),
-    "hf": f"""import torch
-from PIL import Image
-from transformers import AutoModel, AutoProcessor
-
-model = AutoModel.from_pretrained("FOLDER").eval()
-processor = AutoProcessor.from_pretrained("FOLDER")
-
-# zero-shot: which of these sentences fits the picture?
-{_WORDS}
-inputs = processor(text=words, images=Image.open("photo.jpg"), return_tensors="pt", padding=True)
-with torch.no_grad():
-    shares = model(**inputs).logits_per_image.softmax(dim=-1)
-print(dict(zip(words, shares[0].tolist())))""",
-    "onnx": """import onnxruntime
-
-# zero-shot: the text whose features have the largest product with the picture's fits it best
-images = onnxruntime.InferenceSession("FOLDER/images.onnx")
-texts = onnxruntime.InferenceSession("FOLDER/tokens.onnx")
-image_features = images.run(None, {"images": pixels})[0]  # float32 [n, 3, height, width], normalised
-text_features = texts.run(None, {"tokens": tokens})[0]  # int64 [n, context length]
-print((image_features @ text_features.T).argmax(axis=-1))""",
-    "safetensors": f"""{_IMPORTS}
-open_clip.add_model_config("FOLDER/model.json")
-model, _, transform = open_clip.create_model_and_transforms("model", pretrained="FOLDER/model.safetensors")"""
-    + _OPEN_CLIP.format(tokenizer="model", words=_WORDS),
-}
-"""Lines of Python that load each form and classify a picture with it."""
 _SECTIONS = ("data", "model", "optim", "eval")
 """Sections that decide what was trained and measured."""
 _OF_THE_MACHINE = {"data.workers", "data.index", "model.cache_dir", "model.offline"}
@@ -104,7 +57,8 @@ def _metrics(manifest: Mapping[str, Any]) -> str:
 
 
 def _how_to_load(to: str) -> str:
-    return f"## Use\n\n```python\n{_USES[to]}\n```\n"
+    uses = own_table(__file__, "model_card.toml")
+    return f"## Use\n\n```python\n{uses[to]}\n```\n"
 
 
 def _of_the_model(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,34 +1,48 @@
-"""Writes docs/models.md, the table of all models of the installed open_clip.
+"""Writes docs/models.md, the table of all models of open_clip.
 
-`python -m trainer.model.models_page` (`make models-table`) builds each one in its full size, trains it
-for two steps, and fails if one that is said to train does not.
+`python -m trainer.model.models_page [NAME ...]` (`make models-table`) builds each model that the imported
+open_clip has, or those named, in its full size, trains it for two steps, and fails if one that is said to
+train does not. The other rows stay as they stand on the page: those of release 4 are made with its checkout
+first on the path.
 """
 
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Model
 from trainer.model.catalog import config_file, known_models
-from trainer.model.packages import Need, needed
+from trainer.model.config_keys import OTHER_PARTS
+from trainer.model.models_of_4 import MODELS_OF_4
+from trainer.model.packages import TEXT_PACKAGES, Need, needed
 from trainer.model.trial import trial
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _STEPS = 2
+_TRAINS = "trains"
+_ROW = re.compile(r"\| (?!model |-).*\|$")
 
 _INTRO = """# Models
 
 <!-- Written by `make models-table` from the configs of open_clip; changes here are overwritten. -->
 
-open_clip {release} has configs of {count} models, and all of them train here.
-A row is what `clipship check` knows of a model before it starts: what it needs besides Clipship's
-own packages, and what Clipship does with it. `text` is an extra, `pip install 'clipship[text]'`; an
+open_clip 3.3 has configs of {old} models, and all of them train here. Its main branch, which becomes
+release 4, has {new} more: {trained} train here, and the rows of the others say why they do not. A
+row is what `clipship check` knows of a model before it starts: what it needs besides Clipship's own
+packages, and what Clipship does with it. `text` is an extra, `pip install 'clipship[text]'`; an
 image that is built from a job has it if the job's model needs it. Parameters are in millions, of
 the image tower and of all else. `make models-table` builds each model in its full size on torch's
-device `meta`, trains it for two steps, and writes this page.
+device `meta`, trains it for two steps, and writes this page; rows of models that the installed
+open_clip lacks stay. `make models-table OPEN_CLIP=../open_clip` makes those of a checkout, and
+`MODELS="RN50 ViT-B-32"` some alone.
+
+NaFlex models (`naflexvit`) train with images of one size, that of the config; budgets of tokens,
+several patch sizes and images of their own shape are not there yet. The vocabulary of tiktoken's
+tokenizers is fetched from the internet where it is first used, and by `clipship fetch`: let
+`TIKTOKEN_CACHE_DIR` name a folder that all ranks see.
 
 ## Another text tower
 
@@ -57,6 +71,29 @@ cannot be known is said. With
 `eval.templates = "set:chinese"`, zero-shot classification asks in Chinese. `make demo DEMO=chinese`
 trains a small one from nothing.
 
+## Images of any shape
+
+An image tower of timm's NaFlexVit (SigLIP 2 NaFlex, arXiv 2502.14786) takes an image in its own
+shape: resized, with its ratio of width to height kept, so that as many patches as possible fit
+into a budget, and padded to it under a mask. `model.image_tokens` is the budget. Without it that of
+the config counts (`image_seq_len`, 576 for ViT-B-16-SigLIP2-naflex); a config without one gets
+images of one size, as open_clip_train gives them without `--use-naflex`.
+
+```toml
+[model]
+name = "ViT-B-16-SigLIP2-naflex"   # a config of open_clip 4; `pretrained = "webli"` has its weights
+image_tokens = 256                 # patches of 16 x 16 pixels: 256 x 256 of a square image
+```
+
+Sizes, crops and patches are timm's, with which open_clip_train trains: for evaluation to the last
+bit, for training by the same rules from the sample's seed, with pixels that differ by rounding.
+`data.crop_scale` and `[data.augment]` hold as elsewhere; `crop_ratio` is over the image's own.
+Zero-shot classification, retrieval and `search` see each image in its shape, too. Every sample has
+the budget's tokens, so batches, the split over ranks and the gradient are as for any model, and
+`check` counts them. `image_size`, `image_resize_mode`, `patch_dropout` and `cuda_graphs` are
+refused. `export` writes the forms `open_clip` and `safetensors`; the others hold images of one
+size.
+
 ## Out of here
 
 `clipship export runs/NAME out --to open_clip` writes a folder that open_clip loads as
@@ -69,39 +106,47 @@ captions as open_clip does; mojibake, which open_clip repairs, stays as it is th
 
 ## All models
 
-| model | image tower | text tower | parameters | needs | use |
-|---|---|---|---|---|---|
+| model | open_clip | image tower | text tower | parameters | needs | use |
+|---|---|---|---|---|---|---|
 """
 
 
 def row(name: str, steps: int = _STEPS) -> str:
     """Returns the model's line of the table, after training it; what is raised says why it does not train."""
     need, config = needed(Model(name=name)), _config(name)
+    begin = f"| {name} | {'4' if name in MODELS_OF_4 else '3.3'} |"
+    if part := next((part for part in OTHER_PARTS if part in config), None):
+        return f"{begin} | | | | refused: it is {OTHER_PARTS[part]} |"
     done = trial(name, steps)
     sizes = f"{done.image_parameters / 1e6:.1f} + {done.other_parameters / 1e6:.1f}"
-    needs = "`text`" if need.packages else ""
-    return f"| {name} | {_image(config)} | {_text(config)} | {sizes} | {needs} | {_use(need)} |"
+    use = _use(need, config)
+    return f"{begin} {_image(config)} | {_text(config)} | {sizes} | {_needs(need)} | {use} |"
 
 
-def page(rows: Iterable[str]) -> str:
-    """Returns the whole page."""
-    lines = list(rows)
-    intro = _INTRO.format(
-        release=version("open_clip_torch"),
-        count=len(known_models()),
-    )
-    return intro + "".join(f"{line}\n" for line in lines)
+def rows_of(page: str) -> dict[str, str]:
+    """Returns the lines of a page's table by the names of their models."""
+    lines = [line for line in page.splitlines() if _ROW.match(line)]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
 
 
-def main() -> int:
+def page(rows: Mapping[str, str]) -> str:
+    """Returns the whole page, with the rows in the order of their names."""
+    new = [line for name, line in rows.items() if name in MODELS_OF_4]
+    trained = sum(f"| {_TRAINS}" in line for line in new)
+    intro = _INTRO.format(old=len(rows) - len(new), new=len(new), trained=trained)
+    return intro + "".join(f"{rows[name]}\n" for name in sorted(rows))
+
+
+def main(names: Sequence[str] = ()) -> int:
     """Writes the page; returns 1, and names the models, if some that are said to train do not."""
-    rows, failed = [], []
-    for name in known_models():
+    names = names or known_models()
+    rows, failed = rows_of(PAGE.read_text(encoding="utf-8")), []
+    for number, name in enumerate(names, 1):
         try:
-            rows.append(row(name))
+            rows[name] = row(name)
         except Exception as error:
             failed.append(f"{name}: {type(error).__name__}: {error}")
-        print(f"{len(rows) + len(failed)} of {len(known_models())} {name}", file=sys.stderr)
+        print(f"{number} of {len(names)} {name}", file=sys.stderr)
     for line in failed:
         print(line, file=sys.stderr)
     if failed:
@@ -124,12 +169,20 @@ def _image(config: Mapping[str, Any]) -> str:
 
 
 def _text(config: Mapping[str, Any]) -> str:
-    return str(config["text_cfg"].get("hf_model_name", "transformer"))
+    text = config["text_cfg"]
+    own = "modern transformer" if text.get("text_arch") == "modern" else "transformer"
+    return str(text.get("hf_model_name", own))
 
 
-def _use(need: Need) -> str:
-    return 'trains: `optim.loss = "coca"`' if need.captions else "trains"
+def _needs(need: Need) -> str:
+    return ", ".join(f"`{name}`" for name in (("text",) if need.packages == TEXT_PACKAGES else need.packages))
+
+
+def _use(need: Need, config: Mapping[str, Any]) -> str:
+    if "naflexvit" in str(config["vision_cfg"].get("timm_model_name")):
+        return f"{_TRAINS}, with images of one size"
+    return f'{_TRAINS}: `optim.loss = "coca"`' if need.captions else _TRAINS
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

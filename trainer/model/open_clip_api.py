@@ -10,10 +10,14 @@ from open_clip import transformer
 from open_clip.coca_model import CoCa
 from torch import Tensor, nn
 
+LOGGERS = ("", "open_clip.factory")
+"""Names of the loggers that say that a model begins with random weights: 3.3 takes the root's."""
 _HAS_LABELS = "output_labels" in CoCa.forward.__code__.co_varnames
 """True if a model that writes captions leaves out the logits behind the last token: before release 4."""
 _OWN_ATTENTION = getattr(transformer, "Attention", None)
 """Class of open_clip's own attention: in 3.3 that of custom blocks, from 4 on that of all blocks."""
+_MODERN_TEXT = getattr(transformer, "ModernTextTransformer", None)
+"""Class of text towers with RoPE, from 4 on."""
 
 
 def next_token_logits(logits: Tensor) -> Tensor:
@@ -42,3 +46,8 @@ def is_plain_attention(attn: Any) -> bool:
         and not attn.attn_drop.p
         and not attn.out_drop.p
     )
+
+
+def modern_padding(tower: Any) -> int | None:
+    """Returns the id of the padding that a modern text tower masks; None for another tower."""
+    return tower.pad_id if _MODERN_TEXT is not None and type(tower) is _MODERN_TEXT else None

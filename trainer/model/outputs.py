@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from trainer.config import Precision
 from trainer.model.open_clip_api import next_token_logits
+from trainer.model.packed_captions import Packed
 
 _NAMES = {"image_features": "image", "text_features": "text", "logit_scale": "scale", "logit_bias": "bias"}
 """Names of this module by those of open_clip's."""
@@ -35,8 +36,8 @@ class Outputs(NamedTuple):
     """
 
 
-def outputs(model: nn.Module, images: Tensor, tokens: Tensor, precision: Precision) -> Outputs:
-    """Returns the outputs for images [n, 3, H, W] and tokens [n, L]."""
+def outputs(model: nn.Module, images: Tensor, tokens: Tensor | Packed, precision: Precision) -> Outputs:
+    """Returns the outputs for images [n, 3, H, W] and tokens [n, L] or packed ones."""
     with autocast(images.device, precision):
         return named(model(images, tokens))
 
@@ -50,7 +51,7 @@ def named(out: Any) -> Outputs:
 
 
 def features(
-    model: nn.Module, images: Tensor, tokens: Tensor, precision: Precision
+    model: nn.Module, images: Tensor, tokens: Tensor | Packed, precision: Precision
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Returns the image features, the text features, the logit scale, and the logit bias or None."""
     return outputs(model, images, tokens, precision)[:4]

@@ -15,9 +15,11 @@ from trainer.config import Job, Model
 from trainer.config.losses import LOSSES
 from trainer.errors import InputError
 from trainer.model.catalog import read_config, teacher_of
+from trainer.model.config_keys import OTHER_PARTS
 
 TEXT_PACKAGES = ("transformers", "sentencepiece", "protobuf")
 """Packages of the extra `text`, which docker/requirements-text.txt pins."""
+_TIKTOKEN = "tiktoken"
 NOT_ITS_LOSS = {
     False: 'also writes captions (CoCa): set optim.loss = "coca", or choose a model with two towers alone',
     True: 'writes no captions, which optim.loss = "coca" is for: set "clip", or choose a CoCa model',
@@ -46,17 +48,26 @@ def needed(model: Model) -> Need:
     with siglip.
     """
     config = read_config(model.name)
-    reason = _text_reason(model, config)
-    return Need(TEXT_PACKAGES if reason else (), reason, "multimodal_cfg" in config)
+    if config.keys() & OTHER_PARTS.keys():
+        return Need()  # the model is refused
+    captions = "multimodal_cfg" in config
+    if reason := _text_reason(model, config):
+        return Need(TEXT_PACKAGES, reason, captions)
+    if _text(config).get("tokenizer_type") == _TIKTOKEN:
+        return Need((_TIKTOKEN,), f"its tokenizer is {_TIKTOKEN}'s", captions)
+    return Need(captions=captions)
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = config.get("text_cfg")
+    return text if isinstance(text, dict) else {}
 
 
 def _text_reason(model: Model, config: Mapping[str, Any]) -> str:
     """Returns why the model needs the packages of Hugging Face's text towers; "" if it does not."""
     if model.text is not None:
         return f"its text tower is model.text = {model.text}"
-    text = config.get("text_cfg")
-    if not isinstance(text, dict):
-        return ""
+    text = _text(config)
     if tower := text.get("hf_model_name"):
         return f"its text tower is {tower} from Hugging Face"
     if tokenizer := text.get("hf_tokenizer_name"):
@@ -130,7 +141,7 @@ def check_captions(job: Job) -> None:
 
 def image_has_text(job: Job) -> bool:
     """Returns whether the image gets the pinned packages of text towers: a job that names none needs them."""
-    return bool(needed(job.model).packages) and not set(TEXT_PACKAGES) & _named(job)
+    return needed(job.model).packages == TEXT_PACKAGES and not set(TEXT_PACKAGES) & _named(job)
 
 
 def image_packages(job: Job) -> tuple[str, ...]:

@@ -33,6 +33,10 @@ _FEATURES = 1e-3
 """Most that features may differ, as a share of their length; float32 differs by some 1e-6."""
 _LEVELS = 1.0
 """Most that pixels may differ on average, in levels of 255: interpolations round differently."""
+_OWN_TRANSFORM = (
+    "the transform that open_clip returns makes images of one size: for any shape, give the model patches "
+    "by timm's create_transform(..., naflex=True, patchify=True)"
+)
 _SMOOTH = 8
 _SHIFTS = ((0, 0), *((rows, columns) for rows in (0, 1, -1) for columns in (0, 1, -1) if rows or columns))
 
@@ -57,7 +61,7 @@ def differences(clip: Clip, there: Reading) -> list[str]:
     clip.model.eval()
     return [
         *_of_pixels(clip, there),
-        *(_of_pictures(clip, there.pixels) if there.pixels else ()),
+        *(_of_pictures(clip, there.pixels) if there.pixels and clip.images.one_size else ()),
         *_of_captions(clip, there),
     ]
 
@@ -70,15 +74,20 @@ def refuse_differences(clip: Clip, there: Reading, form: str, program: str) -> t
             f"--to {form}: {program} would make another model of this one: {'; '.join(found)}. Nothing of it "
             f"is kept{other}"
         )
+    if not clip.images.one_size:
+        return (_OWN_TRANSFORM,)
     shifted = there.pixels and any(shift != (0, 0) for _, shift, _ in _compared(clip, there.pixels))
     note = f"{program} crops some pictures one pixel beside where Clipship and open_clip do: it rounds down"
     return (note,) if shifted else ()
 
 
 def _of_pixels(clip: Clip, there: Reading) -> Iterator[str]:
-    height, width = clip.crop.size
-    pixels = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
-    share = _distance(clip.model.encode_image(pixels), there.image(pixels))  # type: ignore[operator]
+    if clip.images.one_size:
+        pixels = torch.randn(2, *clip.images.input_shape, generator=torch.Generator().manual_seed(0))
+    else:
+        pixels = torch.stack([clip.eval_transform(_picture(*size)) for size in ((90, 60), (40, 110))])
+    own = clip.model.encode_image(pixels)  # type: ignore[operator]
+    share = _distance(own, there.image(clip.images.of_open_clip(pixels)))
     if share > _FEATURES:
         yield f"its features of the same pixels differ by {share:.1%}"
 
@@ -97,7 +106,7 @@ def _compared(
 
     A shift is one pixel at most, of rows and columns: programs round the middle of a picture in other ways.
     """
-    height, width = clip.crop.size
+    height, width = clip.images.size
     for size in ((2 * width + 1, height + 7), (width - 9, 2 * height + 3), (width + 3, height)):
         ours, theirs = clip.eval_transform(_picture(*size)), pixels(_picture(*size))
         name = f"pictures of {size[0]} x {size[1]}"

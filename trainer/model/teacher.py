@@ -51,7 +51,7 @@ def build_teacher(job: Job, plan: BatchPlan, comm: Comm, student: Clip) -> Teach
     # It is never in training mode: no statistics are computed, of one micro-batch or of several.
     clip = build_model(own, replace(plan, accumulation=1), comm)
     for what, one, other in (
-        ("images of another size", clip.crop.size, student.crop.size),
+        ("images of another size", clip.images.size, student.images.size),
         ("other means and deviations of pixels", (clip.mean, clip.std), (student.mean, student.std)),
         ("captions of another length", _length(clip), _length(student)),
     ):

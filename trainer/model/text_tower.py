@@ -31,7 +31,9 @@ _POOLERS = {
 _RATES = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "attention_probs_dropout_prob")
 """Attributes, with which transformers' modules call functions that drop values. No layer can be put in their
 place that draws by sample."""
-_MASK_PADDING = frozenset({"bert", "distilbert", "m2m_100", "mt5", "roberta", "xlm-roberta"})
+_MASK_PADDING = frozenset(
+    {"bert", "distilbert", "m2m_100", "modernbert", "mt5", "roberta", "t5", "xlm-roberta"}
+)
 """Kinds whose tokens see none of the padding: tests compare features and gradients with those without it."""
 _WIDTHS = ("hidden_size", "d_model", "dim")
 
@@ -182,9 +184,9 @@ def _transformer(config: Any, folder: str | None) -> nn.Module:
     library.utils.logging.disable_progress_bar()
     model: Any
     if folder is None:
-        model = library.AutoModel.from_config(config, trust_remote_code=False)
-    else:
-        model = library.AutoModel.from_pretrained(folder, dtype=torch.float32, **SAFELY)
+        model = library.AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    else:  # the config may have other values than the folder's
+        model = library.AutoModel.from_pretrained(folder, config=config, dtype=torch.float32, **SAFELY)
     if getattr(config, "is_encoder_decoder", False):
         model = model.get_encoder()
     if "attention_mask" not in inspect.signature(model.forward).parameters:

@@ -204,24 +204,14 @@ def _weights(q, k, first, tokens, scale, CAUSAL: tl.constexpr, Q: tl.constexpr, 
     return weights / tl.sum(weights, 1)[:, None]
 
 
-# Captions come in several lengths, each of which would else be compiled anew in the middle of a run.
-@triton.jit(do_not_specialize=["tokens"])
-def _attention_forward(
-    joint_ptr,
-    out_ptr,
-    tokens,
-    heads,
-    scale,
-    CAUSAL: tl.constexpr,
-    Q: tl.constexpr,
-    T: tl.constexpr,
-    D: tl.constexpr,
-):
-    sample, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
-    width = heads * D
+@triton.jit
+def _attend(
+    joint_ptr, out_ptr, tokens, width, scale,
+    CAUSAL: tl.constexpr, Q: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Computes one head of one sample, whose first token is at `joint_ptr` and `out_ptr`."""
     lane = tl.arange(0, D)[None, :]
-    first_ptr = joint_ptr + sample * tokens * 3 * width + head * D + lane
-    to_ptr = out_ptr + sample * tokens * width + head * D + lane
+    first_ptr, to_ptr = joint_ptr + lane, out_ptr + lane
     key = tl.arange(0, T)[:, None]
     k = tl.load(first_ptr + width + key * 3 * width, mask=key < tokens, other=0.0)
     v = tl.load(first_ptr + 2 * width + key * 3 * width, mask=key < tokens, other=0.0)
@@ -230,6 +220,38 @@ def _attention_forward(
         q = tl.load(first_ptr + query * 3 * width, mask=query < tokens, other=0.0)
         out = tl.dot(_weights(q, k, first, tokens, scale, CAUSAL, Q, T).to(v.dtype), v)
         tl.store(to_ptr + query * width, out.to(v.dtype), mask=query < tokens)
+
+
+@triton.jit
+def _place(starts_ptr, tokens, sample, PACKED: tl.constexpr):
+    """Returns the sample's first row and its tokens: all have as many, or `starts_ptr` says where each is."""
+    if PACKED:
+        first = tl.load(starts_ptr + sample).to(tl.int64)
+        tokens = (tl.load(starts_ptr + sample + 1) - first).to(tl.int32)
+    else:
+        first = sample * tokens
+    return first, tokens
+
+
+# Captions come in several lengths, each of which would else be compiled anew in the middle of a run.
+@triton.jit(do_not_specialize=["tokens"])
+def _attention_forward(
+    joint_ptr, out_ptr, starts_ptr, tokens, heads, scale,
+    PACKED: tl.constexpr, CAUSAL: tl.constexpr, Q: tl.constexpr, T: tl.constexpr, FEW: tl.constexpr,
+    D: tl.constexpr,
+):  # fmt: skip
+    sample, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    width = heads * D
+    first, tokens = _place(starts_ptr, tokens, sample, PACKED)
+    joint_ptr += first * 3 * width + head * D
+    out_ptr += first * width + head * D
+    if PACKED:
+        if tokens <= FEW:
+            _attend(joint_ptr, out_ptr, tokens, width, scale, CAUSAL, FEW, FEW, D)
+        else:
+            _attend(joint_ptr, out_ptr, tokens, width, scale, CAUSAL, Q, T, D)
+    else:
+        _attend(joint_ptr, out_ptr, tokens, width, scale, CAUSAL, Q, T, D)
 
 
 @triton.jit
@@ -246,34 +268,22 @@ def _attention_gradients(
     return tl.dot(of_scores, k).to(v.dtype), of_k, of_v
 
 
-@triton.jit(do_not_specialize=["tokens"])
-def _attention_backward(
-    joint_ptr,
-    grad_ptr,
-    out_ptr,
-    sums_ptr,
-    tokens,
-    heads,
-    scale,
-    CAUSAL: tl.constexpr,
-    Q: tl.constexpr,
-    T: tl.constexpr,
-    D: tl.constexpr,
-):
-    sample, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
-    width = heads * D
+@triton.jit
+def _attend_backward(
+    joint_ptr, grad_ptr, out_ptr, sums_ptr, tokens, width, scale,
+    CAUSAL: tl.constexpr, Q: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Computes the gradients of one head of one sample, at whose first token the first three pointers are."""
     lane = tl.arange(0, D)[None, :]
-    at = sample * tokens * 3 * width + head * D + lane
-    of_ptr = grad_ptr + sample * tokens * width + head * D + lane
     key = tl.arange(0, T)[:, None]
-    k = tl.load(joint_ptr + at + width + key * 3 * width, mask=key < tokens, other=0.0)
-    v = tl.load(joint_ptr + at + 2 * width + key * 3 * width, mask=key < tokens, other=0.0)
-    to_ptr = sums_ptr + sample * 3 * width + head * D + tl.arange(0, D)
+    k = tl.load(joint_ptr + lane + width + key * 3 * width, mask=key < tokens, other=0.0)
+    v = tl.load(joint_ptr + lane + 2 * width + key * 3 * width, mask=key < tokens, other=0.0)
+    to_ptr = sums_ptr + tl.arange(0, D)
     if Q == T:
-        q = tl.load(joint_ptr + at + key * 3 * width, mask=key < tokens, other=0.0)
-        grad = tl.load(of_ptr + key * width, mask=key < tokens, other=0.0)
+        q = tl.load(joint_ptr + lane + key * 3 * width, mask=key < tokens, other=0.0)
+        grad = tl.load(grad_ptr + lane + key * width, mask=key < tokens, other=0.0)
         of_q, of_k, of_v = _attention_gradients(q, k, v, grad, 0, tokens, scale, CAUSAL, Q, T)
-        tl.store(out_ptr + at + key * 3 * width, of_q, mask=key < tokens)
+        tl.store(out_ptr + lane + key * 3 * width, of_q, mask=key < tokens)
         tl.store(to_ptr, tl.sum(of_q.to(tl.float32), 0))
     else:
         of_k = tl.zeros((T, D), tl.float32)
@@ -281,18 +291,42 @@ def _attention_backward(
         sum_of_q = tl.zeros((D,), tl.float32)
         for first in range(0, tokens, Q):
             query = first + tl.arange(0, Q)[:, None]
-            q = tl.load(joint_ptr + at + query * 3 * width, mask=query < tokens, other=0.0)
-            grad = tl.load(of_ptr + query * width, mask=query < tokens, other=0.0)
+            q = tl.load(joint_ptr + lane + query * 3 * width, mask=query < tokens, other=0.0)
+            grad = tl.load(grad_ptr + lane + query * width, mask=query < tokens, other=0.0)
             of_q, part_k, part_v = _attention_gradients(q, k, v, grad, first, tokens, scale, CAUSAL, Q, T)
             of_k += part_k
             of_v += part_v
-            tl.store(out_ptr + at + query * 3 * width, of_q, mask=query < tokens)
+            tl.store(out_ptr + lane + query * 3 * width, of_q, mask=query < tokens)
             sum_of_q += tl.sum(of_q.to(tl.float32), 0)
         tl.store(to_ptr, sum_of_q)
-    tl.store(out_ptr + at + width + key * 3 * width, of_k.to(v.dtype), mask=key < tokens)
-    tl.store(out_ptr + at + 2 * width + key * 3 * width, of_v.to(v.dtype), mask=key < tokens)
+    tl.store(out_ptr + lane + width + key * 3 * width, of_k.to(v.dtype), mask=key < tokens)
+    tl.store(out_ptr + lane + 2 * width + key * 3 * width, of_v.to(v.dtype), mask=key < tokens)
     tl.store(to_ptr + width, tl.sum(of_k, 0))
     tl.store(to_ptr + 2 * width, tl.sum(of_v, 0))
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _attention_backward(
+    joint_ptr, grad_ptr, out_ptr, sums_ptr, starts_ptr, tokens, heads, scale,
+    PACKED: tl.constexpr, CAUSAL: tl.constexpr, Q: tl.constexpr, T: tl.constexpr, FEW: tl.constexpr,
+    D: tl.constexpr,
+):  # fmt: skip
+    sample, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    width = heads * D
+    first, tokens = _place(starts_ptr, tokens, sample, PACKED)
+    joint_ptr += first * 3 * width + head * D
+    grad_ptr += first * width + head * D
+    out_ptr += first * 3 * width + head * D
+    sums_ptr += sample * 3 * width + head * D
+    if PACKED:
+        if tokens <= FEW:
+            _attend_backward(
+                joint_ptr, grad_ptr, out_ptr, sums_ptr, tokens, width, scale, CAUSAL, FEW, FEW, D
+            )
+        else:
+            _attend_backward(joint_ptr, grad_ptr, out_ptr, sums_ptr, tokens, width, scale, CAUSAL, Q, T, D)
+    else:
+        _attend_backward(joint_ptr, grad_ptr, out_ptr, sums_ptr, tokens, width, scale, CAUSAL, Q, T, D)
 
 
 FORWARD = {64: (64, 4), 128: (64, 4)}
@@ -304,41 +338,54 @@ BACKWARD = {64: (64, 4), 128: (32, 4)}
 """The same for its backward pass."""
 
 
-def attention(joint: Tensor, heads: int, causal: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+_FEW = 64
+"""Tokens for which a program of packed captions has room, if they are enough for its own."""
+
+
+def attention(
+    joint: Tensor, heads: int, causal: bool, starts: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Launches `BlockOps.attention`."""
     joint = joint.contiguous()
-    if joint.shape[1] > LONGEST:
+    if starts is None and joint.shape[1] > LONGEST:
         return long_attention.attention(joint, heads, causal)
-    samples, tokens, width = joint.shape
-    lanes = width // (3 * heads)
-    out = joint.new_empty(samples, tokens, width // 3)
-    room = _room(tokens)
+    samples, tokens, room = _shape(joint, starts)
+    lanes = joint.shape[2] // (3 * heads)
+    out = joint.new_empty(*joint.shape[:2], heads * lanes)
     queries, warps = FORWARD[room]
     _attention_forward[(samples * heads,)](
-        joint, out, tokens, heads, lanes**-0.5, CAUSAL=causal, Q=queries, T=room, D=lanes, num_warps=warps
-    )
+        joint, out, starts, tokens, heads, lanes**-0.5,
+        PACKED=starts is not None, CAUSAL=causal, Q=queries, T=room, FEW=_FEW, D=lanes, num_warps=warps,
+    )  # fmt: skip
     return out, ()
 
 
 def attention_backward(
-    joint: Tensor, kept: tuple[Tensor, ...], grad: Tensor, heads: int, causal: bool
+    joint: Tensor, kept: tuple[Tensor, ...], grad: Tensor, heads: int, causal: bool, starts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Launches `BlockOps.attention_backward`."""
     joint, grad = joint.contiguous(), grad.contiguous()
     if kept:
         seen, lse = kept
         return long_attention.attention_backward(joint, seen, lse, grad, heads, causal)
-    samples, tokens, width = joint.shape
-    lanes = width // (3 * heads)
+    samples, tokens, room = _shape(joint, starts)
+    lanes = joint.shape[2] // (3 * heads)
     out = torch.empty_like(joint)
-    sums = torch.empty(samples, width, dtype=torch.float32, device=joint.device)
-    room = _room(tokens)
+    sums = torch.empty(samples, joint.shape[2], dtype=torch.float32, device=joint.device)
     queries, warps = BACKWARD[room]
     _attention_backward[(samples * heads,)](
-        joint, grad, out, sums, tokens, heads, lanes**-0.5,
-        CAUSAL=causal, Q=queries, T=room, D=lanes, num_warps=warps,
+        joint, grad, out, sums, starts, tokens, heads, lanes**-0.5,
+        PACKED=starts is not None, CAUSAL=causal, Q=queries, T=room, FEW=_FEW, D=lanes, num_warps=warps,
     )  # fmt: skip
     return out, sums.sum(0)
+
+
+def _shape(joint: Tensor, starts: Tensor | None) -> tuple[int, int, int]:
+    """Returns the samples, the tokens of each, and for how many a program has room."""
+    if starts is not None:
+        return len(starts) - 1, 0, LONGEST
+    samples, tokens, _ = joint.shape
+    return samples, tokens, 64 if tokens <= 64 else LONGEST
 
 
 def longest(device: torch.device) -> int:
@@ -346,10 +393,6 @@ def longest(device: torch.device) -> int:
     if device.type != "cuda":
         return max(_LONGEST.values())
     return _LONGEST.get(torch.cuda.get_device_capability(device), LONGEST)
-
-
-def _room(tokens: int) -> int:
-    return 64 if tokens <= 64 else LONGEST
 
 
 def _multiprocessors(tensor: Tensor) -> int:

@@ -4,7 +4,7 @@ Imports no torch and no open_clip.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from trainer.comm.backends import check_backend, check_lost_nodes, check_restarts, launcher_for
@@ -19,13 +19,14 @@ from trainer.data.check import check_data
 from trainer.data.sample_counts import check_streams
 from trainer.data.shard_names import expand_shards
 from trainer.data.storage import check_storage, use_storage
-from trainer.errors import InputError
+from trainer.errors import InputError, problems_of
 from trainer.estimate.fit import check_micro_batch
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
 from trainer.evaluate.suite_folders import check_suite, check_suite_files
 from trainer.launch.schedulers import scheduler
 from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag, check_teacher
 from trainer.model.host_compiler import check_compiler
+from trainer.model.image_tokens import check_image_tokens
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
 from trainer.run.checkpoints import check_resume, newest_step
 from trainer.run.folder import check_run_folder, run_folder
@@ -44,6 +45,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         *_without_looking(job, world_size),
         lambda: check_model(job.model.name),
         lambda: check_loss(job),
+        lambda: check_image_tokens(job.model),
         lambda: check_pretrained(job.model.pretrained),
         lambda: check_init(job.model),
         lambda: check_teacher(job.model),
@@ -85,6 +87,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
     checks = _without_looking(job, world_size)
     if not os.path.isabs(job.model.name):
         checks += [lambda: check_model(job.model.name), lambda: check_loss(job)]
+        checks.append(lambda: check_image_tokens(job.model))
         checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
     if not _runs_elsewhere(job):
         checks += [lambda: _check_packages(job), lambda: check_storage(job)]
@@ -177,14 +180,3 @@ def _refuse(checks: Sequence[Callable[[], object]]) -> None:
     """Raises InputError that lists the problems that the checks raise."""
     if problems := problems_of(checks):
         raise InputError("\n".join(problems))
-
-
-def problems_of(checks: Iterable[Callable[[], object]]) -> list[str]:
-    """Returns the message of each check that raises InputError, in their order."""
-    problems: list[str] = []
-    for check in checks:
-        try:
-            check()
-        except InputError as problem:
-            problems.append(str(problem))
-    return problems

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from trainer.config import Job
 from trainer.config.loader import load_job
-from trainer.errors import InputError
+from trainer.errors import InputError, problems_of
 from trainer.launch.hosts import Host
 from trainer.launch.local import ranks_of
 from trainer.launch.schedulers import scheduler
-from trainer.plan.check import check_job, check_without_files, problems_of
+from trainer.plan.check import check_job, check_without_files
 from trainer.plan.device import no_gpu_here
 
 _ELSEWHERE = (

@@ -22,6 +22,7 @@ from trainer.data.storage import storage_rows
 from trainer.estimate.fit import with_gpu_limit
 from trainer.launch.schedulers import launchers_of, scheduler
 from trainer.model.image_edges import lost_pixels
+from trainer.model.image_tokens import image_tokens
 from trainer.model.text_size import text_parameters
 from trainer.plan.begun_order import begun_order, with_order
 from trainer.plan.device import device_rows, has_a_gpu, no_gpu_here, on_gpus
@@ -33,13 +34,13 @@ from trainer.plan.places import odd_places
 from trainer.plan.save import SaveTime, save_rows, save_time, too_little_notice
 from trainer.plan.secret_values import secret_warnings
 from trainer.plan.spares import no_spares_here, spares_by_hand, with_spares
+from trainer.plan.start_reading import start_rows
 from trainer.plan.state_memory import in_memory, too_little_memory
 from trainer.plan.suite import suite_rows
 from trainer.plan.unused_keys import unused_keys
 from trainer.run.folder import run_folder, used_again
-from trainer.sysinfo.open_clip_release import PACKAGE, unsupported
 from trainer.sysinfo.variables import name_problems
-from trainer.sysinfo.versions import installed
+from trainer.sysinfo.versions import PACKAGE, installed, unsupported
 from trainer.text.table import by_topic
 from trainer.text.wording import many
 
@@ -104,6 +105,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
         ),
         *(facts.first.rows() if facts.first is not None else ()),
         *(reading_rows(job, facts.batch_plan, begun_order(job), samples) if files else ()),
+        *(start_rows(job, facts.batch_plan, begun_order(job), samples) if files else ()),
         *storage_rows(job),
         ("world", _world(job, world_size, local=local)),
         *device_rows(job, local=local),
@@ -231,7 +233,9 @@ def _model(job: Job) -> str:
         if groups is not None
     )
     compiled = ", compiled" if job.model.compile else ""
-    own = f"{job.model.name}{_text_tower(job.model)}"
+    tokens = image_tokens(job.model)
+    images = f", images of any shape in up to {many(tokens, 'patch', 'patches')}" if tokens else ""
+    own = f"{job.model.name}{_text_tower(job.model)}{images}"
     return f"{own}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{compiled}"
 
 

@@ -69,7 +69,8 @@ def _table_of_trained(checkpoint: str, model: str | None) -> tuple[dict[str, Any
     before: Mapping[str, Any] = trained.job or {}
     table = {
         "data": {**before.get("data", {}), "format": "synthetic", "train": [], "weights": None},
-        "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained},
+        # Where training began no longer counts.
+        "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained, "init": None},
     }
     return table, before.get("eval", {})
 
@@ -105,14 +106,18 @@ def _without_unset(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _checked(table: Mapping[str, Any], command: str, overrides: Sequence[str] = ()) -> Job:
+    job = job_from_table(_without_unset(table), command, overrides)
+    check_evaluated(job)
+    return job
+
+
 def export_job(checkpoint: str, model: str | None) -> Job:
     """Returns a job that only uses the model, in its own precision. Raises InputError with every problem."""
     table, _ = _table_of_trained(checkpoint, model)
-    table["model"] = {key: value for key, value in table["model"].items() if key not in ("init", "precision")}
+    table["model"] = {key: value for key, value in table["model"].items() if key != "precision"}
     table |= {"name": "export", "optim": {"global_batch_size": 1, "steps": 1}}
-    job = job_from_table(_without_unset(table), "clipship export")
-    check_evaluated(job)
-    return job
+    return _checked(table, "clipship export")
 
 
 def search_job(checkpoint: str, model: str | None, overrides: Sequence[str]) -> Job:
@@ -126,6 +131,4 @@ def search_job(checkpoint: str, model: str | None, overrides: Sequence[str]) -> 
         "optim": {"global_batch_size": 1, "steps": 1},
         "eval": {key: value for key, value in evaluation.items() if key == "batch_size"},
     }
-    job = job_from_table(_without_unset(table), "clipship search", overrides)
-    check_evaluated(job)
-    return job
+    return _checked(table, "clipship search", overrides)

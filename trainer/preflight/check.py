@@ -17,13 +17,11 @@ from trainer.comm.backends import row_of
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
-from trainer.data.pixels import BYTES_OF_A_PIXEL
 from trainer.model.build import Clip
 from trainer.preflight import gpu_probe, host_probe, network_probe
 from trainer.preflight.findings import error_of, find_problems
 from trainer.preflight.measurements import Finding, Gpu, Measurements, Needs, Placement, Timing
-from trainer.sysinfo.open_clip_release import PACKAGE
-from trainer.sysinfo.versions import installed
+from trainer.sysinfo.versions import PACKAGE, installed
 from trainer.text.wording import many
 
 _PAIR_BYTES = 1 << 24
@@ -122,13 +120,12 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
 
 def needs(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip) -> Needs:
     """Returns a rough estimate of what the job needs on one node."""
-    side = getattr(getattr(clip.model, "visual", None), "image_size", 224)
-    height, width = side if isinstance(side, tuple | list) else (side, side)
     batches = job.data.workers * _BATCHES_PER_WORKER * comm.world.local_size
+    weights = _parameter_bytes(clip)
     return Needs(
-        shm_bytes=batches * batch_plan.micro_batch_size * BYTES_OF_A_PIXEL * height * width,
+        shm_bytes=batches * batch_plan.micro_batch_size * clip.images.sample_bytes,
         open_files=_BASE_FILES + 4 * comm.world.size,
-        checkpoint_bytes=(1 + job.optim.state_values) * _parameter_bytes(clip),
+        checkpoint_bytes=weights + job.optim.state_values(weights),
         checkpoints=job.checkpoint.keep + 1 + (job.checkpoint.best is not None),
         fabric=job.resources.fabric if comm.device.type == "cuda" else None,
     )

@@ -5,8 +5,16 @@ from collections.abc import Iterator, Sequence
 
 from trainer.config.fabric_rates import slowest_adapter_gb_s
 from trainer.config.fabrics import FABRICS
-from trainer.preflight.measurements import Finding, Measurements, Needs
-from trainer.preflight.summary import nodes_of, odd_node, pair_speeds, rate, size
+from trainer.preflight.measurements import (
+    Finding,
+    Measurements,
+    Needs,
+    nodes_of,
+    odd_node,
+    pair_speeds,
+    rate,
+    size,
+)
 
 OF_ADAPTER = 0.25
 """Share of one adapter's rate below which nodes do not seem to use the fabric that the job says they have."""

@@ -5,9 +5,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from trainer.errors import MachineError, UnfitNode
 from trainer.preflight.fabric_findings import FABRIC_CHECKS
-from trainer.preflight.measurements import Finding, Measurements, Needs
-from trainer.preflight.summary import nodes_of, odd_node, pair_speeds, rate, size
-from trainer.sysinfo.open_clip_release import unsupported
+from trainer.preflight.measurements import (
+    Finding,
+    Measurements,
+    Needs,
+    nodes_of,
+    odd_node,
+    pair_speeds,
+    rate,
+    size,
+)
+from trainer.sysinfo.versions import unsupported
 from trainer.text.wording import many
 
 SLOW = 0.5

@@ -13,7 +13,8 @@ from typing import Any
 
 from trainer.preflight.measurements import Gpu, Placement, Rdma
 from trainer.sysinfo.nvml import gpu_handle, pci_address
-from trainer.sysinfo.topology import ROOT, closest_adapters, cpu_text, cpus_next_to, numa_node
+from trainer.sysinfo.topology import ROOT, closest_adapters, cpus_next_to, numa_node
+from trainer.text.wording import runs_text
 
 SHARED_MEMORY = Path("/dev/shm")
 _RDMA_DEVICES, _OPEN_FILES = Path("/sys/class/infiniband"), Path("/proc/self/fd")
@@ -129,7 +130,7 @@ def placement(uuid: object, root: Path = ROOT) -> Placement | None:
     return Placement(
         gpu=address,
         numa_node=numa_node(address, root),
-        cpus=cpu_text(mine),
+        cpus=runs_text(mine),
         near=bool(near) and mine <= near,
         apart=bool(near) and not mine & near,
         adapters=tuple(adapter.name for adapter in adapters),

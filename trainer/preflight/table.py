@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from trainer.config.gpus import GIB, gpu_named
-from trainer.preflight.measurements import Finding, Measurements
-from trainer.preflight.summary import figures, pair_speeds, rate, size
+from trainer.preflight.measurements import Finding, Measurements, figures, pair_speeds, rate, size
 from trainer.text.table import by_topic
 from trainer.text.wording import many
 

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import tomli_w
 
-from trainer.config.results import EMA
+from trainer.config.results import EMA, MIX
 from trainer.errors import InputError
 from trainer.report.board import BOARD_FILE, BoardRow, read_rows
 from trainer.report.suites import SuiteBars, suite_bars
@@ -45,7 +45,7 @@ Numbers = Mapping[str, float]
 _RECORD = {each.name for each in fields(Record)}
 _ABOUT_LINES = {"generation"}
 """Fields that every line of metrics.jsonl has beside its step; they are no results of an evaluation."""
-_EVALUATED = ("zero_shot_", "retrieval_", EMA)
+_EVALUATED = ("zero_shot_", "retrieval_", EMA, MIX)
 """Prefixes of the names of evaluation metrics; result.json has other numbers beside them."""
 _LARGEST = 1e300
 _LOG_LINES = 40

@@ -50,7 +50,7 @@ def metric_text(name: str, value: float, evaluations: Sequence[Numbers]) -> str:
 def metric_title(name: str) -> str:
     """Returns a readable title: `retrieval_i2t_r5` becomes `retrieval image to text R@5`."""
     title = (
-        re.sub(r"^ema_", "EMA ", name)
+        re.sub(r"^ema_", "EMA ", re.sub(r"^mix_", "mixture ", name))
         .replace("zero_shot", "zero-shot")
         .replace("i2t", "image to text")
         .replace("t2i", "text to image")

@@ -1,24 +1,26 @@
 """Makes one HTML page about a run, which loads nothing from elsewhere. No torch.
 
 The template escapes everything from the run folder, and the page's own policy lets the browser run only the
-one script that it has.
+one script that it has. The environment of all ranks is one table, however many they are, which marks what
+differs.
 """
 
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from trainer.errors import InputError
-from trainer.report.environment import environment_table
 from trainer.report.figures import evaluation_charts, training_charts
 from trainer.report.folder import Numbers, RunFacts, clean, read_run
 from trainer.report.headline import checkpoint_rows, metric_rows, not_finite, status, tiles
 from trainer.report.template import page_templates
 from trainer.report.times import marked, restart_rows, restart_steps, time_charts
+from trainer.report.wording import ranks
 from trainer.run.layout import REPORT_FILE
 from trainer.safe_io.atomic import write_whole
 from trainer.text.wording import many
@@ -133,3 +135,40 @@ def _stuck_ranks(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _source(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+_OWN = {"node", "device"}
+"""Keys that each rank may have with a value of its own."""
+_VALUES = 12
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One row of the table."""
+
+    name: str
+    values: Sequence[tuple[str, str]]
+    """Value and the ranks that have it; no ranks are named if all have it."""
+    differs: bool
+    """True if ranks differ that should be equal."""
+
+
+def environment_table(environments: Sequence[Mapping[str, str]]) -> list[Fact]:
+    """Returns a row for each key but the rank's own number; a rank that lacks a key has "missing"."""
+    names = dict.fromkeys(name for environment in environments for name in environment if name != "rank")
+    return [_fact(name, environments) for name in names]
+
+
+def _fact(name: str, environments: Sequence[Mapping[str, str]]) -> Fact:
+    ranks_of: dict[str, list[int]] = {}
+    for place, environment in enumerate(environments):
+        rank = environment.get("rank", "")
+        ranks_of.setdefault(environment.get(name, "missing"), []).append(
+            int(rank) if rank.isdecimal() else place
+        )
+    if len(ranks_of) == 1:
+        return Fact(name, [(next(iter(ranks_of)), "")], differs=False)
+    values = [(value, ranks(those)) for value, those in list(ranks_of.items())[:_VALUES]]
+    if len(ranks_of) > _VALUES:
+        values.append((f"and {len(ranks_of) - _VALUES} more", ""))
+    return Fact(name, values, differs=name not in _OWN)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from trainer.text.wording import duration
+from trainer.text.wording import duration, runs_text
 
 
 def number(value: float) -> str:
@@ -75,11 +75,5 @@ def size_of(size: float) -> str:
 
 def ranks(numbers: Iterable[int]) -> str:
     """Returns `rank 3`, or `ranks 0-3, 7`."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(numbers)):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"rank{'s' if len(runs) > 1 or (runs and runs[0][0] != runs[0][1]) else ''} {text}"
+    text = runs_text(numbers, ", ")
+    return f"rank{'s' if set(text) & {',', '-'} else ''} {text}"

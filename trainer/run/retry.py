@@ -1,6 +1,7 @@
 """Tries again after a wait: what other machines and storage may still do. Imports no torch."""
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -11,6 +12,8 @@ from typing import TypeVar
 Result = TypeVar("Result")
 _DOUBLINGS = 50
 """Most doublings of a wait, before its longest value counts."""
+jitter: Callable[[], float] = random.SystemRandom().random
+"""Returns numbers from 0 to below 1, which differ from rank to rank whatever seeds the job has."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def retried(
 ) -> Result:
     """Returns the result of `attempt`, which is made again after each wait if its error may pass.
 
+    Each wait is up to half longer, so that a thousand ranks that fail together do not ask together again.
     `tell` gets each error that is tried again, and the wait; `least_s` says how long an error asks to wait.
     Raises the last error.
     """
@@ -63,7 +67,7 @@ def retried(
         except Exception as error:
             if not may_pass(error):
                 raise
-            wait_s = max(wait_s, least_s(error))
+            wait_s = max(wait_s, least_s(error)) * (1.0 + 0.5 * jitter())
             tell(error, wait_s)
         time.sleep(wait_s)
     return attempt()

@@ -2,6 +2,7 @@
 
 There is a file for each model and folder. It has a row for each picture, by name, size and time of change, so
 that only new and changed pictures pass the model again. A file that cannot be read counts as none.
+Pictures are read within limits for files from strangers.
 """
 
 import hashlib
@@ -10,16 +11,25 @@ import os
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import Job
+from trainer.data.files import read_file
+from trainer.data.pictures import MOST_PIXELS, decode
+from trainer.data.sample import MOST_BYTES, RawSample, check_file
 from trainer.run.model_identity import model_text, weights_identity
 from trainer.safe_io.atomic import replacing
 from trainer.search.pictures import Picture
 from trainer.sysinfo.user_cache import user_cache
+from trainer.text.terminal import one_line
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Features = NDArray[np.float32]
 """Unit vectors [n, D]; of one picture, [D]."""
@@ -72,3 +82,21 @@ def write(path: Path, features: Mapping[Picture, Features]) -> None:
     kept = sorted(path.parent.glob("*.npz"), key=lambda each: each.stat().st_mtime, reverse=True)
     for old in kept[MOST_FILES:]:
         old.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class PictureFolder:
+    """A folder with the limits of its pictures."""
+
+    path: Path
+    most_bytes: int = MOST_BYTES
+    """Largest picture file."""
+    most_pixels: int = MOST_PIXELS
+
+    def decoded(self, name: str) -> "Image.Image":
+        """Returns the picture at this path below the folder, in RGB. Raises InputError, such as BadSample."""
+        key, origin = one_line(name), str(self.path)
+        content = read_file(
+            self.path / name, key, lambda status: check_file(origin, key, status, self.most_bytes), ()
+        )
+        return decode(RawSample(key, origin, content, ()), self.most_pixels)

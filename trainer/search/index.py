@@ -10,8 +10,7 @@ import numpy as np
 
 from trainer.errors import InputError
 from trainer.search import cache
-from trainer.search.cache import Features
-from trainer.search.files import PictureFolder
+from trainer.search.cache import Features, PictureFolder
 from trainer.search.pictures import Picture
 from trainer.text.terminal import one_line, say
 from trainer.text.wording import many

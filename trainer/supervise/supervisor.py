@@ -18,14 +18,13 @@ from trainer.run.file_work import prepare_file_work
 from trainer.supervise import messages
 from trainer.supervise.background import on_error
 from trainer.supervise.context import SupervisorContext
-from trainer.supervise.coordinate.coordinator_host import CoordinatorHost
+from trainer.supervise.coordinate.coordinator_host import CoordinatorHost, ParentLoss
 from trainer.supervise.coordinate.diagnosis import Missing
 from trainer.supervise.ending import Ending
 from trainer.supervise.limits import Limits
 from trainer.supervise.messages import Message
 from trainer.supervise.network.tree import Tree
 from trainer.supervise.network.tree_plan import Address
-from trainer.supervise.parent_loss import ParentLoss
 from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.rank.generation import RankOfGeneration
 from trainer.supervise.rank.own_rank import OwnRank

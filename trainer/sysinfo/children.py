@@ -1,8 +1,12 @@
-"""Takes note of children that have ended, which otherwise stay as zombies; never waits for one."""
+"""Looks after processes: children that would stay as zombies, and others by what /proc tells of them.
+
+Nothing here waits for a process.
+"""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 
 def reap(which: int = -1, *, but: Collection[int] = ()) -> dict[int, int]:
@@ -34,3 +38,24 @@ def is_child(pid: int) -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def signal_all(pids: Iterable[int], number: int) -> None:
+    """Sends a signal to those of the processes that have not ended."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def processes_with(mark: bytes, file: str, among: Iterable[int] | None = None) -> list[int]:
+    """Returns the processes, of all or of some, whose file in /proc holds the mark, such as `environ`."""
+    if among is None:
+        among = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in among if mark in _of_process(pid, file)]
+
+
+def _of_process(pid: int, file: str) -> bytes:
+    try:
+        return Path("/proc", str(pid), file).read_bytes()
+    except OSError:  # it has ended, or is another user's
+        return b""

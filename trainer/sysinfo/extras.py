@@ -3,34 +3,9 @@
 from importlib.util import find_spec
 
 from trainer.errors import InputError
+from trainer.sysinfo.own_table import own_table
 
-EXTRAS: dict[str, tuple[str, ...]] = {
-    "train": (
-        "torch",
-        "torchvision",
-        "open_clip",
-        "timm",
-        "numpy",
-        "PIL",
-        "psutil",
-        "simplejpeg",
-        "safetensors",
-        "tensorboard",
-        "webdataset",
-        "fsspec",
-        "aiohttp",
-        "pynvml",
-        "pyarrow",
-    ),
-    "launch": ("docker", "kubernetes"),
-    "onnx": ("onnx", "onnxscript"),
-    "s3": ("s3fs",),
-    "gcs": ("gcsfs",),
-    "oss": ("ossfs",),
-    "azure": ("adlfs",),
-    "text": ("transformers", "sentencepiece", "google.protobuf"),
-    "wandb": ("wandb",),
-}
+EXTRAS: dict[str, list[str]] = own_table(__file__, "extras.toml")
 """Modules by the extra of pyproject.toml that brings them; `pip install clipship` alone brings none."""
 
 

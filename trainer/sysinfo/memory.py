@@ -7,6 +7,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainer.sysinfo.topology import file_text
+
 _PHRASES = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
 _ADVICE = (
     "To need less memory, lower optim.max_batch_size_per_gpu (the gradient stays the same), set "
@@ -80,7 +82,7 @@ def _cgroup_limit() -> int | None:
 
     Returns None if there is no limit.
     """
-    limits = [int(text) for path in _limit_files() if (text := _text(path)).isdigit()]  # not "max"
+    limits = [int(text) for path in _limit_files() if (text := file_text(path)).isdigit()]  # not "max"
     # cgroups v1 write "no limit" as a number larger than any machine's memory
     return min((size for size in limits if size < 2**60), default=None)
 
@@ -90,7 +92,7 @@ def _limit_files() -> Iterator[Path]:
 
     In a container its own group may look like the topmost one.
     """
-    for line in _text(_OWN_CGROUPS).splitlines():
+    for line in file_text(_OWN_CGROUPS).splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers in ("", "memory"):
             top, name = (
@@ -102,14 +104,6 @@ def _limit_files() -> Iterator[Path]:
                 for folder in (group_folder, *group_folder.parents)
                 if folder.is_relative_to(top)
             )
-
-
-def _text(path: Path) -> str:
-    """Returns the file's text, stripped; "" if it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _fields(path: Path) -> dict[str, str]:

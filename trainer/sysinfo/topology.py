@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.text.wording import runs_text
+
 ROOT = Path("/")
 _NVIDIA = "0x10de"
 _DISPLAY, _ACCELERATOR_3D = "0x0300", "0x0302"
@@ -51,17 +53,6 @@ def cpu_numbers(text: str) -> frozenset[int]:
     return frozenset(numbers)
 
 
-def cpu_text(cpus: Collection[int]) -> str:
-    """Returns the CPUs as the kernel writes a list of them."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
-
-
 def cpus_next_to(address: str, root: Path = ROOT) -> frozenset[int]:
     """Returns the CPUs next to a PCI device, such as "0000:1a:00.0"; empty if the kernel does not know."""
     if numa_node(address, root) is None:
@@ -84,7 +75,8 @@ def gpus(root: Path = ROOT) -> list[str]:
     return sorted(
         path.name
         for path in (root / "sys/bus/pci/devices").glob("*")
-        if _text(path / "vendor") == _NVIDIA and _text(path / "class").startswith((_DISPLAY, _ACCELERATOR_3D))
+        if file_text(path / "vendor") == _NVIDIA
+        and file_text(path / "class").startswith((_DISPLAY, _ACCELERATOR_3D))
     )
 
 
@@ -127,7 +119,7 @@ def choose_cpus(
     if not near:
         return CpuChoice(frozenset(), f"the kernel does not say which CPUs are next to GPU {address}")
     if mine < cpus_of_this_job(root):
-        return CpuChoice(frozenset(), f"the launcher has bound it to CPUs {cpu_text(mine)}")
+        return CpuChoice(frozenset(), f"the launcher has bound it to CPUs {runs_text(mine)}")
     if not wanted:
         return CpuChoice(frozenset(), f"none of its CPUs is next to GPU {address}")
     if wanted == mine:
@@ -146,7 +138,8 @@ def _device(address: str, root: Path) -> Path:
     return root / "sys/bus/pci/devices" / address
 
 
-def _text(path: Path) -> str:
+def file_text(path: Path) -> str:
+    """Returns the file's text, stripped; "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -177,7 +170,7 @@ def _bridges(link: Path) -> list[str]:
 
 def _cpuset_files(root: Path) -> Iterator[Path]:
     """Yields the files that may have this process's CPUs, those of the innermost cgroup first."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in file_text(root / "proc/self/cgroup").splitlines():
         _, _, controllers_and_path = line.partition(":")
         controllers, _, path = controllers_and_path.partition(":")
         base = root / "sys/fs/cgroup"

@@ -5,13 +5,11 @@ report it. Imports no torch.
 """
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-_TABLE = Path(__file__).with_name("variables.toml")
+from trainer.sysinfo.own_table import own_table
+
 _LIBRARIES = ("nccl", "torch", "horovod")
 _TITLES = {"nccl": "NCCL", "torch": "torch", "horovod": "Horovod"}
 _BUILD_TIME = (
@@ -35,7 +33,7 @@ def name_problems(
     it is unknown, and no NCCL variable counts as too new. `torch_version` None means that torch's version is
     unknown as well.
     """
-    table = _table()
+    table = own_table(__file__, "variables.toml")
     same = (
         torch_version is not None and _numbers(torch_version)[:2] == _numbers(table["torch"]["version"])[:2]
     )
@@ -65,11 +63,6 @@ def _problem(name: str, library: str, version: str | None, table: dict[str, Any]
         return None
     near = difflib.get_close_matches(name, table[library]["names"], n=1, cutoff=0.75)
     return f"{_TITLES[library]} does not read it" + (f"; did you mean {near[0]}?" if near else "")
-
-
-@cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

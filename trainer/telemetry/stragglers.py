@@ -1,16 +1,22 @@
-"""Measures each rank's own work while the run goes on, and names slow ranks in one log line and one event."""
+"""Measures each rank's own work while the run goes on, and names slow ranks in one log line and one event.
+
+A rank's own work is a step without its waiting for other ranks: reading data and computing. Every few steps
+the ranks exchange how long it took, with the requests that they exchange anyway (`comm/consensus.py`), so
+nobody waits for the times.
+"""
 
 import logging
 import os
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.comm.protocol import Comm
 from trainer.config.health import Health
-from trainer.telemetry.slow_ranks import EVERY, SlowRanks
 from trainer.text.wording import many
 from trainer.world.condemned import condemn
 
@@ -104,3 +110,63 @@ class StragglerDetector:
         seconds = self._comm.pop_seconds()
         self._comm_s += seconds
         return seconds
+
+
+EVERY = 5
+"""Number of steps between two exchanges."""
+_TIMES = 2
+"""Number of exchanges in a row that make a rank slow; a single one may be a late memory page."""
+_NOTICEABLE_S = 0.01
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A slow rank, the seconds per step of its own work, and the ranks' median."""
+
+    rank: int
+    own_s: float
+    median_s: float
+    exchanges: int
+    """Number of exchanges in a row in which it was slow."""
+
+
+class SlowRanks:
+    """Finds slow ranks from the times of all ranks' own work.
+
+    `contribution` returns what this rank sends; `receive` takes the sum over all ranks.
+    """
+
+    def __init__(self, rank: int, world_size: int, factor: float) -> None:
+        self._rank, self._size, self._factor = rank, world_size, factor
+        self._own_s: float | None = None
+        self._slow_times = [0] * world_size
+
+    def record(self, own_s: float) -> None:
+        """Records a step's own work, in seconds, averaged over the last EVERY steps."""
+        self._own_s = own_s
+
+    @property
+    def due(self) -> bool:
+        """True if an exchange is due. All ranks count the same steps, so they agree."""
+        return self._own_s is not None
+
+    def contribution(self) -> list[float]:
+        """Returns this rank's mean at its index and zeros elsewhere; the sum over the ranks holds all.
+
+        Starts a new mean.
+        """
+        own_times = [0.0] * self._size
+        own_times[self._rank], self._own_s = self._own_s or 0.0, None
+        return own_times
+
+    def receive(self, own_times: Sequence[float]) -> list[SlowRank]:
+        """Returns the ranks that have just become slow, or still are after as many exchanges again."""
+        median = statistics.median_low(own_times)  # the faster one of two ranks
+        for rank, own in enumerate(own_times):
+            slow = own > self._factor * median and own - median > _NOTICEABLE_S
+            self._slow_times[rank] = self._slow_times[rank] + 1 if slow else 0
+        return [
+            SlowRank(rank, own_times[rank], median, times)
+            for rank, times in enumerate(self._slow_times)
+            if times and times % _TIMES == 0
+        ]

@@ -1,12 +1,13 @@
 """Metric writers besides metrics.jsonl: TensorBoard, and W&B if asked for; rank 0 only.
 
-Each gets the numbers of metrics.jsonl under the same names. Heavy packages (torch, W&B) are imported when a
-writer is opened.
+Each gets the numbers of metrics.jsonl under the same names, in groups, for each of which they show one panel.
+Heavy packages (torch, W&B) are imported when a writer is opened.
 """
 
 import importlib
 import logging
 import math
+import re
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,6 @@ from trainer.run.layout import TENSORBOARD, WANDB, WANDB_ID_FILE
 from trainer.safe_io.atomic import write_whole
 from trainer.safe_io.plain import read_plain
 from trainer.telemetry.pictures import COLUMNS, Picture, as_markdown, strip
-from trainer.telemetry.tags import tag
 from trainer.text.masking import masked, masked_values
 
 log = logging.getLogger("clipship")
@@ -203,3 +203,22 @@ def _wandb_id(path: Path) -> str:
     if not path.exists():
         write_whole(path, secrets.token_hex(8) + "\n")
     return read_plain(path).strip()
+
+
+GROUPS = (
+    ("eval", r"((ema|mix)_)?(zero_shot_|retrieval_)"),
+    ("goodput", r"useful_share$|lost_"),
+    ("train", r"(loss|lr|grad_norm|logit_scale|logit_bias|epoch|samples|scaler_scale)$"),
+    (
+        "health",
+        r"bad_samples|generation$|copied_|copies_|slow|straggler|non_finite|.*(cpu_share|rss_bytes|gpu_)",
+    ),
+    ("perf", r""),
+)
+"""Group and pattern of the names in it; the first that fits counts."""
+
+
+def tag(name: str) -> str:
+    """Returns the name with its group, such as `train/loss`."""
+    group = next(group for group, pattern in GROUPS if re.match(pattern, name))
+    return f"{group}/{name}"

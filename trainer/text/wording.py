@@ -1,4 +1,6 @@
-"""Numbers in sentences. Imports nothing."""
+"""Numbers in sentences. Imports nothing of ours."""
+
+from collections.abc import Iterable
 
 
 def many(count: int, one: str, several: str | None = None) -> str:
@@ -14,3 +16,14 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def runs_text(numbers: Iterable[int], between: str = ",") -> str:
+    """Returns numbers as runs of those that follow each other, in order: `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return between.join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule, batch_text, plan, schedule
+from trainer.config.results import EMA, MIX
 from trainer.copies.copier import copier_of
 from trainer.data.bad_samples import name_left_out
 from trainer.data.choose_order import order_of_run
@@ -55,6 +56,7 @@ from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import Clip, build_model, give_initial_weights
 from trainer.model.compile import compile_blocks, keep_kernels
 from trainer.model.host_compiler import check_compiler
+from trainer.model.mixture import Mixture, digest_of_begin
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
 from trainer.model.teacher import build_teacher, whole_captions
 from trainer.preflight.check import PreflightReport, preflight
@@ -149,9 +151,11 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
     splits = row_of(job).splits_model
-    has_state = not splits and expects_state(job, comm, run.checkpoints)
+    # A mixture needs the first weights in every start.
+    has_state = not splits and job.eval.mix is None and expects_state(job, comm, run.checkpoints)
     comm.heartbeat.begin_stage("building model")
     clip = build_model(job, batch_plan, comm, initial_weights=not has_state, on_host=splits)
+    begin = digest_of_begin(job, clip.model)
     if (teacher := build_teacher(job, batch_plan, comm, clip)) is not None:
         clip = whole_captions(clip)
         _say("teacher", f"{job.model.teacher} with {job.model.teacher_pretrained}")
@@ -169,11 +173,12 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         kept = keep_kernels(os.environ)
         _say("compile", f"{compile_blocks(clip.model)}{kept and f'; kernels are kept in {kept}'}")
     step = TrainStep(job, batch_plan, comm, clip.model, teacher)
+    mixture = Mixture(step.shards.parameters, job.eval.mix)
     comm.heartbeat.reach("prepared")
     if asks_for_memory(job) and not keeps_in_memory(job):
         _say("in memory", disk_only(job))
     memory = node_memory(job, comm, os.environ)
-    identity = _identity(job, comm, clip, source, samples, evaluation)
+    identity = _identity(job, comm, clip, source, samples, evaluation.contents(), begin)
     start = restore(job, comm, run.checkpoints, step, identity, memory)
     if has_state and start.is_beginning:  # what was there is damaged
         give_initial_weights(job, clip.model)
@@ -209,7 +214,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         source=source,
         weights=weights,
         order=order,
-        evaluate=partial(_evaluate, evaluation, clip, step, requests, keeper),
+        evaluate=partial(_evaluate, evaluation, clip, step, mixture, requests, keeper),
         writer=writer,
         requests=requests,
         identity=identity,
@@ -221,19 +226,30 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
 
 
 def _identity(
-    job: Job, comm: Comm, clip: Clip, source: Source, samples: int, evaluation: Evaluation
+    job: Job,
+    comm: Comm,
+    clip: Clip,
+    source: Source,
+    samples: int,
+    words: Mapping[str, Sequence[str]],
+    begin: Mapping[str, str],
 ) -> RunIdentity:
     """Collective: returns what the run is, as rank 0 finds it."""
     rows = data_rows(job.data, source) if comm.world.rank == 0 else []
     data_files = comm.broadcast_object(digest_of(rows) if rows else "")
-    eval_files = {key: digest_of(lines) for key, lines in evaluation.contents().items()}
-    return RunIdentity(job, samples, digests(clip.files), data_files, eval_files)
+    eval_files = {key: digest_of(lines) for key, lines in words.items()}
+    return RunIdentity(job, samples, digests(clip.files), data_files, {**eval_files, **begin})
 
 
 def _evaluate(
-    evaluation: Evaluation, clip: Clip, step: TrainStep, requests: Requests, keeper: MemoryKeeper | None
+    evaluation: Evaluation,
+    clip: Clip,
+    step: TrainStep,
+    mixture: Mixture,
+    requests: Requests,
+    keeper: MemoryKeeper | None,
 ) -> Metrics:
-    """Collective: evaluates the model, of which every rank then has all, and the average of its weights."""
+    """Collective: evaluates the model, of which every rank then has all, and other weights in its place."""
 
     def asked_to_stop() -> bool:
         return requests.stop
@@ -242,8 +258,10 @@ def _evaluate(
         metrics = evaluation(clip, asked_to_stop)
     if keeper is not None:
         keeper.before_change()
-    with step.ema.in_place() as has_ema, step.shards.gathered():
-        return {**metrics, **evaluation(clip, asked_to_stop, ema=True)} if has_ema else metrics
+    for begin, weights in ((EMA, step.ema), (MIX, mixture)):
+        with weights.in_place() as is_there, step.shards.gathered():
+            metrics |= evaluation(clip, asked_to_stop, begin) if is_there else {}
+    return metrics
 
 
 def _check_shared_memory(job: Job, batch_plan: BatchPlan, clip: Clip, source: Source, comm: Comm) -> None:
@@ -253,8 +271,7 @@ def _check_shared_memory(job: Job, batch_plan: BatchPlan, clip: Clip, source: So
     """
     node, nodes = comm.world.node, comm.all_gather_object(comm.world.node)
     workers = loader_processes(source, job.data.workers)
-    height, width = clip.crop.size  # the size leaves room for a fourth channel
-    loaders = nodes.count(node), workers, batch_plan.micro_batch_size * 4 * height * width
+    loaders = nodes.count(node), workers, batch_plan.micro_batch_size * clip.images.sample_bytes
     shared_memory_for_loaders(node, *loaders)
     if keeps_in_memory(job):
         check_memory(node, clip.model, loader_bytes(*loaders))

@@ -3,8 +3,9 @@
 On a GPU the next step's micro-batches are copied while this step computes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from trainer.data.reading import TALLY
 from trainer.data.streams import loader_processes
 from trainer.data.tokens import with_mask
 from trainer.model.caption_length import CaptionLength
+from trainer.model.packed_captions import Packed, pack
+from trainer.train.by_length import ByLength
 from trainer.train.setup import TrainSetup
 from trainer.train.step import MicroBatch
 
@@ -29,8 +32,8 @@ _WHOLE_STEPS = 2
 
 Memory for shorter captions fits in that for longer ones, but not the other way round.
 """
-Sent = tuple[Tensor, Tensor, Sequence[str]]
-"""Images and tokens on the device, and the samples' keys."""
+Sent = tuple[Tensor, Tensor | Packed, Sequence[str], Sequence[int] | None]
+"""Images and tokens on the device, the samples' keys, and their places if they are in another order."""
 
 
 def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBatch]]:
@@ -42,8 +45,10 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
     clip = setup.clip
     # Shapes change the order of sums, so a run that repeats its bits cannot begin otherwise than it goes on.
     whole_steps = 0 if setup.job.comm.deterministic else _WHOLE_STEPS
+    rule, normalise = clip.kernels.caption_length, clip.images.normalised
+    by_length = None if rule is None else ByLength(rule, tells=setup.comm.world.rank == 0)
     prefetcher = Prefetcher(
-        setup.comm.device, dtype, clip.mean, clip.std, clip.kernels.caption_length, whole_steps
+        setup.comm.device, dtype, clip.mean, clip.std, rule, whole_steps, by_length, normalise
     )
     return prefetcher.steps(_loaded(setup, skipped), setup.plan.accumulation)
 
@@ -58,7 +63,7 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         rank=setup.comm.world.rank,
         seed=job.seed,
         order=setup.order,
-        pixels=setup.clip.crop,
+        pixels=setup.clip.images.crop,
         tokenizer=with_mask(setup.clip.tokenizer, job.data.text_mask),
         workers=loader_processes(setup.source, job.data.workers),
         weights=setup.weights,
@@ -93,9 +98,10 @@ def _caption_monitor(setup: TrainSetup, captions: int) -> CaptionMonitor:
 class Prefetcher:
     """Moves images to the device as uint8, with the function that normalises them there.
 
-    That function gives `dtype`, minus the mean and divided by the standard deviation of each channel. Tokens
-    are cut to the length that `caption_length` finds; without it they stay as they are. On a GPU they also
-    stay so in the first `whole_steps` steps.
+    That function, `normalise`, gives `dtype`, minus the mean and divided by the standard deviation of each
+    channel. Captions are packed or cut as `caption_length` says; without it they stay as they are. On a GPU
+    all of their tokens are computed in the first `whole_steps` steps. `by_length` may let other samples of a
+    step pass together.
     """
 
     def __init__(
@@ -106,8 +112,11 @@ class Prefetcher:
         std: Sequence[float],
         caption_length: CaptionLength | None = None,
         whole_steps: int = 0,
+        by_length: ByLength | None = None,
+        normalise: Callable[[Tensor, Tensor, Tensor], Tensor] = normalised,
     ) -> None:
         self._device, self._caption_length, self._whole_steps = device, caption_length, whole_steps
+        self._by_length, self._normalise = by_length, normalise
         self._mean, self._std = (
             to_device(torch.tensor(channels, dtype=dtype), device) for channels in (mean, std)
         )
@@ -119,13 +128,7 @@ class Prefetcher:
         """
         groups = iter(lambda: list(islice(batches, accumulation)), [])
         if self._device.type != "cuda":
-            return (
-                [
-                    self._micro(batch.images, batch.tokens[:, : self._length(batch)], batch.keys)
-                    for batch in group
-                ]
-                for group in groups
-            )
+            return ([self._micro(*batch) for batch in self._cut(group)] for group in groups)
         return self._ahead(groups)
 
     def _ahead(self, groups: Iterator[list[Batch]]) -> Iterator[list[MicroBatch]]:
@@ -146,31 +149,75 @@ class Prefetcher:
         """
         group = next(groups, [])
         with torch.cuda.stream(stream):
-            sent: list[Sent] = [
-                (
-                    batch.images.to(self._device, non_blocking=True),
-                    # Whole, and cut there: rows that do not follow one another would make the host wait.
-                    batch.tokens.to(self._device, non_blocking=True)[:, : self._length(batch)],
-                    batch.keys,
-                )
-                for batch in group
-            ]
+            sent = self._cut(group)
         self._whole_steps -= 1
         return sent, stream.record_event()
 
-    def _length(self, batch: Batch) -> int | None:
-        if self._caption_length is None or (self._device.type == "cuda" and self._whole_steps > 0):
-            return None
-        return self._caption_length(batch.tokens)
+    def _cut(self, group: list[Batch]) -> list[Sent]:
+        """Returns a step's micro-batches on the device, with captions no longer than those of each need."""
+        rule, on_gpu = self._caption_length, self._device.type == "cuda"
+        whole = on_gpu and self._whole_steps > 0
+        if rule is not None and rule.packs and on_gpu:
+            return [
+                (self._images(batch), self._packed(batch.tokens, rule, whole), batch.keys, None)
+                for batch in group
+            ]
+        if rule is None or not group or whole:
+            return [(*self._brought(batch), batch.keys, None) for batch in group]
+        order = None if self._by_length is None else self._by_length.order([batch.tokens for batch in group])
+        if order is None:
+            # Whole, and cut there: rows that do not follow one another would make the host wait.
+            return [
+                (images, tokens[:, : rule(batch.tokens)], batch.keys, None)
+                for batch in group
+                for images, tokens in [self._brought(batch)]
+            ]
+        return self._ordered(group, order, rule)
 
-    def _received(self, images: Tensor, tokens: Tensor, keys: Sequence[str]) -> MicroBatch:
-        for tensor in (images, tokens):
+    def _ordered(self, group: list[Batch], order: Tensor, rule: CaptionLength) -> list[Sent]:
+        size = len(group[0].keys)
+        new_places = to_device(order.argsort(), self._device).split(size)
+        images, tokens = _moved(map(self._brought, group), new_places)
+        lengths = map(rule, torch.cat([batch.tokens for batch in group])[order].split(size))
+        keys = [key for batch in group for key in batch.keys]
+        parts = zip(images.split(size), tokens.split(size), lengths, order.split(size), strict=True)
+        return [
+            (pixels, ids[:, :length], [keys[place] for place in places.tolist()], places.tolist())
+            for pixels, ids, length, places in parts
+        ]
+
+    def _brought(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self._images(batch), batch.tokens.to(self._device, non_blocking=True)
+
+    def _images(self, batch: Batch) -> Tensor:
+        return batch.images.to(self._device, non_blocking=True)
+
+    def _packed(self, tokens: Tensor, rule: CaptionLength, whole: bool) -> Packed:
+        return pack(tokens, rule.needed(tokens), self._device, whole=whole)
+
+    def _received(self, images: Tensor, tokens: Tensor | Packed, *rest: Any) -> MicroBatch:
+        for tensor in (images, *(tokens if isinstance(tokens, Packed) else (tokens,))):
             # Another stream allocated their memory and would otherwise reuse it too early.
             tensor.record_stream(torch.cuda.current_stream(self._device))
-        return self._micro(images, tokens, keys)
+        return self._micro(images, tokens, *rest)
 
-    def _micro(self, images: Tensor, tokens: Tensor, keys: Sequence[str]) -> MicroBatch:
-        return MicroBatch(images, tokens, keys, self._normalised)
+    def _micro(
+        self, images: Tensor, tokens: Tensor | Packed, keys: Sequence[str], places: Sequence[int] | None
+    ) -> MicroBatch:
+        return MicroBatch(images, tokens, keys, self._normalised, places)
 
     def _normalised(self, images: Tensor) -> Tensor:
-        return normalised(images, self._mean, self._std)
+        return self._normalise(images, self._mean, self._std)
+
+
+def _moved(parts: Iterator[tuple[Tensor, Tensor]], places: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns images and tokens of all parts, each sample at its new place; a part goes when it is copied."""
+    images = tokens = torch.empty(0)
+    for number, (some, ids) in enumerate(parts):
+        if not number:
+            images, tokens = (
+                each.new_empty(len(places) * len(each), *each.shape[1:]) for each in (some, ids)
+            )
+        images.index_copy_(0, places[number], some)
+        tokens.index_copy_(0, places[number], ids)
+    return images, tokens

@@ -14,7 +14,7 @@ update out by itself if it is not.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -37,6 +37,7 @@ from trainer.model.locking import locked_first
 from trainer.model.optimizer import build_optimizer
 from trainer.model.outputs import Outputs, half_type, on_image_features, outputs
 from trainer.model.packages import NOT_ITS_LOSS
+from trainer.model.packed_captions import Packed
 from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.sync_batch_norm import RunningStatistics
@@ -50,14 +51,22 @@ class MicroBatch:
 
     images: Tensor
     """Pixels: [B, 3, height, width], or bytes as the loader gives them if there is `normalise`."""
-    tokens: Tensor
-    """Token ids, int64 [B, context length]."""
+    tokens: Tensor | Packed
+    """Token ids: int64 [B, context length] or, where captions are cut, fewer; or packed captions."""
     keys: Sequence[str] = ()
     """Names of the samples in their source."""
     normalise: Callable[[Tensor], Tensor] | None = None
     """Function from `images` to what the model takes. Each pass calls it and keeps nothing: bytes take a
     quarter of the memory of floats or less.
     """
+    places: Sequence[int] | None = None
+    """Places of the samples in the rank's share of the batch; None: they follow those of the one before."""
+
+    @property
+    def rows(self) -> Tensor:
+        """Token ids as rows, for who cannot take packed captions: none are packed then."""
+        assert isinstance(self.tokens, Tensor)
+        return self.tokens
 
 
 @dataclass(frozen=True)
@@ -205,7 +214,11 @@ class TrainStep:
         first = self._comm.world.rank * self._plan.batch_size_per_rank + number * self._plan.micro_batch_size
         # This seeds the randomness that `sample_dropout.py` cannot reach.
         torch.manual_seed(position_seed(self._job.seed, step, first, "model"))
-        positions = range(first, first + len(batch.images))
+        positions: Iterable[int] = range(first, first + len(batch.images))
+        if batch.places is not None:
+            positions = (
+                self._comm.world.rank * self._plan.batch_size_per_rank + place for place in batch.places
+            )
         self._keys.put(
             (position_seed(self._job.seed, step, position, "dropout") for position in positions),
             self._comm.device,
@@ -226,7 +239,7 @@ class TrainStep:
         """Returns what the teacher makes of the micro-batches; None without one."""
         if self._teacher is None:
             return None
-        return joined([self._teacher(self._images(batch), batch.tokens) for batch in batches])
+        return joined([self._teacher(self._images(batch), batch.rows) for batch in batches])
 
     def _contrast(self, out: Outputs, judgement: Judgement | None = None) -> Tensor:
         share = self._loss(out.image, out.text, out.scale, out.bias, judgement)
@@ -236,11 +249,11 @@ class TrainStep:
         """Collective: returns the tokens of all ranks that the model has to write; None if it writes none."""
         if not self._captions:
             return None
-        return written_tokens(self._comm, [batch.tokens for batch in batches], padding_id(self.model))
+        return written_tokens(self._comm, [batch.rows for batch in batches], padding_id(self.model))
 
     def _written_share(self, out: Outputs, batch: MicroBatch, total: Tensor) -> Tensor:
         assert out.written is not None
-        share = caption_share(out.written, batch.tokens, padding_id(self.model), total)
+        share = caption_share(out.written, batch.rows, padding_id(self.model), total)
         return share * self._job.optim.caption_weight
 
     def _scaled(self, share: Tensor) -> Tensor:

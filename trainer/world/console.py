@@ -25,7 +25,6 @@ from trainer.sysinfo import memory
 from trainer.sysinfo.shortage import raise_open_files_limit, shortage
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.fitting import fit_to
-from trainer.text.log_format import ShownFormatter
 from trainer.text.terminal import erased, say, shown
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World, detect
@@ -84,6 +83,14 @@ def rank_formatter(world: World, before: str = "") -> logging.Formatter:
     it.
     """
     return _RankFormatter(world, before)
+
+
+class ShownFormatter(logging.Formatter):
+    """Formatter of every log that people read, on the console and in files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the record's text as `shown` does."""
+        return shown(super().format(record))
 
 
 class _RankFormatter(ShownFormatter):

@@ -63,7 +63,8 @@ class LauncherRow:
 
     launcher: str
     variables: tuple[tuple[str, ...], ...]
-    around: frozenset[str] = frozenset()
+    around: frozenset[str] | None = frozenset()
+    """Launchers that may stand around it; None: any."""
     applies: Callable[[Environment], bool] = lambda env: True
 
 
@@ -101,39 +102,18 @@ def _is_slurm_step(env: Environment) -> bool:
 
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0  # slurm.h keeps the last numbers for batch, interactive and extern steps
 
-_ALL_LAUNCHERS = frozenset(
-    {
-        "clipship run",
-        "torchrun",
-        "Open MPI",
-        "MPICH",
-        "horovodrun",
-        "Slurm",
-        "PMI-2",
-        "PMIx",
-        "environment",
-    }
-)
+_PLAIN = (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
+_MPI_OR_SLURM = frozenset({"Open MPI", "MPICH", "horovodrun", "Slurm", "PMI-2", "PMIx"})
 
 ROWS = (
     # A supervisor sets these for its rank, if the world is another than the one that the launcher made.
     LauncherRow(
         SUPERVISOR,
         (("CLIPSHIP_RANK",), ("CLIPSHIP_RANKS",), ("CLIPSHIP_LOCAL_RANK",), ("CLIPSHIP_LOCAL_SIZE",)),
-        around=_ALL_LAUNCHERS,
+        around=None,
     ),
-    LauncherRow(
-        "clipship run",
-        (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
-        around=frozenset({"Open MPI", "MPICH", "horovodrun", "Slurm", "PMI-2", "PMIx"}),
-        applies=lambda env: STARTED_HERE in env,
-    ),
-    LauncherRow(
-        "torchrun",
-        (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
-        around=frozenset({"Open MPI", "MPICH", "horovodrun", "Slurm", "PMI-2", "PMIx"}),
-        applies=_is_torchrun,
-    ),
+    LauncherRow("clipship run", _PLAIN, _MPI_OR_SLURM, lambda env: STARTED_HERE in env),
+    LauncherRow("torchrun", _PLAIN, _MPI_OR_SLURM, _is_torchrun),
     LauncherRow(
         "Open MPI",
         (
@@ -170,7 +150,7 @@ ROWS = (
     LauncherRow("PMIx", (("PMIX_RANK",), (), (), ())),  # srun --mpi=pmix, and Open MPI
     LauncherRow(
         "environment",  # set by hand, or by a batch script
-        (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
+        _PLAIN,
         applies=lambda env: not _is_torchrun(env),
     ),
 )
@@ -379,7 +359,7 @@ def _refuse_incomplete(claims: Sequence[Claim]) -> None:
 
 
 def _check_agreement(chosen: Claim, other: Claim) -> None:
-    if other.row.launcher in chosen.row.around:
+    if chosen.row.around is None or other.row.launcher in chosen.row.around:
         return
     for ours, theirs in zip(chosen.values, other.values, strict=True):
         if ours and theirs and ours[1] != theirs[1]:

@@ -6,10 +6,9 @@ template, and its place here. No other module compares a kind's name. Pure.
 
 from trainer.comm.backends import launcher_for
 from trainer.config import Job
-from trainer.launch.kubernetes.indexed_job import IndexedJobKind
+from trainer.launch.kubernetes.indexed_job import IndexedJobKind, TrainJobKind
 from trainer.launch.kubernetes.kind_row import KindRow
 from trainer.launch.kubernetes.mpijob import MpiJobKind
-from trainer.launch.kubernetes.trainjob import TrainJobKind
 
 _MPIJOB, _JOB, _TRAINJOB = MpiJobKind(), IndexedJobKind(), TrainJobKind()
 KINDS: dict[str, KindRow] = {row.name: row for row in (_MPIJOB, _JOB, _TRAINJOB)}

@@ -21,6 +21,15 @@ _BESIDE: dict[str, tuple[str, str, Callable[[str], str]]] = {
 }
 """Objects beside the job's own: kind -> the client's API that has it, its name in the client's methods, and
 the name of such an object, made from that of the job's own."""
+_CLAIMS = {"persistentVolumeClaim": ("PersistentVolumeClaim", "claimName")}
+_IN_VOLUMES = {"secret": ("Secret", "secretName"), "configMap": ("ConfigMap", "name")}
+_IN_VARIABLES = {
+    "secretKeyRef": ("Secret", "name"),
+    "secretRef": ("Secret", "name"),
+    "configMapKeyRef": ("ConfigMap", "name"),
+    "configMapRef": ("ConfigMap", "name"),
+}
+"""Kind of the object that a part of a pod names, and the key that has the name."""
 _OTHERWISE = {
     "NetworkPolicy": (
         "set kubernetes.network_policy = false: then anything that reaches the pods may connect to them"
@@ -169,43 +178,27 @@ def _missing(cluster: Cluster, pod: Object) -> Iterator[str]:
 
     Pods without them would wait forever.
     """
-    core, own = (
-        cluster.core,
-        {volume["configMap"]["name"] for volume in pod["volumes"] if volume["name"] == "job"},
-    )
-    sources = pod["containers"][0]
-    refs = [variable.get("valueFrom", {}) for variable in sources.get("env", [])] + sources.get("envFrom", [])
-    wanted: list[tuple[str, str, Callable[..., Any]]] = [
-        (
-            "PersistentVolumeClaim",
-            volume["persistentVolumeClaim"]["claimName"],
-            core.read_namespaced_persistent_volume_claim,
-        )
-        for volume in pod["volumes"]
-        if "persistentVolumeClaim" in volume
-    ]
-    for volume in pod["volumes"]:
-        if "secret" in volume:
-            wanted.append(("Secret", volume["secret"]["secretName"], core.read_namespaced_secret))
-        if "configMap" in volume:
-            wanted.append(("ConfigMap", volume["configMap"]["name"], core.read_namespaced_config_map))
-    for ref in refs:
-        wanted += [
-            ("Secret", ref[key]["name"], core.read_namespaced_secret)
-            for key in ("secretKeyRef", "secretRef")
-            if key in ref
-        ]
-        wanted += [
-            ("ConfigMap", ref[key]["name"], core.read_namespaced_config_map)
-            for key in ("configMapKeyRef", "configMapRef")
-            if key in ref
-        ]
-    wanted += [
-        ("Secret", secret["name"], core.read_namespaced_secret) for secret in pod.get("imagePullSecrets", [])
-    ]
-    for kind, name, read in dict.fromkeys(wanted):
-        if name not in own and not _there(cluster, name, read):
+    core = cluster.core
+    read: dict[str, Callable[..., Any]] = {
+        "PersistentVolumeClaim": core.read_namespaced_persistent_volume_claim,
+        "Secret": core.read_namespaced_secret,
+        "ConfigMap": core.read_namespaced_config_map,
+    }
+    own = {volume["configMap"]["name"] for volume in pod["volumes"] if volume["name"] == "job"}
+    for kind, name in dict.fromkeys(_named_objects(pod)):
+        if name not in own and not _there(cluster, name, read[kind]):
             yield f"{kind} {name}"
+
+
+def _named_objects(pod: Object) -> Iterator[tuple[str, str]]:
+    """Yields the kind and the name of each object that the pod needs; an object may come again."""
+    container = pod["containers"][0]
+    refs = [variable.get("valueFrom", {}) for variable in container.get("env", [])]
+    refs += container.get("envFrom", [])
+    for places, keys in ((pod["volumes"], _CLAIMS), (pod["volumes"], _IN_VOLUMES), (refs, _IN_VARIABLES)):
+        for place in places:
+            yield from ((kind, place[key][name]) for key, (kind, name) in keys.items() if key in place)
+    yield from (("Secret", secret["name"]) for secret in pod.get("imagePullSecrets", []))
 
 
 def _there(cluster: Cluster, name: str, read: Callable[..., Any]) -> bool:

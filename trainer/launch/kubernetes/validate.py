@@ -14,7 +14,7 @@ from trainer.config.keys import rank_paths
 from trainer.config.kubernetes import object_name
 from trainer.config.loader import own_keys
 from trainer.config.types import STANDARD_INPUT
-from trainer.errors import InputError
+from trainer.errors import InputError, problems_of
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
 from trainer.launch.kubernetes.network_checks import missing_annotations, network_warnings
 from trainer.launch.kubernetes.places import carried, on_volume
@@ -218,15 +218,13 @@ def _digits_below(count: int) -> int:
 
 
 def _batch(job: Job) -> Iterator[str]:
-    for check in (
-        lambda: plan(job, job.resources.world_size),
-        lambda: check_restarts(job, kind_of(job).launcher),
-        lambda: check_lost_nodes(job, "[kubernetes]", keeps_going=kind_of(job).keeps_going),
-    ):
-        try:
-            check()
-        except InputError as problem:
-            yield str(problem)
+    yield from problems_of(
+        (
+            lambda: plan(job, job.resources.world_size),
+            lambda: check_restarts(job, kind_of(job).launcher),
+            lambda: check_lost_nodes(job, "[kubernetes]", keeps_going=kind_of(job).keeps_going),
+        )
+    )
 
 
 def _outside(job: Job) -> Iterator[str]:

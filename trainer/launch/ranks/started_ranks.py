@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.run.exit_record import EXIT_DIR
-from trainer.supervise.network.stop_request import send_stop_request
+from trainer.supervise.network.link import send_stop_request
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.restart_policy import CUT_OFF, RespawnPolicy, left_by_itself
 from trainer.world.variables import RESPAWNED

@@ -31,12 +31,7 @@ def queued(submission: Submission) -> list[dict[str, str]]:
     )
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise ClusterError(f"squeue: {answer.stderr.strip()}")
-    names = ("state", "used", "limit", "nodes", "reason", "where")
-    return [
-        dict(zip(names, line.split("|"), strict=False))
-        for line in answer.stdout.splitlines()
-        if line.count("|") >= len(names) - 1
-    ]
+    return _rows(answer.stdout, "reason")
 
 
 def accounted(submission: Submission) -> list[dict[str, str]]:
@@ -54,14 +49,14 @@ def accounted(submission: Submission) -> list[dict[str, str]]:
         )
     except ClusterError:
         return []
-    names = ("state", "used", "limit", "nodes", "exit", "where")
-    rows = [
+    rows = [] if answer.returncode else _rows(answer.stdout, "exit")
+    return [{**row, "state": f"{row['state']}, exit code {row['exit']}"} for row in rows]
+
+
+def _rows(output: str, fifth: str) -> list[dict[str, str]]:
+    names = ("state", "used", "limit", "nodes", fifth, "where")
+    return [
         dict(zip(names, line.split("|"), strict=False))
-        for line in answer.stdout.splitlines()
-        if line.count("|") == len(names) - 1
+        for line in output.splitlines()
+        if line.count("|") >= len(names) - 1
     ]
-    return (
-        [{**row, "state": f"{row['state']}, exit code {row['exit']}"} for row in rows]
-        if not answer.returncode
-        else []
-    )

@@ -19,34 +19,10 @@ from trainer.launch.slurm.script import batch_script
 from trainer.launch.submission import Submission
 from trainer.run.layout import ARTEFACTS, EXIT_BEFORE_FILE, EXIT_FILE, JOB_FILE, LOGS
 from trainer.safe_io.atomic import write_whole
+from trainer.sysinfo.own_table import own_table
 
 SCRIPT = "train.sbatch"
 _ANSWER_LIMIT_S = 60
-_GPU_KEYS = "slurm.gres, slurm.gpus, slurm.gpu_type, resources.gpus_per_node"
-_KEYS_OF_MESSAGES = {
-    "invalid account": "slurm.account, slurm.partition",
-    "accounting/qos policy": "slurm.qos, slurm.time, [resources]: a limit of the account or of the QOS",
-    "partition": "slurm.partition (`sinfo` lists the partitions)",
-    "account": "slurm.account, slurm.partition",
-    "qos": "slurm.qos",
-    "time limit": "slurm.time",
-    "feature": "slurm.constraint",
-    "reservation": "slurm.reservation",
-    "node name": "slurm.nodelist, slurm.exclude",
-    "dependency": "slurm.dependency",
-    "gres": _GPU_KEYS,
-    "generic resource": _GPU_KEYS,
-    "memory specification": "slurm.mem, resources.mem_gb_per_gpu",
-    "node configuration": (
-        "resources.nodes, gpus_per_node, cpus_per_gpu, mem_gb_per_gpu (`sinfo -Nl` shows what nodes have)"
-    ),
-    "node count": "resources.nodes",
-    "processors": "resources.cpus_per_gpu, resources.gpus_per_node",
-    "unrecognized option": "slurm.extra",
-    "mail": "slurm.mail_type, slurm.mail_user",
-    "array": "slurm.array, or the grid of a sweep (`scontrol show config` has MaxArraySize)",
-}
-"""Keys of the job file to change, by a text that Slurm's message contains."""
 
 
 def write_run(job: Job, folder: Path, *, in_array: bool = False) -> None:
@@ -172,5 +148,6 @@ def _raise_refusal(message: str) -> NoReturn:
 
 
 def _keys(lines: Sequence[str]) -> str | None:
-    matches = (keys for line in reversed(lines) for text, keys in _KEYS_OF_MESSAGES.items() if text in line)
+    known = own_table(__file__, "refusals.toml")
+    matches = (keys for line in reversed(lines) for text, keys in known.items() if text in line)
     return next(matches, None)

@@ -7,9 +7,8 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 import tomli_w
 
@@ -40,97 +39,6 @@ _PLAIN = re.compile(r"[\w=:/.,@%+-]{1,80}", re.ASCII)
 _LIST_OF_ONE = re.compile(r"= \[\n    ([^\n]*),\n\]\n")
 
 
-@dataclass(frozen=True)
-class SbatchContext:
-    """Values of a job for the template of the batch script, already computed."""
-
-    run: str
-    """Path of the run folder."""
-    directives: Sequence[tuple[str, str | None]]
-    """Options of sbatch with their values; None for an option without a value."""
-    nodes: int
-    """Nodes of the allocation, spares included."""
-    spares: int
-    ranks_per_node: int
-    cpus_per_rank: int
-    keeps_going: bool
-    """True if the job and the ranks' supervisors go on without one of them, or without a node."""
-    starts_again: bool
-    """True if the script starts all supervisors again when they ask for it: MPI ends all when one is gone."""
-    leaves_out: bool
-    """True if the run may leave out nodes."""
-    excludes: bool
-    """True if the next start does without nodes that the run left out, or that failed."""
-    output_note: str
-    """File that this script writes."""
-    looks_first: bool
-    """True if each node must see the run folder before a container mounts it; ranks without a container say
-    themselves that they do not."""
-    job_id: str
-    """Shell's words for the job's id as `squeue --jobs` takes it; one for all jobs of a chain."""
-    task_id: str
-    """Shell's words for the id of what runs now: of one task of an array, whose own id may be the array's."""
-    max_starts: int
-    """Largest number of starts of the job, the first included."""
-    exports: Sequence[str]
-    """Words after `export`, a line for each: names with quoted values."""
-    variable_names: Sequence[str]
-    """Names of all variables that a rank must get."""
-    unset: Sequence[str]
-    """Names of variables that the ranks must not inherit."""
-    container_note: str
-    """End of the sentence on how ranks are started; "" without a container."""
-    image: str
-    mounts: Sequence[str]
-    created_folders: Sequence[str]
-    """Folders that are mounted whether they exist or not."""
-    step_options: Sequence[tuple[str, str | None]]
-    """Other options of the ranks' srun."""
-    apptainer: Sequence[str]
-    """Words that start a container with apptainer, before its folders and its image."""
-    python: str
-    mpi: str
-    without_pmix: str
-    """Keys that start the ranks on a cluster without PMIx; "" if the ranks do not need it."""
-    mem_bind: str
-    """Memory binding that sbatch was asked for; "" if none."""
-    pins_memory: bool
-    """True if the ranks pin memory for RDMA."""
-    wait_s: int
-    save_s: int
-    """Longest wait, in seconds, for ranks that were asked to save and leave."""
-    name_suffix: str
-    ip_version: int
-    interface: str
-    """Selection of the network interface for `ip address`; "" for any."""
-    address_kind: str
-    """Kind of address that the first node must have, in words."""
-    supervisor_host: str
-    """Reference to the shell's variable `address`, in brackets for IPv6."""
-    job_text: str
-    """Text of the job file."""
-    end_of_job: str
-    """Line that ends the job file's text in the script."""
-
-    @property
-    def ranks(self) -> int:
-        """Number of supervisors, those of spare nodes included."""
-        return self.nodes * self.ranks_per_node
-
-    @property
-    def python_folder(self) -> str:
-        """Folder of the Python; "" if Python comes from PATH."""
-        return self.python.rpartition("/")[0]
-
-    @property
-    def mpirun(self) -> list[str]:
-        """Lines with the options of mpirun: the first says where the ranks are, the others what they get."""
-        pairs = zip(*[iter(exports(self.variable_names))] * 2, strict=True)
-        names = textwrap.wrap(" ".join(map("=".join, pairs)), _LINE, break_on_hyphens=False)
-        places = mpirun_options(self.ranks, f"ppr:{self.ranks_per_node}:node")
-        return [" ".join(places), *(line.replace("=", " ") for line in names)]
-
-
 def batch_script(job: Job, *, in_array: bool = False) -> str:
     """Returns the text for sbatch. Raises InputError if the job cannot run as [slurm] says.
 
@@ -139,66 +47,90 @@ def batch_script(job: Job, *, in_array: bool = False) -> str:
     return render("slurm/train.sbatch.j2", job=job, sbatch=_context(job, in_array))
 
 
-def _context(job: Job, in_array: bool) -> SbatchContext:
+def _context(job: Job, in_array: bool) -> dict[str, Any]:
+    """Returns the values of a job for the template, already computed."""
     validate(job)
-    slurm, resources = job.slurm, job.resources
-    run = str(PurePosixPath(job.logging.runs, job.name))
+    slurm, nodes = job.slurm, job.resources.nodes + job.recovery.spare_nodes
     variables = _variables(job)
-    mounts = _mounts(job) if slurm.container != "none" else ()
+    names = sorted({*variables, *RENDEZVOUS, BEGAN, *((GENERATION,) if _starts_again(job) else ())})
     text = _compact(tomli_w.dumps(own_keys(job)))
-    return SbatchContext(
-        run=run,
-        directives=list(directives(job)),
-        nodes=resources.nodes + job.recovery.spare_nodes,
-        spares=job.recovery.spare_nodes,
-        ranks_per_node=resources.ranks_per_node,
-        cpus_per_rank=resources.cpus_per_gpu,
-        keeps_going=_keeps_going(job),
-        leaves_out=_leaves_out(job),
-        excludes=_leaves_out(job) or slurm.retries > 0,
-        output_note=slurm.output or "slurm-JOB.out where sbatch was called",
-        looks_first=slurm.container != "none" and resources.nodes + job.recovery.spare_nodes > 1,
-        job_id=_job_id(job, in_array),
-        task_id=_TASK_ID if in_array or job.slurm.array else "$SLURM_JOB_ID",
-        starts_again=bool(_starts_again(job)),
-        max_starts=slurm.max_restarts + 1,
-        exports=_export_lines(variables),
-        variable_names=sorted(
-            {*variables, *RENDEZVOUS, BEGAN, *((GENERATION,) if _starts_again(job) else ())}
-        ),
-        unset=[*_UNSET, *(("PYTHONPATH", "PYTHONHOME") if slurm.container != "none" else ())],
-        container_note={
-            "none": "",
-            "pyxis": " in a pyxis container",
-            "apptainer": " in an apptainer container",
-        }[slurm.container],
-        image=_image(job) if slurm.container != "none" else "",
-        mounts=mounts,
-        created_folders=_created_folders(job) if slurm.container != "none" else (),
-        step_options=[*([("cpu-bind", "none")] if _binds_ranks(job) else []), *_given(slurm.srun)],
-        apptainer=[
+    return {
+        "run": str(PurePosixPath(job.logging.runs, job.name)),
+        "directives": list(directives(job)),
+        "nodes": nodes,  # of the allocation, spares included
+        "ranks": nodes * job.resources.ranks_per_node,  # supervisors, those of spare nodes included
+        # The job and the ranks' supervisors go on without one of them, or without a node.
+        "keeps_going": _keeps_going(job),
+        # The script starts all supervisors again when they ask for it: MPI ends all when one is gone.
+        "starts_again": bool(_starts_again(job)),
+        "leaves_out": _leaves_out(job),
+        # The next start does without nodes that the run left out, or that failed.
+        "excludes": _leaves_out(job) or slurm.retries > 0,
+        "job_id": _job_id(job, in_array),
+        # The id of what runs now: of one task of an array, whose own id may be the array's.
+        "task_id": _TASK_ID if in_array or slurm.array else "$SLURM_JOB_ID",
+        "max_starts": slurm.max_restarts + 1,  # the first included
+        "exports": _export_lines(variables),  # names with quoted values
+        "step_options": [*([("cpu-bind", "none")] if _binds_ranks(job) else []), *_given(slurm.srun)],
+        "mpirun": _mpirun_lines(job, nodes, names),
+        "mpi": slurm.mpi if over_mpi(job, launcher(job)) else "none",
+        "without_pmix": _without_pmix(job),
+        "mem_bind": str(slurm.extra.get("mem-bind") or ""),
+        "pins_memory": pins_memory(job),
+        "wait_s": _WAIT_S,
+        # The longest wait for ranks that were asked to save and leave.
+        "save_s": math.ceil(job.timeouts.checkpoint_s + job.timeouts.shutdown_s),
+        "variable_names": names,  # all that a rank must get
+        "job_text": text,
+        "end_of_job": _end_mark(text),
+        **_around_ranks(job),
+        **_address(job),
+    }
+
+
+def _around_ranks(job: Job) -> dict[str, Any]:
+    """Returns what the ranks run in: a container and its folders, or the nodes' own Python."""
+    slurm, contained = job.slurm, job.slurm.container != "none"
+    python = slurm.python or (IMAGE_PYTHON if contained else "python")
+    return {
+        "container_note": f" in {'an' if slurm.container == 'apptainer' else 'a'} {slurm.container} container"
+        if contained
+        else "",
+        "image": _image(job) if contained else "",
+        "mounts": _mounts(job) if contained else (),
+        "created_folders": _created_folders(job) if contained else (),  # mounted whether they exist or not
+        # Each node must see the run folder before a container mounts it; ranks without one say it themselves.
+        "looks_first": contained and job.resources.nodes + job.recovery.spare_nodes > 1,
+        "unset": [*_UNSET, *(("PYTHONPATH", "PYTHONHOME") if contained else ())],
+        "apptainer": [
             slurm.container_binary or "apptainer",
             "exec",
             *([] if _gpu_request(job) == "none" else ["--nv"]),
             *slurm.container_flags,
         ],
-        python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
-        mpi=slurm.mpi if over_mpi(job, launcher(job)) else "none",
-        without_pmix=_without_pmix(job),
-        mem_bind=str(slurm.extra.get("mem-bind") or ""),
-        pins_memory=pins_memory(job),
-        wait_s=_WAIT_S,
-        save_s=math.ceil(job.timeouts.checkpoint_s + job.timeouts.shutdown_s),
-        name_suffix=slurm.name_suffix or "",
-        ip_version=6 if slurm.rendezvous == "ipv6" else 4,
-        interface=f"dev {slurm.interface}" if slurm.interface else "",
-        address_kind=("IPv6" if slurm.rendezvous == "ipv6" else "IPv4")
-        + " address"
-        + (f" on {slurm.interface}" if slurm.interface else ""),
-        supervisor_host="[$address]" if slurm.rendezvous == "ipv6" else "$address",
-        job_text=text,
-        end_of_job=_end_mark(text),
-    )
+        "python": python,
+        "python_folder": python.rpartition("/")[0],  # "" if Python comes from PATH
+    }
+
+
+def _address(job: Job) -> dict[str, Any]:
+    """Returns what the script looks for as the address of the first node."""
+    ipv6, interface = job.slurm.rendezvous == "ipv6", job.slurm.interface
+    return {
+        "ip_version": 6 if ipv6 else 4,
+        "interface": f"dev {interface}" if interface else "",  # for `ip address`
+        "address_kind": f"IPv{6 if ipv6 else 4} address" + (f" on {interface}" if interface else ""),
+        "supervisor_host": "[$address]" if ipv6 else "$address",
+    }
+
+
+def _mpirun_lines(job: Job, nodes: int, variables: Sequence[str]) -> list[str]:
+    """Returns lines of options of mpirun: the first says where the ranks are, the others what they get."""
+    per_node = job.resources.ranks_per_node
+    pairs = zip(*[iter(exports(variables))] * 2, strict=True)
+    names = textwrap.wrap(" ".join(map("=".join, pairs)), _LINE, break_on_hyphens=False)
+    places = mpirun_options(nodes * per_node, f"ppr:{per_node}:node")
+    return [" ".join(places), *(line.replace("=", " ") for line in names)]
 
 
 def _job_id(job: Job, in_array: bool) -> str:

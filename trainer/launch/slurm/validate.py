@@ -16,7 +16,7 @@ from trainer.config.batch_plan import plan
 from trainer.config.fabric_fit import fabric_problems, nccl_unknown
 from trainer.config.slurm_values import check_output
 from trainer.config.types import STANDARD_INPUT
-from trainer.errors import InputError
+from trainer.errors import InputError, problems_of
 from trainer.launch.fabric import conflicts, plugin_advice, refusal
 from trainer.text.wording import many
 
@@ -79,16 +79,14 @@ def _problems(job: Job) -> Iterator[str]:
     yield from refusal(job, "slurm")
     if job.slurm.uses_image:
         yield from fabric_problems(job)
-    for check in (
-        lambda: _check_output(job.slurm.output),
-        lambda: plan(job, job.resources.world_size),
-        lambda: check_restarts(job, launcher(job)),
-        lambda: check_lost_nodes(job, f"[slurm], {job.slurm.launcher}", keeps_going=can_keep_going(job)),
-    ):
-        try:
-            check()
-        except InputError as problem:
-            yield str(problem)
+    yield from problems_of(
+        (
+            lambda: _check_output(job.slurm.output),
+            lambda: plan(job, job.resources.world_size),
+            lambda: check_restarts(job, launcher(job)),
+            lambda: check_lost_nodes(job, f"[slurm], {job.slurm.launcher}", keeps_going=can_keep_going(job)),
+        )
+    )
 
 
 def _listed_gpus(job: Job) -> Iterator[str]:

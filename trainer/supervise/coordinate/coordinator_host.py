@@ -1,7 +1,9 @@
-"""Runs the coordinator if this supervisor is elected, and connects it with the supervisor.
+"""Way of one supervisor to the coordinator: runs it if it is elected, and finds it again if it is lost.
 
 Rank 0's supervisor begins with it; if that is lost, another one makes a new one. It also sends the roster, by
-which all know who that would be. No torch.
+which all know who that would be. Where the launcher keeps the others going, a rank whose supervisor has lost
+the one above it in the tree ends at once, and its supervisor calls the coordinator or takes its place.
+Elsewhere the supervisor ends with the run. No torch.
 """
 
 import asyncio
@@ -9,15 +11,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from trainer.errors import EXIT_DONE, EXIT_START_AGAIN
-from trainer.run.exit_record import ExitRecord
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_START_AGAIN, EXIT_TIMED_OUT
+from trainer.run.exit_record import ExitRecord, supervisor_lost
 from trainer.run.generations import GenerationClaim
 from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate.coordinator import Coordinator
+from trainer.supervise.coordinate.diagnosis import Missing
 from trainer.supervise.coordinate.membership import Membership, runs_text
 from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.ending import Ending
-from trainer.supervise.messages import SUCCESSORS, End, Message, Roster
+from trainer.supervise.messages import SUCCESSORS, End, Message, Orphaned, Roster
 from trainer.supervise.network.link import is_refused
 from trainer.supervise.network.tree_plan import Address
 from trainer.supervise.rank.own_rank import OwnRank
@@ -186,3 +189,85 @@ class CoordinatorHost:
         beside = tuple(tree.plan.on_node(self._context.world.node)[:_BESIDE])
         others = "" if members == world.members else runs_text(members)
         tree.down(Roster(generation, world.to_text(), others, succession, beside))
+
+
+ORPHAN_S = 0.2
+"""Seconds that a supervisor without a parent waits for an end that may be on its way.
+
+Open MPI 5 leaves it half a second in all.
+"""
+REJOIN_FACTOR, REJOIN_S = 3.0, 15.0
+"""Time for which a supervisor looks for another way to the coordinator.
+
+It is so many `timeouts.silence_s` and so many seconds more.
+"""
+
+
+class ParentLoss:
+    """Handles the loss of the supervisor above one supervisor."""
+
+    def __init__(
+        self, context: SupervisorContext, own: OwnRank, ending: Ending, host: CoordinatorHost
+    ) -> None:
+        self._context, self._own, self._ending, self._host = context, own, ending, host
+        self.roster: Roster | None = None
+        """Members of the run as the coordinator has told them last; None if it has not."""
+        self._rejoining = False
+        self._orphaned = False
+
+    def handle(self, lost: Orphaned) -> None:
+        """Handles the loss of the supervisor above, or of one further up (`relayed`)."""
+        if self._context.keeps_going and self.roster is not None and not lost.cut:
+            if self._host.coordinator is None and not self._rejoining:
+                self._rejoining = not lost.relayed
+                self._context.spawn(self._rejoin(lost))
+        elif not self._orphaned:
+            self._orphaned = True
+            self._context.spawn(self._leave(lost))
+
+    async def _rejoin(self, lost: Orphaned) -> None:
+        """Ends the rank at once, since others may go on without it, and finds another way to the coordinator.
+
+        If this supervisor is the next in the order of succession, it takes the coordinator's place.
+        """
+        tree, own, limits = self._context.tree, self._own, self._context.limits
+        assert tree is not None
+        if lost.relayed:  # the one above looks for another way
+            await own.end_before(own.latest + 1)
+            return
+        # Both at once: the others wait for this supervisor, and for its rank's end.
+        ending = None if own.generation is None else asyncio.ensure_future(own.generation.end())
+        roster = self.roster
+        assert roster is not None
+        tree.lose_parent()
+        try:
+            dead = await tree.rejoin(roster.succession, REJOIN_FACTOR * limits.silence_s + REJOIN_S)
+        except TimeoutError:
+            self._ending.end_cut_off(EXIT_FAILED, f"rank {lost.member} on {lost.node}")
+            return
+        finally:
+            self._rejoining = False
+        if ending is not None:
+            await ending  # what `Joined` says of the rank must be true when it is sent
+        if dead is None:
+            tree.ask_to_join_again()
+        else:
+            await self._host.take_over(roster, own.ran, own.latest, sorted(dead))
+
+    async def _leave(self, lost: Orphaned) -> None:
+        """Ends this rank after its parent in the tree is gone.
+
+        If the coordinator's decision arrives first, that counts instead.
+        """
+        await asyncio.sleep(ORPHAN_S)
+        its = self._own.generation
+        code = its.rank.poll() if its is not None else None
+        late = self._own.state().late
+        own = EXIT_TIMED_OUT if late else code if code is not None and code > 0 else EXIT_FAILED
+        if lost.relayed:  # the supervisor that lost its own parent reports it
+            self._ending.end(own)
+        elif lost.cut:
+            self._ending.end_cut_off(own, f"rank {lost.member} on {lost.node}")
+        else:
+            reason = supervisor_lost(lost.reason)
+            await self._ending.end_alone(own, reason, Missing(lost.member, lost.node))

@@ -13,7 +13,7 @@ from trainer.supervise.coordinate.report_collection import ReportCollection
 from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.coordinate.states import Event, State
 from trainer.supervise.messages import Done, Stop, StopRequest
-from trainer.supervise.network import stop_request
+from trainer.supervise.network import link
 
 
 class Stopping:
@@ -32,7 +32,7 @@ class Stopping:
             return
         if run.stop_at is None:
             self._ask()
-        elif message.again or time.monotonic() - run.stop_at > stop_request.REPEAT_S:
+        elif message.again or time.monotonic() - run.stop_at > link.REPEAT_S:
             reason = f"a second signal ({message.signal}) ended the run at once, without saving"
             run.end(ExitRecord(message.rank, message.node, 128 + message.signal, reason, time.time()))
 

@@ -1,15 +1,21 @@
-"""One connection to a neighbour in the tree of supervisors. No torch."""
+"""One connection to a supervisor: of a neighbour in the tree, or one that asks from outside to stop the run.
+
+The request to stop does not depend on how the launcher treats signals, and needs no event loop. No torch.
+"""
 
 import asyncio
 import errno
 import json
+import secrets
 import socket
 import time
 from contextlib import suppress
+from typing import Any
 
-from trainer.supervise.messages import Joined, Message, from_table, to_line
+from trainer.supervise.messages import Joined, Message, StopRequest, from_table, to_line, to_table
 from trainer.supervise.network.tree_plan import Address
 from trainer.world.rendezvous import Message as Table
+from trainer.world.rendezvous import Rendezvous, is_signed, signed
 
 OUTSIDER = -1
 """Rank of a caller that only makes a request: it is not part of the run and may leave at any time."""
@@ -106,3 +112,41 @@ async def is_refused(address: Address) -> bool:
             writer.close()
             return False
     return True
+
+
+ANSWER_S = 2.0
+REPEAT_S = 5.0
+"""Signals within this many seconds of the first are one request: launchers and schedulers send several."""
+_LINE = 2**16
+
+
+def send_stop_request(rendezvous: Rendezvous, number: int, *, again: bool = False) -> bool:
+    """Tells rank 0's supervisor that signal `number` came.
+
+    Returns False if it does not answer, or another program does.
+
+    `again` means that the user repeated the signal on purpose, so nothing is saved any more.
+    """
+    # TimeoutError is an OSError; another program may send anything.
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        return _ask(rendezvous, number, again)
+    return False
+
+
+def _ask(rendezvous: Rendezvous, number: int, again: bool) -> bool:
+    with (
+        socket.create_connection((rendezvous.host, rendezvous.port), ANSWER_S) as connection,
+        connection.makefile("rwb") as file,
+    ):
+        nonces = str(json.loads(file.readline(_LINE))["nonce"]), secrets.token_hex(16)
+        about = {"rank": OUTSIDER, "node": "", "port": 0, "nonce": nonces[1]}
+        _send(file, signed(rendezvous.token, "newcomer", nonces, about))
+        if not is_signed(rendezvous.token, "host", nonces, dict(json.loads(file.readline(_LINE)))):
+            return False
+        _send(file, to_table(StopRequest(number, 0, rendezvous.host, again, outside=True)))
+        return True
+
+
+def _send(file: Any, message: dict[str, object]) -> None:
+    file.write(json.dumps(message).encode() + b"\n")
+    file.flush()

@@ -47,7 +47,7 @@ from trainer.run.layout import CHECKPOINTS, METRICS_FILE, Run
 from trainer.run.retry import every, shown, until
 from trainer.run.starts import StartsSoFar, add_starts, read_starts
 from trainer.safe_io.plain import last_text
-from trainer.supervise.network.stop_request import REPEAT_S, send_stop_request
+from trainer.supervise.network.link import REPEAT_S, send_stop_request
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 from trainer.world.rendezvous import Rendezvous

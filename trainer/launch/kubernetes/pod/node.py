@@ -43,7 +43,7 @@ from trainer.run.goodput_log import BEGAN
 from trainer.run.retry import shown
 from trainer.run.starts import StartsSoFar
 from trainer.sysinfo.addresses import is_here, listening_address
-from trainer.sysinfo.children import reap
+from trainer.sysinfo.children import reap, signal_all
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 from trainer.world.rendezvous import Rendezvous
@@ -232,10 +232,8 @@ class Node:
         self._send(signal.SIGTERM)
 
     def _send(self, number: int) -> None:
-        for started in self._supervisors:
-            if started.process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.kill(started.process.pid, number)
+        running = [started.process for started in self._supervisors if started.process.returncode is None]
+        signal_all([process.pid for process in running], number)
 
     def _on_child(self, number: int, frame: FrameType | None) -> None:
         """Reaps orphans, as a first process must, and leaves the supervisors to those who wait for them."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.errors import EXIT_FAILED
-from trainer.sysinfo.children import reap
+from trainer.sysinfo.children import processes_with, reap, signal_all
 from trainer.sysinfo.forks import adopt_orphans
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
@@ -42,8 +42,8 @@ def main(command: Sequence[str]) -> int:
         if number in _ASKED:
             if not asked:
                 say("asked to stop: no new ranks start; running ranks save and exit")
-                _send([child], signal.SIGTERM)  # only the listening process ends, its connections stay
-            _send(supervisors(), signal.SIGTERM)
+                signal_all([child], signal.SIGTERM)  # only the listening process ends, its connections stay
+            signal_all(supervisors(), signal.SIGTERM)
             asked = True
         if asked and not supervisors():
             return 0
@@ -61,7 +61,7 @@ def supervisors() -> list[int]:
     family = {os.getpid()}
     while grown := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= grown
-    return sorted(pid for pid in family if _SUPERVISOR in _command_line(Path("/proc", str(pid))))
+    return processes_with(_SUPERVISOR, "cmdline", sorted(family))
 
 
 def _next_signal(limit_s: float) -> int | None:
@@ -69,26 +69,11 @@ def _next_signal(limit_s: float) -> int | None:
     return None if received is None else received.si_signo
 
 
-def _send(pids: Sequence[int], number: int) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
-
-
 def _parent(process: Path) -> int:
     try:
         return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except (OSError, IndexError):  # it has ended
         return 0
-
-
-def _command_line(process: Path) -> bytes:
-    try:
-        return (process / "cmdline").read_bytes()
-    except OSError:  # it has ended
-        return b""
 
 
 if __name__ == "__main__":

@@ -1,0 +1,373 @@
+"""Pictures in their own shape: patches are those of timm and open_clip, and all else is as for one size."""
+
+import dataclasses
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from timm.data import naflex_transforms
+from timm.data.naflex_dataset import NaFlexCollator
+from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence
+from timm.data.transforms_factory import create_transform
+from timm.models.naflexvit import NaFlexEmbeds
+from torch import Tensor
+
+from tests.support.jobs import VIT, small_job, tiny_job
+from tests.support.naflex import NAFLEX, PATCH, SHAPES, TOKENS, picture, rows_of, whole_precision
+from tests.support.step_ranks import gradients_of_ranks
+from trainer.config import Job
+from trainer.config.augment import Augment
+from trainer.config.batch_plan import BatchPlan
+from trainer.data.augment import augmentation
+from trainer.data.eval_blocks import UsableSamples
+from trainer.data.lanes import Lanes
+from trainer.data.loader import Batch, train_batches
+from trainer.data.patches import Budget, PatchCrop, eval_patches, normalised_patches, tower_input
+from trainer.data.sample import BadSample, LeftOut, RawSample
+from trainer.errors import InputError
+from trainer.estimate.architecture import architecture
+from trainer.evaluate.features import evaluating, image_features
+from trainer.model.build import Clip, untrained
+from trainer.model.export import export
+from trainer.model.image_tokens import check_image_tokens, image_tokens
+from trainer.model.kernels import use_kernels
+from trainer.model.outputs import outputs
+from trainer.model.positions import DevicePositions
+
+BUDGET = Budget(TOKENS, (PATCH, PATCH))
+NONE = LeftOut()
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+
+
+def _job(**sections: Any) -> Job:
+    keys = {"image_tokens": TOKENS, **sections.pop("model", {})}
+    return small_job(config=NAFLEX, model=keys, **sections)
+
+
+@pytest.fixture(scope="module")
+def clip() -> Clip:
+    return untrained(_job())
+
+
+def _raw(image: Image.Image) -> RawSample:
+    return RawSample("k", "table row 1", np.asarray(image), ("a caption",))
+
+
+def _of_timm(pictures: list[Image.Image], budget: Budget) -> dict[str, Any]:
+    """Returns a batch by timm's transform, which open_clip's is from release 4 on, and timm's collator."""
+    factory = getattr(open_clip.transform, "naflex_eval_transform_v2", None)
+    keys: dict[str, Any] = {"max_seq_len": budget.tokens, "patch_size": budget.patch}
+    if factory is None:
+        given: dict[str, Any] = {"mean": MEAN, "std": STD, "interpolation": "bicubic"}
+        transform = create_transform((3, 32, 32), naflex=True, patchify=True, **keys, **given)
+    else:
+        preprocess = open_clip.transform.PreprocessCfg(size=32, mean=MEAN, std=STD, interpolation="bicubic")
+        transform = factory(preprocess)(**keys)
+    batch, _ = NaFlexCollator(budget.tokens)([(transform(each), 0) for each in pictures])
+    return batch
+
+
+@pytest.mark.parametrize("budget", [BUDGET, Budget(60, (16, 16)), Budget(9, (8, 4))])
+def test_pictures_for_evaluation_are_those_of_open_clip_to_the_last_bit(budget: Budget) -> None:
+    pictures = [picture(*shape) for shape in SHAPES]
+    transform = eval_patches(budget, mean=MEAN, std=STD, interpolation="bicubic")
+    found = tower_input(torch.stack([transform(each) for each in pictures]))
+    expected = _of_timm(pictures, budget)
+    assert found["patch_valid"].sum(1).max() <= budget.tokens
+    for name in ("patches", "patch_coord", "patch_valid"):
+        assert torch.equal(found[name], expected[name]), name
+
+
+class _Draws:
+    """Draws in place of `random`, as the crop of a seed does."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.uniform = self._random.uniform
+
+    def randint(self, least: int, most: int) -> int:
+        return least + int(self._random.random() * (most - least + 1))
+
+
+@pytest.mark.parametrize("shape", [(640, 480), (333, 500), (64, 64), (900, 120), (20, 24)])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("encoded", [False, True])
+def test_crops_for_training_are_those_of_timm(
+    shape: tuple[int, int], seed: int, encoded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes and coordinates are the same, and pixels but for the rounding of two libraries' bicubic."""
+    budget, scale, ratio = Budget(64, (16, 16)), (0.3, 1.0), (0.7, 1.5)
+    smooth = picture(9, 7, seed).resize(shape, Image.Resampling.BICUBIC)
+    raw = _raw(smooth)
+    if encoded:
+        smooth.save(file := io.BytesIO(), "jpeg")
+        raw, smooth = dataclasses.replace(raw, image=file.getvalue()), Image.open(file)
+    monkeypatch.setattr(naflex_transforms, "random", _Draws(seed))
+    crop = RandomResizedCropToSequence(budget.patch, budget.tokens, scale, ratio, "bicubic")(smooth)
+    expected = Patchify(budget.patch)(crop)
+    rows = PatchCrop(budget, scale, ratio)(raw, seed)
+    found = tower_input(normalised_patches(rows[None], torch.zeros(3), torch.ones(3)))
+    count = len(expected["patches"])
+    assert int(found["patch_valid"].sum()) == count
+    assert torch.equal(found["patch_coord"][0, :count], expected["patch_coord"])
+    apart = (found["patches"][0, :count] - expected["patches"]).abs() * 255
+    assert float(apart.max()) <= 2.01
+    assert float(apart.mean()) < 0.1
+
+
+def test_bytes_are_normalised_as_for_evaluation_and_padding_is_zero() -> None:
+    """A picture that fits already is resized by neither."""
+    one = picture(PATCH * 5, PATCH * 3)
+    rows = PatchCrop(BUDGET, (1.0, 1.0), (1.0, 1.0))(_raw(one), 0)
+    found = normalised_patches(rows[None], torch.tensor(MEAN), torch.tensor(STD))[0]
+    expected = eval_patches(BUDGET, mean=MEAN, std=STD, interpolation="bicubic")(one)
+    assert torch.equal(found, expected)
+    assert not found[15:16].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("grid", [(1, 4096), (4096, 1), (3, 1300), (64, 64)])
+def test_every_precision_holds_the_grid_of_any_picture(grid: tuple[int, int], dtype: torch.dtype) -> None:
+    height, width = grid
+    tall = Image.new("RGB", (width * 2, height * 2))
+    rows = PatchCrop(Budget(4096, (2, 2)), (1.0, 1.0), (1.0, 1.0))(_raw(tall), 0)
+    found = tower_input(normalised_patches(rows[None], torch.zeros(3), torch.ones(3)).to(dtype))
+    assert int(found["patch_valid"].sum()) == height * width
+    assert found["patch_coord"].amax((0, 1)).tolist() == [height - 1, width - 1]
+
+
+def test_an_augmented_picture_follows_from_its_seed() -> None:
+    change = augmentation(Augment(rand_augment_ops=2, erase_prob=1.0))
+    crop, plain = PatchCrop(BUDGET, change=change), PatchCrop(BUDGET)
+    one, again, other = (crop(_raw(picture(90, 50)), seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, plain(_raw(picture(90, 50)), 1))
+    assert torch.equal(one[-1], plain(_raw(picture(90, 50)), 1)[-1]), "the grid is no picture"
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 30_000), (30_000, 1), (2, 3)])
+def test_pictures_of_odd_shapes_make_patches(clip: Clip, shape: tuple[int, int]) -> None:
+    odd = picture(*shape)
+    for rows in (clip.eval_transform(odd), clip.images.crop(_raw(odd), 0)):
+        assert 1 <= int(tower_input(rows[None])["patch_valid"].sum()) <= TOKENS
+
+
+def test_a_picture_that_makes_no_patches_is_a_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(Budget, "size", refuse)
+    with pytest.raises(BadSample, match="90 x 50 pixels, which make no patches"):
+        PatchCrop(BUDGET)(_raw(picture(90, 50)), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pictures:
+    """Source of pictures of many shapes."""
+
+    count: int
+    left_out: LeftOut = NONE
+
+    def __len__(self) -> int:
+        return self.count
+
+    def shard_sizes(self) -> list[int]:
+        return [self.count]
+
+    def read(self, index: int) -> RawSample:
+        return dataclasses.replace(_raw(picture(*SHAPES[index % len(SHAPES)], seed=index)), label=index % 3)
+
+
+def _no_tokens(texts: list[str]) -> Tensor:
+    return torch.zeros(len(texts), 4, dtype=torch.int64)
+
+
+def _batches(workers: int, rank: int = 0, ranks: int = 1, start: int = 0) -> list[Batch]:
+    batch_plan = BatchPlan(ranks, 8, 8 // ranks, 8 // ranks // 2, 2)
+    return list(
+        train_batches(
+            _Pictures(32),
+            plan=batch_plan,
+            rank=rank,
+            seed=3,
+            order=Lanes(3, 2),
+            pixels=PatchCrop(BUDGET, (0.3, 1.0)),
+            tokenizer=_no_tokens,
+            workers=workers,
+            epochs=1,
+            start_batch=start,
+        )
+    )
+
+
+def test_a_sample_has_the_same_rows_on_any_rank_in_any_process_and_after_a_restart() -> None:
+    whole = torch.cat([batch.images for batch in _batches(0)])
+    assert whole.shape == (32, *BUDGET.shape)
+    assert whole.dtype == torch.uint8
+    assert torch.equal(torch.cat([batch.images for batch in _batches(0, start=2)]), whole[16:])
+    positions = torch.cat([batch.positions for batch in _batches(0)]).tolist()
+    of_ranks = [batch for rank in (0, 1) for batch in _batches(0, rank, 2)]
+    for batch in of_ranks:
+        own = [positions.index(position) for position in batch.positions.tolist()]
+        assert torch.equal(batch.images, whole[own])
+    assert torch.equal(torch.cat([batch.images for batch in _batches(1)]), whole)
+
+
+def _reference(job: Job, images: Tensor, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns loss and gradients of open_clip's own model and loss, in one pass over timm's batch."""
+    model = untrained(job).model.double().train()
+    loss = {"clip": open_clip.loss.ClipLoss, "siglip": open_clip.loss.SigLipLoss}[job.optim.loss]
+    model.visual.trunk.use_key_only_attn_mask = False  # type: ignore[union-attr]
+    share = loss()(*model(tower_input(images), tokens))
+    share.backward()
+    return share, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    ("loss", "ranks", "micro_batch"), [("clip", 1, 16), ("clip", 2, 4), ("siglip", 2, 8)]
+)
+def test_ranks_have_the_gradient_of_one_process(loss: str, ranks: int, micro_batch: int) -> None:
+    optim = {"loss": loss, "max_batch_size_per_gpu": micro_batch}
+    job = _job(model={"precision": "fp64"}, optim=optim)
+    images = rows_of(untrained(job), 16).double()
+    tokens = torch.randint(1, 1000, (16, 16), generator=torch.Generator().manual_seed(1))
+    with whole_precision():
+        expected_loss, expected = _reference(job, images, tokens)
+        found_loss, found = gradients_of_ranks(job, ranks, (images, tokens))
+    torch.testing.assert_close(found_loss, expected_loss, rtol=1e-12, atol=0)
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-10, atol=1e-13)
+
+
+def test_features_do_not_depend_on_what_stands_beside_a_picture(clip: Clip) -> None:
+    with evaluating(clip.model):
+        rows = rows_of(clip, len(SHAPES))
+        together = clip.model.encode_image(rows)  # type: ignore[operator]
+        for number, own in enumerate(rows):
+            alone = clip.model.encode_image(own[None])  # type: ignore[operator]
+            torch.testing.assert_close(alone[0], together[number], rtol=1e-5, atol=1e-6)
+
+
+def test_a_block_for_evaluation_is_filled_up_and_its_features_are_those_of_open_clip(clip: Clip) -> None:
+    pictures = _Pictures(5)
+    block = UsableSamples(pictures, 8, clip.eval_transform, 10**6, skip_bad=False).of_block(0)
+    with evaluating(clip.model):
+        found = image_features(clip, block.images, "fp32", torch.device("cpu"))
+        theirs = tower_input(rows_of(clip, 5))
+        own = torch.nn.functional.normalize(clip.model.visual(theirs), dim=-1)  # type: ignore[operator]
+    assert found.isfinite().all()
+    torch.testing.assert_close(found[:5], own, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("table", [(4, 4), (16, 16), (3, 7)])
+def test_positions_on_the_device_are_those_of_timm(mode: str, table: tuple[int, int]) -> None:
+    """timm's are in float32, which the tests of gradients take out of both."""
+    embeds = NaFlexEmbeds(PATCH, 3, 32, "linear", pos_embed_grid_size=table, pos_embed_interp_mode=mode)
+    grids = [(1, 1), (1, 60), (60, 1), (4, 4), (5, 12), (16, 3), (7, 8)]
+    index = torch.arange(64)
+    coordinates = torch.stack(
+        [torch.stack([index // w, index % w], 1) * (index < h * w)[:, None] for h, w in grids]
+    )
+    found = []
+    for kind in (NaFlexEmbeds, DevicePositions):
+        x = torch.zeros(len(grids), 64, 32, requires_grad=True) * 1.0
+        embeds.__class__ = kind
+        embeds.zero_grad()
+        embeds._apply_learned_naflex_pos_embed(x, coordinates)
+        valid = torch.stack([index < h * w for h, w in grids])
+        (x[valid] * torch.arange(32)).sum().backward()
+        assert embeds.pos_embed is not None
+        found.append((x[valid].detach(), embeds.pos_embed.grad))
+    (theirs, of_theirs), (ours, of_ours) = found
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-7)
+    torch.testing.assert_close(of_ours, of_theirs, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fast_kernels_give_the_features_of_plain_ones(precision: Any) -> None:
+    job = _job(model={"precision": precision})
+    found = []
+    for kernels in ("plain", "fast"):
+        clip = untrained(job)
+        use_kernels(clip.model, job.model.model_copy(update={"kernels": kernels}))
+        tokens = torch.ones(8, 16, dtype=torch.int64)
+        out = outputs(clip.model.train(), rows_of(clip, 8), tokens, precision)
+        out.image[:, 0].sum().backward()
+        gradients = [p.grad for p in clip.model.get_submodule("visual").parameters() if p.grad is not None]
+        assert all(gradient.isfinite().all() for gradient in gradients)
+        found.append(out.image.detach())
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6 if precision == "fp32" else 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("image_size", 64), ("image_resize_mode", "squash"), ("patch_dropout", 0.5), ("cuda_graphs", True)],
+)
+def test_keys_of_pictures_of_one_size_are_refused(key: str, value: Any) -> None:
+    job = _job(model={key: value})
+    with pytest.raises(InputError, match=rf"model\.{key}: .* in up to 16 patches .*: remove it"):
+        check_image_tokens(job.model)
+    with pytest.raises(InputError, match=rf"model\.{key}: "):
+        untrained(job)
+
+
+def test_a_tower_that_takes_pictures_of_one_size_has_no_budget() -> None:
+    job = tiny_job(config=VIT, model={"image_tokens": 16})
+    with pytest.raises(InputError, match=r"image_tokens = 16: the image tower of .*tiny-vit\.json takes"):
+        check_image_tokens(job.model)
+
+
+def test_the_budget_is_that_of_the_job_or_of_the_config() -> None:
+    config = {"vision_cfg": {"timm_model_name": "naflexvit_base_patch16_siglip", "image_seq_len": 576}}
+    assert image_tokens(tiny_job().model, config) == 576
+    assert image_tokens(_job().model, config) == TOKENS
+    assert image_tokens(tiny_job(config=NAFLEX).model) is None
+
+
+def test_without_a_budget_the_tower_takes_pictures_of_one_size() -> None:
+    clip = untrained(small_job(config=NAFLEX))
+    assert clip.images.input_shape == (3, 32, 32)
+    assert clip.model.encode_image(torch.zeros(1, 3, 32, 32)).isfinite().all()  # type: ignore[operator]
+
+
+def test_a_plan_counts_the_tokens_of_the_budget(tmp_path: Path) -> None:
+    """All figures but the images are those of the tower for pictures of one size with as many patches."""
+    vision = {"image_size": 256, "timm_pool": "map", "timm_proj": "none"}
+    text = {"context_length": 64, "vocab_size": 1000, "width": 768, "heads": 12, "layers": 2}
+    found = []
+    for name, tower, tokens in (
+        ("square", "vit_base_patch16_siglip_256", None),
+        ("naflex", "naflexvit_base_patch16_siglip", 256),
+    ):
+        file = tmp_path / f"{name}.json"
+        config = {"embed_dim": 768, "vision_cfg": {**vision, "timm_model_name": tower}, "text_cfg": text}
+        file.write_text(json.dumps(config))
+        found.append(architecture(tiny_job(config=str(file), model={"image_tokens": tokens}).model))
+    square, naflex = found
+    assert square is not None
+    assert naflex is not None
+    assert naflex.towers == square.towers
+    assert naflex.image_size == (256 * 16, 16)
+
+
+@pytest.mark.parametrize("form", ["open_clip", "safetensors"])
+def test_a_model_is_exported_with_the_features_of_its_patches(tmp_path: Path, form: str) -> None:
+    assert "naflex=True" in " ".join(
+        export(tiny_job(config=NAFLEX, model={"image_tokens": TOKENS}), tmp_path, form)
+    )
+
+
+@pytest.mark.parametrize("form", ["hf", "onnx"])
+def test_forms_for_pictures_of_one_size_are_refused(tmp_path: Path, form: str) -> None:
+    with pytest.raises(InputError, match=f"--to {form}: this form holds towers that take images of one"):
+        export(tiny_job(config=NAFLEX, model={"image_tokens": TOKENS}), tmp_path, form)

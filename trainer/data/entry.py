@@ -1,0 +1,57 @@
+"""What a file of samples holds, and who finds that. No torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO, NamedTuple, Protocol
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a file holds, as the catalogue of an index has it."""
+
+    size: int
+    """Bytes of the file, and its time of change, when it was indexed; 0 and empty in an index in memory."""
+    changed: str
+    samples: int
+    digest: str
+    """Digest of what is stored of the samples; empty in an index in memory."""
+    left_out: Mapping[str, int]
+    """Samples that cannot be used, counted by cause."""
+    endings: Mapping[str, int]
+    """All members of a shard, counted by ending."""
+    flaws: Sequence[tuple[str, str]] = ()
+    """Keys and causes of the first samples that were left out."""
+    damage: str = ""
+    """Reason why nothing can be read after these samples; empty if the file was read to its end."""
+    lost: int = 0
+    """Estimate of the samples after the damage, if they are as large as those before it; 0 if nothing
+    follows.
+    """
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Samples that a filter has left out, counted by it."""
+    groups: Sequence[int] = ()
+    """Samples of each row group, if the file has row groups."""
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+class Content(NamedTuple):
+    """What was found in a file."""
+
+    entry: Entry
+    payload: Sequence[bytes]
+    """The bytes that an index stores of the samples, in parts."""
+    whole: bool = True
+    """False if reading stopped before the end because enough was read."""
+
+
+class Selects(Protocol):
+    """Says which samples of a file an index has, and finds them."""
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Values by which an index knows it."""
+
+    def scan(self, file: BinaryIO, path: str) -> Content:
+        """Returns what the file holds. Raises OSError if reading fails, and InputError, which names it."""

@@ -1,0 +1,51 @@
+"""Budget of patches of a model whose image tower takes pictures of any shape (NaFlex). No torch."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer.config import Model
+from trainer.errors import InputError
+from trainer.model.catalog import read_config
+
+_TOWER = "naflexvit_"
+"""Beginning of timm's names of such towers."""
+_UNUSED = ("image_size", "image_resize_mode", "patch_dropout", "cuda_graphs")
+"""Keys that such a model cannot have: pictures keep their shape, and each step has other shapes."""
+
+
+def image_tokens(model: Model, config: Mapping[str, Any] | None = None) -> int | None:
+    """Returns most patches of a picture; None for a model that takes pictures of one size.
+
+    `config` is the model's; None reads it.
+    """
+    tokens: int | None = model.image_tokens or _vision(model, config).get("image_seq_len")
+    return tokens
+
+
+def check_image_tokens(model: Model, config: Mapping[str, Any] | None = None) -> None:
+    """Raises InputError for a budget of a tower that takes none, and for keys that it excludes."""
+    if problems := list(_problems(model, config)):
+        raise InputError("\n".join(problems))
+
+
+def _problems(model: Model, config: Mapping[str, Any] | None) -> Iterator[str]:
+    tokens, vision = image_tokens(model, config), _vision(model, config)
+    if tokens is None:
+        return
+    if vision and not str(vision.get("timm_model_name")).startswith(_TOWER):
+        yield (
+            f"model.image_tokens = {tokens}: the image tower of {model.name} takes images of one size; those "
+            f"that take any shape are timm's {_TOWER}...: remove the key, or choose another model"
+        )
+        return
+    given = [name for name in _UNUSED if getattr(model, name) not in (None, False)]
+    for name in given:
+        yield (
+            f"model.{name}: {model.name} takes images of any shape, in up to {tokens} patches "
+            "(model.image_tokens), which excludes this key: remove it"
+        )
+
+
+def _vision(model: Model, config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    vision = (config or read_config(model.name)).get("vision_cfg")
+    return vision if isinstance(vision, dict) else {}

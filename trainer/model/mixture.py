@@ -1,0 +1,57 @@
+"""Mixture of trained weights with those of the run's begin, for evaluations (WiSE-FT, arXiv 2109.01903)."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from trainer.checkpoint.identity import digest_of
+from trainer.config import Job
+
+
+class Mixture:
+    """Puts a mixture in the place of the weights; what is locked, and batch norm's statistics, stay.
+
+    The first weights are kept in the host's memory, and so are the trained ones meanwhile.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], share: float | None) -> None:
+        """`parameters` have the first weights; `share` is that of the trained ones, None: no mixture."""
+        self._share = share
+        self._first = (
+            [] if share is None else [(p, _on_host(p)) for p in parameters.values() if p.requires_grad]
+        )
+
+    @contextmanager
+    @torch.no_grad()
+    def in_place(self) -> Iterator[bool]:
+        """Mixes for the block, which gets whether there is a mixture; the weights then have their bits again.
+
+        Nothing else may read or change the weights meanwhile.
+        """
+        trained = [(parameter, _on_host(parameter)) for parameter, _ in self._first]
+        for parameter, first in self._first:
+            parameter.copy_(first.to(parameter.device).lerp(parameter, self._share or 0.0))
+        try:
+            yield self._share is not None
+        finally:
+            for parameter, value in trained:
+                parameter.copy_(value)
+
+
+def digest_of_begin(job: Job, model: nn.Module) -> dict[str, str]:
+    """Returns a digest of the weights that a mixture begins with, by the key that names them."""
+    if job.eval.mix is None:
+        return {}
+    sums = [(name, int(_bits(parameter).sum())) for name, parameter in model.named_parameters()]
+    return {"model.init" if job.model.init else "model.pretrained": digest_of(sums)}
+
+
+def _bits(parameter: Tensor) -> Tensor:
+    types = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return parameter.detach().contiguous().view(types[parameter.itemsize])
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,127 @@
+"""Starts the runs of a sweep: here or over ssh one after the other, or on a scheduler. Imports no torch.
+
+Every run is checked before the first one starts. A scheduler gets each run that is neither done nor under
+way.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from trainer.config.schedulers import SCHEDULERS
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError
+from trainer.launch import local
+from trainer.launch.hosts import Host
+from trainer.launch.schedulers import prepare, scheduler, submit
+from trainer.launch.submission import read_record, record, removed_if_refused
+from trainer.plan.check import check_job, check_submission
+from trainer.plan.secret_values import secret_warnings
+from trainer.sweep.trials import Sweep, Trial
+from trainer.text.paste import command as pasted
+from trainer.text.terminal import say
+from trainer.text.wording import many
+
+
+def submit_all(sweep: Sweep, trials: Sequence[Trial], to: str, *, data: bool, parallel: int | None) -> None:
+    """Submit these runs of the sweep, after all have been checked; `data` is False if none is seen here.
+
+    A run that its scheduler still has is left alone. A scheduler that takes several jobs at once starts at
+    most `parallel` of them at a time, and keeps what it needs in the sweep's folder. Raises InputError before
+    the first run is submitted if any cannot work, and ClusterError if the scheduler does not answer.
+    """
+    waiting = [trial for trial in trials if not _is_under_way(trial)]
+    refuse(waiting, lambda trial: check_submission(trial.job, to, data=data))
+    _refuse_equal_names(waiting, to)
+    sweep.record()
+    submitted = 0
+    try:
+        for _ in _submitted(waiting, to, sweep.folder, parallel):
+            submitted += 1
+    finally:
+        if submitted < len(waiting):
+            say(
+                f"{many(submitted, 'run')} of {len(waiting)} submitted before this problem; the same command "
+                "goes on"
+            )
+    if waiting:
+        say(f"{many(submitted, 'run')} submitted to {to}; the command with --list shows what they reached")
+
+
+def _submitted(trials: Sequence[Trial], to: str, folder: Path, parallel: int | None) -> Iterator[None]:
+    """Submits the runs, and yields after each one."""
+    if not SCHEDULERS[to].takes_several or len(trials) == 1:
+        for trial in trials:
+            submit(trial.job, to, secret_warnings(trial.job))
+            yield
+        return
+    for warning in dict.fromkeys(warning for trial in trials for warning in secret_warnings(trial.job)):
+        say(f"warning: {warning}")
+    place = scheduler(to)
+    with removed_if_refused([place.record_folder(trial.job) for trial in trials]):
+        runs = [(trial.job, prepare(trial.job, to)) for trial in trials]
+        for own, submission in place.submit_together(runs, folder, parallel):
+            record(own, submission)
+            click.echo(submission.id)
+            yield
+
+
+def _refuse_equal_names(trials: Sequence[Trial], to: str) -> None:
+    """Raises InputError if two runs would have the same name on a scheduler that takes each name once."""
+    place = scheduler(to)
+    by_name: dict[str, str] = {}
+    for trial in trials:
+        if (name := place.unique_name(trial.job)) is None:
+            continue
+        if name in by_name:
+            raise InputError(
+                f"no run was started\n{by_name[name]} and {trial.name} would both be named {name} on {to}: "
+                f"leave out {to}.name, or one of the two"
+            )
+        by_name[name] = trial.name
+
+
+def _is_under_way(trial: Trial) -> bool:
+    """Returns whether the run's scheduler still has it, and says so."""
+    if trial.outcome() != "running" or (submission := read_record(trial.folder)) is None:
+        return False
+    again = pasted("clipship", "status", trial.folder)
+    say(f"{trial.name} was submitted to {submission.to} as {submission.id}: `{again}`")
+    return True
+
+
+def refuse(trials: Sequence[Trial], check: Callable[[Trial], object]) -> None:
+    """Raises InputError with the problems of every run for which `check` raises it."""
+    problems = []
+    for trial in trials:
+        try:
+            check(trial)
+        except InputError as problem:
+            problems.append(f"{' '.join(trial.values)}: {problem}")
+    if problems:
+        raise InputError("no run was started\n" + "\n".join(problems))
+
+
+_ASKED_TO_STOP = (EXIT_PREEMPTED, EXIT_INTERRUPTED)
+
+
+def check(trials: Sequence[Trial], nproc: int | None, hosts: Sequence[Host] | None) -> None:
+    """Raises InputError with the problems of every run that cannot start here."""
+    refuse(trials, lambda trial: check_job(trial.job, local.ranks_of(trial.job, nproc, hosts)))
+
+
+def run_all(trials: Sequence[Trial], nproc: int | None, hosts: Sequence[Host] | None) -> int:
+    """Runs one after the other; returns 0, 1 if any has failed, or the code of one that was asked to stop."""
+    failed = []
+    for number, trial in enumerate(trials, 1):
+        say(f"run {number} of {len(trials)}: {trial.name} ({' '.join(trial.values)})")
+        code = local.run(trial.job, nproc=nproc, hosts=hosts, began=time.time())
+        if code in _ASKED_TO_STOP:
+            say(f"the sweep ends at run {number} of {len(trials)}; the same command goes on with it")
+            return code
+        if code:
+            failed.append(trial.name)
+    if failed:
+        say(f"{many(len(failed), 'run')} of {len(trials)} failed: {', '.join(failed)}")
+    return EXIT_FAILED if failed else EXIT_DONE
