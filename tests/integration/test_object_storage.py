@@ -65,7 +65,8 @@ def keys_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 def buckets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     start_process_server()
     folder = tmp_path_factory.mktemp("s3") / "buckets"
-    (folder / "shards").mkdir(parents=True)
+    for bucket in ("shards", "evals", "packed", "copies", "away"):  # the server sees no later ones
+        (folder / bucket).mkdir(parents=True)
     write_shards((sample(number) for number in range(64)), folder / "shards", 16)
     return folder
 
@@ -120,7 +121,6 @@ def test_batches_from_a_bucket_are_those_of_a_local_disk(
 def test_an_evaluation_reads_where_the_data_lie(
     buckets: Path, with_keys: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (buckets / "evals").mkdir()
     labelled = (
         (f"{number:03d}", {"jpg": b"x%d" % number, "cls": b"%d" % (number % 2)}) for number in range(8)
     )
@@ -234,7 +234,6 @@ def test_what_is_packed_into_a_bucket_is_what_is_packed_here(
     give_keys(monkeypatch)
     monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    (buckets / "packed").mkdir()
     rows = {"image": [sample(number)[1]["png"] for number in range(6)], "caption": list("abcdef")}
     parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
     words = ("pack", "t.parquet", "--samples-per-shard", "2", "--processes", "2")
@@ -246,6 +245,9 @@ def test_what_is_packed_into_a_bucket_is_what_is_packed_here(
     here = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir() if path.is_file()}
     assert there == here
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "t.parquet"]
+    none = clipship(*words[:2], "s3://none/other", *words[2:], folder=tmp_path)
+    assert none.returncode == 2
+    assert "cannot be written: FileNotFoundError('The specified bucket does not exist')" in none.stderr
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-s3cr3t")
     refused = clipship(*words[:2], "s3://packed/other", *words[2:], folder=tmp_path)
     assert refused.returncode == 2
@@ -257,7 +259,6 @@ def test_a_run_goes_on_from_its_copy_on_a_new_machine_as_if_it_had_not_stopped(
     buckets: Path, with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_keys(monkeypatch)
-    (buckets / "copies").mkdir()
     old, new = TinyRun(tmp_path / "old"), TinyRun(tmp_path / "new")
     old.folder.mkdir()
     new.folder.mkdir()
@@ -318,7 +319,6 @@ def test_a_store_that_goes_away_stops_no_run(
     give_keys(monkeypatch)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    (buckets / "away").mkdir()
     run = TinyRun(tmp_path)
     run.write(
         optim={"steps": 25},

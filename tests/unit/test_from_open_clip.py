@@ -382,6 +382,7 @@ def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str
         ("--train-data a.tar --val-data v.txt", "open_clip_train ends there"),
         ("--train-data a.txt", "open_clip_train ends there"),
         ("--train-data a.tar --resume s3://b/x.pt", "behind a URL"),
+        ("--train-data a.tar --logs s3://b/logs", "a run folder behind an address; --remote-sync copies"),
         ("--train-data a.tar --remote-sync hf://me/runs", "copies go to folders and to s3://"),
         ("--train-data a.tar --device mps", "mps"),
         ("--train-data a.tar --dist-backend hccl", "hccl"),

@@ -149,6 +149,8 @@ def persistent(
     waits_s = _waits(path) if waits_s is None else waits_s
 
     def may_pass(error: Exception) -> bool:
+        if purpose == "write" and is_absent(error):  # the bucket
+            return False
         return not _will_not_pass(path, error) and (was_there or not is_denied(path, error))
 
     def tell(error: Exception, wait_s: float) -> None:
@@ -165,7 +167,7 @@ def persistent(
             raise
         if is_denied(path, error):  # whoever asks again later may have been given others
             _forget_keys(path)
-        raise _unreadable(path, error, waits_s, was_there, purpose) from error
+        raise _unreadable(path, error, waits_s if may_pass(error) else (), was_there, purpose) from error
 
 
 def _waits(path: str) -> Sequence[float]:

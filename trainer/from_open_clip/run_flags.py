@@ -60,6 +60,10 @@ def logs(flag: Flag, line: Line, result: Translation) -> None:
     """Names the folder of runs; there is always one."""
     if line[flag.name].lower() in ("", "none"):
         result.dropped[flag.name] = "a run always has a folder: the supervisors and a resumed start read it"
+    elif "://" in line[flag.name]:
+        result.refused[flag.name] = (
+            "not supported yet: a run folder behind an address; --remote-sync copies checkpoints there"
+        )
     else:
         result.set("logging.runs", line[flag.name])
 
