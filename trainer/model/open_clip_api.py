@@ -8,12 +8,19 @@ from typing import Any
 
 from open_clip import transformer
 from open_clip.coca_model import CoCa
+from open_clip.model import CLIPVisionCfg
 from torch import Tensor, nn
 
 _HAS_LABELS = "output_labels" in CoCa.forward.__code__.co_varnames
 """True if a model that writes captions leaves out the logits behind the last token: before release 4."""
 _OWN_ATTENTION = getattr(transformer, "Attention", None)
 """Class of open_clip's own attention: in 3.3 that of custom blocks, from 4 on that of all blocks."""
+
+
+def of_budget(tokens: int) -> dict[str, int]:
+    """Returns the keys of a config's vision_cfg that say most patches of an image; none before release 4."""
+    key = "image_seq_len"
+    return {key: tokens} if key in CLIPVisionCfg.__dataclass_fields__ else {}
 
 
 def next_token_logits(logits: Tensor) -> Tensor:
