@@ -31,7 +31,7 @@ class EvalBlock(NamedTuple):
     """
 
     images: Tensor
-    """What `Transform` returned, float32 [block, ...]; empty if no sample can be used."""
+    """Images as `Transform` returns them, float32 [block, ...]; empty if no sample can be used."""
     labels: Tensor
     """Class numbers, int64 [block]."""
     numbers: tuple[int, ...]
@@ -92,8 +92,10 @@ class Usable(NamedTuple):
     numbers: tuple[int, ...]
     raws: Sequence[RawSample]
     images: Tensor
-    """What `Transform` returned, then zeros: float32 [block, ...]. All blocks pass the model in the same
-    shape. Empty if no sample can be used."""
+    """Images as `Transform` returns them, then zeros: float32 [block, ...]; empty if no sample can be used.
+
+    All blocks pass the model in the same shape.
+    """
     bad: tuple[BadSample, ...]
 
 

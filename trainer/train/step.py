@@ -49,7 +49,7 @@ class MicroBatch:
     """Samples of one forward pass, on the device."""
 
     images: Tensor
-    """What the model takes, such as [B, 3, height, width], or bytes of the loader if there is `normalise`."""
+    """Images as the model takes them, [B, ...], or bytes as the loader gives them if there is `normalise`."""
     tokens: Tensor
     """Token ids, int64 [B, context length]."""
     keys: Sequence[str] = ()
