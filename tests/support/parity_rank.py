@@ -88,10 +88,6 @@ def _job(backend: str, name: str, loss: str, tile: int, micro_batch: int) -> Job
     )
 
 
-def _tokens(name: str) -> int | None:
-    return TOKENS if name == "tiny-naflex" else None
-
-
 def _worst_error(job: Job, comm: Comm) -> float:
     """The largest relative error, in norm, of any parameter's gradient.
 

@@ -362,9 +362,13 @@ def test_a_plan_counts_the_tokens_of_the_budget(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["open_clip", "safetensors"])
 def test_a_model_is_exported_with_the_features_of_its_patches(tmp_path: Path, form: str) -> None:
-    assert "naflex=True" in " ".join(
-        export(tiny_job(config=NAFLEX, model={"image_tokens": TOKENS}), tmp_path, form)
-    )
+    job = tiny_job(config=NAFLEX, model={"image_tokens": TOKENS})
+    assert "naflex=True" in " ".join(export(job, tmp_path, form))
+    (file,) = [path for path in tmp_path.glob("*.json") if "vision_cfg" in path.read_text()]
+    config = json.loads(file.read_text())
+    vision = config.get("model_cfg", config)["vision_cfg"]
+    expected = TOKENS if hasattr(open_clip.transform, "naflex_eval_transform_v2") else None
+    assert vision.get("image_seq_len") == expected
 
 
 @pytest.mark.parametrize("form", ["hf", "onnx"])

@@ -18,7 +18,7 @@ from trainer.data.sample import BadSample, RawSample, Source
 from trainer.errors import InputError
 
 Transform = Callable[[Image.Image], Tensor]
-"""Function from a picture to float32 [3, height, width]; picklable.
+"""Function from a picture to float32 [3, height, width], or rows of patches; picklable.
 
 It is open_clip's own, so that scores equal open_clip's.
 """
@@ -31,7 +31,7 @@ class EvalBlock(NamedTuple):
     """
 
     images: Tensor
-    """Pixels, float32 [block, 3, height, width]; empty if no sample can be used."""
+    """Images as `Transform` returns them, float32 [block, ...]; empty if no sample can be used."""
     labels: Tensor
     """Class numbers, int64 [block]."""
     numbers: tuple[int, ...]
@@ -92,8 +92,10 @@ class Usable(NamedTuple):
     numbers: tuple[int, ...]
     raws: Sequence[RawSample]
     images: Tensor
-    """Their pictures, then zeros: float32 [block, 3, height, width]. All blocks pass the model in the same
-    shape. Empty if no sample can be used."""
+    """Images as `Transform` returns them, then zeros: float32 [block, ...]; empty if no sample can be used.
+
+    All blocks pass the model in the same shape.
+    """
     bad: tuple[BadSample, ...]
 
 

@@ -29,7 +29,7 @@ from trainer.data.train_requests import TrainRequest, TrainRequests
 from trainer.errors import InputError
 
 Pixels = Callable[[RawSample, int], Tensor]
-"""Function from a sample and a seed to uint8 [channels, height, width].
+"""Function from a sample and a seed to uint8 [channels, height, width], or rows of patches.
 
 It gives the same pixels for the same seed, is picklable and raises BadSample.
 """
@@ -40,7 +40,7 @@ class WritesInto(Protocol):
     """Protocol of a `Pixels` that can also write its result straight into a batch."""
 
     def into(self, raw: RawSample, seed: int, out: Tensor) -> None:
-        """Writes what the call would return into `out`, uint8 [channels, height, width]."""
+        """Writes what the call would return into `out`."""
 
 
 MOST_SUBSTITUTES = 50
@@ -51,7 +51,7 @@ class Batch:
     """One micro-batch of a rank, in the order of the epoch."""
 
     images: Tensor
-    """Pixels, uint8 [samples, channels, height, width], as the `pixels` function gives them."""
+    """Pixels, uint8 [samples, channels, height, width], or rows, as the `pixels` function gives them."""
     tokens: Tensor
     """Token ids, int64 [samples, context length]."""
     epoch: int

@@ -26,7 +26,7 @@ class RetrievalBlock(NamedTuple):
     """
 
     images: Tensor
-    """Pixels, float32 [block, 3, height, width]; empty if no sample can be used."""
+    """Images as `Transform` returns them, float32 [block, ...]; empty if no sample can be used."""
     numbers: tuple[int, ...]
     """Numbers of the images that can be used, in the whole set."""
     bad: tuple[BadSample, ...]

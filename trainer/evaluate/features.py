@@ -27,7 +27,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def image_features(clip: Clip, images: Tensor, precision: Precision, device: torch.device) -> Tensor:
-    """Returns unit vectors [n, D] of images [n, 3, H, W], in the precision of the forward pass."""
+    """Returns unit vectors [n, D] of images, [n, ...] of what `Clip.eval_transform` gives.
+
+    They are in the precision of the forward pass.
+    """
     images = images.to(device, torch.float64 if precision == "fp64" else images.dtype)
     with autocast(device, precision):
         features: Tensor = clip.model.encode_image(images, normalize=True)  # type: ignore[operator]

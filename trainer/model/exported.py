@@ -12,6 +12,8 @@ from torch import Tensor
 
 from trainer.config import Job
 from trainer.model.build import Clip
+from trainer.model.image_tokens import image_tokens
+from trainer.model.open_clip_api import of_budget
 from trainer.model.text_tower import TextTower
 from trainer.run.checkpoints import MODEL_CONFIG
 from trainer.safe_io.atomic import replacing
@@ -41,6 +43,8 @@ class Export:
         for part, changes in self.job.model.tower_changes.items():
             config[part] = {**config[part], **changes}
         config["vision_cfg"].pop("patch_dropout", None)
+        if tokens := image_tokens(self.job.model, config):
+            config["vision_cfg"] |= of_budget(tokens)
         if getattr(self.clip.model, "logit_bias", None) is not None:
             config["init_logit_bias"] = -10
         if isinstance(self.text, TextTower):

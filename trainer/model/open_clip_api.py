@@ -8,6 +8,7 @@ from typing import Any
 
 from open_clip import transformer
 from open_clip.coca_model import CoCa
+from open_clip.model import CLIPVisionCfg
 from torch import Tensor, nn
 
 LOGGERS = ("", "open_clip.factory")
@@ -18,6 +19,12 @@ _OWN_ATTENTION = getattr(transformer, "Attention", None)
 """Class of open_clip's own attention: in 3.3 that of custom blocks, from 4 on that of all blocks."""
 _MODERN_TEXT = getattr(transformer, "ModernTextTransformer", None)
 """Class of text towers with RoPE, from 4 on."""
+
+
+def of_budget(tokens: int) -> dict[str, int]:
+    """Returns the keys of a config's vision_cfg that say most patches of an image; none before release 4."""
+    key = "image_seq_len"
+    return {key: tokens} if key in CLIPVisionCfg.__dataclass_fields__ else {}
 
 
 def next_token_logits(logits: Tensor) -> Tensor:

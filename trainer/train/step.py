@@ -50,7 +50,7 @@ class MicroBatch:
     """Samples of one forward pass, on the device."""
 
     images: Tensor
-    """Pixels: [B, 3, height, width], or bytes as the loader gives them if there is `normalise`."""
+    """Images as the model takes them, [B, ...], or bytes as the loader gives them if there is `normalise`."""
     tokens: Tensor | Packed
     """Token ids: int64 [B, context length] or, where captions are cut, fewer; or packed captions."""
     keys: Sequence[str] = ()
