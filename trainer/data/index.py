@@ -43,7 +43,7 @@ THREADS = 16
 
 @dataclass(frozen=True)
 class Index:
-    """Entries of some files in the order asked for, and their rows in memory or on disk."""
+    """Catalogue of some files in the order asked for, with their rows in memory or on disk."""
 
     paths: tuple[str, ...]
     entries: tuple[Entry, ...]
