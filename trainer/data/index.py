@@ -48,9 +48,9 @@ class Index:
     paths: tuple[str, ...]
     entries: tuple[Entry, ...]
     stored: tuple[bytes, ...] = ()
-    """What is stored of the samples of each file, if it is in memory."""
+    """Bytes that are stored of the samples of each file, if they are in memory."""
     on_disk: tuple[Path, Selects] | None = None
-    """Folder and selection, by which the files are found that have it."""
+    """Folder and selection, by which the files of rows are found if they are on disk."""
 
     def rows(self, number: int) -> Rows:
         """Returns the rows of one shard. Raises as `payload` does."""
