@@ -1,11 +1,12 @@
 """Our loader against open_clip_train's, on shards behind a slow web server: `make bench-data-remote`.
 
 The server waits before the first byte and limits the rate of a connection, as object storage does
-(`benchmarks/slow_store.py`). Both sides read the same addresses, take turns and are pinned to one core. Ours
-has its index; theirs needs none. The last line on stdout is JSON.
+(`benchmarks/slow_store.py`). Both sides read the same addresses, take turns and are pinned to one core, with
+two loader processes to two. Ours has its index; theirs needs none. The last line on stdout is JSON.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import click
 from benchmarks.data import SAMPLES, measured, run_alone, shards, their_python
 
 WAITS_MS = (5, 30, 100)
+TWO_MS = 30
+"""Wait at which two loader processes are measured, too, on two cores."""
 MB_PER_S = 100
 EPOCHS = 3
 OURS = [sys.executable, "-m", "benchmarks.data_remote_ours"]
@@ -35,16 +38,20 @@ def store(folder: Path, wait_ms: int) -> Iterator[str]:
             server.kill()
 
 
-def compare(pattern: str, wait_ms: int, python: Path, turns: int, core: int) -> dict[str, list[float]]:
+def compare(
+    pattern: str, wait_ms: int, python: Path, turns: int, cores: set[int], workers: int = 1
+) -> dict[str, list[float]]:
     """Returns the figures of each turn, by name: both sides' images per second, and more of ours."""
     folder, names = Path(pattern).parent, Path(pattern).name
     theirs = [str(python), str(Path(__file__).with_name("data_theirs.py"))]
     found: dict[str, list[float]] = {}
     with store(folder, wait_ms) as address:
         for turn in range(turns):
-            ours = json.loads(run_alone([*OURS, f"{address}/{names}", str(EPOCHS)], {core}))
-            local = json.loads(run_alone([*OURS, pattern, str(EPOCHS)], {core}))
-            rate = measured([*theirs, f"{address}/{names}", str(SAMPLES), "8"], {core}, "wall")
+            how = [str(EPOCHS), str(workers)]
+            ours = json.loads(run_alone([*OURS, f"{address}/{names}", *how], cores))
+            local = json.loads(run_alone([*OURS, pattern, *how], cores))
+            of_theirs = [f"{address}/{names}", str(SAMPLES), "8", str(workers)]
+            rate = measured([*theirs, *of_theirs], cores, "wall")
             of_turn = {
                 **ours,
                 "theirs": rate,
@@ -74,7 +81,7 @@ def main(turns: int, core: int, cache: Path) -> None:
     report: dict[str, float] = {}
     worst: dict[str, float] = {}
     for wait_ms in WAITS_MS:
-        figures = compare(pattern, wait_ms, python, turns, core)
+        figures = compare(pattern, wait_ms, python, turns, {core})
         medians = {name: statistics.median(values) for name, values in figures.items()}
         report[f"ours_{wait_ms}ms"] = round(medians["rate"])
         report[f"theirs_{wait_ms}ms"] = round(medians["theirs"])
@@ -84,6 +91,11 @@ def main(turns: int, core: int, cache: Path) -> None:
         report[f"local_us_of_processor_{wait_ms}ms"] = round(medians["local_us_of_processor"])
         for name in ("requests_per_sample", "bytes_share", "first_batch_s"):
             worst[name] = max(worst.get(name, 0.0), medians[name])
+    if len(both := sorted(os.sched_getaffinity(0))[:2]) == 2:
+        two = compare(pattern, TWO_MS, python, turns, set(both), workers=2)
+        medians = {name: statistics.median(values) for name, values in two.items()}
+        report[f"ratio_{TWO_MS}ms_two"] = round(medians["rate"] / medians["theirs"], 2)
+        report[f"local_share_{TWO_MS}ms_two"] = round(medians["rate"] / medians["local"], 3)
     print(json.dumps({**report, **{name: round(value, 4) for name, value in worst.items()}}))
 
 

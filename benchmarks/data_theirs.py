@@ -1,4 +1,4 @@
-"""open_clip_train's own loader on shards: `python bench_data_theirs.py PATTERN SAMPLES BATCHES`.
+"""open_clip_train's own loader on shards: `python bench_data_theirs.py PATTERN SAMPLES BATCHES [WORKERS]`.
 
 Prints images per second, by the wall and of processor time. Runs in an environment of its own, so it imports
 nothing of this project.
@@ -16,7 +16,7 @@ from open_clip_train.params import parse_args
 BATCH, WARM_UP = 64, 2
 
 
-def main(pattern: str, samples: str, batches: int) -> None:
+def main(pattern: str, samples: str, batches: int, workers: str = "1") -> None:
     args = parse_args(
         [
             "--train-data",
@@ -26,7 +26,7 @@ def main(pattern: str, samples: str, batches: int) -> None:
             "--dataset-type",
             "webdataset",
             "--workers",
-            "1",
+            workers,
             "--batch-size",
             str(BATCH),
         ]
@@ -54,6 +54,6 @@ def processor_time() -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
     sys.stdout.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What a file of samples holds, and who finds that. No torch."""
+"""Types for the contents of a file of samples, and the protocol of what finds them. No torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 @dataclass(frozen=True)
 class Entry:
-    """What a file holds, as the catalogue of an index has it."""
+    """Counts of a file's contents, as the catalogue of an index has them."""
 
     size: int
     """Bytes of the file, and its time of change, when it was indexed; 0 and empty in an index in memory."""
@@ -37,7 +37,7 @@ class Entry:
 
 
 class Content(NamedTuple):
-    """What was found in a file."""
+    """Contents of a file, as they were found."""
 
     entry: Entry
     payload: Sequence[bytes]

@@ -43,14 +43,14 @@ THREADS = 16
 
 @dataclass(frozen=True)
 class Index:
-    """Some files in the order asked for, and what they hold."""
+    """Catalogue of some files in the order asked for, with their rows in memory or on disk."""
 
     paths: tuple[str, ...]
     entries: tuple[Entry, ...]
     stored: tuple[bytes, ...] = ()
-    """What is stored of the samples of each file, if it is in memory."""
+    """Bytes that are stored of the samples of each file, if they are in memory."""
     on_disk: tuple[Path, Selects] | None = None
-    """Folder and selection, by which the files are found that have it."""
+    """Folder and selection, by which the files of rows are found if they are on disk."""
 
     def rows(self, number: int) -> Rows:
         """Returns the rows of one shard. Raises as `payload` does."""
