@@ -5,16 +5,14 @@ import os
 import subprocess
 import sys
 
-import open_clip
 import pytest
 
 from tests.support.start import start
 
 CASES = ("clip", "siglip", "siglip clipped")
-IS_4 = hasattr(open_clip, "create_task")
 
 
-@pytest.mark.skipif(IS_4, reason="a checkout of open_clip 4 is imported, whose loop takes other arguments")
+@pytest.mark.open_clip("3.3")  # the loop of 4 takes other arguments
 @pytest.mark.parametrize(
     ("precision", "ranks", "within"), [("fp64", 1, 1e-10), ("fp64", 2, 1e-10), ("fp32", 2, 1e-6)]
 )
@@ -30,9 +28,7 @@ def test_a_training_is_that_of_open_clip_train(precision: str, ranks: int, withi
         assert row["ours"][-1] < row["ours"][0]
 
 
-@pytest.mark.skipif(
-    not IS_4, reason="open_clip 3.3 is imported: make test-open-clip OPEN_CLIP=CHECKOUT runs it"
-)
+@pytest.mark.open_clip("4")
 def test_a_training_is_that_of_the_main_of_open_clip_train_4() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.trajectory_main", "clip", "sigmoid", "coca"],

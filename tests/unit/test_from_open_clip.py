@@ -498,7 +498,7 @@ def test_release_4_has_defaults_of_its_own(tmp_path: Path) -> None:
     assert table_of("--train-data a.csv", release="4").keys().isdisjoint({"data.max_image_pixels"})
 
 
-@pytest.mark.skipif(IMPORTED == "3.3", reason="open_clip 3.3 is imported, whose rule is another one")
+@pytest.mark.open_clip("4")
 @pytest.mark.parametrize("name", ["RN50", "ViT-B-32", "roberta-ViT-B-32", "EVA02-B-16", "coca_ViT-B-32"])
 def test_weight_decay_spares_what_release_4_spares(name: str, tmp_path: Path) -> None:
     from open_clip_train.optim import make_wd_exclude

@@ -22,7 +22,7 @@ from trainer.model.packages import needed
 from trainer.train.step import MicroBatch, TrainStep
 
 IS_4 = hasattr(open_clip, "create_task")
-of_4 = pytest.mark.skipif(not IS_4, reason="open_clip 3.3 is imported, which lacks these models")
+of_4 = pytest.mark.open_clip("4")
 WORDS = 1024
 VISION = {"image_size": 32, "layers": 2, "width": 48, "head_width": 16, "patch_size": 8}
 MODERN: dict[str, Any] = {
@@ -158,7 +158,7 @@ def test_models_of_no_images_are_refused_before_anything_starts() -> None:
     assert needed(Model(name="moderntext-ViT-B-32-256")).packages == ("tiktoken",)
 
 
-@pytest.mark.skipif(IS_4, reason="a checkout of open_clip 4 is imported")
+@pytest.mark.open_clip("3.3")
 @pytest.mark.parametrize("name", ["moderntext-ViT-B-32-256", "CLAP-HTSAT-tiny"])
 def test_a_model_of_a_later_release_is_named_as_one(name: str) -> None:
     with pytest.raises(InputError, match=f"{name} is a model of open_clip 4, and an older release"):
