@@ -1,5 +1,6 @@
-"""Skips tests marked `horovod` where Horovod is not built, leaves out those for another release of open_clip, and
-compares whole texts with goldens.
+"""Skips tests marked `horovod` where Horovod is not built, and compares whole texts with goldens.
+
+Tests for another release of open_clip than the imported one are left out.
 
 Imports no torch. Torch's threads wait for each other without spinning, as several processes share the cores.
 What Clipship remembers of a user's runs, it remembers apart of the tests' runs.
