@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,28 @@ def test_a_broken_checkpoint_that_the_job_names_is_refused(tmp_path: Path, alone
     flip_a_bit(newest)
     with pytest.raises(InputError, match=rf"checkpoint.resume = {newest}: .*checksum"):
         _resumed(tmp_path, alone, small_job(checkpoint={"resume": str(newest)}))
+
+
+def test_a_write_under_way_is_waited_for_though_memory_for_the_next_is_reserved(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart from memory saves what was missed before its first step, after which memory is reserved."""
+    train = _train(alone)
+    writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
+    may_write, plain = threading.Event(), torch.save
+
+    def held(*given: Any) -> None:
+        assert may_write.wait(30)
+        plain(*given)
+
+    monkeypatch.setattr(torch, "save", held)
+    monkeypatch.setattr("trainer.checkpoint.state.blocks_of", lambda _: [1])
+    monkeypatch.setattr("trainer.comm.host_memory.reserve", lambda _: None)
+    writer.save(1, train, {"job": small_job().model_dump(mode="json"), "data_samples": SAMPLES})
+    writer.reserve(train)
+    threading.Timer(0.2, may_write.set).start()
+    writer.finish()
+    assert (tmp_path / "step-00000001").is_dir()
 
 
 def test_a_failed_write_keeps_the_previous_checkpoint_and_says_so(

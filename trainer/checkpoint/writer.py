@@ -120,11 +120,14 @@ class CheckpointWriter:
 
         The first snapshot would stall its step by that. The optimizer must have its state.
         """
-        if self._rank >= self._parts or train.shards.split:
+        # A write under way has taken it, and must stay the one that is waited for.
+        if self._thread is not None or self._rank >= self._parts or train.shards.split:
             return
         if blocks := state.blocks_of(state.contents_of(train, self._rank, self._parts)):
-            self._thread = threading.Thread(target=_reserve, args=(blocks,), name="checkpoint memory")
-            self._thread.start()
+            thread = threading.Thread(target=_reserve, args=(blocks,), name="checkpoint memory")
+            with suppress(RuntimeError):  # there may be no more threads
+                thread.start()
+                self._thread = thread
 
     def record(self, step: int, metrics: Mapping[str, float | int], best: tuple[str, float] | None) -> None:
         """Adds a step's metrics to its manifest, and marks it as best if `best` is given.

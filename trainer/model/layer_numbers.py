@@ -17,7 +17,8 @@ _BLOCK = re.compile(r"\.(?:resblocks|blocks|layers|layer|block)\.(\d+)\.|\.layer
 """Blocks of transformers, and of ResNets, which have several stages."""
 _BEHIND = re.compile(
     r"^(visual\.|text\.)?(transformer\.)?"
-    r"(proj|ln_post|ln_final|text_projection|attnpool|attn_pool|head|pool\b|pooler|final_norm|final_layer_norm)"
+    r"(proj|ln_post|ln_final|text_projection|attnpool|attn_pool|head|pool\b|pooler|final_norm"
+    r"|final_layer_norm)"
 )
 """Names of parameters that come behind the blocks."""
 
