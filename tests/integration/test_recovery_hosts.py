@@ -132,7 +132,7 @@ def test_spare_machine_takes_the_place_of_a_lost_one_and_changes_no_bit(
 
 
 @both
-@pytest.mark.fault("rank killed twice on one node", goes_on=True)
+@pytest.mark.fault("a run over several machines: rank killed, node cut off", goes_on=True)
 def test_spare_machine_gets_the_newest_step_from_the_only_one_that_has_it(
     tmp_path: Path, machines: Third, start_of: tuple[str, str]
 ) -> None:

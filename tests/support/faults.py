@@ -121,11 +121,17 @@ def _cells(item: pytest.Item) -> dict[tuple[str, bool], None]:
     return {(str(mark.args[0]), bool(mark.kwargs.get("goes_on", False))): None for mark in marks}
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuses marks of unknown rows, and a table with an empty cell if all of it is asked for."""
-    chosen = {cell for item in session.items for cell in _cells(item)}
-    if unknown := sorted({name for name, _ in chosen} - ROWS.keys()):
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuses marks of unknown rows, also on tests that `-m` leaves out."""
+    names = {name for item in items for name, _ in _cells(item)}
+    if unknown := sorted(names - ROWS.keys()):
         raise pytest.UsageError(f"rows that tests.support.faults.ROWS does not have: {', '.join(unknown)}")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuses a table with an empty cell if all of it is asked for."""
+    chosen = {cell for item in session.items for cell in _cells(item)}
     config = session.config
     if config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         _faults.update({name: _of_chosen(name, chosen) for name in ROWS})
