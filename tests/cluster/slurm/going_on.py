@@ -20,6 +20,8 @@ Fault = Literal["rank", "supervisor", "node", "drained"]
 its rank after Slurm was told to drain the node."""
 TWO_NODES = {"gpus_per_node": 1}
 RANK, SUPERVISOR = b"\0trainer.supervise.rank.rank_start\0", b"\0trainer.rank\0"
+AROUND = (b"\0-c\0", b"\0trainer.launch.ranks.respawn\0")
+"""Words of a process that has another's whole command line among its own: a shell, what starts it again."""
 OVER_MPI = {"comm": {"backend": "horovod", "deterministic": False, "launcher": "mpirun"}}
 COMM = {"torch": {}, "horovod": {"comm": {"backend": "horovod", "deterministic": False}}, "mpi": OVER_MPI}
 SHORTENED, STEPS = {"epochs": 2, "warmup_steps": 10}, 44
@@ -119,10 +121,12 @@ def harm(demo: Demo, fault: Fault) -> None:
 def processes(demo: Demo, node: str, mark: bytes) -> list[int]:
     """Returns the processes of the node whose command line has the mark, the oldest first.
 
-    A shell around a process has it as one of its words; the copy of a rank that forks later ones has it, too.
+    The copy of a rank that forks later ones has it, too.
     """
     return sorted(
-        pid for pid in demo.cluster.members(node) if mark in (line := _command(pid)) and b"\0-c\0" not in line
+        pid
+        for pid in demo.cluster.members(node)
+        if mark in (line := _command(pid)) and not any(word in line for word in AROUND)
     )
 
 
