@@ -26,8 +26,8 @@ _FORMS: Mapping[tuple[str, ...], Callable[[str], dict[str, Any]]] = {
     ("oapi.dingtalk.com", "qyapi.weixin.qq.com"): lambda text: {"msgtype": "text", "text": {"content": text}},
     ("discord.com", "discordapp.com"): lambda text: {"content": text},
 }
-"""Forms that services expect, by their hosts: Feishu and Lark, DingTalk and WeCom, Discord. All others get a table
-with `text`, as Slack, Mattermost and Google Chat show it, and the facts beside it."""
+"""Forms that services expect, by their hosts: Feishu and Lark, DingTalk and WeCom, Discord. All others get a
+table with `text`, as Slack, Mattermost and Google Chat show it, and the facts beside it."""
 _REFUSALS = ("errcode", "code", "StatusCode")
 """Names under which those services say that they refused a message, in an answer that is otherwise good."""
 
@@ -75,11 +75,12 @@ class Notifier:
         self.tell("fault", f"{cause}; the ranks go on from step {row.get('from_step')}", **facts)
 
     def tell_end(self, value: Mapping[str, Any]) -> None:
-        """Tells how a start has ended that was not done, as exit.json has it."""
+        """Tells how a start has ended, as exit.json has it."""
         if "end" not in self._about:
             return
         record = ExitRecord(**value)
-        self.tell("end", record.headline(), exit_code=record.exit_code, generation=record.generation)
+        headline = record.headline() if record.exit_code else record.reason
+        self.tell("end", headline, exit_code=record.exit_code, generation=record.generation)
 
 
 SILENT = Notifier("", (), {})

@@ -11,10 +11,8 @@ from typing import Any
 from trainer.comm.device import device_name
 from trainer.errors import EXIT_DONE, Preempted
 from trainer.run.exit_files import restarts_of
-from trainer.run.notify import Notifier
 from trainer.safe_io.atomic import write_json
 from trainer.telemetry.metrics import last_loss
-from trainer.text.wording import many
 from trainer.train.checkpoint_policy import Metrics
 from trainer.train.setup import TrainSetup
 from trainer.world.rendezvous import Rendezvous
@@ -84,6 +82,3 @@ def write_result(setup: TrainSetup, result: TrainResult) -> None:
         },
     )
     log.info("%-12s %s", "result", setup.run.result)
-    figures = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-    done = f"done after {many(result.steps, 'step')}" + (f": {figures}" if figures else "")
-    Notifier(setup.job.name, setup.job.logging.notify, os.environ).tell("end", done, exit_code=EXIT_DONE)
