@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from io import BytesIO
@@ -17,14 +18,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.jobs import tiny_job
 from tests.unit.test_telemetry import RECORD
 from trainer.config import Job
+from trainer.config.loader import job_from_table
 from trainer.errors import InputError
 from trainer.plan.check import check_job
 from trainer.report.board import Text, row, write_board
 from trainer.sysinfo.addresses import free_port
+from trainer.telemetry import wandb_writer
 from trainer.telemetry import writers as metric_writers
+from trainer.telemetry.figures import tag
 from trainer.telemetry.metrics import Telemetry
 from trainer.telemetry.pictures import Picture
-from trainer.telemetry.writers import check_installed, open_writers, tag
+from trainer.telemetry.writers import check_installed, open_writers
 from trainer.train.eval_pictures import eval_pictures
 
 OFFLINE = {"wandb": "offline", "wandb_project": "digits"}
@@ -223,7 +227,7 @@ def test_rank_that_fails_leaves_what_was_logged_offline(tmp_path: Path) -> None:
     telemetry = Telemetry(
         tmp_path / "metrics.jsonl", 10, 0, open_writers(tiny_job(logging=OFFLINE), tmp_path, 0)
     )
-    with telemetry, suppress(ValueError):
+    with suppress(ValueError), telemetry:
         telemetry.event({"step": 1, "loss": 2.5})
         raise ValueError
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
@@ -245,7 +249,7 @@ def test_wandb_that_cannot_be_reached_is_logged_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nowhere(monkeypatch, tmp_path, key="0" * 40)
-    monkeypatch.setattr(metric_writers, "_WANDB_INIT_S", 1.0)
+    monkeypatch.setattr(wandb_writer, "_INIT_S", 1.0)
     log_events(tiny_job(logging={"wandb": "online"}), tmp_path, [{"step": 1, "loss": 2.5}])
     assert "W&B cannot be reached" in caplog.text
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
@@ -284,3 +288,127 @@ def records(path: Path) -> Iterator[Any]:
         if kind in (1, 4):  # a whole record, or the last piece of one
             yield Record.FromString(whole)
             whole = b""
+
+
+def test_mlflow_has_one_run_with_the_job_for_all_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow's client, and in place of a server its store in files."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    store = (tmp_path / "store").as_uri()
+    job = mlflow_job(store, experiment="digits").model_copy(update={"env": {"HF_TOKEN": "a-secret"}})
+    log_events(job, tmp_path, [{"step": 1, "loss": 2.5}, {"step": 1, "zero_shot_top1": 0.5}])
+    log_events(job, tmp_path, [{"step": 2, "loss": 2.0, "bad": float("nan")}], steps_done=1)
+    client = mlflow.MlflowClient(store)
+    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert run.info.run_id == (tmp_path / "mlflow-run").read_text().strip()
+    assert (run.info.run_name, run.info.status) == ("tiny", "FINISHED")
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(point.step, point.value) for point in losses] == [(1, 2.5), (2, 2.0)]
+    assert run.data.metrics.keys() == {"train/loss", "eval/zero_shot_top1", "health/generation"}
+    assert run.data.params["optim.global_batch_size"] == "16"
+    assert not any("secret" in value for value in run.data.params.values())
+
+
+def test_mlflow_shows_the_pictures_and_how_a_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    store = (tmp_path / "store").as_uri()
+    telemetry = Telemetry(None, 10, 0, open_writers(mlflow_job(store), tmp_path, 0))
+    with suppress(ValueError), telemetry:
+        telemetry.show(2, _pictures(tmp_path))
+        raise ValueError
+    client = mlflow.MlflowClient(store)
+    name = (tmp_path / "mlflow-run").read_text().strip()
+    files = {file.path for file in client.list_artifacts(name, "eval")}
+    assert files == {"eval/pictures.png", "eval/nearest_texts-00000002.md"}
+    assert client.get_run(name).info.status == "FAILED"
+
+
+def test_a_server_of_mlflow_that_is_gone_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    job = tiny_job(logging={"tensorboard": False, "mlflow": f"http://127.0.0.1:{free_port('127.0.0.1')}"})
+    log_events(job, tmp_path, [{"step": 1, "loss": 2.5}])
+    assert "MLflow cannot be reached" in caplog.text
+    assert not (tmp_path / "mlflow-run").exists()
+
+
+@pytest.mark.parametrize("address", ["mlflow.example.org", "https://user:a-pass-word@mlflow.example.org"])
+def test_an_address_of_mlflow_without_a_scheme_or_with_a_password_is_refused(address: str) -> None:
+    with pytest.raises(InputError, match=r"logging\.mlflow") as raised:
+        job_from_table({"name": "tiny", "logging": {"mlflow": address}}, "job.toml")
+    assert "a-pass-word" not in str(raised.value)
+
+
+def mlflow_job(store: str, experiment: str = "clipship") -> Job:
+    job = tiny_job(logging={"tensorboard": False, "mlflow_experiment": experiment, "mlflow": "http://x"})
+    return job.model_copy(update={"logging": job.logging.model_copy(update={"mlflow": store})})
+
+
+def test_swanlab_offline_has_what_metrics_jsonl_has(tmp_path: Path) -> None:
+    pytest.importorskip("swanlab")
+    settings = {"tensorboard": False, "swanlab": "offline", "swanlab_project": "digits"}
+    job = tiny_job(logging=settings).model_copy(update={"env": {"HF_TOKEN": "a-secret"}})
+    with Telemetry(None, 10, 0, open_writers(job, tmp_path, 0)) as telemetry:
+        telemetry.event({"step": 1, "loss": 2.5})
+        telemetry.event({"step": 2, "loss": 2.0, "zero_shot_top1": 0.5})
+        telemetry.show(2, _pictures(tmp_path))
+    (file,) = (tmp_path / "swanlab").glob("run-*/*.swanlab")
+    found = list(swanlab_records(file))
+    starts = [record.start for record in found if record.WhichOneof("record_type") == "start"]
+    name = (tmp_path / "swanlab-id").read_text().strip()
+    assert [(start.project, start.name, start.id) for start in starts] == [("digits", "tiny", name)]
+    scalars = [record.scalar for record in found if record.WhichOneof("record_type") == "scalar"]
+    assert [(each.step, each.key, each.value.number) for each in scalars] == [
+        (1, "train/loss", 2.5),
+        (1, "health/generation", 1),
+        (2, "train/loss", 2.0),
+        (2, "eval/zero_shot_top1", 0.5),
+        (2, "health/generation", 1),
+    ]
+    media = [record.media.key for record in found if record.WhichOneof("record_type") == "media"]
+    assert media == ["eval/pictures", "eval/nearest_texts"]
+    files = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"a-secret" not in files
+    assert sys.executable.encode() not in files, "it does not tell how the run was started"
+
+
+def test_swanlab_without_a_key_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("swanlab")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(InputError, match=r"SwanLab: .*SWANLAB_API_KEY.*logging\.swanlab=offline"):
+        open_writers(tiny_job(logging={"tensorboard": False, "swanlab": "online"}), tmp_path, 0)
+
+
+def test_swanlab_that_cannot_be_reached_is_logged_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own attempts take 8 seconds, so they are left out."""
+    swanlab = pytest.importorskip("swanlab")
+    begin = swanlab.init
+
+    def init(mode: str, **arguments: Any) -> Any:
+        if mode == "online":
+            raise RuntimeError("Failed to initialize the SwanLab client.")
+        return begin(mode=mode, **arguments)
+
+    monkeypatch.setattr(swanlab, "init", init)
+    job = tiny_job(logging={"tensorboard": False, "swanlab": "online"})
+    log_events(job, tmp_path, [{"step": 1, "loss": 2.5}])
+    assert "SwanLab cannot be reached" in caplog.text
+    assert len(list((tmp_path / "swanlab").glob("run-*/*.swanlab"))) == 1
+
+
+def swanlab_records(path: Path) -> Iterator[Any]:
+    """Reads a file of SwanLab as `swanlab sync` does."""
+    Record = importlib.import_module("swanlab.proto.swanlab.record.v1.record_pb2").Record
+    reader = importlib.import_module("swanlab.sdk.internal.core_python.store").DataStoreReader()
+    reader.open(path)
+    yield from map(Record.FromString, reader)
+    reader.close()

@@ -1,5 +1,6 @@
 """`[checkpoint]`, `[eval]` and `[logging]`: what a run saves, measures and logs."""
 
+import re
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ from trainer.config.types import (
     is_stream,
     optional_section,
 )
-from trainer.text.masking import masked
+from trainer.text.masking import masked, secret_in
 
 EMA, MIX = "ema_", "mix_"
 """Begin of the names of metrics of the weights' moving average, and of their mixture with the first ones."""
@@ -88,6 +89,8 @@ _IN_SHARDS = OnlyIf(
 )
 _WITH_COPIES = OnlyIf(lambda job: job.checkpoint.copy_to is not None, "there is no checkpoint.copy_to")
 _WITH_WANDB = OnlyIf(lambda job: job.logging.wandb != "off", 'logging.wandb is "off"')
+_WITH_SWANLAB = OnlyIf(lambda job: job.logging.swanlab != "off", 'logging.swanlab is "off"')
+_WITH_MLFLOW = OnlyIf(lambda job: job.logging.mlflow != "off", 'logging.mlflow is "off"')
 
 
 class Suite(Section):
@@ -254,3 +257,40 @@ class Logging(Section):
     `wandb sync`. Needs the package: clipship[wandb]."""
     wandb_project: Annotated[Text, _WITH_WANDB] = "clipship"
     """Project of Weights & Biases that the run belongs to."""
+    swanlab: Literal["off", "offline", "online"] = "off"
+    """Send the metrics to SwanLab too. offline: write them to the run folder's `swanlab`, for
+    `swanlab sync`. Needs the package: clipship[swanlab]."""
+    swanlab_project: Annotated[Text, _WITH_SWANLAB] = "clipship"
+    """Project of SwanLab that the run belongs to."""
+    mlflow: Text = "off"
+    """Send the metrics to an MLflow server too: its address, such as "https://mlflow.example.org". Needs the
+    package: clipship[mlflow]."""
+    mlflow_experiment: Annotated[Text, _WITH_MLFLOW] = "clipship"
+    """Experiment of MLflow that the run belongs to."""
+    notify: tuple[Literal["fault", "end"], ...] = ()
+    """Events about which a message goes to the address in the variable CLIPSHIP_NOTIFY_URL, such as a webhook
+    of Slack, Feishu, DingTalk, WeCom or Discord. fault: the ranks go on after a fault; end: a start has
+    ended, in whatever way."""
+
+    @property
+    def services(self) -> dict[str, str]:
+        """Setting of each service that gets the metrics, by the extra of clipship that brings its package."""
+        return {
+            name: f'logging.{name} = "{value}"'
+            for name in ("wandb", "swanlab", "mlflow")
+            if (value := getattr(self, name)) != "off"
+        }
+
+    @field_validator("mlflow")
+    @classmethod
+    def _an_address(cls, value: str) -> str:
+        if value != "off" and not re.fullmatch(r"https?://[^\s/]\S*", value):
+            raise ValueError(
+                f'"{masked(value)}" is not an address; expected https://host or http://host:port'
+            )
+        if secret := secret_in(value):
+            raise ValueError(
+                f"contains {secret}, which the run's records would show: ranks take MLFLOW_TRACKING_TOKEN "
+                "or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, from their environment"
+            )
+        return value

@@ -26,8 +26,8 @@ from trainer.run.layout import (
     GOODPUT_FILE,
     JOB_FILE,
     METRICS_FILE,
+    SERVICE_ID_FILES,
     START_FILE,
-    WANDB_ID_FILE,
 )
 from trainer.safe_io.atomic import json_text
 from trainer.safe_io.folders import whole_folder
@@ -37,7 +37,7 @@ log = logging.getLogger("clipship")
 Progress = Callable[[int, int], None]
 """Function that gets the bytes so far and of all."""
 
-_AS_THEY_ARE = (ENVIRONMENT_FILE, START_FILE, WANDB_ID_FILE, METRICS_FILE, GOODPUT_FILE)
+_AS_THEY_ARE = (ENVIRONMENT_FILE, START_FILE, *SERVICE_ID_FILES, METRICS_FILE, GOODPUT_FILE)
 """Files of the run folder that are copied beside its job and its checkpoints."""
 _NOTE = "A copy that Clipship made of a run: `clipship resume` with its address fetches it and goes on."
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import EXIT_FILE
+from trainer.run.notify import Notifier
 from trainer.world import rank_process, state_folder
 from trainer.world.state_folder import MEMORY
 
 _BY_A_SIGNAL = 128
 
 
-def record_killed(folder: Path, start: str, code: int) -> ExitRecord | None:
+def record_killed(folder: Path, start: str, code: int, notifier: Notifier) -> ExitRecord | None:
     """Writes exit.json for a run of which nobody is left to say how it ended; returns the record.
 
     `code` is the launcher's. Returns None if it says nothing of a signal.
@@ -29,7 +30,7 @@ def record_killed(folder: Path, start: str, code: int) -> ExitRecord | None:
         return None
     reason = f"its supervisors were killed by {name}, and none is left to say why"
     record = ExitRecord(0, os.uname().nodename, code, reason, time.time())
-    asyncio.run(ExitFiles(str(folder), start).write(EXIT_FILE, asdict(record)))
+    asyncio.run(ExitFiles(str(folder), start, notifier=notifier).write(EXIT_FILE, asdict(record)))
     return record
 
 

@@ -50,6 +50,7 @@ from trainer.run.goodput_log import BEGAN
 from trainer.run.goodput_log import began as began_at
 from trainer.run.known_folders import remember
 from trainer.run.layout import RESULT_FILE, Run
+from trainer.run.notify import Notifier
 from trainer.run.retry import shown as shown_late
 from trainer.run.start_job import appears, new_start_job, remove_start_jobs, write_start_job
 from trainer.run.start_record import StartRecord, write_start
@@ -245,7 +246,9 @@ def start_ranks(
         if hosts is None:
             sweep_memory()
         if end is None and folder is not None and not interrupts:
-            end = record_killed(folder, rendezvous.start, code)
+            end = record_killed(
+                folder, rendezvous.start, code, Notifier(job.name, job.logging.notify, os.environ)
+            )
         # mpirun's own messages may have come since
         shown_before = end is not None and launcher != "mpirun" and is_shown(start.folder, end)
         if end is None and code == EXIT_DONE and folder is not None and not start.here:

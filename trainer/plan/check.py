@@ -31,6 +31,7 @@ from trainer.model.packages import check_loss, check_packages, check_teacher_tok
 from trainer.run.checkpoints import check_resume, newest_step
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
+from trainer.run.notify import check_address
 from trainer.telemetry.writers import check_installed
 
 
@@ -56,6 +57,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_retrieval(job),
         lambda: check_suite(job.eval),
         lambda: None if elsewhere else check_installed(job.logging),
+        lambda: None if elsewhere else check_address(job.logging.notify, os.environ),
         lambda: None if elsewhere else check_compiler(job.model),
         lambda: None if elsewhere else _check_packages(job),
         lambda: None if elsewhere else check_storage(job),

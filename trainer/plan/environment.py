@@ -13,6 +13,7 @@ from trainer.config.stack_table import table
 from trainer.data.storage import storage_needed
 from trainer.model.packages import needed, not_named
 from trainer.sysinfo.versions import installed
+from trainer.telemetry.writers import SERVICES
 
 _PACKAGES = {"open_clip": "open_clip_torch"}
 """Packages that bring modules of another name."""
@@ -58,8 +59,8 @@ def not_in_the_image(job: Job) -> Iterator[str]:
             f"image.pip_packages = {json.dumps(lacking)}"
         )
     wanted = {package: path for package, _, path in storage_needed(job)}
-    if job.logging.wandb != "off":
-        wanted["wandb"] = f'logging.wandb = "{job.logging.wandb}"'
+    for name, setting in job.logging.services.items():
+        wanted[SERVICES[name].package] = setting
     added = {re.split(r"[^\w.-]", text, maxsplit=1)[0].lower() for text in job.image.pip_packages}
     for package, reason in wanted.items():
         if package not in added:

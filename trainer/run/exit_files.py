@@ -11,15 +11,16 @@ longer than WAIT_S seconds. Imports no torch.
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainer.run import goodput_log, launcher_word
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
-from trainer.run.file_work import answered, within
+from trainer.run.file_work import answered, do_file_work, within
 from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims, remove_handed_over
 from trainer.run.launcher_word import StartRequest, requested_start
 from trainer.run.layout import (
@@ -31,6 +32,7 @@ from trainer.run.layout import (
     RESTARTS_FILE,
 )
 from trainer.run.lock import who_holds
+from trainer.run.notify import SEND_S, SILENT, Notifier
 from trainer.safe_io.atomic import write_json
 from trainer.safe_io.plain import read_json
 from trainer.safe_io.values import read_values
@@ -44,11 +46,16 @@ class ExitFiles:
     """Exit files of one start, written by one supervisor.
 
     `writer` is the supervisor's rank, `start` the name of the start as in `Rendezvous.start`. Without a run
-    folder nothing is written.
+    folder nothing is written. What is new in a file goes to the `notifier`, too.
     """
 
-    def __init__(self, run_folder: str, start: str = "", writer: int = 0) -> None:
+    def __init__(
+        self, run_folder: str, start: str = "", writer: int = 0, notifier: Notifier = SILENT
+    ) -> None:
         self._folder, self._start, self._writer = Path(run_folder) if run_folder else None, start, writer
+        self._notifier = notifier
+        self._news: list[Callable[[], None]] = []
+        """Messages of what is written, which are to be sent."""
         self._began = goodput_log.began(os.environ, time.time())
         self._recorded: Sequence[Mapping[str, Any]] = ()
         """Restarts as goodput.jsonl has them."""
@@ -66,7 +73,10 @@ class ExitFiles:
 
         Returns "" if the folder is unknown or cannot be written; the console still has the text.
         """
-        return await within(WAIT_S, lambda: self._write(name, value)) or ""
+        path = await within(WAIT_S, lambda: self._write(name, value)) or ""
+        while self._news:
+            await within(SEND_S, self._news.pop(0))
+        return path
 
     async def update_restarts(self, restarts: Sequence[Mapping[str, Any]]) -> None:
         """Write the restarts of this start so far, in place of an earlier list.
@@ -75,6 +85,8 @@ class ExitFiles:
         new rank 0 has the lock.
         """
         await within(WAIT_S, lambda: self._write_restarts(restarts))
+        while self._news:
+            do_file_work(self._news.pop(0))
 
     async def is_going_on(self) -> bool:
         """Returns whether a rank 0 of this start holds the run folder: then the run has not ended."""
@@ -147,6 +159,8 @@ class ExitFiles:
             for row in rows:
                 if row not in self._recorded:
                     self._add_times("restart", row)
+                if row.get("generation") not in {each.get("generation") for each in self._recorded}:
+                    self._news.append(partial(self._notifier.tell_restart, row))
             self._recorded = rows
             os.utime(Path(path).with_name(LOCK))
 
@@ -198,6 +212,7 @@ class ExitFiles:
                 if name == EXIT_FILE:
                     end = {each: value.get(each) for each in ("generation", "exit_code")}
                     self._add_times("end", {"began": self._began, "time": time.time(), **end})
+                    self._news.append(partial(self._notifier.tell_end, value))
         return str(path)
 
 

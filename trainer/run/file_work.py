@@ -62,6 +62,11 @@ def prepare_file_work() -> None:
     _workers.prepare()
 
 
+def do_file_work(work: Callable[[], None]) -> None:
+    """Does work that nobody waits for in a thread; it raises nothing."""
+    _workers.do(work)
+
+
 async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
     """Returns the result of file work that runs in a thread.
 

@@ -19,7 +19,7 @@ from trainer.run.layout import (
     METRICS_FILE,
     RANK_STATS_FILE,
     RESULT_FILE,
-    WANDB_ID_FILE,
+    SERVICE_ID_FILES,
     Run,
     rank_logs,
 )
@@ -32,7 +32,7 @@ _REMEDIES = (
     "that folder away (`clipship run --fresh` does)"
 )
 
-_READ_WHOLE = (JOB_FILE, RESULT_FILE, WANDB_ID_FILE, LOCK)
+_READ_WHOLE = (JOB_FILE, RESULT_FILE, *SERVICE_ID_FILES, LOCK)
 """Files of the run folder that a start reads."""
 _ADDED_TO = (METRICS_FILE, RANK_STATS_FILE, GOODPUT_FILE)
 """Those to which it adds lines. They grow with steps and ranks, so no size is too large."""

@@ -32,6 +32,8 @@ def limits_of_job(arguments: Sequence[str]) -> dict[str, Any]:
     return {
         **{name: getattr(job.timeouts, name) for name in names},
         **{name: getattr(job.recovery, name) for name in recovery},
+        "run": job.name,
+        "notify": job.logging.notify,
         "world_sizes": world_sizes(job),
         "run_folder": str(run_folder(job).absolute()),
     }

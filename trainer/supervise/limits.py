@@ -29,11 +29,16 @@ class Limits:
     backoff_s: float = 5.0
     min_nodes: int | None = None
     """Nodes whose ranks are the fewest with which the run goes on; None: as many as it began with."""
+    run: str = ""
+    """Name of the run."""
+    notify: tuple[str, ...] = ()
+    """Events of the run that are told, see `trainer.run.notify`."""
     world_sizes: tuple[int, ...] = ()
     """Numbers of ranks that can share the job's global batch, smallest first; empty: not known."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "world_sizes", tuple(self.world_sizes))  # JSON has lists
+        for name in ("world_sizes", "notify"):  # JSON has lists
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
 def read_limits(arguments: Sequence[str]) -> Limits:

@@ -15,6 +15,7 @@ from functools import partial
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.file_work import prepare_file_work
+from trainer.run.notify import Notifier
 from trainer.supervise import messages
 from trainer.supervise.background import on_error
 from trainer.supervise.context import SupervisorContext
@@ -137,7 +138,12 @@ class Supervisor:
             world,
             limits,
             env,
-            ExitFiles(limits.run_folder, rendezvous.start if rendezvous else "", world.rank),
+            ExitFiles(
+                limits.run_folder,
+                rendezvous.start if rendezvous else "",
+                world.rank,
+                Notifier(limits.run, limits.notify, env),
+            ),
             tree,
             keeps_going=bool(env.get(KEEPS_GOING)) and rendezvous is not None and limits.max_restarts > 0,
             send_up=self._send_up,

@@ -64,6 +64,7 @@ from trainer.preflight.repeat import check_again, has_passed
 from trainer.run.folder import done_text, run_folder
 from trainer.run.job_limits import rank_job
 from trainer.run.layout import Run
+from trainer.run.notify import check_address
 from trainer.safe_io.atomic import write_json
 from trainer.sysinfo.shortage import loader_bytes, shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
@@ -130,6 +131,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     batch_plan = plan(planned, comm.world.size)
     check_backend(job, comm.world.size)
     check_installed(job.logging)
+    check_address(job.logging.notify, os.environ)
     check_compiler(job.model)
     check_packages(job)
     check_loss(job)

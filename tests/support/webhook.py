@@ -1,0 +1,45 @@
+"""A web service on loopback that keeps what is posted to it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+
+@dataclass
+class Webhook:
+    """State of a service: messages that it has got, and its answer."""
+
+    address: str = ""
+    status: int = 200
+    answer: bytes = b"ok"
+    got: list[dict[str, Any]] = field(default_factory=list)
+
+
+@contextmanager
+def webhook() -> Iterator[Webhook]:
+    """Yields a service, which is there as long as the block lasts."""
+    its = Webhook()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            its.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(its.status)
+            self.end_headers()
+            self.wfile.write(its.answer)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        its.address = f"http://127.0.0.1:{server.server_port}/hook/a-secret-token"
+        thread = Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield its
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,82 @@
+"""SwanLab. Its package is imported when the writer is opened."""
+
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Job
+from trainer.config.loader import recorded
+from trainer.errors import InputError, Preempted
+from trainer.run.layout import SWANLAB, SWANLAB_ID_FILE
+from trainer.telemetry.figures import tagged
+from trainer.telemetry.lasting_id import lasting_id
+from trainer.telemetry.pictures import Picture, as_markdown
+from trainer.text.masking import masked
+
+log = logging.getLogger("clipship")
+
+_NO_KEY = ("no API key", "no TTY")
+"""Words of SwanLab's errors where it has no key; a wrong one reads like a network that is gone."""
+_QUIET: dict[str, Any] = {
+    "interactive": False,
+    "terminal": {"proxy_type": "none"},
+    "probe": {"git": False, "requirements": False, "runtime": False},
+}
+"""Settings under which it asks nobody, leaves the console alone, and tells nothing of the run's start."""
+
+
+class SwanLab:
+    """Writes to a SwanLab run, which all starts share.
+
+    Of a step that comes again after a kill, SwanLab keeps what it got first.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._swanlab: Any = importlib.import_module("swanlab")
+        arguments: dict[str, Any] = {
+            "project": job.logging.swanlab_project,
+            "name": job.name,
+            "log_dir": str(folder / SWANLAB),
+            "config": recorded(job),
+            "id": lasting_id(folder / SWANLAB_ID_FILE),
+            "settings": self._swanlab.Settings(**_QUIET),
+        }
+        self._offline = job.logging.swanlab == "offline"
+        try:
+            self._run = self._swanlab.init(mode=job.logging.swanlab, resume="allow", **arguments)
+        except Exception as error:  # its own errors and those of its HTTP library
+            why = str(error).partition("\n")[0]
+            if any(words in why for words in _NO_KEY):
+                raise InputError(
+                    f"SwanLab: {why} The variable SWANLAB_API_KEY gives a rank its key; without a user, "
+                    "set logging.swanlab=offline; without SwanLab, logging.swanlab=off"
+                ) from None
+            log.warning(
+                "SwanLab cannot be reached, or refuses the key (%s): this start is logged offline; "
+                "`swanlab sync` uploads what is in %s",
+                why,
+                folder / SWANLAB,
+            )
+            self._offline = True
+            self._run = self._swanlab.init(mode="offline", **arguments)
+
+    def write(self, values: Mapping[str, object]) -> None:
+        self._run.log(tagged(values), step=values["step"])
+
+    def show(self, step: int, pictures: Sequence[Picture]) -> None:
+        from PIL import Image
+
+        images = [
+            self._swanlab.Image(Image.open(BytesIO(picture.png)), caption=masked(picture.caption))
+            for picture in pictures
+        ]
+        text = self._swanlab.Text(as_markdown(pictures))
+        self._run.log({"eval/pictures": images, "eval/nearest_texts": text}, step=step)
+
+    def close(self, error: BaseException | None) -> None:
+        # A rank that fails does not wait for a network.
+        if error is None or isinstance(error, Preempted) or self._offline:
+            self._run.finish(*(() if error is None else ("aborted",)))
