@@ -13,6 +13,7 @@ _PLAIN_NUMBERS = {
     "optim.contrast_weight",
     "optim.caption_weight",
     "optim.distill_weight",
+    "optim.distill_temperature",
     "seed",
     "optim.lr",
     "optim.min_lr",

@@ -32,10 +32,18 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def job_with(weights: str, micro: int = SAMPLES, teacher: str = few_words(VIT), **model: Any) -> Job:
+def job_with(
+    weights: str,
+    micro: int = SAMPLES,
+    teacher: str = few_words(VIT),
+    temperature: float | None = None,
+    **model: Any,
+) -> Job:
     optim = {"global_batch_size": SAMPLES, "max_batch_size_per_gpu": micro, "steps": 4}
     keys = {"teacher": teacher, "teacher_pretrained": weights, "precision": "fp64", **model}
-    return small_job(model=keys, optim={**optim, "distill_weight": WEIGHT})
+    return small_job(
+        model=keys, optim={**optim, "distill_weight": WEIGHT, "distill_temperature": temperature}
+    )
 
 
 def samples() -> tuple[Tensor, Tensor]:
@@ -49,18 +57,22 @@ def open_clips(job: Job, teacher: torch.nn.Module) -> tuple[Tensor, dict[str, Te
     student = untrained(job).model.double().train()
     images, tokens = samples()
     with torch.no_grad():
-        judged = teacher(images, tokens)[:3]
+        image, text, scale = teacher(images, tokens)[:3]
+    temperature = job.optim.distill_temperature
+    judged = image, text, scale if temperature is None else torch.tensor(1 / temperature, dtype=torch.float64)
     contrast, distilled = open_clip.loss.DistillClipLoss()(*student(images, tokens)[:3], *judged)
     whole: Tensor = contrast + WEIGHT * distilled
     whole.backward()
     return whole.detach(), {n: p.grad for n, p in student.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 4), (4, 1)])
+@pytest.mark.parametrize(
+    ("ranks", "micro", "temperature"), [(1, 8, None), (1, 2, 0.07), (2, 4, None), (2, 2, 0.07), (4, 1, None)]
+)
 def test_ranks_and_micro_batches_have_open_clips_loss_and_gradient(
-    weights: str, ranks: int, micro: int, alone: Comm
+    weights: str, ranks: int, micro: int, temperature: float | None, alone: Comm
 ) -> None:
-    job = job_with(weights, micro)
+    job = job_with(weights, micro, temperature=temperature)
     teacher = build_teacher(job, plan(job, ranks), alone, untrained(job))
     assert teacher is not None
     loss, gradients = gradients_of_ranks(job, ranks, samples(), teacher)

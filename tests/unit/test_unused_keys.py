@@ -36,6 +36,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"optim": {"distill_weight": 2.0}},
         {"model": {"teacher": "ViT-B-32", "teacher_pretrained": "openai"}},
     ),
+    (
+        "optim.distill_temperature",
+        {"optim": {"distill_temperature": 0.07}},
+        {"model": {"teacher": "ViT-B-32", "teacher_pretrained": "openai"}},
+    ),
     ("data.shuffle_window", {"data": {**SHARDS, "shuffle_window": 8}}, {"data": {"order": "window"}}),
     (
         "data.block_samples",

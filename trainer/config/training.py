@@ -292,6 +292,10 @@ class Optim(Section):
     distill_weight: Annotated[NonNegative, _WITH_TEACHER] = 1.0
     """Factor of what is added to the loss with `model.teacher`: the cross-entropy of the model's rows of
     logits with those of the teacher, after the softmax."""
+    distill_temperature: Annotated[AboveZero | None, _WITH_TEACHER] = None
+    """Temperature of the teacher's softmax, by which its cosines are divided (arXiv 2311.17049). Higher: the
+    model learns more of what the teacher finds alike, and less of the one pair that it finds best. None: the
+    teacher's own, 0.01 for most models."""
     caption_weight: Annotated[NonNegative, _WITH_CAPTIONS] = 2.0
     """Factor of the other part: the cross-entropy of each token of a caption with what the model would write
     there, as the mean over the tokens of the global batch; padding is left out."""

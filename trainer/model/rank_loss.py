@@ -26,6 +26,7 @@ class RankLoss:
         self._name, self._setting, self._comm = LOSSES[job.optim.loss].contrast, job.optim.loss_tile, comm
         self._smoothing = job.optim.label_smoothing
         self._distilled = job.optim.distill_weight if job.model.teacher is not None else None
+        self._temperature = job.optim.distill_temperature
         self._model = job.model
         # The forms communicate differently, so all ranks must choose by the same numbers.
         self._memory, self._nodes = _smallest_memory(comm)
@@ -72,7 +73,8 @@ class RankLoss:
         share = SHARES[self._name](image_nD, text_nD, scale, bias, gather, first, self._smoothing)
         if self._distilled is None or teacher is None:
             return share
-        return share + self._distilled * distilled_share(image_nD, text_nD, scale, teacher, gather)
+        distilled = distilled_share(image_nD, text_nD, scale, teacher, gather, self._temperature)
+        return share + self._distilled * distilled
 
     def _choose(self, image_nD: Tensor) -> Tiles:
         if self._distilled is not None:  # a teacher judges whole rows

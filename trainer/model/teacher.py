@@ -79,11 +79,20 @@ def joined(parts: Sequence[Judgement]) -> Judgement:
 
 
 def distilled_share(
-    image_nD: Tensor, text_nD: Tensor, scale: Tensor, teacher: Judgement, gather: Gather
+    image_nD: Tensor,
+    text_nD: Tensor,
+    scale: Tensor,
+    teacher: Judgement,
+    gather: Gather,
+    temperature: float | None = None,
 ) -> Tensor:
-    """Returns this rank's share of the cross-entropy with the teacher's rows, a scalar. Collective."""
+    """Returns this rank's share of the cross-entropy with the teacher's rows, a scalar. Collective.
+
+    `temperature` is that of the teacher's softmax; None: its own.
+    """
     image_ND, text_ND = gather(image_nD), gather(text_nD)
     own_image, own_text, own_scale = teacher
+    own_scale = own_scale if temperature is None else torch.full_like(own_scale, 1 / temperature)
     with torch.no_grad():
         target_image_nN = (own_scale * own_image @ gather(own_text).T).softmax(1)
         target_text_nN = (own_scale * own_text @ gather(own_image).T).softmax(1)
