@@ -226,6 +226,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"model": {"lock_text": False}},
     ),
     ("logging.wandb_project", {"logging": {"wandb_project": "p"}}, {"logging": {"wandb": "offline"}}),
+    ("logging.swanlab_project", {"logging": {"swanlab_project": "p"}}, {"logging": {"swanlab": "offline"}}),
+    (
+        "logging.mlflow_experiment",
+        {"logging": {"mlflow_experiment": "p"}},
+        {"logging": {"mlflow": "http://localhost:5000"}},
+    ),
     (
         "data.storage.region",
         {"data": {"train": ("0.tar",), "format": "webdataset", "storage": {"region": "eu"}}},
