@@ -74,8 +74,7 @@ OF_MPIJOBS = (
     "launcher_annotations",
     "launcher_start",
 )
-GANG = ("gang", "gang_queue")
-WITHOUT_LAUNCHER = {key: value for key, value in EVERYTHING.items() if key not in (*OF_MPIJOBS, *GANG)}
+WITHOUT_LAUNCHER = {key: value for key, value in EVERYTHING.items() if key not in OF_MPIJOBS}
 RECOVERY = {"max_restarts": 3, "spare_nodes": 1}
 FABRIC_KEYS: dict[str, dict[str, Any]] = {
     "ib": {"rdma": {"rdma/hca_shared_devices": 1}},
@@ -151,6 +150,12 @@ CASES: dict[str, dict[str, Any]] = {
             "gang_timeout_s": 300,
             "spread_by": "kubernetes.io/hostname",
         }
+    },
+    **{
+        f"{kind}-scheduler-plugins": {
+            "kubernetes": {"kind": kind, "gang": "scheduler-plugins", "gang_timeout_s": 300}
+        }
+        for kind in ("job", "trainjob")
     },
     "everything": {"comm": HOROVOD, "env": {"NOTE": HOSTILE}, "kubernetes": EVERYTHING},
     "hostile": {

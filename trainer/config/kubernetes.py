@@ -181,12 +181,14 @@ class Kubernetes(SchedulerSection):
     queue: Text | None = None
     """LocalQueue of Kueue: the job is created suspended, and Kueue starts it."""
     gang: Literal["none", "volcano", "scheduler-plugins"] = "none"
-    """Gang scheduler, which starts all workers or none; the MPI Operator must run with --gang-scheduling of
-    the same name."""
+    """Gang scheduler, which starts all pods or none: volcano, or scheduler-plugins' coscheduling as its
+    second scheduler (scheduler-plugins-scheduler). A Job gets a PodGroup of its own. For an MPIJob the MPI
+    Operator makes it, and must run with --gang-scheduling=volcano or the second scheduler's name."""
     gang_queue: Text | None = None
     """Queue of volcano."""
     gang_timeout_s: Annotated[int, Field(ge=1)] | None = None
-    """scheduler-plugins: seconds that the gang waits for free nodes."""
+    """scheduler-plugins: seconds that pods which have a node wait for the rest of the gang. None: what the
+    scheduler is set to, 60 by default."""
 
     launcher_start: Literal["workers-ready", "at-once"] = "workers-ready"
     """Start of the launcher pod. workers-ready: once every worker's sshd answers. at-once: immediately; it

@@ -17,6 +17,7 @@ from trainer.config.loader import own_keys
 from trainer.config.stack_table import ARCHITECTURES, ARM64
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
+from trainer.launch.kubernetes.gangs import GANGS, Gang
 from trainer.launch.kubernetes.node_network import isolated, on_host_network
 from trainer.launch.kubernetes.places import Carried, carried
 from trainer.launch.kubernetes.pod_values import (
@@ -151,12 +152,21 @@ class Pods:
         return self.job.image.tag or ""
 
     @property
-    def pod_labels(self) -> Yaml:
+    def _own_labels(self) -> Yaml:
         return {"app.kubernetes.io/name": "clipship", **self.k8s.labels}
 
     @property
+    def pod_labels(self) -> Yaml:
+        return self._own_labels
+
+    @property
     def labels(self) -> Yaml:
-        return self.pod_labels | ({"kueue.x-k8s.io/queue-name": self.k8s.queue} if self.k8s.queue else {})
+        return self._own_labels | ({"kueue.x-k8s.io/queue-name": self.k8s.queue} if self.k8s.queue else {})
+
+    @property
+    def gang(self) -> Gang | None:
+        """Scheduler that starts all pods or none."""
+        return GANGS.get(self.k8s.gang)
 
     @property
     def annotations(self) -> Yaml:
