@@ -1,15 +1,19 @@
-"""Gangs: who makes a PodGroup, how many pods it counts, and how pods belong to it."""
+"""Gangs and queues: who makes a PodGroup, how pods belong to it, what Kueue is asked for and says."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from tests.support.kubernetes_jobs import kubernetes_job, objects_of
+from tests.support.kubernetes_jobs import TOPOLOGY, kubernetes_job, objects_of
+from trainer.errors import InputError
 from trainer.launch.kubernetes.cluster import explain
 from trainer.launch.kubernetes.gangs import GANGS
 from trainer.launch.kubernetes.kinds import KINDS
+from trainer.launch.kubernetes.kueue import why_queued
 from trainer.launch.kubernetes.manifest import manifest
+from trainer.launch.kubernetes.pods import QUEUE_LABEL
 
 RECOVERY = {"max_restarts": 3, "spare_nodes": 1, "min_nodes": 1}
 VOLCANO = {"gang": "volcano", "gang_queue": "research", "priority_class": "high"}
@@ -98,3 +102,63 @@ def test_a_cluster_without_the_scheduler_is_explained_by_what_is_missing(name: s
     )
     assert "must be installed" in said
     assert GANGS[name].api_version in said
+
+
+@pytest.mark.parametrize("placement", ["required", "preferred"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kueue_is_asked_for_one_place_of_a_level_for_the_pods_with_ranks(kind: str, placement: str) -> None:
+    objects = rendered(kind, {**TOPOLOGY, "placement": placement})
+    asked = template_of(kind, objects)["metadata"]["annotations"]
+    assert asked == {f"kueue.x-k8s.io/podset-{placement}-topology": TOPOLOGY["topology"]}
+    own = objects[KINDS[kind].kind]
+    assert own["metadata"]["labels"][QUEUE_LABEL] == TOPOLOGY["queue"]
+    assert own["spec"].get("runPolicy", own["spec"])["suspend"] is True
+
+
+@pytest.mark.parametrize("key", ["pack_by", "spread_by"])
+def test_only_one_of_kueue_and_the_scheduler_chooses_the_nodes(key: str) -> None:
+    with pytest.raises(InputError, match="leave these out, or topology"):
+        rendered("job", {**TOPOLOGY, key: "kubernetes.io/hostname"})
+
+
+class Kueue:
+    """The part of a cluster that has the Workloads of one version of Kueue's API, or refuses to show them."""
+
+    namespace = "team"
+
+    def __init__(self, version: str, *workloads: dict[str, Any], status: int = 404) -> None:
+        self.version, self.workloads, self.status = version, workloads, status
+        self.custom = SimpleNamespace(list_namespaced_custom_object=self.list)
+
+    def list(self, group: str, version: str, *place: str, label_selector: str) -> dict[str, Any]:
+        if version != self.version:
+            raise ApiException(status=self.status)
+        assert (group, place) == ("kueue.x-k8s.io", ("team", "workloads"))
+        assert label_selector == "kueue.x-k8s.io/job-uid=u-1"
+        return {"items": list(self.workloads)}
+
+
+def workload(**condition: str) -> dict[str, Any]:
+    return {"status": {"conditions": [condition]}}
+
+
+WAITS = workload(type="QuotaReserved", status="False", message="insufficient unused quota for cpu")
+ADMITTED = workload(type="QuotaReserved", status="True", message="Quota reserved in ClusterQueue team")
+
+
+@pytest.mark.parametrize(
+    ("kueue", "expected"),
+    [
+        (Kueue("v1beta2", WAITS), "gpu-queue: insufficient unused quota for cpu"),
+        (Kueue("v1beta1", WAITS), "gpu-queue: insufficient unused quota for cpu"),
+        (Kueue("v1beta2"), "gpu-queue: Kueue does not know the job (does it run, and watch this namespace?)"),
+        (Kueue("v1beta2", ADMITTED), ""),
+        (Kueue("none"), ""),
+        (Kueue("none", status=403), ""),
+    ],
+    ids=["waits", "older", "unseen", "admitted", "no-kueue", "forbidden"],
+)
+def test_status_says_what_a_job_in_a_queue_waits_for(kueue: Any, expected: str) -> None:
+    found = {"metadata": {"uid": "u-1", "labels": {QUEUE_LABEL: "gpu-queue"}}}
+    assert why_queued(kueue, found) == expected
+    assert why_queued(kueue, {"metadata": {"uid": "u-1"}}) == ""

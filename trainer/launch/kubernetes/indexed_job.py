@@ -177,7 +177,7 @@ class TrainJob(IndexedJob):
 
     @property
     def pod_group_policy(self) -> Yaml:
-        """What Kubeflow Trainer makes a PodGroup of; it has the TrainJob's name."""
+        """Policy by which Kubeflow Trainer makes the PodGroup, which has the TrainJob's name."""
         return {self.gang.policy: values(self.k8s, self.gang.policy_keys)} if self.gang else {}
 
     @property

@@ -22,7 +22,7 @@ ApiKind = tuple[str, str]
 
 @dataclass(frozen=True)
 class Beside:
-    """How objects beside the job's own are reached."""
+    """Objects of one kind beside the job's own, and the methods that reach them."""
 
     api: Callable[[Cluster], Any]
     """The client's API that has them."""

@@ -34,6 +34,7 @@ from trainer.text.wording import many
 
 PYTHON = "/opt/clipship/bin/python"
 JOB_FILE = f"{JOB_FOLDER}/job.toml"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _MEETING_PORT, _MASTER_PORT = 29400, 29401
 # the image says "all", which NVIDIA's runtime grants even without a request
 NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
@@ -161,7 +162,7 @@ class Pods:
 
     @property
     def labels(self) -> Yaml:
-        return self._own_labels | ({"kueue.x-k8s.io/queue-name": self.k8s.queue} if self.k8s.queue else {})
+        return self._own_labels | ({QUEUE_LABEL: self.k8s.queue} if self.k8s.queue else {})
 
     @property
     def gang(self) -> Gang | None:
@@ -176,7 +177,9 @@ class Pods:
     def worker_annotations(self) -> Yaml:
         row = fabric_of(self.job)
         of_fabric = {line.name: line.value for line in row.annotations} if row else {}
-        return of_fabric | self.annotations | self.k8s.worker_annotations
+        level = {f"kueue.x-k8s.io/podset-{self.k8s.placement}-topology": self.k8s.topology}
+        of_kueue = level if self.k8s.topology else {}
+        return of_fabric | of_kueue | self.annotations | self.k8s.worker_annotations
 
     @property
     def grace_s(self) -> int:
