@@ -74,8 +74,8 @@ OF_MPIJOBS = (
     "launcher_annotations",
     "launcher_start",
 )
-GANG = ("gang", "gang_queue")
-WITHOUT_LAUNCHER = {key: value for key, value in EVERYTHING.items() if key not in (*OF_MPIJOBS, *GANG)}
+WITHOUT_LAUNCHER = {key: value for key, value in EVERYTHING.items() if key not in OF_MPIJOBS}
+TOPOLOGY = {"queue": "gpu-queue", "topology": "cloud.provider.com/topology-rack"}
 RECOVERY = {"max_restarts": 3, "spare_nodes": 1}
 FABRIC_KEYS: dict[str, dict[str, Any]] = {
     "ib": {"rdma": {"rdma/hca_shared_devices": 1}},
@@ -145,12 +145,22 @@ CASES: dict[str, dict[str, Any]] = {
     "cpu": {"kubernetes": {"gpu_resource": "none", "cpu_request": 0.1}},
     "rdma": {"kubernetes": {"rdma": {"rdma/hca_shared_devices": 1}, "run_as_user": 0}},
     "kueue": {"kubernetes": {"queue": "gpu-queue"}},
+    **{
+        f"{kind}-topology": {"kubernetes": {**TOPOLOGY, "kind": kind, "placement": placement}}
+        for kind, placement in (("job", "required"), ("trainjob", "preferred"), ("mpijob", "required"))
+    },
     "scheduler-plugins": {
         "kubernetes": {
             "gang": "scheduler-plugins",
             "gang_timeout_s": 300,
             "spread_by": "kubernetes.io/hostname",
         }
+    },
+    **{
+        f"{kind}-scheduler-plugins": {
+            "kubernetes": {"kind": kind, "gang": "scheduler-plugins", "gang_timeout_s": 300}
+        }
+        for kind in ("job", "trainjob")
     },
     "everything": {"comm": HOROVOD, "env": {"NOTE": HOSTILE}, "kubernetes": EVERYTHING},
     "hostile": {

@@ -110,10 +110,6 @@ def test_no_pod_has_what_only_sshd_needs(user: int) -> None:
             "kubernetes.launcher_cpu: Jobs have no use for it",
         ),
         (
-            {"kubernetes": {"gang": "volcano"}},
-            'gang: Jobs have no use for it: leave it out, or set kubernetes.kind = "mpijob"',
-        ),
-        (
             {"kubernetes": {"patch": {"launcher": {"spec": {"nodeName": "a"}}}}},
             'patch.launcher: Jobs have no use for it: leave it out, or set kubernetes.kind = "mpijob"',
         ),

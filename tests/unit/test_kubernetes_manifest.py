@@ -657,6 +657,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         ("queue", "A", "LocalQueue"),
         ("gang_queue", "a", 'gang = "volcano"'),
         ("gang_timeout_s", 3, "scheduler-plugins"),
+        ("topology", "rack", "set queue, or use pack_by instead"),
         ("launcher_start", "now", "workers-ready"),
         ("seccomp", "Localhost", "RuntimeDefault"),
         ("patch", {"pod": {}}, "unknown key"),
@@ -666,7 +667,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
 def test_a_wrong_value_is_refused_with_what_is_allowed(key: str, value: object, expected: str) -> None:
     with pytest.raises(InputError) as refused:
         kubernetes_job(kubernetes={key: value})
-    assert f"kubernetes{'' if key.startswith('gang') else '.' + key}" in str(refused.value)
+    assert f"kubernetes{'' if key.startswith(('gang', 'topology')) else '.' + key}" in str(refused.value)
     assert expected in str(refused.value)
 
 

@@ -148,8 +148,8 @@ class Kubernetes(SchedulerSection):
     spread_by: Text | None = None
     """Label of nodes, such as kubernetes.io/hostname: workers are spread evenly over its values."""
     placement: Literal["preferred", "required"] = "preferred"
-    """Reaction if pack_by or spread_by cannot be satisfied for a worker. preferred: start it elsewhere;
-    required: wait."""
+    """Reaction if pack_by, spread_by or topology cannot be satisfied for a worker. preferred: start it
+    elsewhere; required: wait."""
     priority_class: Text | None = None
     """PriorityClass of the pods. None: the cluster's default."""
     service_account: Text | None = None
@@ -180,13 +180,18 @@ class Kubernetes(SchedulerSection):
 
     queue: Text | None = None
     """LocalQueue of Kueue: the job is created suspended, and Kueue starts it."""
+    topology: Text | None = None
+    """Label of nodes that is a level of the queue's topology, such as cloud.provider.com/topology-rack: Kueue
+    gives all workers nodes with one value of it. With placement = "preferred" they may be further apart."""
     gang: Literal["none", "volcano", "scheduler-plugins"] = "none"
-    """Gang scheduler, which starts all workers or none; the MPI Operator must run with --gang-scheduling of
-    the same name."""
+    """Gang scheduler, which starts all pods or none: volcano, or scheduler-plugins' coscheduling as its
+    second scheduler (scheduler-plugins-scheduler). A Job gets a PodGroup of its own. For an MPIJob the MPI
+    Operator makes it, and must run with --gang-scheduling=volcano or the second scheduler's name."""
     gang_queue: Text | None = None
     """Queue of volcano."""
     gang_timeout_s: Annotated[int, Field(ge=1)] | None = None
-    """scheduler-plugins: seconds that the gang waits for free nodes."""
+    """scheduler-plugins: seconds that pods which have a node wait for the rest of the gang. None: what the
+    scheduler is set to, 60 by default."""
 
     launcher_start: Literal["workers-ready", "at-once"] = "workers-ready"
     """Start of the launcher pod. workers-ready: once every worker's sshd answers. at-once: immediately; it
@@ -275,7 +280,9 @@ class Kubernetes(SchedulerSection):
         )
     )
 
-    _topology_keys = field_validator("pack_by", "spread_by")(names_fit(QUALIFIED_NAME, _QUALIFIED))
+    _topology_keys = field_validator("pack_by", "spread_by", "topology")(
+        names_fit(QUALIFIED_NAME, _QUALIFIED)
+    )
 
     @field_validator("gpu_resource")
     @classmethod
@@ -333,6 +340,13 @@ class Kubernetes(SchedulerSection):
         if self.gang_timeout_s is not None and self.gang != "scheduler-plugins":
             raise ValueError(
                 'gang_timeout_s is for gang = "scheduler-plugins": set that, or leave gang_timeout_s out'
+            )
+        if self.topology is not None and self.queue is None:
+            raise ValueError("topology is for Kueue: set queue, or use pack_by instead, which needs no Kueue")
+        if self.topology is not None and (self.pack_by is not None or self.spread_by is not None):
+            raise ValueError(
+                "topology leaves the choice of nodes to Kueue, which knows neither pack_by nor spread_by: "
+                "leave these out, or topology"
             )
         return self
 

@@ -37,8 +37,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def trainer_crds(cluster: Cluster) -> Iterator[None]:
-    """Kinds of Kubeflow Trainer and JobSet without their controllers, where the cluster lacks them."""
+def other_kinds(cluster: Cluster) -> Iterator[None]:
+    """Kinds of other projects without their controllers, where the cluster lacks them."""
     there = {group.name for group in client.ApisApi(cluster.api).get_api_versions().groups}
     missing = [crd for crd in crds() if crd["spec"]["group"] not in there]
     extensions = client.ApiextensionsV1Api(cluster.api)

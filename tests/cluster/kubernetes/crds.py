@@ -1,10 +1,9 @@
-"""The kinds of Kubeflow Trainer and of JobSet as their projects define them.
+"""The kinds of Kubeflow Trainer, JobSet and the gang schedulers as their projects define them.
 
-Tests use them without their controllers. They come from the folder that CLIPSHIP_TRAINER_CRDS names; else
-they are downloaded once, where a network allows: from their forge, else out of the Go modules that the two
-projects are. `python -m tests.cluster.kubernetes.crds FOLDER` downloads them into a folder. Where neither is
-possible, `trainer-crds.yaml` stands in for them, which has no more than
-the fields that Clipship uses.
+Tests use them without their controllers. They come from the folder that CLIPSHIP_CRDS names; else each is
+downloaded once, where a network allows: from its forge, else out of the Go module that the project is.
+`python -m tests.cluster.kubernetes.crds FOLDER` downloads them into a folder. For each that cannot be had,
+`crds.yaml` has a stand-in with no more than the fields that Clipship uses.
 """
 
 import io
@@ -39,6 +38,10 @@ class Project:
 
 _TRAINER = Project("kubeflow/trainer", "github.com/kubeflow/trainer/v2", "v2.3.0", "manifests/base/crds")
 _JOBSET = Project("kubernetes-sigs/jobset", "sigs.k8s.io/jobset", "v0.12.0", "config/components/crd/bases")
+_VOLCANO = Project("volcano-sh/volcano", "volcano.sh/volcano", "v1.15.1", "config/crd/volcano/bases")
+_PLUGINS = Project(
+    "kubernetes-sigs/scheduler-plugins", "sigs.k8s.io/scheduler-plugins", "v0.34.7", "config/crd/bases"
+)
 PINNED = {
     "trainer.kubeflow.org_trainjobs.yaml": (
         _TRAINER,
@@ -52,42 +55,55 @@ PINNED = {
         _JOBSET,
         "d022b87624512cf0b6741b31b24a2bea9945b5a838b50713af29332c878bb6fe",
     ),
+    "scheduling.volcano.sh_podgroups.yaml": (
+        _VOLCANO,
+        "c297c0fdcf00cea6a35daa2b6153a8590b56df0e22a96dbfa44f773814685017",
+    ),
+    "scheduling.x-k8s.io_podgroups.yaml": (
+        _PLUGINS,
+        "e87980a29866bbf8a4df5452e03d876b6ae952c80b5443abdfaacee3b9adf60c",
+    ),
 }
 """Project and SHA-256 of each file."""
-HAND_WRITTEN = Path(__file__).with_name("trainer-crds.yaml")
+HAND_WRITTEN = Path(__file__).with_name("crds.yaml")
 
 
 @cache
-def own_folder() -> Path | None:
-    """The folder that holds the projects' own definitions: a given one, else one for downloads, if any."""
-    given = os.environ.get("CLIPSHIP_TRAINER_CRDS")
-    return Path(given) if given else _downloaded()
+def own() -> dict[str, Crd]:
+    """The projects' own definitions by name: those of a given folder, else those that can be downloaded."""
+    given = os.environ.get("CLIPSHIP_CRDS")
+    folder = Path(given) if given else _downloaded()
+    found = [crd for path in sorted(folder.glob("*.yaml")) for crd in read(path)]
+    return {crd["metadata"]["name"]: crd for crd in found}
 
 
 def crds() -> list[Crd]:
-    """The projects' own definitions if they can be had, else the part of them that Clipship uses."""
-    folder = own_folder()
-    paths = sorted(folder.glob("*.yaml")) if folder else [HAND_WRITTEN]
-    print(f"kinds of Kubeflow Trainer and JobSet: {', '.join(map(str, paths))}", file=sys.stderr)
-    return [crd for path in paths for crd in read(path)]
+    """The projects' own definitions, and for those that cannot be had the part that Clipship uses."""
+    instead = {name: crd for name, crd in hand_written().items() if name not in own()}
+    print(f"kinds written by hand: {', '.join(instead) or 'none'}", file=sys.stderr)
+    return [*own().values(), *instead.values()]
+
+
+def hand_written() -> dict[str, Crd]:
+    return {crd["metadata"]["name"]: crd for crd in read(HAND_WRITTEN)}
 
 
 def read(path: Path) -> list[Crd]:
     return [crd for crd in yaml.safe_load_all(path.read_text()) if crd]
 
 
-def download(folder: Path) -> None:
-    """Downloads each pinned file that the folder lacks. Raises OSError without a network."""
+def download(folder: Path, name: str) -> None:
+    """Downloads a pinned file if the folder lacks it. Raises OSError without a network."""
+    project, pin = PINNED[name]
+    target = folder / name
+    if target.is_file() and sha256(target.read_bytes()).hexdigest() == pin:
+        return
+    content = _content(project, name)
+    found = sha256(content).hexdigest()
+    if found != pin:
+        raise ValueError(f"{name} of {project.name} {project.version} has the sha256 {found}, not {pin}")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (project, pin) in PINNED.items():
-        target = folder / name
-        if target.is_file() and sha256(target.read_bytes()).hexdigest() == pin:
-            continue
-        content = _content(project, name)
-        found = sha256(content).hexdigest()
-        if found != pin:
-            raise ValueError(f"{name} of {project.name} {project.version} has the sha256 {found}, not {pin}")
-        target.write_bytes(content)
+    target.write_bytes(content)
 
 
 def _content(project: Project, name: str) -> bytes:
@@ -110,13 +126,12 @@ def _answer(url: str, limit_s: float) -> bytes:
     return content
 
 
-def _downloaded() -> Path | None:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipship" / "crds"
-    try:
-        download(cache)
-    except OSError:
-        return None
-    return cache
+def _downloaded() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipship" / "crds"
+    for name in PINNED:
+        with suppress(OSError):
+            download(folder, name)
+    return folder
 
 
 def is_part(ours: Any, theirs: Any, place: str = "") -> list[str]:
@@ -133,4 +148,5 @@ def is_part(ours: Any, theirs: Any, place: str = "") -> list[str]:
 
 
 if __name__ == "__main__":
-    download(Path(sys.argv[1]))
+    for wanted in PINNED:
+        download(Path(sys.argv[1]), wanted)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from tests.cluster.kubernetes.crds import HAND_WRITTEN, is_part, own_folder, read
+from tests.cluster.kubernetes.crds import hand_written, is_part, own
 from tests.cluster.kubernetes.runs import Demo
 from tests.support.kubernetes_jobs import CASES, kubernetes_job
 from tests.support.site_jobs import site_jobs
@@ -23,7 +23,7 @@ from trainer.config.loader import load_job
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
 from trainer.launch.kubernetes.manifest import manifest
-from trainer.launch.kubernetes.objects import _method
+from trainer.launch.kubernetes.objects import _method, api_kind
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
@@ -38,7 +38,7 @@ SITES = {name: job for name, job in site_jobs().items() if "kubernetes" in job.s
 JOBS = {**{case: kubernetes_job(**sections) for case, sections in CASES.items()}, **SITES}
 
 
-@pytest.mark.usefixtures("trainer_crds")
+@pytest.mark.usefixtures("other_kinds")
 @pytest.mark.parametrize("case", JOBS)
 def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> None:
     job = JOBS[case]
@@ -49,7 +49,7 @@ def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> No
         found["metadata"]["namespace"] = cluster.namespace
     for found in beside:
         accepted = cluster.plain(
-            _method(cluster, found["kind"], "create")(cluster.namespace, found, **options)
+            _method(cluster, api_kind(found), "create")(cluster.namespace, found, **options)
         )
         content = "data" if found["kind"] == "ConfigMap" else "spec"
         assert within(found[content], accepted[content]), "the server dropped or changed something"
@@ -76,17 +76,13 @@ def serves_jobsets(cluster: Cluster) -> bool:
     return JOBSETS[0] in {group.name for group in client.ApisApi(cluster.api).get_api_versions().groups}
 
 
-if FOLDER := own_folder():  # where they cannot be had, there is nothing to compare with
-
-    @pytest.mark.parametrize("folder", [FOLDER], ids=["their-own"])
-    def test_the_hand_written_kinds_are_a_part_of_the_projects_own(folder: Path) -> None:
-        theirs = {crd["metadata"]["name"]: crd for path in folder.glob("*.yaml") for crd in read(path)}
-        for ours in read(HAND_WRITTEN):
-            own = theirs[ours["metadata"]["name"]]
-            schemas = [crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for crd in (ours, own)]
-            assert is_part(*schemas) == []
-            assert ours["spec"]["names"]["plural"] == own["spec"]["names"]["plural"]
-            assert ours["spec"]["versions"][0]["name"] == own["spec"]["versions"][0]["name"]
+@pytest.mark.parametrize("name", sorted(hand_written().keys() & own().keys()))
+def test_a_hand_written_kind_is_a_part_of_its_projects_own(name: str) -> None:
+    ours, theirs = hand_written()[name], own()[name]
+    schemas = [crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for crd in (ours, theirs)]
+    assert is_part(*schemas) == []
+    assert ours["spec"]["names"]["plural"] == theirs["spec"]["names"]["plural"]
+    assert ours["spec"]["versions"][0]["name"] == theirs["spec"]["versions"][0]["name"]
 
 
 @pytest.fixture(scope="module")

@@ -132,3 +132,15 @@ def test_a_cancelled_job_saves_and_leaves_nothing_but_its_run(demo: Demo) -> Non
         lambda: name not in [item.metadata.name for item in core.list_namespaced_service(namespace).items],
         lambda: f"the Service {name} is left",
     )
+
+
+@full
+def test_a_run_that_leaves_its_mpijob_goes_on_as_a_job_without_losing_a_step(demo: Demo) -> None:
+    demo.submit("leaving", optim=SHORT, checkpoint=NO_CHECKPOINT)
+    demo.wait_for_step("leaving", 5)
+    assert demo.clipship("cancel", str(demo.run("leaving"))).returncode == 0
+    pods, namespace = demo.cluster.core.list_namespaced_pod, demo.cluster.namespace
+    demo.until(lambda: not pods(namespace).items, lambda: "the MPIJob's pods are still there")
+    job(demo, "leaving", optim=SHORT, checkpoint=NO_CHECKPOINT)
+    assert demo.wait("leaving") == "succeeded", demo.said("leaving")
+    assert demo.steps("leaving") == list(range(1, demo.steps("leaving")[-1] + 1))

@@ -18,7 +18,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
-from trainer.launch.kubernetes.kind_row import KindRow
+from trainer.launch.kubernetes.kind_row import KindRow, Known
 from trainer.safe_io.plain import read_plain
 from trainer.text.terminal import say
 
@@ -53,10 +53,6 @@ class Cluster:
     @property
     def custom(self) -> Any:
         return client.CustomObjectsApi(self.api)
-
-    @property
-    def runtimes(self) -> "Runtimes":
-        return Runtimes(self)
 
     def read(self, row: KindRow, name: str) -> Object | None:
         """Returns the object of this kind as the API server has it; None if there is none of this name."""
@@ -94,7 +90,7 @@ class Cluster:
         return answer
 
     @contextmanager
-    def asking(self, what: str, otherwise: str = "", *, row: KindRow | None = None) -> Iterator[None]:
+    def asking(self, what: str, otherwise: str = "", *, row: Known | None = None) -> Iterator[None]:
         """Converts every exception of the client inside the block to a ClusterError for people.
 
         `otherwise` tells a user without the permission how the job can do without this request. `row` is the
@@ -113,30 +109,32 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Runtimes:
-    """Kubeflow Trainer's TrainingRuntimes, with methods like those of the client for its own objects."""
+class OwnObjects:
+    """Objects of another project's kind, with methods like those of the client for Kubernetes' own."""
 
     cluster: Cluster
-    place = ("trainer.kubeflow.org", "v1alpha1")
+    group: str
+    version: str
+    plural: str
 
     def create_namespaced_object(self, namespace: str, body: Object, **options: Any) -> Any:
         create = self.cluster.custom.create_namespaced_custom_object
-        return create(*self.place, namespace, "trainingruntimes", body, **options)
+        return create(self.group, self.version, namespace, self.plural, body, **options)
 
     def read_namespaced_object(self, name: str, namespace: str) -> Any:
         read = self.cluster.custom.get_namespaced_custom_object
-        return read(*self.place, namespace, "trainingruntimes", name)
+        return read(self.group, self.version, namespace, self.plural, name)
 
     def patch_namespaced_object(self, name: str, namespace: str, body: Object, **options: Any) -> Any:
         patch = self.cluster.custom.patch_namespaced_custom_object
-        return patch(*self.place, namespace, "trainingruntimes", name, body, **options)
+        return patch(self.group, self.version, namespace, self.plural, name, body, **options)
 
     def replace_namespaced_object(self, name: str, namespace: str, body: Object, **options: Any) -> Any:
         """Replaces the object; of an own kind, the server wants to know which version is replaced."""
         version = self.read_namespaced_object(name, namespace)["metadata"]["resourceVersion"]
         newer = {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
         replace = self.cluster.custom.replace_namespaced_custom_object
-        return replace(*self.place, namespace, "trainingruntimes", name, newer, **options)
+        return replace(self.group, self.version, namespace, self.plural, name, newer, **options)
 
 
 def connect(namespace: str | None, context: str | None = None) -> Cluster:
@@ -213,7 +211,7 @@ def _inside(namespace: str | None, problem: str) -> Cluster:
     )
 
 
-def explain(problem: ApiException, what: str, namespace: str, row: KindRow | None = None) -> str:
+def explain(problem: ApiException, what: str, namespace: str, row: Known | None = None) -> str:
     """Returns what the API server refused, and what to do; `what` is used as in "cannot WHAT"."""
     message = _message(problem)
     head = f"cannot {what} in namespace {namespace}: "

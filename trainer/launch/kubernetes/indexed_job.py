@@ -14,6 +14,7 @@ from trainer.errors import (
     EXIT_START_AGAIN,
     EXIT_TIMED_OUT,
 )
+from trainer.launch.kubernetes.gangs import Place, values
 from trainer.launch.kubernetes.kind_row import KindName, KindRow, Object
 from trainer.launch.kubernetes.pod.names import JOB_UID
 from trainer.launch.kubernetes.pod_values import Yaml
@@ -45,6 +46,22 @@ class IndexedJob(Pods):
     def pods(self) -> int:
         """Number of pods, those of spare nodes included."""
         return self.job.resources.nodes + self.job.recovery.spare_nodes
+
+    @property
+    def pod_labels(self) -> Yaml:
+        return super().pod_labels | self._marks("labels")
+
+    @property
+    def worker_annotations(self) -> Yaml:
+        return super().worker_annotations | self._marks("annotations")
+
+    def _marks(self, place: Place) -> Yaml:
+        return self.gang.marks(self.name, place) if self.gang else {}
+
+    @property
+    def pod_group(self) -> Yaml:
+        """Spec of the PodGroup. A start begins with all pods, those of spare nodes included."""
+        return {"minMember": self.pods, **values(self.k8s, self.gang.spec)} if self.gang else {}
 
     @property
     def members(self) -> int:
@@ -117,9 +134,6 @@ class IndexedJobKind(KindRow):
         "launcher_annotations",
         "launcher_node_selector",
         "launcher_start",
-        "gang",
-        "gang_queue",
-        "gang_timeout_s",
         "patch.launcher",
     )
 
@@ -160,6 +174,15 @@ class TrainJob(IndexedJob):
     @property
     def first_pod(self) -> str:
         return f"{self.name}-{self.container}-0-0.{self.name}"
+
+    @property
+    def pod_group_policy(self) -> Yaml:
+        """Policy by which Kubeflow Trainer makes the PodGroup, which has the TrainJob's name."""
+        return {self.gang.policy: values(self.k8s, self.gang.policy_keys)} if self.gang else {}
+
+    @property
+    def runtime_annotations(self) -> Yaml:
+        return values(self.k8s, self.gang.runtime_annotations) if self.gang else {}
 
     @property
     def own_pods(self) -> Yaml:

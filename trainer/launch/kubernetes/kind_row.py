@@ -2,13 +2,25 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from trainer.comm.backends import Launcher
 from trainer.launch.kubernetes.pods import Pods
 
 Object = dict[str, Any]
 KindName = Literal["mpijob", "job", "trainjob"]
+
+
+class Known(Protocol):
+    """A kind of object that a cluster may not know."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in Kubernetes, and in messages."""
+
+    @property
+    def advice(self) -> str:
+        """Advice for a cluster that does not know the kind."""
 
 
 class KindRow(ABC):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from trainer.launch.kubernetes.gangs import values
 from trainer.launch.kubernetes.kind_row import KindRow, Object
 from trainer.launch.kubernetes.pod.names import JOB_UID, SSH_KEY
 from trainer.launch.kubernetes.pod_values import Yaml, cores, memory, plain_variables
@@ -64,14 +65,7 @@ class MpiJob(Pods):
         A launcher that starts after the workers is not counted: a gang that waited for it would never start.
         """
         members = self.job.resources.nodes + (self.k8s.launcher_start == "at-once")
-        queue = {"queue": self.k8s.gang_queue} if self.k8s.gang_queue else {}
-        priority = (
-            {"priorityClass": self.k8s.priority_class}
-            if self.k8s.priority_class and self.k8s.gang == "volcano"
-            else {}
-        )
-        limit = {"scheduleTimeoutSeconds": self.k8s.gang_timeout_s} if self.k8s.gang_timeout_s else {}
-        return {"minAvailable": members, **queue, **priority, **limit}
+        return {"minAvailable": members} | (values(self.k8s, self.gang.of_mpijob) if self.gang else {})
 
     @property
     def ssh_port(self) -> int:

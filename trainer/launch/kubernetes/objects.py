@@ -3,24 +3,54 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
-from trainer.launch.kubernetes.cluster import Cluster, Object, lacks_permission, warn
-from trainer.launch.kubernetes.kind_row import KindRow
+from trainer.launch.kubernetes.cluster import Cluster, Object, OwnObjects, lacks_permission, warn
+from trainer.launch.kubernetes.gangs import GANGS
+from trainer.launch.kubernetes.kind_row import KindRow, Known
 from trainer.launch.kubernetes.pods import beside_name
 
 _DRY_RUN = {"dry_run": "All"}
-_BESIDE: dict[str, tuple[str, str, Callable[[str], str]]] = {
-    "ConfigMap": ("core", "config_map", beside_name),
-    "NetworkPolicy": ("networking", "network_policy", beside_name),
-    "Service": ("core", "service", str),
-    "TrainingRuntime": ("runtimes", "object", beside_name),
+ApiKind = tuple[str, str]
+"""An object's apiVersion and kind."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Objects of one kind beside the job's own, and the methods that reach them."""
+
+    api: Callable[[Cluster], Any]
+    """The client's API that has them."""
+    noun: str
+    """Their name in its methods."""
+    name: Callable[[str], str] = beside_name
+    """Name of such an object, made from that of the job's own."""
+    known: Known | None = None
+    """Their kind, if it may be missing although the cluster knows the kind of the job's own object."""
+
+
+def _own(group: str, version: str, plural: str) -> Callable[[Cluster], Any]:
+    return lambda cluster: OwnObjects(cluster, group, version, plural)
+
+
+_RUNTIMES = ("trainer.kubeflow.org", "v1alpha1", "trainingruntimes")
+_BESIDE: dict[ApiKind, Beside] = {
+    ("v1", "ConfigMap"): Beside(attrgetter("core"), "config_map"),
+    ("networking.k8s.io/v1", "NetworkPolicy"): Beside(attrgetter("networking"), "network_policy"),
+    ("v1", "Service"): Beside(attrgetter("core"), "service", str),
+    ("/".join(_RUNTIMES[:2]), "TrainingRuntime"): Beside(_own(*_RUNTIMES), "object"),
+    **{
+        (gang.api_version, gang.kind): Beside(
+            _own(gang.group, gang.version, gang.plural), "object", str, gang
+        )
+        for gang in GANGS.values()
+    },
 }
-"""Objects beside the job's own: kind -> the client's API that has it, its name in the client's methods, and
-the name of such an object, made from that of the job's own."""
 _CLAIMS = {"persistentVolumeClaim": ("PersistentVolumeClaim", "claimName")}
 _IN_VOLUMES = {"secret": ("Secret", "secretName"), "configMap": ("ConfigMap", "name")}
 _IN_VARIABLES = {
@@ -76,7 +106,7 @@ def create(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Obj
         _put(cluster, item, row)
     created = cluster.create(row, wanted)
     for item in beside:
-        _hand_over(cluster, row, item["kind"], created)
+        _hand_over(cluster, row, api_kind(item), created)
     return str(created["metadata"]["uid"])
 
 
@@ -90,20 +120,25 @@ def adopt_what_kubectl_made(cluster: Cluster, row: KindRow, owner: Object) -> No
             _hand_over(cluster, row, kind, owner)
 
 
-def _hand_over(cluster: Cluster, row: KindRow, kind: str, owner: Object) -> None:
+def api_kind(item: Object) -> ApiKind:
+    """Returns the object's apiVersion and kind."""
+    return item["apiVersion"], item["kind"]
+
+
+def _hand_over(cluster: Cluster, row: KindRow, kind: ApiKind, owner: Object) -> None:
     """Make the job's own object the owner of its object of this kind.
 
     Kubernetes then deletes that object with it.
     """
     metadata = owner["metadata"]
-    name = _BESIDE[kind][2](metadata["name"])
+    name = _BESIDE[kind].name(metadata["name"])
     reference = {
         "apiVersion": row.api_version,
         "kind": row.kind,
         "name": metadata["name"],
         "uid": metadata["uid"],
     }
-    with cluster.asking(f"hand the {kind} to the {row.kind}"):
+    with cluster.asking(f"hand the {kind[1]} to the {row.kind}"):
         item = _read(cluster, kind, name)
         if item is not None and is_ours(item) and item["metadata"].get("ownerReferences") != [reference]:
             _method(cluster, kind, "patch")(
@@ -116,8 +151,9 @@ def _put(cluster: Cluster, wanted: Object, row: KindRow, **options: Any) -> None
 
     Raises ClusterError if another's object has the name.
     """
-    kind, name = wanted["kind"], wanted["metadata"]["name"]
-    with cluster.asking(f"create the {kind}", _OTHERWISE.get(kind, ""), row=row):
+    kind, name = api_kind(wanted), wanted["metadata"]["name"]
+    known = _BESIDE[kind].known or row
+    with cluster.asking(f"create the {kind[1]}", _OTHERWISE.get(kind[1], ""), row=known):
         try:
             _method(cluster, kind, "create")(cluster.namespace, wanted, **options)
         except ApiException as problem:
@@ -129,13 +165,13 @@ def _put(cluster: Cluster, wanted: Object, row: KindRow, **options: Any) -> None
                 return
             if not is_ours(existing):
                 raise ClusterError(
-                    f"namespace {cluster.namespace} has a {kind} {name} that Clipship did not make: choose "
-                    "another name with --set kubernetes.name=..."
+                    f"namespace {cluster.namespace} has a {kind[1]} {name} that Clipship did not make: "
+                    "choose another name with --set kubernetes.name=..."
                 ) from None
             _method(cluster, kind, "replace")(name, cluster.namespace, wanted, **options)
 
 
-def _read(cluster: Cluster, kind: str, name: str) -> Object | None:
+def _read(cluster: Cluster, kind: ApiKind, name: str) -> Object | None:
     """Returns the object as the API server has it; None if there is none of this name."""
     try:
         return cluster.plain(_method(cluster, kind, "read")(name, cluster.namespace))
@@ -145,10 +181,10 @@ def _read(cluster: Cluster, kind: str, name: str) -> Object | None:
         raise
 
 
-def _method(cluster: Cluster, kind: str, verb: str) -> Callable[..., Any]:
+def _method(cluster: Cluster, kind: ApiKind, verb: str) -> Callable[..., Any]:
     """Returns the client's method for this verb and kind."""
-    part, noun, _ = _BESIDE[kind]
-    method: Callable[..., Any] = getattr(getattr(cluster, part), f"{verb}_namespaced_{noun}")
+    row = _BESIDE[kind]
+    method: Callable[..., Any] = getattr(row.api(cluster), f"{verb}_namespaced_{row.noun}")
     return method
 
 

@@ -17,6 +17,7 @@ from trainer.config.loader import own_keys
 from trainer.config.stack_table import ARCHITECTURES, ARM64
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
+from trainer.launch.kubernetes.gangs import GANGS, Gang
 from trainer.launch.kubernetes.node_network import isolated, on_host_network
 from trainer.launch.kubernetes.places import Carried, carried
 from trainer.launch.kubernetes.pod_values import (
@@ -33,6 +34,7 @@ from trainer.text.wording import many
 
 PYTHON = "/opt/clipship/bin/python"
 JOB_FILE = f"{JOB_FOLDER}/job.toml"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _MEETING_PORT, _MASTER_PORT = 29400, 29401
 # the image says "all", which NVIDIA's runtime grants even without a request
 NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
@@ -151,12 +153,21 @@ class Pods:
         return self.job.image.tag or ""
 
     @property
-    def pod_labels(self) -> Yaml:
+    def _own_labels(self) -> Yaml:
         return {"app.kubernetes.io/name": "clipship", **self.k8s.labels}
 
     @property
+    def pod_labels(self) -> Yaml:
+        return self._own_labels
+
+    @property
     def labels(self) -> Yaml:
-        return self.pod_labels | ({"kueue.x-k8s.io/queue-name": self.k8s.queue} if self.k8s.queue else {})
+        return self._own_labels | ({QUEUE_LABEL: self.k8s.queue} if self.k8s.queue else {})
+
+    @property
+    def gang(self) -> Gang | None:
+        """Scheduler that starts all pods or none."""
+        return GANGS.get(self.k8s.gang)
 
     @property
     def annotations(self) -> Yaml:
@@ -166,7 +177,9 @@ class Pods:
     def worker_annotations(self) -> Yaml:
         row = fabric_of(self.job)
         of_fabric = {line.name: line.value for line in row.annotations} if row else {}
-        return of_fabric | self.annotations | self.k8s.worker_annotations
+        level = {f"kueue.x-k8s.io/podset-{self.k8s.placement}-topology": self.k8s.topology}
+        of_kueue = level if self.k8s.topology else {}
+        return of_fabric | of_kueue | self.annotations | self.k8s.worker_annotations
 
     @property
     def grace_s(self) -> int:

@@ -13,6 +13,7 @@ from kubernetes.client.exceptions import ApiException
 
 from trainer.launch.kubernetes.cluster import Cluster, Object
 from trainer.launch.kubernetes.kind_row import KindRow
+from trainer.launch.kubernetes.kueue import why_queued
 from trainer.text.wording import many
 
 Row = tuple[str, str]
@@ -39,6 +40,8 @@ def rows(cluster: Cluster, row: KindRow, name: str, found: Object | None, *, vis
     launchers = output if row.has_launcher else []
     workers = [pod for pod in pods if pod not in launchers]
     result = [("state", state(row, found))]
+    if is_suspended(found) and (why := why_queued(cluster, found)):
+        result.append(("queue", why))
     result += _launcher(launchers) if row.has_launcher else _messages(output)
     result += [("workers", _workers(row.workers(found), workers))]
     result += [("pod", text) for text in _troubled(workers)]
@@ -72,7 +75,7 @@ def state(row: KindRow, found: Object) -> str:
     if at := row.ended_at(found):
         good = true.get(row.succeeded)
         return f"{'succeeded' if good else 'failed'}, {_ago(at)} ago{_why(good or true.get('Failed'))}"
-    if "Suspended" in true or found["spec"].get("runPolicy", found["spec"]).get("suspend"):
+    if "Suspended" in true or is_suspended(found):
         return "suspended: it waits for Kueue, or somebody suspended it"
     if phase := row.phase(found):
         word, since = phase
@@ -81,6 +84,11 @@ def state(row: KindRow, found: Object) -> str:
     return f"waiting: {row.controller} has not started it yet" + (
         " (does the operator run, and watch this namespace?)" if silent else ""
     )
+
+
+def is_suspended(found: Object) -> bool:
+    """Returns whether the object asks for no pods for now, as its queue or somebody wants it."""
+    return bool(found["spec"].get("runPolicy", found["spec"]).get("suspend"))
 
 
 def _why(condition: Object | None) -> str:
