@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow
 import pytest
@@ -32,6 +33,7 @@ from trainer.data.formats import READERS
 from trainer.data.indexed import index_in_memory
 from trainer.data.lanes import Lanes
 from trainer.data.loader import train_batches
+from trainer.data.reading import TALLY
 from trainer.data.row_groups import GroupCache, GroupReader
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.sample_counts import shard_weights
@@ -188,6 +190,54 @@ def test_check_names_what_is_wrong_with_the_tables(tmp_path: Path) -> None:
         InputError, match=r"1 of 2 image files are missing; the first is .*/gone.png in row 1"
     ):
         check_data(Data(train=(names,)))
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        ("image", lambda image: image),
+        ("image", lambda image: {"bytes": image, "path": "a.png"}),
+        ("nested.image", lambda image: {"image": image}),
+        ("nested.image", lambda image: {"image": {"bytes": image, "path": None}}),
+    ],
+)
+def test_check_reads_no_image_that_a_table_holds(column: str, cell: Callable[[bytes], Any]) -> None:
+    image = np.random.default_rng(0).bytes(50_000)
+    table = {column.split(".")[0]: [cell(image)] * 40, "caption": ["c"] * 40}
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.table(table), out, row_group_size=10, use_dictionary=False)
+    url = "memory://tables/held.parquet"
+    fsspec.filesystem("memory").pipe("/tables/held.parquet", out.getvalue())
+    TALLY.pop()
+    assert check_data(Data(train=(url,), image_column=column)) == 40
+    read = TALLY.pop()
+    assert (read.requests, read.size) == (1, 2**16), "the footer, once"
+
+
+def test_images_that_a_table_names_are_looked_for(tmp_path: Path) -> None:
+    here = [{"bytes": picture(1), "path": "gone.png"}] * 2
+    path = write_parquet(tmp_path / "t.parquet", {"image": here, "caption": ["a", "b"]})
+    assert check_data(Data(train=(path,))) == 2, "the path is only a name of the bytes"
+    named: list[Any] = [{"bytes": None, "path": name} for name in ("t.parquet", "gone.png", "t.parquet")]
+    path = write_parquet(tmp_path / "n.parquet", {"image": named, "caption": ["a", "b", "c"]})
+    texts = write_parquet(tmp_path / "s.parquet", {"image": ["gone.png"], "caption": ["a"]})
+    with pytest.raises(InputError) as caught:
+        check_data(Data(train=(path, texts)))
+    assert "n.parquet: 1 of 3 image files are missing; the first is" in str(caught.value)
+    assert "s.parquet: 1 of 1 image file are missing" in str(caught.value).replace("files", "file")
+    source = open_images(Data(train=(path,)))
+    assert len(source) == 2, "two rows name one image"
+
+
+def test_a_damaged_column_is_no_traceback_where_images_are_looked_for(tmp_path: Path) -> None:
+    path = Path(write_parquet(tmp_path / "t.parquet", {"image": ["a.png"] * 9, "caption": ["c"] * 9}))
+    column = parquet.ParquetFile(path).metadata.row_group(0).column(0)
+    content = bytearray(path.read_bytes())
+    at = column.dictionary_page_offset or column.data_page_offset
+    content[at : at + 12] = b"\xff" * 12
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"t.parquet: cannot be read as a table"):
+        check_data(Data(train=(str(path),)))
 
 
 def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:

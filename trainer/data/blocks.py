@@ -18,6 +18,11 @@ LOCAL_GAP, REMOTE_GAP = 2**18, 2**20
 """Largest number of bytes between parts that are read with them; more is skipped by a second read."""
 
 
+def gap_bytes(path: str) -> int:
+    """Returns the largest number of bytes between two parts of a file that are read with them."""
+    return REMOTE_GAP if is_remote(path) else LOCAL_GAP
+
+
 class Block(NamedTuple):
     """Consecutive samples of one shard that lie in an arena."""
 
@@ -75,10 +80,6 @@ class BlockReader:
             BinaryIO,
             Hopping(size, lambda begin, count: self.bytes_of(path, begin, begin + count), ahead=False),
         )
-
-    def gap_bytes(self, path: str) -> int:
-        """Returns the largest number of bytes between two parts that are read with them."""
-        return REMOTE_GAP if is_remote(path) else LOCAL_GAP
 
     def _version(self, path: str) -> Stamp:
         """Returns the file's size and time of change when it was indexed."""

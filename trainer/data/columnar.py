@@ -94,11 +94,6 @@ class RowSelection(NamedTuple):
     image: Path
     filters: tuple[str, ...] = ()
 
-    def with_all_rows(self) -> "RowSelection":
-        """Returns the selection without filters; the columns that these read must exist."""
-        columns = tuple(dict.fromkeys([*self.columns, *self.filter_columns]))
-        return self._replace(columns=columns, filters=())
-
     @property
     def filter_columns(self) -> list[str]:
         """Columns that the filters read."""
