@@ -7,12 +7,13 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from trainer.comm.protocol import Comm
-from trainer.config import Job
+from trainer.config import Data, Job
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import CaptionReader
 from trainer.data.entry import Entry, Selects
@@ -30,9 +31,10 @@ from trainer.data.sample import Source
 from trainer.data.shard_names import expand_shards
 from trainer.data.shards import shard_selection
 from trainer.data.source import open_source, open_with_index, selection_of
-from trainer.errors import EncodedError, InputError, decode_error, encode_error
+from trainer.errors import EncodedError, InputError, StorageError, decode_error, encode_error
 from trainer.run.folder import run_folder
 from trainer.run.layout import INDEX
+from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 Missing = TypeVar("Missing", bound=Collection[str])
@@ -44,13 +46,34 @@ def open_together(job: Job, comm: Comm) -> Source:
     Raises InputError on all ranks alike.
     """
     data, selection = job.data, selection_of(job.data)
+    paths = _same_files(data, comm) if data.train else []
     if data.streams:
-        return _open_streams(job, comm, expand_shards(data.train))
+        return _open_streams(job, comm, paths)
     if selection is None:
         return open_source(data)
-    paths = expand_shards(data.train)
     index = _index_together(job, comm, paths, selection)
     return open_with_index(index, data, Allowed.by(data))
+
+
+def _same_files(data: Data, comm: Comm) -> list[str]:
+    """Collective: returns the files that `data.train` names, which all ranks must see alike."""
+    paths, problem = list[str](), None
+    try:
+        paths = expand_shards(data.train)
+    except InputError as error:
+        problem = error
+    digest = blake2b("\n".join(paths).encode("utf-8", "surrogateescape")).hexdigest()
+    seen = comm.all_gather_object((len(paths), digest, encode_error(problem)))
+    for _, _, encoded in seen:
+        if other := decode_error(encoded):
+            raise other
+    if (rank := next((rank for rank, each in enumerate(seen) if each != seen[0]), None)) is not None:
+        raise StorageError(
+            f"data.train: rank 0 finds {many(seen[0][0], 'file')}, and rank {rank} {seen[rank][0]:,} or "
+            "others: nodes may see new files late, or have folders of their own. Start again when all see "
+            "the same, or name the files with braces ({0000..0099})"
+        )
+    return paths
 
 
 def _index_together(job: Job, comm: Comm, paths: Sequence[str], selection: Selects) -> Index:
