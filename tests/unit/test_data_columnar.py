@@ -157,6 +157,10 @@ def test_captions_have_paths_templates_and_weights(tmp_path: Path) -> None:
     assert open_source(template).read(0).captions == ("T (1999): two",)
     with pytest.raises(BadSample, match=r"a list at many, not a text: many\[\*\] takes every text"):
         open_source(Data(train=(path,), caption_column=("many",))).read(0)
+    columns["raw"] = [b"bytes of a text"]
+    path = write_parquet(tmp_path / "t.parquet", columns)
+    with pytest.raises(BadSample, match=r"it has bytes at raw, not a text"):
+        open_source(Data(train=(path,), caption_column=("raw",))).read(0)
 
 
 @pytest.mark.parametrize(
