@@ -84,6 +84,17 @@ class Index:
             f"{file}: the index of {path} is damaged: remove the file and run `clipship index` again"
         )
 
+    def is_as_indexed(self, number: int) -> bool:
+        """Returns whether a file holds what was indexed, as far as its headers say; no if that is not known.
+
+        Raises InputError, which names the file, if it cannot be read.
+        """
+        if self.on_disk is None:
+            return False
+        found, entry = scan(self.paths[number], self.on_disk[1]), self.entries[number]
+        same_groups = list(found.entry.groups) == list(entry.groups)
+        return same_groups and _digest(b"".join(found.payload)) == entry.digest
+
 
 def index_folder(paths: Sequence[str]) -> Path | None:
     """Returns the folder in which the index of these shards is or may be made, beside the first shard.
