@@ -27,14 +27,14 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.config.formats import FORMATS
 from trainer.data.blocks import BlockReader
 from trainer.data.check import check_data
-from trainer.data.columnar import ColumnarSource, row_selection
+from trainer.data.columnar import ColumnarSource, open_columnar, row_selection
 from trainer.data.distributed_index import open_together
 from trainer.data.formats import READERS
 from trainer.data.indexed import index_in_memory
 from trainer.data.lanes import Lanes
 from trainer.data.loader import train_batches
 from trainer.data.reading import TALLY
-from trainer.data.row_groups import GroupCache, GroupReader
+from trainer.data.row_groups import GroupReader
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.source import open_images, open_source
@@ -318,14 +318,25 @@ def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
         "caption": ["c"] * 32,
     }
     path = write_parquet(tmp_path / "t.parquet", big)
-    blocks = BlockReader(index_in_memory([path], row_selection(Data(train=(path,)))))
-    cache = GroupCache(GroupReader("parquet", ["image", "caption"], 3 * 2**20, blocks))
-    for group in (*range(8), *range(8)):
-        assert cache.row(path, group, 3)["image"] == big["image"][4 * group + 3]
-        assert cache.held_bytes <= 3 * 2**20
-    assert cache.held_bytes > 2**20
+    data = Data(train=(path,), row_group_cache_mb=3)
+    index = index_in_memory([path], row_selection(data))
+    source = open_columnar(index, data)
+    for row in (*range(3, 32, 4), *range(3, 32, 4)):
+        assert source.read(row).image == big["image"][row]
+        assert source._held.held <= 3 * 2**20
+    assert source._held.held > 2**20
     with pytest.raises(InputError, match=r"row group 0 takes more memory than the 0 MiB .* `clipship pack`"):
-        GroupCache(GroupReader("parquet", ["image"], 2**19, blocks)).row(path, 0, 0)
+        GroupReader("parquet", ["image"], 2**19, BlockReader(index)).held(path, 0)
+
+
+def test_groups_of_a_mapped_file_that_are_held_are_bounded_too(tmp_path: Path) -> None:
+    """They take no memory for their columns, but are objects, of which a large file would leave millions."""
+    path = write_arrow(tmp_path / "t.arrow", rows(900), per_group=1)
+    source = open_source(Data(train=(path,), row_group_cache_mb=1))
+    assert isinstance(source, ColumnarSource)
+    for row in range(900):
+        assert source.read(row).captions == (f"caption {row}",)
+        assert source._held.held <= 2**20
 
 
 def test_a_small_file_that_unpacks_to_gigabytes_is_refused_early(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ stream format, as Hugging Face's datasets are stored. pyarrow is imported when a
 """
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
@@ -21,6 +20,8 @@ from trainer.sysinfo.extras import require
 
 ROWS_AT_ONCE = 64
 """Rows that are decoded before the memory that they take is compared with the limit."""
+BATCH_BYTES = 2**12
+"""Memory of a batch beside that of its columns."""
 OPEN_FILES = 64
 MOST_PACKED_BYTES = 2**26
 """Largest number of bytes to which the batches of an Arrow stream may unpack."""
@@ -238,6 +239,22 @@ def open_groups(path: str, form: str) -> Iterator[Groups]:
         yield groups_in(file, path, form)
 
 
+class HeldGroup(NamedTuple):
+    """A row group in memory."""
+
+    batches: list[Any]
+    ends: list[int]
+    """Number of the row behind each batch."""
+    size: int
+    """Bytes."""
+
+    def row(self, row: int) -> dict[str, Any]:
+        """Returns the cells of one row by column, as Python values."""
+        number = bisect_right(self.ends, row)
+        batch = self.batches[number]
+        return row_of(batch, row - self.ends[number] + batch.num_rows)
+
+
 class GroupReader:
     """Reads and decodes row groups of which none takes more than `limit_bytes`; threads may call it."""
 
@@ -262,52 +279,17 @@ class GroupReader:
                     raise InputError(too_large(path, group, self.limit_bytes))
                 yield batch, size
 
+    def held(self, path: str, group: int) -> HeldGroup:
+        """Returns a whole group. Raises as `batches` does."""
+        read = list(self.batches(path, group))
+        ends = list(accumulate(batch.num_rows for batch, _ in read))
+        # A batch of a file that is mapped has no bytes of its own, but is an object.
+        return HeldGroup([batch for batch, _ in read], ends, sum(size + BATCH_BYTES for _, size in read))
+
 
 def row_of(batch: Any, row: int) -> dict[str, Any]:
     """Returns the cells of one row of a batch by column, as Python values."""
     return {name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-
-
-class _Held(NamedTuple):
-    """A row group in memory."""
-
-    batches: list[Any]
-    ends: list[int]
-    """Number of the row behind each batch."""
-    size: int
-    """Bytes."""
-
-
-class GroupCache:
-    """The row groups that a process has read last, as many as their reader's limit; pickled without them."""
-
-    def __init__(self, reader: GroupReader) -> None:
-        self._reader = reader
-        self._groups: OrderedDict[tuple[str, int], _Held] = OrderedDict()
-        self.held_bytes = 0
-        """Memory of the groups that are held, in bytes."""
-
-    def row(self, path: str, group: int, row: int) -> dict[str, Any]:
-        """Returns the cells of one row by column, as Python values. Raises as `GroupReader.batches` does."""
-        held = self._group(path, group)
-        number = bisect_right(held.ends, row)
-        batch = held.batches[number]
-        return row_of(batch, row - held.ends[number] + batch.num_rows)
-
-    def _group(self, path: str, group: int) -> _Held:
-        key = (path, group)
-        if key not in self._groups:
-            read = list(self._reader.batches(path, group))
-            ends = list(accumulate(batch.num_rows for batch, _ in read))
-            self._groups[key] = _Held([batch for batch, _ in read], ends, sum(size for _, size in read))
-            self.held_bytes += self._groups[key].size
-            while self.held_bytes > self._reader.limit_bytes and len(self._groups) > 1:
-                self.held_bytes -= self._groups.popitem(last=False)[1].size
-        self._groups.move_to_end(key)
-        return self._groups[key]
-
-    def __reduce__(self) -> tuple[type["GroupCache"], tuple[GroupReader]]:
-        return GroupCache, (self._reader,)
 
 
 def too_large(path: str, group: int, limit_bytes: int) -> str:
