@@ -204,7 +204,7 @@ bench-generations: venv ## loses a node of 1,250 with 8 supervisors each, simula
 bench-data: venv ## our loader against open_clip_train's on one core, and an index of 100 million samples; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.data $(BENCH_ARGS)
 
-bench-data-remote: venv ## our loader against open_clip_train's on shards behind a slow web server; the last line is JSON; BENCH_ARGS='--help'
+bench-data-remote: venv ## our loader against open_clip_train's on shards behind a slow web server, and ours on a slow disk; the last line is JSON; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.data_remote $(BENCH_ARGS)
 
 gpu-kit: venv ## one folder that measures this project on a GPU machine without network: bash gpu-kit/check SECONDS; KIT_ARGS='--help'

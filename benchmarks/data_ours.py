@@ -18,24 +18,28 @@ from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Batch, train_batches
+from trainer.data.order import Order
 from trainer.data.pixels import RandomCrop
 from trainer.data.source import Source, open_source
 from trainer.data.tokens import quick
 
 BATCH, WARM_UP = 64, 2
+ORDER = Lanes(105, BATCH)
 
 
 Rates = tuple[float, float]
 
 
-def batches_of(source: Source, workers: int, epochs: int | None = None) -> Iterator[Batch]:
+def batches_of(
+    source: Source, workers: int, epochs: int | None = None, order: Order = ORDER
+) -> Iterator[Batch]:
     """Yields batches as a training loop takes them from loader processes."""
     return train_batches(
         source,
         plan=BatchPlan(1, BATCH, BATCH, BATCH, 1),
         rank=0,
         seed=0,
-        order=Lanes(105, BATCH),
+        order=order,
         pixels=RandomCrop((224, 224)),
         tokenizer=quick(get_tokenizer("ViT-B-32")),
         workers=workers,

@@ -2,7 +2,11 @@
 
 The server waits before the first byte and limits the rate of a connection, as object storage does
 (`benchmarks/slow_store.py`). Both sides read the same addresses, take turns and are pinned to one core, with
-two loader processes to two. Ours has its index; theirs needs none. The last line on stdout is JSON.
+two loader processes to two. Ours has its index; theirs needs none.
+
+Then it measures the time from opening 102 shards to the first batch, without their index and with it, and an
+epoch of ours in the order of lanes and in that of a window on a slow local disk from a cold page cache
+(`benchmarks/slow_disk.py`; left out with a word where the kernel cannot). The last line on stdout is JSON.
 """
 
 import json
@@ -10,20 +14,28 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
-from benchmarks.data import SAMPLES, measured, run_alone, shards, their_python
+from benchmarks.data import SAMPLES, in_turns, measured, run_alone, shards, their_python
+from benchmarks.slow_disk import ORDERS, CannotSlowDown, slow_disk
 
 WAITS_MS = (5, 30, 100)
 TWO_MS = 30
 """Wait at which two loader processes are measured, too, on two cores."""
 MB_PER_S = 100
 EPOCHS = 3
-OURS = [sys.executable, "-m", "benchmarks.data_remote_ours"]
+OURS, START, SLOW = (
+    [sys.executable, "-m", f"benchmarks.{name}"]
+    for name in ("data_remote_ours", "data_remote_start", "slow_disk")
+)
+COPIES = 17
+"""Addresses of each of six shards where a start is measured: those of 102."""
 
 
 @contextmanager
@@ -68,6 +80,40 @@ def compare(
     return found
 
 
+def starts(pattern: str, turns: int, cores: set[int]) -> dict[str, float]:
+    """Returns the seconds to the first batch of many shards, without their index and with it."""
+    folder, names = Path(pattern).parent, Path(pattern).name
+    found: dict[str, list[float]] = {"start_s": [], "start_indexed_s": []}
+    with store(folder, TWO_MS) as address:
+        for _ in range(turns):
+            with TemporaryDirectory() as index:
+                for name in found:
+                    words = [f"{address}/{names}", str(COPIES), index]
+                    found[name].append(float(run_alone([*START, *words], cores)))
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def orders(pattern: str, turns: int, cores: set[int]) -> dict[str, float]:
+    """Returns the images per second of both orders on a slow disk, and their ratio, if it can be slow."""
+    try:
+        with slow_disk(Path(pattern).parent) as group:
+            sides: dict[str, Callable[[], float]] = {
+                order: partial(rate_of, order, pattern, group, cores) for order in ORDERS
+            }
+            rates = in_turns("slow disk, cold", sides, turns)
+    except CannotSlowDown as why:
+        print(f"no slow disk: {why}", file=sys.stderr)
+        return {}
+    return {
+        **{f"slow_disk_{order}": round(rate) for order, rate in rates.items()},
+        "slow_disk_ratio": round(rates["lanes"] / rates["window"], 1),
+    }
+
+
+def rate_of(order: str, pattern: str, group: Path, cores: set[int]) -> float:
+    return float(run_alone([*SLOW, order, pattern, str(group)], cores))
+
+
 @click.command(help=__doc__)
 @click.option("--turns", default=3, show_default=True, help="Times that each side runs.")
 @click.option("--core", default=0, show_default=True, help="The core that both sides are pinned to.")
@@ -96,6 +142,8 @@ def main(turns: int, core: int, cache: Path) -> None:
         medians = {name: statistics.median(values) for name, values in two.items()}
         report[f"ratio_{TWO_MS}ms_two"] = round(medians["rate"] / medians["theirs"], 2)
         report[f"local_share_{TWO_MS}ms_two"] = round(medians["rate"] / medians["local"], 3)
+    worst |= starts(pattern, turns, {core})
+    report |= orders(pattern, turns, {core})
     print(json.dumps({**report, **{name: round(value, 4) for name, value in worst.items()}}))
 
 

@@ -23,7 +23,7 @@ from tests.support.s3_server import KEY_ID, RCLONE, SECRET, s3_server
 from tests.unit.test_data_read_ahead import lengths, plain
 from trainer.config import Data, Eval
 from trainer.config.batch_plan import BatchPlan
-from trainer.data import files
+from trainer.data import files, shard_names
 from trainer.data.bad_samples import Allowed
 from trainer.data.index import index_shards, open_index, stale, write_catalogue
 from trainer.data.lanes import Lanes
@@ -59,6 +59,7 @@ def keys_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SETTINGS, "{}")
     monkeypatch.setattr(files, "STORE_WAITS_S", (0.0,))
     s3fs.S3FileSystem.clear_instance_cache()  # a client keeps the keys that it has found
+    shard_names._in_store.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -346,3 +347,30 @@ def test_a_store_that_goes_away_stops_no_run(
         "step-00000024",
         "step-00000025",
     ]
+
+
+def test_a_glob_names_the_objects_of_a_bucket(
+    buckets: Path, with_keys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lists them once a process, in natural order; a name that only looks like a glob is one, too."""
+    (buckets / "away" / "odd[1].tar").write_bytes(b"x")
+    (buckets / "away" / "shard-1.tar").mkdir()
+    for number in (2, 10):
+        (buckets / "away" / f"shard-{number}.tar").write_bytes(b"x")
+    give_keys(monkeypatch)
+    of_storage(storage={"endpoint": with_keys, "region": "us-east-1"})
+    every = expand_shards([SHARDS])
+    assert expand_shards(["s3://shards/shard-*.tar"]) == every
+    assert expand_shards(["s3://shards/shard-00000[12].tar", "s3://away/shard-[12]*.tar"]) == [
+        *every[1:3], "s3://away/shard-2.tar", "s3://away/shard-10.tar",
+    ]  # fmt: skip
+    assert expand_shards(["s3://away/odd[1].tar"]) == ["s3://away/odd[1].tar"]
+    with pytest.raises(InputError, match=r"s3://shards/none-\*\.tar: no file matches"):
+        expand_shards(["s3://shards/none-*.tar"])
+    data = of_storage(train=("s3://shards/shard-*.tar",), storage={"endpoint": with_keys})
+    assert loaded(open_source(data)) == loaded(open_source(Data(train=(str(buckets / "shards" / NAMES),))))
+    give_keys(monkeypatch, "another-s3cr3t")
+    s3fs.S3FileSystem.clear_instance_cache()
+    assert expand_shards(["s3://shards/shard-*.tar"]) == every, "it is not asked again"
+    with pytest.raises(InputError, match=r"s3://evals/\*\.tar: S3 .*denies access"):
+        expand_shards(["s3://evals/*.tar"])

@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from tests.support.refusals import refusal
@@ -14,7 +15,7 @@ from trainer.config.loader import dump_job, load_job
 from trainer.data.check import check_data
 from trainer.data.sample_counts import recorded_sizes
 from trainer.data.shard_names import expand_shards
-from trainer.errors import InputError
+from trainer.errors import InputError, StorageError
 from trainer.evaluate.inputs import check_evaluation, class_names, templates
 from trainer.evaluate.template_sets import imagenet_words
 from trainer.model.catalog import check_model, check_pretrained, check_tag, known_models
@@ -57,11 +58,27 @@ def test_globs_come_in_natural_order_and_patterns_in_the_order_given(folder: Pat
 
 
 def test_names_that_are_no_paths_are_expanded_and_not_looked_for() -> None:
-    assert expand_shards(["s3://b/{00..01}.tar", "pipe:cat x.tar"]) == [
-        "s3://b/00.tar",
-        "s3://b/01.tar",
-        "pipe:cat x.tar",
-    ]
+    names = ["pipe:cat *.tar", "pipe:aws s3 cp s3://b/*.tar -", "https://b/0.tar?sign=*", "-"]
+    assert expand_shards(["s3://b/{00..01}.tar", *names]) == ["s3://b/00.tar", "s3://b/01.tar", *names]
+
+
+def test_globs_in_addresses_are_asked_of_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = fsspec.filesystem("memory")
+    for number in (10, 9, 1):
+        files.pipe(f"/globs/s-{number}.tar", b"x")
+    shards = [f"memory:///globs/s-{number}.tar" for number in (1, 9, 10)]
+    assert expand_shards(["memory://globs/s-*.tar"]) == shards
+    files.pipe("/globs/s-2.tar", b"x")
+    assert expand_shards(["memory://globs/s-*.tar"]) == shards, "a process lists once"
+    assert problem(expand_shards, ["memory://globs/t-*.tar"]) == "memory://globs/t-*.tar: no file matches"
+    text = problem(expand_shards, ["http://b/{a,b}/*.tar"])
+    assert (
+        text == "http://b/a/*.tar: a web server does not list its files: name them with braces ({0000..0099})"
+    )
+    monkeypatch.setattr("trainer.data.files.STORE_WAITS_S", ())
+    monkeypatch.setattr("trainer.data.shard_names.file_system", lambda pattern: 1 / 0)
+    with pytest.raises(StorageError, match=r"data.train: memory://globs/\?.tar: cannot be read"):
+        check_data(Data(train=("memory://globs/?.tar",)))
 
 
 @pytest.mark.parametrize("name", ["a[1]", "b{2}", "c*", "d,e", "f\\g", "h i"])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow
 import pytest
@@ -26,13 +27,14 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.config.formats import FORMATS
 from trainer.data.blocks import BlockReader
 from trainer.data.check import check_data
-from trainer.data.columnar import ColumnarSource, row_selection
+from trainer.data.columnar import ColumnarSource, open_columnar, row_selection
 from trainer.data.distributed_index import open_together
 from trainer.data.formats import READERS
 from trainer.data.indexed import index_in_memory
 from trainer.data.lanes import Lanes
 from trainer.data.loader import train_batches
-from trainer.data.row_groups import GroupCache, GroupReader
+from trainer.data.reading import TALLY
+from trainer.data.row_groups import GroupReader
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.source import open_images, open_source
@@ -155,6 +157,10 @@ def test_captions_have_paths_templates_and_weights(tmp_path: Path) -> None:
     assert open_source(template).read(0).captions == ("T (1999): two",)
     with pytest.raises(BadSample, match=r"a list at many, not a text: many\[\*\] takes every text"):
         open_source(Data(train=(path,), caption_column=("many",))).read(0)
+    columns["raw"] = [b"bytes of a text"]
+    path = write_parquet(tmp_path / "t.parquet", columns)
+    with pytest.raises(BadSample, match=r"it has bytes at raw, not a text"):
+        open_source(Data(train=(path,), caption_column=("raw",))).read(0)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +194,54 @@ def test_check_names_what_is_wrong_with_the_tables(tmp_path: Path) -> None:
         InputError, match=r"1 of 2 image files are missing; the first is .*/gone.png in row 1"
     ):
         check_data(Data(train=(names,)))
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        ("image", lambda image: image),
+        ("image", lambda image: {"bytes": image, "path": "a.png"}),
+        ("nested.image", lambda image: {"image": image}),
+        ("nested.image", lambda image: {"image": {"bytes": image, "path": None}}),
+    ],
+)
+def test_check_reads_no_image_that_a_table_holds(column: str, cell: Callable[[bytes], Any]) -> None:
+    image = np.random.default_rng(0).bytes(50_000)
+    table = {column.split(".")[0]: [cell(image)] * 40, "caption": ["c"] * 40}
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.table(table), out, row_group_size=10, use_dictionary=False)
+    url = "memory://tables/held.parquet"
+    fsspec.filesystem("memory").pipe("/tables/held.parquet", out.getvalue())
+    TALLY.pop()
+    assert check_data(Data(train=(url,), image_column=column)) == 40
+    read = TALLY.pop()
+    assert (read.requests, read.size) == (1, 2**16), "the footer, once"
+
+
+def test_images_that_a_table_names_are_looked_for(tmp_path: Path) -> None:
+    here = [{"bytes": picture(1), "path": "gone.png"}] * 2
+    path = write_parquet(tmp_path / "t.parquet", {"image": here, "caption": ["a", "b"]})
+    assert check_data(Data(train=(path,))) == 2, "the path is only a name of the bytes"
+    named: list[Any] = [{"bytes": None, "path": name} for name in ("t.parquet", "gone.png", "t.parquet")]
+    path = write_parquet(tmp_path / "n.parquet", {"image": named, "caption": ["a", "b", "c"]})
+    texts = write_parquet(tmp_path / "s.parquet", {"image": ["gone.png"], "caption": ["a"]})
+    with pytest.raises(InputError) as caught:
+        check_data(Data(train=(path, texts)))
+    assert "n.parquet: 1 of 3 image files are missing; the first is" in str(caught.value)
+    assert "s.parquet: 1 of 1 image file are missing" in str(caught.value).replace("files", "file")
+    source = open_images(Data(train=(path,)))
+    assert len(source) == 2, "two rows name one image"
+
+
+def test_a_damaged_column_is_no_traceback_where_images_are_looked_for(tmp_path: Path) -> None:
+    path = Path(write_parquet(tmp_path / "t.parquet", {"image": ["a.png"] * 9, "caption": ["c"] * 9}))
+    column = parquet.ParquetFile(path).metadata.row_group(0).column(0)
+    content = bytearray(path.read_bytes())
+    at = column.dictionary_page_offset or column.data_page_offset
+    content[at : at + 12] = b"\xff" * 12
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"t.parquet: cannot be read as a table"):
+        check_data(Data(train=(str(path),)))
 
 
 def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
@@ -264,14 +318,25 @@ def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
         "caption": ["c"] * 32,
     }
     path = write_parquet(tmp_path / "t.parquet", big)
-    blocks = BlockReader(index_in_memory([path], row_selection(Data(train=(path,)))))
-    cache = GroupCache(GroupReader("parquet", ["image", "caption"], 3 * 2**20, blocks))
-    for group in (*range(8), *range(8)):
-        assert cache.row(path, group, 3)["image"] == big["image"][4 * group + 3]
-        assert cache.held_bytes <= 3 * 2**20
-    assert cache.held_bytes > 2**20
+    data = Data(train=(path,), row_group_cache_mb=3)
+    index = index_in_memory([path], row_selection(data))
+    source = open_columnar(index, data)
+    for row in (*range(3, 32, 4), *range(3, 32, 4)):
+        assert source.read(row).image == big["image"][row]
+        assert source._held.held <= 3 * 2**20
+    assert source._held.held > 2**20
     with pytest.raises(InputError, match=r"row group 0 takes more memory than the 0 MiB .* `clipship pack`"):
-        GroupCache(GroupReader("parquet", ["image"], 2**19, blocks)).row(path, 0, 0)
+        GroupReader("parquet", ["image"], 2**19, BlockReader(index)).held(path, 0)
+
+
+def test_groups_of_a_mapped_file_that_are_held_are_bounded_too(tmp_path: Path) -> None:
+    """They take no memory for their columns, but are objects, of which a large file would leave millions."""
+    path = write_arrow(tmp_path / "t.arrow", rows(900), per_group=1)
+    source = open_source(Data(train=(path,), row_group_cache_mb=1))
+    assert isinstance(source, ColumnarSource)
+    for row in range(900):
+        assert source.read(row).captions == (f"caption {row}",)
+        assert source._held.held <= 2**20
 
 
 def test_a_small_file_that_unpacks_to_gigabytes_is_refused_early(tmp_path: Path) -> None:

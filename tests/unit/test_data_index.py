@@ -12,10 +12,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -23,12 +26,13 @@ from hypothesis import strategies as st
 
 from tests.support.jobs import tiny_job
 from tests.support.range_server import Ranges, serving
+from tests.support.thread_ranks import run_ranks
 from trainer.cli.index import command
 from trainer.comm.protocol import Comm
 from trainer.config import Data
 from trainer.data import distributed_index, files, index
 from trainer.data.entry import Entry
-from trainer.data.files import Files
+from trainer.data.files import Files, Stamp
 from trainer.data.identity import data_rows
 from trainer.data.index import (
     catalogue_file,
@@ -409,6 +413,81 @@ def test_a_job_opens_what_it_has_indexed_whatever_others_make_of_the_catalogue(
     monkeypatch.setattr(distributed_index, "write_catalogue", overwritten)
     job = tiny_job(data={"train": tuple(shards), "format": "webdataset", "index": str(tmp_path / "index")})
     assert len(distributed_index.open_together(job, alone)) == 9
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "table"])
+def test_ranks_that_see_different_files_are_refused(
+    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Each would make an order of its own: samples would be lost and come twice in silence."""
+    job = tiny_job(data={"train": (f"{tmp_path}/*.tar",), "format": kind, "index": str(tmp_path / "index")})
+
+    def seen(patterns: Sequence[str]) -> list[str]:
+        return shards[:-1] if threading.current_thread().name == "late" else shards
+
+    def opened(comm: Comm) -> str:
+        if comm.world.rank == 1:
+            threading.current_thread().name = "late"
+        with pytest.raises(StorageError) as caught:
+            distributed_index.open_together(job, comm)
+        return str(caught.value)
+
+    monkeypatch.setattr(distributed_index, "expand_shards", seen)
+    text = "data.train: rank 0 finds 3 files, and rank 1 2 or others: nodes may see new files late"
+    assert [each[: len(text)] for each in run_ranks(2, opened)] == [text] * 2
+
+
+def test_ranks_share_the_requests_for_versions_and_index_in_rounds(
+    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank alone would ask for 100,000 shards for minutes, and who is done would wait for the others."""
+    store = fsspec.filesystem("memory")
+    for path in shards:
+        store.pipe(f"/rounds/{Path(path).name}", Path(path).read_bytes())
+    far = [f"memory://rounds/{Path(path).name}" for path in shards]
+    asked: list[list[str]] = []
+    indexed: list[list[str]] = []
+
+    def versions_of(paths: Sequence[str]) -> dict[str, Stamp]:
+        asked.append(list(paths))
+        return index.versions_of(paths)
+
+    def index_shards(versions: Mapping[str, Stamp], *others: Any) -> dict[str, Entry]:
+        indexed.append(list(versions))
+        return index.index_shards(versions, *others)
+
+    monkeypatch.setattr(distributed_index, "versions_of", versions_of)
+    monkeypatch.setattr(distributed_index, "index_shards", index_shards)
+    monkeypatch.setattr(distributed_index, "ROUND", 1)
+    job = tiny_job(data={"train": tuple(far), "format": "webdataset", "index": str(tmp_path / "index")})
+    for times in (1, 2):
+        sources = run_ranks(2, lambda comm: distributed_index.open_together(job, comm))
+        assert [source.shard_sizes() for source in sources] == [
+            open_shards(shards, ("jpg",), "txt", "captions").shard_sizes()
+        ] * 2
+        assert sorted(asked) == sorted([far[::2], far[1::2], []] * times)
+        assert sorted(indexed) == sorted([[far[0]], [far[1]], [far[2]], []]), (
+            "what is there is not read again"
+        )
+    store.rm("/rounds", recursive=True)
+    with pytest.raises(InputError) as caught:
+        run_ranks(2, lambda comm: distributed_index.open_together(job, comm))
+    assert len(str(caught.value).splitlines()) == 3, "each file once"
+
+
+def test_a_file_that_one_rank_lacks_ends_all_ranks_alike(
+    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny_job(data={"train": (f"{tmp_path}/none*.tar",), "format": "webdataset"})
+
+    def opened(comm: Comm) -> str:
+        with pytest.raises(InputError) as caught:
+            distributed_index.open_together(job, comm)
+        return str(caught.value)
+
+    texts = run_ranks(2, opened)
+    assert texts[0] == texts[1]
+    assert "no file matches" in texts[0]
 
 
 def test_many_shards_that_are_not_there_are_waited_for_together(

@@ -1,6 +1,7 @@
 """Blocks are read ahead, each once a rank, and the batches are those that samples read alone would give."""
 
 import io
+import mmap
 import os
 import tarfile
 from collections import Counter
@@ -19,6 +20,7 @@ from torch import Tensor
 from tests.support.range_server import serving
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
+from trainer.data import arena as arena_module
 from trainer.data.arena import MOST_SPARE, Arena
 from trainer.data.blocks import Block, BlockReader
 from trainer.data.columnar import ParquetSource
@@ -311,6 +313,14 @@ def test_an_arena_gives_back_what_was_put_and_uses_memory_again(monkeypatch: pyt
     arena.free(again)
     assert arena.held_bytes == held - 4 * 4096
     assert [arena.read(kept.place, 3) for kept in (small, two)] == [b"sma", b"two"]
+
+
+def test_an_arena_goes_by_the_pages_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 64 kB, too: elsewhere a block could not be mapped, and its memory not be given back."""
+    assert mmap.ALLOCATIONGRANULARITY == arena_module._PAGE
+    monkeypatch.setattr(arena_module, "_PAGE", 2**16)
+    arena = Arena()
+    assert [arena.put(content).place for content in (b"x", b"y" * 70_000, b"z")] == [0, 2**16, 3 * 2**16]
 
 
 def test_a_sample_of_an_arena_is_read_in_as_many_calls_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:

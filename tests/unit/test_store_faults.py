@@ -1,12 +1,17 @@
 """Faults of stores, behind http and S3: nothing is lost or comes twice, or one sentence says why."""
 
+import io
 import json
 import os
 import socket
+import tarfile
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +20,12 @@ from tests.support.range_server import RETRY_AFTER_S, Ranges, serving
 from tests.unit.test_data_read_ahead import keys, opened
 from tests.unit.test_data_read_ahead import shards as shards
 from trainer.config import Data
-from trainer.data import files
+from trainer.data import files, index
+from trainer.data.arena import Arena
 from trainer.data.changed import LOOK_S, Unchanged
-from trainer.data.files import Files
-from trainer.data.index import index_shards, open_index, stale, write_catalogue
+from trainer.data.entry import Content, Selects
+from trainer.data.files import Files, stamp
+from trainer.data.index import index_shards, open_index, scan, stale, write_catalogue
 from trainer.data.lanes import Lanes
 from trainer.data.sample import BadSample
 from trainer.data.shards import open_indexed, shard_selection
@@ -194,3 +201,82 @@ def test_a_file_that_changed_under_the_run_is_named_and_no_mere_bad_sample(
     now_s = 3 * LOOK_S
     unchanged.check(bad[1:])
     Unchanged(opened(shards)).check(bad)
+
+
+def recaptioned(shard: Path) -> bytes:
+    """The shard with shorter captions: every member lies where it lay."""
+    out = io.BytesIO()
+    with tarfile.open(shard) as old, tarfile.open(fileobj=out, mode="w") as new:
+        for member in old:
+            if member.name.endswith(".txt"):
+                member.size = 5
+                new.addfile(member, io.BytesIO(b"other"))
+            else:
+                new.addfile(member, old.extractfile(member))
+    return out.getvalue()
+
+
+def test_a_local_file_that_changes_under_the_run_is_named_at_its_next_block(
+    shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its images can be decoded as before, and its captions would be cut in silence."""
+    shard, content = tmp_path / "00.tar", (Path(shards).parent / "00.tar").read_bytes()
+    shard.write_bytes(content)
+    paths, selection = [str(shard)], shard_selection(Data(train=(str(shard),)))
+    write_catalogue(tmp_path, selection, index_shards(stale(paths, selection, tmp_path), selection, tmp_path))
+    source = open_indexed(open_index(paths, selection, tmp_path), selection, "captions")
+    source.read_block(0, 7, Arena())
+    scans: list[str] = []
+
+    def counted(path: str, how: Selects) -> Content:
+        scans.append(path)
+        return scan(path, how)
+
+    monkeypatch.setattr(index, "scan", counted)
+    os.utime(shard, (1, 1))
+    for _ in range(2):
+        source.read_block(7, 7, Arena())
+    assert scans == paths, "a new time alone is looked into once"
+    other = recaptioned(shard)
+    assert len(other) == len(content)
+    shard.write_bytes(other)
+    with pytest.raises(
+        InputError, match=rf"{shard}: the file has changed under the run, .*Put back what was"
+    ):
+        source.read_block(14, 7, Arena())
+    shard.write_bytes(content + bytes(512))
+    with pytest.raises(InputError, match=r"has changed under the run"):
+        source.read_block(14, 7, Arena())
+    shard.write_bytes(content)
+    source.read_block(14, 7, Arena())
+
+
+class PlainServer(SimpleHTTPRequestHandler):
+    """Python's own web server: it has no ETag."""
+
+    says_length = True
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if type(self).says_length or keyword != "Content-Length":
+            super().send_header(keyword, value)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+def test_a_server_without_etags_tells_versions_by_their_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "0.tar"
+    file.write_bytes(b"content")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(PlainServer, directory=str(tmp_path))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/0.tar"
+        os.utime(file, (1, 1))
+        assert stamp(address) == (7, "Thu, 01 Jan 1970 00:00:01 GMT")
+        os.utime(file, (2, 2))
+        assert stamp(address).changed == "Thu, 01 Jan 1970 00:00:02 GMT"
+        monkeypatch.setattr(PlainServer, "says_length", False)
+        with pytest.raises(InputError, match=r"0\.tar: the server does not say how long it is"):
+            stamp(address)
+        server.shutdown()

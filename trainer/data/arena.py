@@ -20,7 +20,8 @@ SPARE_BYTES, MOST_SPARE = 2**25, 64
 """Memory, and number of its parts, that is kept for later blocks."""
 _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE of Linux."""
-_PAGE = 4096
+_PAGE = mmap.ALLOCATIONGRANULARITY
+"""Bytes of a page: 64 kB on some ARM machines, where nothing else can be mapped or given back."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 

@@ -19,7 +19,10 @@ MOST_JSON_BYTES = 2**24
 """Largest JSON that is parsed; in memory it takes up to 30 times as much."""
 _SHOWN_FIELDS = 12
 _SHOWN_LETTERS = 60
-_KINDS = {dict: "an object", list: "a list", bool: "true or false", int: "a number", float: "a number"}
+_KINDS = {
+    dict: "an object", list: "a list", str: "a text", bytes: "bytes", bool: "true or false", int: "a number",
+    float: "a number",
+}  # fmt: skip
 
 
 class Captions(NamedTuple):
@@ -240,4 +243,4 @@ def _short(name: str) -> str:
 def _kind(value: Any) -> str:
     if value is None:
         return "null"
-    return _KINDS.get(type(value), "a text")
+    return _KINDS.get(type(value), type(value).__name__)

@@ -14,6 +14,15 @@ LOOK_S = 10.0
 """Shortest time between two looks: of many bad samples most are of a file that has changed, if one has."""
 
 
+def changed(path: str, before: Stamp, now: Stamp) -> InputError:
+    """Returns the error for a file that is another one than when it was indexed."""
+    return InputError(
+        f"{path}: the file has changed under the run, and its samples are not where they were: it had "
+        f"{many(before.size, 'byte')} ({before.changed}) when it was indexed and has {now.size:,} "
+        f"({now.changed}). Put back what was there and start the run again; other data are another run."
+    )
+
+
 class Unchanged:
     """Looks at the file of a bad sample, now and then, whether it is still the one that was indexed."""
 
@@ -34,12 +43,7 @@ class Unchanged:
         with suppress(Exception):  # whatever storage raises: reading says more of it
             now = stamp(path)
         if now != before:
-            raise InputError(
-                f"{path}: the file has changed under the run, and its samples are not where they were: it "
-                f"had {many(before.size, 'byte')} ({before.changed}) when it was indexed and has "
-                f"{now.size:,} ({now.changed}). Put back what was there and start the run again; other data "
-                "are another run."
-            )
+            raise changed(path, before, now)
 
     def _stamps(self) -> Mapping[str, Stamp]:
         """Returns size and time of change of each file when it was indexed."""

@@ -12,7 +12,7 @@ from trainer.data.blocks import InBlocks
 from trainer.data.indexed import Indexed
 from trainer.data.lanes import Lanes
 from trainer.data.order import Order
-from trainer.data.reading_plan import BLOCK_BYTES, MOST_BYTES, MOST_SHARE, lanes_of_a_rank
+from trainer.data.reading_plan import BLOCK_BYTES, MOST_BYTES, MOST_SHARE, fitting_lanes
 from trainer.data.sample import InUnits, Source
 from trainer.data.window_order import Window
 from trainer.sysinfo.memory import host_bytes
@@ -49,13 +49,14 @@ def choose_order(data: Data, source: Source, batch: int, ranks: int, room: int) 
     sample_bytes = mean_sample_bytes(source)
     if isinstance(source, InUnits):
         group = max(1, *source.shard_sizes())
-        return Lanes(group, _lanes(batch, ranks, group * sample_bytes, data.row_group_cache_mb * 2**20))
+        room = data.row_group_cache_mb * 2**20
+        return Lanes(group, fitting_lanes(batch, ranks, group * sample_bytes, room))
     if not isinstance(source, InBlocks) or not sample_bytes:
         return Lanes(data.block_samples or ALONE, batch)
     wanted = data.block_samples or max(1, round(BLOCK_BYTES / sample_bytes))
     fitting = int(room / sample_bytes / -(-batch // ranks))
     block = wanted if data.block_samples else min(wanted, max(LEAST, fitting))
-    return Lanes(block, _lanes(batch, ranks, block * sample_bytes, room))
+    return Lanes(block, fitting_lanes(batch, ranks, block * sample_bytes, room))
 
 
 def mean_sample_bytes(source: Source) -> float:
@@ -64,11 +65,3 @@ def mean_sample_bytes(source: Source) -> float:
         return 0
     size = sum(entry.size for entry in source.index.entries)
     return size / max(1, len(source))
-
-
-def _lanes(batch: int, ranks: int, block_bytes: float, room: int) -> int:
-    """Returns the most lanes, a divisor of the batch, of which a rank's blocks take at most `room` bytes."""
-    divisors = (number for number in range(batch, 0, -1) if batch % number == 0)
-    return next(
-        (number for number in divisors if lanes_of_a_rank(batch, ranks, number) * block_bytes <= room), 1
-    )

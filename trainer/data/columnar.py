@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import count
+from operator import attrgetter
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -30,9 +31,9 @@ from trainer.data.indexed import filtered_of, left_out_of
 from trainer.data.recent import Recent
 from trainer.data.row_groups import (
     DamagedTable,
-    GroupCache,
     GroupReader,
     Groups,
+    HeldGroup,
     cells_of,
     groups_in,
     readable,
@@ -93,11 +94,6 @@ class RowSelection(NamedTuple):
     """Columns that a row needs."""
     image: Path
     filters: tuple[str, ...] = ()
-
-    def with_all_rows(self) -> "RowSelection":
-        """Returns the selection without filters; the columns that these read must exist."""
-        columns = tuple(dict.fromkeys([*self.columns, *self.filter_columns]))
-        return self._replace(columns=columns, filters=())
 
     @property
     def filter_columns(self) -> list[str]:
@@ -244,7 +240,7 @@ class ColumnarSource:
         self._numbering = Numbering(self.shard_sizes())
         self.reader = BlockReader(index)
         self._groups = GroupReader(selection.form, columns.names, cache_bytes, self.reader)
-        self._cache = GroupCache(self._groups)
+        self._held: Recent[tuple[str, int], HeldGroup] = Recent(cache_bytes, attrgetter("size"))
         self._rows: Recent[int, tuple[NDArray[np.int64], NDArray[np.uint32]]] = Recent(MAPPED_FILES)
 
     @cached_property
@@ -275,7 +271,8 @@ class ColumnarSource:
         path, group, rows = self.rows(index, 1)
         key = row_key(group, int(rows[0]))
         try:
-            return path, key, self._cache.row(path, group, int(rows[0]))
+            held = self._held.get((path, group), lambda: self._groups.held(path, group))
+            return path, key, held.row(int(rows[0]))
         except DamagedTable as error:
             raise _damaged(path, key, str(error)) from error
 

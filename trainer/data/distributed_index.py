@@ -7,12 +7,13 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
+from functools import partial
+from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trainer.comm.protocol import Comm
-from trainer.config import Job
+from trainer.config import Data, Job, is_remote
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import CaptionReader
 from trainer.data.entry import Entry, Selects
@@ -21,21 +22,25 @@ from trainer.data.index import (
     Index,
     index_folder,
     index_shards,
+    lacking,
     open_index,
     raise_all,
-    stale,
+    versions_of,
     write_catalogue,
 )
 from trainer.data.sample import Source
 from trainer.data.shard_names import expand_shards
 from trainer.data.shards import shard_selection
 from trainer.data.source import open_source, open_with_index, selection_of
-from trainer.errors import EncodedError, InputError, decode_error, encode_error
+from trainer.errors import EncodedError, InputError, StorageError, decode_error, encode_error
 from trainer.run.folder import run_folder
 from trainer.run.layout import INDEX
+from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 Missing = TypeVar("Missing", bound=Collection[str])
+ROUND = 256
+"""Shards that a rank indexes before it waits for the others: none waits for long enough to look hung."""
 
 
 def open_together(job: Job, comm: Comm) -> Source:
@@ -44,25 +49,79 @@ def open_together(job: Job, comm: Comm) -> Source:
     Raises InputError on all ranks alike.
     """
     data, selection = job.data, selection_of(job.data)
+    paths = _same_files(data, comm) if data.train else []
     if data.streams:
-        return _open_streams(job, comm, expand_shards(data.train))
+        return _open_streams(job, comm, paths)
     if selection is None:
         return open_source(data)
-    paths = expand_shards(data.train)
     index = _index_together(job, comm, paths, selection)
     return open_with_index(index, data, Allowed.by(data))
 
 
+def _same_files(data: Data, comm: Comm) -> list[str]:
+    """Collective: returns the files that `data.train` names, which all ranks must see alike."""
+    paths: list[str] = []
+
+    def seen() -> tuple[int, str]:
+        paths[:] = expand_shards(data.train)
+        return len(paths), blake2b("\n".join(paths).encode("utf-8", "surrogateescape")).hexdigest()
+
+    of_ranks, problems = _of_each_rank(comm, seen)
+    _raise_alike(problems)
+    if (rank := next((rank for rank, each in enumerate(of_ranks) if each != of_ranks[0]), None)) is not None:
+        raise StorageError(
+            f"data.train: rank 0 finds {many(of_ranks[0][0], 'file')}, and rank {rank} {of_ranks[rank][0]:,} "
+            "or others: nodes may see new files late, or have folders of their own. Start again when all see "
+            "the same, or name the files with braces ({0000..0099})"
+        )
+    return paths
+
+
+def _of_each_rank(comm: Comm, own: Callable[[], Any]) -> tuple[list[Any], list[EncodedError]]:
+    """Collective: returns what the call gives on each rank, in their order, and the problems that it has."""
+    try:
+        given, problem = own(), None
+    except InputError as error:
+        given, problem = None, error
+    gathered = comm.all_gather_object((given, encode_error(problem)))
+    return [given for given, _ in gathered], [problem for _, problem in gathered if problem]
+
+
+def _raise_alike(encoded: Sequence[EncodedError]) -> None:
+    """Raises one error for the problems of all ranks, each once, if there is any."""
+    problems = [decode_error((kind, text)) for kind, text in dict.fromkeys(map(tuple, encoded))]
+    raise_all([error for error in problems if isinstance(error, InputError)], shown=len(problems))
+
+
 def _index_together(job: Job, comm: Comm, paths: Sequence[str], selection: Selects) -> Index:
     """Collective: returns the index on disk, brought up to date by all ranks."""
+    far = _versions(comm, list(filter(is_remote, paths)))
     folder_name, missing, encoded = comm.broadcast_object(
-        _plan(job, paths, selection) if comm.world.rank == 0 else None
+        _plan(job, paths, far, selection) if comm.world.rank == 0 else None
     )
     if problem := decode_error(encoded):
         raise problem
     folder = Path(folder_name)
     fresh = _index(comm, missing, selection, folder) if missing else {}
     return open_index(paths, selection, folder, fresh)
+
+
+def _versions(comm: Comm, paths: Sequence[str]) -> dict[str, Stamp]:
+    """Collective: returns the present versions of far files.
+
+    Each rank asks for a part: a request for each of 100,000 would take one rank minutes.
+    """
+    if not paths:
+        return {}
+    ranks = comm.world.size
+    parts, problems = _of_each_rank(comm, lambda: [*versions_of(paths[comm.world.rank :: ranks]).values()])
+    _raise_alike(problems)
+    found = {
+        path: Stamp(*version)
+        for rank, versions in enumerate(parts)
+        for path, version in zip(paths[rank::ranks], versions, strict=True)
+    }
+    return {path: found[path] for path in paths}
 
 
 def index_of_run(
@@ -80,14 +139,16 @@ def index_of_run(
 
 
 def _plan(
-    job: Job, paths: Sequence[str], selection: Selects
+    job: Job, paths: Sequence[str], far: Mapping[str, Stamp], selection: Selects
 ) -> tuple[str, dict[str, Stamp], EncodedError | None]:
     """Returns the index's folder, the shards that it lacks with their versions, and the problem if any.
 
-    They are values that can be sent to the other ranks.
+    `far` has the versions of those that lie behind addresses. What is returned can be sent to other ranks.
     """
     try:
-        folder, missing = index_of_run(job, paths, lambda folder: stale(paths, selection, folder))
+        here = versions_of([path for path in paths if path not in far])
+        versions = {path: here.get(path) or far[path] for path in paths}
+        folder, missing = index_of_run(job, paths, lambda folder: lacking(versions, selection, folder))
     except InputError as error:
         return "", {}, encode_error(error)
     if missing:
@@ -117,28 +178,28 @@ def _index(comm: Comm, missing: Mapping[str, Stamp], selection: Selects, folder:
 
     Each rank reads its part of the shards, and rank 0 writes the catalogue.
     """
-    entries: dict[str, Entry] = {}
-    problem: InputError | None = None
-    try:
-        shards = islice(missing.items(), comm.world.rank, None, comm.world.size)
-        own = {path: Stamp(*version) for path, version in shards}
-        # Each shard that is read starts the phase's time limit anew.
-        entries = index_shards(
-            own, selection, folder, progress=lambda done, of: comm.heartbeat.begin_phase("init")
+    shards, entries, problems = list(missing.items()), dict[str, Entry](), list[EncodedError]()
+    of_round = ROUND * comm.world.size
+    for begin in range(0, len(shards), of_round):
+        own = shards[begin : begin + of_round][comm.world.rank :: comm.world.size]
+        found, of_ranks = _of_each_rank(comm, partial(_indexed, comm, own, selection, folder))
+        problems += of_ranks
+        entries |= {name: Entry(**entry) for each in found if each for name, entry in each.items()}
+        comm.heartbeat.begin_phase("init")
+    if not problems:
+        written = (
+            partial(write_catalogue, folder, selection, entries) if comm.world.rank == 0 else lambda: None
         )
-    except InputError as error:
-        problem = error
-    gathered = comm.all_gather_object(
-        ({name: asdict(entry) for name, entry in entries.items()}, encode_error(problem))
-    )
-    encoded = [problem for _, problem in gathered if problem]
-    every = {name: Entry(**entry) for of_rank, _ in gathered for name, entry in of_rank.items()}
-    if not encoded and comm.world.rank == 0:
-        try:
-            write_catalogue(folder, selection, every)
-        except InputError as error:
-            encoded = [encode_error(error)]
-    decoded = map(decode_error, comm.broadcast_object(encoded))
-    problems = [error for error in decoded if isinstance(error, InputError)]
-    raise_all(problems, shown=len(problems))  # each problem is a rank's own list
-    return every
+        problems = _of_each_rank(comm, written)[1]
+    _raise_alike(problems)
+    return entries
+
+
+def _indexed(
+    comm: Comm, shards: Sequence[tuple[str, Stamp]], selection: Selects, folder: Path
+) -> dict[str, dict[str, Any]]:
+    """Indexes a rank's shards; returns their entries as values that can be sent to the other ranks."""
+    versions = {path: Stamp(*version) for path, version in shards}
+    # Each shard that is read starts the phase's time limit anew.
+    entries = index_shards(versions, selection, folder, lambda done, of: comm.heartbeat.begin_phase("init"))
+    return {name: asdict(entry) for name, entry in entries.items()}

@@ -39,6 +39,9 @@ _WERE_GOOD = (
     "last checkpoint"
 )
 
+_VERSIONS = ("ETag", "etag", "mtime", "LastModified", "updated", "Last-Modified", "last_modified")
+"""Names by which clients of fsspec's say which version of a file there is, the surest first."""
+
 
 class Stamp(NamedTuple):
     """Size and time of change, which tell one version of a file from the next."""
@@ -250,11 +253,9 @@ def stamp(path: str) -> Stamp:
         status = os.stat(path)
         return Stamp(status.st_size, str(status.st_mtime_ns))
     info = file_system(path).info(path)
-    changed = next(
-        (str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "updated") if info.get(name)),
-        "",
-    )
-    return Stamp(int(info["size"] or 0), changed)
+    if info["size"] is None:
+        raise InputError(f"{path}: the server does not say how long it is (Content-Length)")
+    return Stamp(int(info["size"]), next((str(info[name]) for name in _VERSIONS if info.get(name)), ""))
 
 
 def opened(path: str, size: int | None = None) -> "closing[BinaryIO]":

@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trainer.config import Data
+from trainer.config import Data, Job
 
 if TYPE_CHECKING:
     from trainer.data.bad_samples import Allowed
     from trainer.data.entry import Selects
     from trainer.data.index import Index
+    from trainer.data.index_reading import StartReading
     from trainer.data.sample import Source
     from trainer.data.tables import Table
 
@@ -48,6 +49,10 @@ class Format(ABC):
 
     def indexed(self, index: "Index", data: Data, allowed: "Allowed") -> "Source":
         """Opens the samples for training through an index."""
+        raise NotImplementedError
+
+    def start_reading(self, files: Sequence[str], job: Job) -> "StartReading":
+        """Returns what foretells what a start reads, for a format whose blocks are read ahead."""
         raise NotImplementedError
 
 
@@ -95,6 +100,11 @@ class _Shards(_Indexed):
         from trainer.data.bad_samples import Allowed
 
         return self.source(data, Allowed.by(data), progress)
+
+    def start_reading(self, files: Sequence[str], job: Job) -> "StartReading":
+        from trainer.data.index_reading import ShardReading
+
+        return ShardReading(job)
 
 
 class _Tables(Format):
@@ -155,6 +165,11 @@ class _RowGroups(_Indexed):
         from trainer.data.table_groups import row_groups_by_image
 
         return row_groups_by_image(data, progress)
+
+    def start_reading(self, files: Sequence[str], job: Job) -> "StartReading":
+        from trainer.data.table_reading import TableReading
+
+        return TableReading(files, job.data)
 
 
 class _Synthetic(Format):

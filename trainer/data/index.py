@@ -84,6 +84,17 @@ class Index:
             f"{file}: the index of {path} is damaged: remove the file and run `clipship index` again"
         )
 
+    def is_as_indexed(self, number: int) -> bool:
+        """Returns whether a file holds what was indexed, as far as its headers say; no if that is not known.
+
+        Raises InputError, which names the file, if it cannot be read.
+        """
+        if self.on_disk is None:
+            return False
+        found, entry = scan(self.paths[number], self.on_disk[1]), self.entries[number]
+        same_groups = list(found.entry.groups) == list(entry.groups)
+        return same_groups and _digest(b"".join(found.payload)) == entry.digest
+
 
 def index_folder(paths: Sequence[str]) -> Path | None:
     """Returns the folder in which the index of these shards is or may be made, beside the first shard.
@@ -100,14 +111,24 @@ def index_folder(paths: Sequence[str]) -> Path | None:
 def stale(paths: Sequence[str], selection: Selects, folder: Path, adopt: bool = True) -> dict[str, Stamp]:
     """Returns the shards that the index lacks or that have changed since, with their present versions.
 
-    With `adopt` the catalogue gets what a killed job has read before. Raises InputError, which lists the
-    shards whose state cannot be read.
+    With `adopt` the catalogue gets what a killed job has read before. Raises as `versions_of` does.
     """
-    known = read_catalogue(folder, selection)
+    return lacking(versions_of(paths), selection, folder, adopt)
+
+
+def versions_of(paths: Sequence[str]) -> dict[str, Stamp]:
+    """Returns the present versions of files. Raises InputError, which lists those without one."""
     with ThreadPoolExecutor(THREADS) as pool:
         stamps = persistent_each(paths, stamp, pool)
     raise_all([result for result in stamps if isinstance(result, InputError)])
-    versions = dict(zip(paths, cast(Sequence[Stamp], stamps), strict=True))
+    return dict(zip(paths, cast(Sequence[Stamp], stamps), strict=True))
+
+
+def lacking(
+    versions: Mapping[str, Stamp], selection: Selects, folder: Path, adopt: bool = True
+) -> dict[str, Stamp]:
+    """Returns those of the versions that the index lacks, as `stale` does."""
+    known = read_catalogue(folder, selection)
     missing = {
         path: version
         for path, version in versions.items()

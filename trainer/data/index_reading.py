@@ -5,15 +5,18 @@ that is like that beginning, and what it would ask for is counted.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
-from trainer.config import is_remote
+from trainer.config import Job, is_remote
+from trainer.config.batch_plan import BatchPlan
 from trainer.data.files import Files, open_file, stamp
 from trainer.data.hops import Hopping
 from trainer.data.index import THREADS
+from trainer.data.reading_plan import FirstBatch, first_batch
+from trainer.data.shards import shard_selection
 from trainer.data.tar import Selection, read_headers
 
 SIZED = 16
@@ -58,8 +61,29 @@ class IndexReading(NamedTuple):
     read_bytes: float
     requests: float
     """Both are 0 for local shards, of which only headers are read."""
-    seconds: float
-    """Time on all ranks, if their machines are like this one."""
+    seconds: float | None
+    """Time on all ranks, if their machines are like this one; None if it is not known."""
+
+
+class StartReading(Protocol):
+    """Protocol of what foretells what a start reads of the files of one format."""
+
+    what: str
+    """Parts of the files that are read for an index."""
+
+    def index(self, missing: Sequence[str], ranks: int, speed: Speed | None) -> IndexReading:
+        """Estimates what it takes to index files; `speed` is that of far ones, None for local ones.
+
+        Raises what reading raises.
+        """
+
+    def first_batch(
+        self, batch_plan: BatchPlan, begun: Mapping[str, Any] | None, samples: int | None
+    ) -> FirstBatch:
+        """Estimates a rank's reads for the first batch; the arguments are those of `reading_rows`.
+
+        Raises what reading raises.
+        """
 
 
 def index_reading(
@@ -81,6 +105,25 @@ def index_reading(
     return IndexReading(
         total, read_bytes, requests, max(look.cpu_s * total, waiting_s) / min(ranks, len(shards))
     )
+
+
+class ShardReading:
+    """What a start reads of shards."""
+
+    what = "headers"
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def index(self, missing: Sequence[str], ranks: int, speed: Speed | None) -> IndexReading:
+        """Estimates what it takes to index shards, as `index_reading` does."""
+        return index_reading(missing, shard_selection(self._job.data), ranks, speed)
+
+    def first_batch(
+        self, batch_plan: BatchPlan, begun: Mapping[str, Any] | None, samples: int | None
+    ) -> FirstBatch:
+        """Returns the blocks of a rank's part of the first batch."""
+        return first_batch(self._job, batch_plan, begun, samples)
 
 
 class _Look(NamedTuple):

@@ -15,9 +15,9 @@ from trainer.config import Data
 from trainer.config.formats import FORMATS, row_of
 from trainer.data.captions import captions_in
 from trainer.data.columnar import Columns, check_columns
-from trainer.data.files import open_file, stamp
+from trainer.data.files import stamp
 from trainer.data.image_cells import drive_advice, image_cell, is_url, named_image
-from trainer.data.row_groups import cells_of, groups_in
+from trainer.data.row_groups import cells_of, open_groups
 from trainer.data.sample import kind_of_file
 from trainer.data.tables import Table, TableColumns, list_rows, missing_images, read_all_rows, unfilled
 from trainer.errors import InputError
@@ -159,8 +159,7 @@ class GroupRows:
         """Returns all rows of a table."""
         columns, name = Columns.by(data), str(path.absolute())
         used = {str(place[0]) for place in (columns.image, *(() if columns.templates else columns.captions))}
-        with open_file(name) as file:
-            groups = groups_in(file, name, row_of(name).name)
+        with open_groups(name, row_of(name).name) as groups:
             check_columns(name, groups, [*columns.names, *groups.columns])
             return cls(
                 name,
@@ -209,8 +208,7 @@ class GroupRows:
 
     def _cells(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yields number and cells of each row, read group by group."""
-        with open_file(self.path) as file:
-            groups = groups_in(file, self.path, self.form)
+        with open_groups(self.path, self.form) as groups:
             for group, last in enumerate(accumulate(self.sizes)):
                 first = last - self.sizes[group]
                 if first < self.end and last > self.begin:

@@ -65,11 +65,9 @@ class FirstBatch(NamedTuple):
 
 def first_batch(
     job: Job, batch_plan: BatchPlan, begun: Mapping[str, Any] | None = None, samples: int | None = None
-) -> FirstBatch | None:
-    """Returns it for shards, else None; the arguments are those of `reading_rows`."""
+) -> FirstBatch:
+    """Returns it for shards; the arguments are those of `reading_rows`."""
     data, slots = job.data, batch_plan.batch_size_per_rank
-    if not _reads_blocks(data):
-        return None
     if (begun or {"order": data.order})["order"] == "window":
         return FirstBatch(slots, None)
     size = _local_bytes(expand_shards(data.train))
@@ -87,6 +85,14 @@ def lanes_of_a_rank(batch: int, ranks: int, lanes: int) -> int:
     slots, of_a_lane = batch // ranks, batch // lanes
     begins = range(0, batch, slots)
     return max((begin + slots - 1) // of_a_lane - begin // of_a_lane + 1 for begin in begins)
+
+
+def fitting_lanes(batch: int, ranks: int, block_bytes: float, room: int) -> int:
+    """Returns the most lanes, a divisor of the batch, of which a rank's blocks take at most `room` bytes."""
+    divisors = (number for number in range(batch, 0, -1) if batch % number == 0)
+    return next(
+        (number for number in divisors if lanes_of_a_rank(batch, ranks, number) * block_bytes <= room), 1
+    )
 
 
 def _reads_blocks(data: Data) -> bool:

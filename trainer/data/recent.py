@@ -9,12 +9,22 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Recent(Generic[Key, Value]):
-    """The values that were used last, at most `most` of them; pickled without them. Threads may call it."""
+def _one(_value: object) -> int:
+    return 1
 
-    def __init__(self, most: int) -> None:
-        self._most, self._changing = most, Lock()
+
+class Recent(Generic[Key, Value]):
+    """The values that were used last, by default at most `most` of them; pickled without them.
+
+    With `size_of`, which can be pickled, their sizes add up to `most`, if there is more than one. Threads may
+    call it.
+    """
+
+    def __init__(self, most: int, size_of: Callable[[Value], int] = _one) -> None:
+        self._most, self._size_of, self._changing = most, size_of, Lock()
         self._kept: OrderedDict[Key, Value] = OrderedDict()
+        self.held = 0
+        """Sum of the sizes of what is kept."""
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """Returns the value of a key, which is made if it is not kept. Raises what `make` raises."""
@@ -24,9 +34,11 @@ class Recent(Generic[Key, Value]):
                 return self._kept[key]
         made = make()
         with self._changing:
-            self._kept[key] = made
-            if len(self._kept) > self._most:
-                self._kept.popitem(last=False)
+            if key not in self._kept:  # another thread may have made it, too
+                self._kept[key] = made
+                self.held += self._size_of(made)
+            while self.held > self._most and len(self._kept) > 1:
+                self.held -= self._size_of(self._kept.popitem(last=False)[1])
         return made
 
     def values(self) -> list[Value]:
@@ -34,5 +46,5 @@ class Recent(Generic[Key, Value]):
         with self._changing:
             return list(self._kept.values())
 
-    def __reduce__(self) -> tuple[type["Recent[Key, Value]"], tuple[int]]:
-        return Recent, (self._most,)
+    def __reduce__(self) -> tuple[type["Recent[Key, Value]"], tuple[int, Callable[[Value], int]]]:
+        return Recent, (self._most, self._size_of)

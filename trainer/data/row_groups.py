@@ -5,20 +5,23 @@ stream format, as Hugging Face's datasets are stored. pyarrow is imported when a
 """
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from trainer.config import is_remote
-from trainer.data.blocks import BlockReader
+from trainer.config.caption_key import Path
+from trainer.data.blocks import BlockReader, gap_bytes
+from trainer.data.files import opened
 from trainer.data.recent import Recent
 from trainer.errors import InputError
 from trainer.sysinfo.extras import require
 
 ROWS_AT_ONCE = 64
 """Rows that are decoded before the memory that they take is compared with the limit."""
+BATCH_BYTES = 2**12
+"""Memory of a batch beside that of its columns."""
 OPEN_FILES = 64
 MOST_PACKED_BYTES = 2**26
 """Largest number of bytes to which the batches of an Arrow stream may unpack."""
@@ -42,8 +45,11 @@ class Groups(Protocol):
     def unpacked_bytes(self, group: int, columns: Sequence[str]) -> int:
         """Returns the memory in bytes that columns of a group take, as the file says; 0 if it does not."""
 
-    def fetch(self, group: int, columns: Sequence[str], gap_bytes: int) -> None:
-        """Reads the columns of a group at once, if there are not more bytes than that between them."""
+    def fetch(self, group: int, columns: Sequence[str], most_gap: int) -> None:
+        """Reads the columns of a group at once, if there are at most `most_gap` bytes between them."""
+
+    def naming(self, group: int, place: Path) -> Sequence[str]:
+        """Returns the columns to read for the images that a group names; none if it surely holds them."""
 
     def read(self, group: int, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
         """Yields the columns of one group as pyarrow.RecordBatch, and the memory of each in bytes.
@@ -85,21 +91,46 @@ class ParquetGroups:
             if part.path_in_schema.partition(".")[0] in columns or part.path_in_schema in columns
         ]
 
-    def fetch(self, group: int, columns: Sequence[str], gap_bytes: int) -> None:
-        """Reads the columns of a group at once, if there are not more bytes than that between them."""
+    def parts(self, group: int, columns: Sequence[str], most_gap: int = -1) -> list[tuple[int, int]]:
+        """Returns where what is read of a group's columns begins and ends in the file.
+
+        It is one part, if there are at most `most_gap` bytes between the columns, else each column's.
+        """
         spans = sorted(
             (begin, begin + part.total_compressed_size)
             for part in self._chunks(group, columns)
             for begin in [min(filter(None, (part.dictionary_page_offset, part.data_page_offset)), default=0)]
         )
         gaps = sum(max(0, begin - end) for (_, end), (begin, _) in pairwise(spans))
-        if spans and gaps <= gap_bytes:
-            self._content.seek(spans[0][0])
-            self._content.read(max(end for _, end in spans) - spans[0][0])
+        return [(spans[0][0], max(end for _, end in spans))] if spans and gaps <= most_gap else spans
+
+    def fetch(self, group: int, columns: Sequence[str], most_gap: int) -> None:
+        """Reads the columns of a group at once, if there are at most `most_gap` bytes between them."""
+        parts = self.parts(group, columns, most_gap)
+        for begin, end in parts if len(parts) == 1 else ():
+            self._content.seek(begin)
+            self._content.read(end - begin)
+
+    def naming(self, group: int, place: Path) -> Sequence[str]:
+        """Returns the columns to read for the images that a group names; none if it holds them.
+
+        The file says of which kind a column is, and how many rows of Hugging Face's struct have no bytes.
+        """
+        schema, name = self._file.schema, ".".join(map(str, place))
+        leaves = {schema.column(number).path: number for number in range(len(schema))}
+        if (number := leaves.get(name)) is not None:
+            return [name] if schema.column(number).logical_type.type == "STRING" else []
+        if (number := leaves.get(f"{name}.bytes")) is not None and f"{name}.path" in leaves:
+            chunk = self._file.metadata.row_group(group).column(number)
+            if (known := chunk.statistics) is not None and known.has_null_count:
+                return [f"{name}.path"] if known.null_count == chunk.num_values else []
+        return [str(place[0])]
 
     def read(self, group: int, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
+        # In the order of the file, so that far storage is read forward.
+        ordered = [name for name in self.columns if name in columns] or list(columns)
         batches = self._file.iter_batches(
-            ROWS_AT_ONCE, row_groups=[group], columns=list(columns), use_threads=False
+            ROWS_AT_ONCE, row_groups=[group], columns=ordered, use_threads=False
         )
         return ((batch, batch.nbytes) for batch in batches)
 
@@ -134,8 +165,11 @@ class ArrowGroups:
     def unpacked_bytes(self, group: int, columns: Sequence[str]) -> int:
         return 0
 
-    def fetch(self, group: int, columns: Sequence[str], gap_bytes: int) -> None:
+    def fetch(self, group: int, columns: Sequence[str], most_gap: int) -> None:
         pass
+
+    def naming(self, group: int, place: Path) -> Sequence[str]:
+        return [str(place[0])]
 
     def read(self, group: int, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
         from pyarrow import total_allocated_bytes
@@ -176,8 +210,7 @@ def groups_in(file: BinaryIO, path: str, form: str) -> Groups:
 def cells_of(groups: Groups, group: int, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields the cells of each row of a group by column, as Python values."""
     for batch, _ in groups.read(group, columns):
-        values = [batch.column(name).to_pylist() for name in columns]
-        yield from (dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True))
+        yield from batch.to_pylist()
 
 
 @contextmanager
@@ -194,6 +227,32 @@ def readable(path: str) -> Iterator[None]:
         if isinstance(error, OSError) and (error.errno is not None or is_remote(path)):
             raise
         raise DamagedTable(f"{path}: cannot be read as a table: {' '.join(str(error).split())}") from error
+
+
+@contextmanager
+def open_groups(path: str, form: str) -> Iterator[Groups]:
+    """Opens a table for the block of `with`.
+
+    Raises InputError, which names the table, if it cannot be decoded, also in the block.
+    """
+    with opened(path) as file, readable(path):
+        yield groups_in(file, path, form)
+
+
+class HeldGroup(NamedTuple):
+    """A row group in memory."""
+
+    batches: list[Any]
+    ends: list[int]
+    """Number of the row behind each batch."""
+    size: int
+    """Bytes."""
+
+    def row(self, row: int) -> dict[str, Any]:
+        """Returns the cells of one row by column, as Python values."""
+        number = bisect_right(self.ends, row)
+        batch = self.batches[number]
+        return row_of(batch, row - self.ends[number] + batch.num_rows)
 
 
 class GroupReader:
@@ -213,59 +272,24 @@ class GroupReader:
         file = self.blocks.file(path)
         with readable(path):
             groups = self._known.get(path, lambda: groups_in(file, path, self.form)).through(file)
-            groups.fetch(group, self.columns, self.blocks.gap_bytes(path))
+            groups.fetch(group, self.columns, gap_bytes(path))
             for batch, size in groups.read(group, self.columns):
                 held += size
                 if held > self.limit_bytes:
                     raise InputError(too_large(path, group, self.limit_bytes))
                 yield batch, size
 
+    def held(self, path: str, group: int) -> HeldGroup:
+        """Returns a whole group. Raises as `batches` does."""
+        read = list(self.batches(path, group))
+        ends = list(accumulate(batch.num_rows for batch, _ in read))
+        # A batch of a file that is mapped has no bytes of its own, but is an object.
+        return HeldGroup([batch for batch, _ in read], ends, sum(size + BATCH_BYTES for _, size in read))
+
 
 def row_of(batch: Any, row: int) -> dict[str, Any]:
     """Returns the cells of one row of a batch by column, as Python values."""
     return {name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-
-
-class _Held(NamedTuple):
-    """A row group in memory."""
-
-    batches: list[Any]
-    ends: list[int]
-    """Number of the row behind each batch."""
-    size: int
-    """Bytes."""
-
-
-class GroupCache:
-    """The row groups that a process has read last, as many as their reader's limit; pickled without them."""
-
-    def __init__(self, reader: GroupReader) -> None:
-        self._reader = reader
-        self._groups: OrderedDict[tuple[str, int], _Held] = OrderedDict()
-        self.held_bytes = 0
-        """Memory of the groups that are held, in bytes."""
-
-    def row(self, path: str, group: int, row: int) -> dict[str, Any]:
-        """Returns the cells of one row by column, as Python values. Raises as `GroupReader.batches` does."""
-        held = self._group(path, group)
-        number = bisect_right(held.ends, row)
-        batch = held.batches[number]
-        return row_of(batch, row - held.ends[number] + batch.num_rows)
-
-    def _group(self, path: str, group: int) -> _Held:
-        key = (path, group)
-        if key not in self._groups:
-            read = list(self._reader.batches(path, group))
-            ends = list(accumulate(batch.num_rows for batch, _ in read))
-            self._groups[key] = _Held([batch for batch, _ in read], ends, sum(size for _, size in read))
-            self.held_bytes += self._groups[key].size
-            while self.held_bytes > self._reader.limit_bytes and len(self._groups) > 1:
-                self.held_bytes -= self._groups.popitem(last=False)[1].size
-        self._groups.move_to_end(key)
-        return self._groups[key]
-
-    def __reduce__(self) -> tuple[type["GroupCache"], tuple[GroupReader]]:
-        return GroupCache, (self._reader,)
 
 
 def too_large(path: str, group: int, limit_bytes: int) -> str:

@@ -1,6 +1,6 @@
 """Expands the patterns of a job file to the files that they name.
 
-It lists folders and opens nothing; imports no torch.
+It lists folders and, for globs in addresses, object storage, and opens nothing; imports no torch.
 """
 
 import glob
@@ -9,11 +9,13 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from braceexpand import braceexpand
 
 from trainer.config import is_remote, is_stream
-from trainer.errors import InputError
+from trainer.data.files import file_system, persistent
+from trainer.errors import InputError, StorageError
 from trainer.text.wording import many
 
 _MOST_NAMES = 1_000_000
@@ -24,15 +26,18 @@ _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
 def expand_shards(patterns: Sequence[str]) -> list[str]:
     """Returns the files that patterns (braces, globs, plain names) name, in the order given.
 
-    Matches of a glob come in natural order. Names that are no path (`pipe:`, URLs) are expanded but not
-    checked. Tables are found in the same way. Raises InputError, which lists every pattern that is empty or
-    matches nothing, every missing file by its pattern, and names that come twice.
+    Matches of a glob come in natural order; those of a glob in an address are asked of its storage. Other
+    names that are no path (`pipe:`, URLs) are expanded but not checked. Tables are found in the same way.
+    Raises InputError, which lists every pattern that is empty or matches nothing, every missing file by its
+    pattern, and names that come twice, and StorageError if storage does not answer.
     """
     names: list[str] = []
     problems: list[str] = []
     for pattern in patterns:
         try:
             names += _expand(pattern)
+        except StorageError:
+            raise
         except InputError as problem:
             problems.append(str(problem))
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -56,7 +61,8 @@ def expand_key(key: str, patterns: Sequence[str]) -> list[str]:
     try:
         return expand_shards(patterns)
     except InputError as problem:
-        raise InputError("\n".join(f"{key}: {line}" for line in str(problem).splitlines())) from None
+        lines = "\n".join(f"{key}: {line}" for line in str(problem).splitlines())
+        raise type(problem)(lines) from None
 
 
 def expand_names(pattern: str) -> list[str]:
@@ -80,7 +86,7 @@ def _expand(pattern: str) -> list[str]:
             "(data/train.csv)"
         )
     if is_remote(pattern):
-        return _braces(pattern)
+        return [name for address in _braces(pattern) for name in _listed(address)]
     if os.path.isfile(pattern):
         return [pattern]
     files: list[str] = []
@@ -92,6 +98,39 @@ def _expand(pattern: str) -> list[str]:
     if missing:
         raise InputError(_missing(pattern, files, missing))
     return files
+
+
+def _listed(address: str) -> Sequence[str]:
+    """Returns the files that an address with a glob names; any other address, and a stream, as it is."""
+    web = address.startswith(("http://", "https://"))
+    if is_stream(address) or not ("*" in address.partition("?")[0] if web else glob.has_magic(address)):
+        return [address]
+    if web:
+        raise InputError(
+            f"{address}: a web server does not list its files: name them with braces ({{0000..0099}})"
+        )
+    return _in_store(address)
+
+
+@cache
+def _in_store(pattern: str) -> Sequence[str]:
+    """Returns the files behind an address with a glob, or whose name looks like one.
+
+    A process lists them once and goes by that, so that all it does is about the same files.
+    """
+    protocol = pattern.partition("://")[0]
+
+    def listed() -> list[str]:
+        files = file_system(pattern)
+        files.invalidate_cache()
+        matches = files.glob(pattern, detail=True).items()
+        found = [f"{protocol}://{name}" for name, about in matches if about["type"] == "file"]
+        files.invalidate_cache()  # else it would know a changed file by this list
+        return found or [pattern] * files.exists(pattern)
+
+    if found := persistent(pattern, listed):
+        return sorted(found, key=natural_order)
+    raise InputError(f"{pattern}: no file matches")
 
 
 def _matches(name: str, wanted: Callable[[str], bool] = os.path.isfile) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from trainer.config import Data, is_remote
 from trainer.data.arena import Arena
 from trainer.data.bad_samples import WHOLE, Allowed
-from trainer.data.blocks import Block, BlockReader
+from trainer.data.blocks import Block, BlockReader, gap_bytes
 from trainer.data.captions import LINES, CaptionReader
 from trainer.data.files import Files
 from trainer.data.index import Index, raise_all
@@ -137,7 +137,7 @@ class ShardSource:
             if max(place.image_size, place.text_size) > self._most_bytes:  # it is not read at all
                 continue
             begin, end = place.span
-            if numbers and begin - reached > self.reader.gap_bytes(place.path):
+            if numbers and begin - reached > gap_bytes(place.path):
                 yield numbers
                 numbers, reached = [], 0
             numbers.append(number)

@@ -3,18 +3,28 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import repeat
+from typing import NamedTuple
 
 from trainer.config import Data, is_remote
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import captions_in
-from trainer.data.columnar import ColumnarSource, Columns, RowSelection, open_columnar, row_selection
-from trainer.data.files import opened
+from trainer.data.columnar import (
+    ColumnarSource,
+    Columns,
+    RowSelection,
+    check_columns,
+    open_columnar,
+    row_selection,
+)
+from trainer.data.files import persistent_each
 from trainer.data.image_cells import drive_advice, image_cell, named_image
+from trainer.data.index import THREADS, raise_all
 from trainer.data.indexed import index_in_memory
 from trainer.data.order import epoch_samples
-from trainer.data.row_groups import Groups, cells_of, groups_in, too_large
+from trainer.data.row_groups import Groups, cells_of, open_groups, too_large
 from trainer.data.sample import LeftOut, RawSample, Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.shard_names import expand_shards
@@ -57,42 +67,51 @@ class _ByImage:
         return RawSample(sample.key, sample.origin, sample.image, (*sample.captions, *captions))
 
 
+class _Checked(NamedTuple):
+    """One table, as its footer describes it."""
+
+    sizes: Sequence[int]
+    """Rows of each row group."""
+    unpacked: int
+    """Memory in bytes that the columns take, as the file says."""
+    problems: Sequence[str]
+
+
 def check_row_groups(files: Sequence[str], data: Data, key: str) -> int | None:
     """Returns the number of samples of an epoch; None with filters, which are decided at the start.
 
     Raises InputError, which lists what is malformed or missing, and row groups that memory does not hold.
     """
-    selection = row_selection(data)
-    index = index_in_memory(files, selection.with_all_rows())
-    sizes = [rows for entry in index.entries for rows in entry.groups]
-    problems: list[str] = []
-    unpacked = 0
-    for file in files:
-        with opened(file) as content:
-            groups = groups_in(content, file, data.kind)
-            unpacked_of = [
-                groups.unpacked_bytes(group, selection.columns) for group in range(len(groups.sizes))
-            ]
-            most = data.row_group_cache_mb * 2**20
-            problems += [
-                too_large(file, group, most) for group, size in enumerate(unpacked_of) if size > most
-            ]
-            unpacked += sum(unpacked_of)
-            problems += list(_missing_images(file, groups, selection))
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = persistent_each(files, lambda file: _checked(file, data), pool)
+    raise_all([result for result in found if isinstance(result, InputError)])
+    tables = [result for result in found if not isinstance(result, InputError)]
+    sizes = [rows for table in tables for rows in table.sizes]
+    problems = [problem for table in tables for problem in table.problems]
     if data.order == "window":
-        problems += list(_window_too_large(key, data, sizes, unpacked))
+        problems += _window_too_large(key, data, sizes, sum(table.unpacked for table in tables))
     if problems:
         raise InputError("\n".join(problems))
     if data.filters:
         return None
-    return epoch_samples(sizes, shard_weights(data, [len(entry.groups) for entry in index.entries]))
+    return epoch_samples(sizes, shard_weights(data, [len(table.sizes) for table in tables]))
+
+
+def _checked(file: str, data: Data) -> _Checked:
+    """Looks at a table. Raises InputError if it is malformed or lacks a column."""
+    selection, most = row_selection(data), data.row_group_cache_mb * 2**20
+    with open_groups(file, data.kind) as groups:
+        check_columns(file, groups, [*selection.columns, *selection.filter_columns])
+        unpacked = [groups.unpacked_bytes(group, selection.columns) for group in range(len(groups.sizes))]
+        problems = [too_large(file, group, most) for group, size in enumerate(unpacked) if size > most]
+        problems += _missing_images(file, groups, selection)
+    return _Checked(groups.sizes, sum(unpacked), problems)
 
 
 def captions_of_groups(file: str, data: Data) -> Iterator[str]:
     """Yields the captions of a table's rows, of which it reads no image: `captions` of READERS."""
     columns = Columns.by(data)
-    with opened(file) as content:
-        groups = groups_in(content, file, data.kind)
+    with open_groups(file, data.kind) as groups:
         for group in range(len(groups.sizes)):
             for cells in cells_of(groups, group, columns.of_captions):
                 with suppress(ValueError):
@@ -136,14 +155,16 @@ def _image_names(data: Data) -> Iterator[str | None]:
     """Yields for each row the path or the URL of its image; None for an image that the table holds."""
     selection = row_selection(data)
     for file in expand_shards(data.train):
-        with opened(file) as content:
-            yield from _names_in(groups_in(content, file, data.kind), file, selection)
+        with open_groups(file, data.kind) as groups:
+            yield from _names_in(groups, file, selection)
 
 
 def _names_in(groups: Groups, file: str, selection: RowSelection) -> Iterator[str | None]:
     for group, size in enumerate(groups.sizes):
-        cells = cells_of(groups, group, [str(selection.image[0])])
-        for row, cell in enumerate(cells):
+        if not (columns := groups.naming(group, selection.image)):
+            yield from repeat(None, size)
+            continue
+        for row, cell in enumerate(cells_of(groups, group, columns)):
             name = named_image(image_cell(cell, selection.image), file)
             if row == 0 and name is None:  # a group holds images or names them, but for rows without any
                 yield from repeat(None, size)
