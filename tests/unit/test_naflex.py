@@ -27,6 +27,7 @@ from tests.support.step_ranks import gradients_of_ranks
 from trainer.config import Job
 from trainer.config.augment import Augment
 from trainer.config.batch_plan import BatchPlan, batch_text, passes, plan
+from trainer.config.gpus import gpu_named
 from trainer.data.augment import augmentation
 from trainer.data.eval_blocks import UsableSamples
 from trainer.data.lanes import Lanes
@@ -44,6 +45,8 @@ from trainer.data.patches import (
 from trainer.data.sample import BadSample, LeftOut, RawSample
 from trainer.errors import InputError
 from trainer.estimate.architecture import architecture
+from trainer.estimate.fit import memory_of
+from trainer.estimate.step_speed import step_speed
 from trainer.evaluate.features import evaluating, image_features
 from trainer.model.build import Clip, untrained
 from trainer.model.export import export
@@ -334,6 +337,34 @@ def test_a_limit_of_samples_holds_beside_that_of_patches() -> None:
     job = tiny_job(config=NAFLEX, model={"image_tokens": (4, 16)}, optim=optim)
     assert [passes(job, plan(job, 1), tokens) for tokens in (4, 16)] == [2, 4]
     assert "(max_image_tokens_per_gpu = 32)" in batch_text(job, plan(job, 1))
+
+
+def test_a_plan_counts_the_memory_of_the_largest_step_and_the_time_of_their_mean(tmp_path: Path) -> None:
+    """A pass of few patches has more captions; here their long text tower is what takes the memory."""
+    vision = {"timm_model_name": "naflexvit_base_patch16_siglip", "timm_pool": "map", "timm_proj": "none"}
+    text = {"context_length": 512, "vocab_size": 1000, "width": 768, "heads": 12, "layers": 12}
+    (file := tmp_path / "tower.json").write_text(
+        json.dumps({"embed_dim": 768, "vision_cfg": vision, "text_cfg": text})
+    )
+
+    def job_of(tokens: Any, **optim: Any) -> Job:
+        optim = {"global_batch_size": 64, **optim}
+        return tiny_job(config=str(file), model={"image_tokens": tokens, "precision": "bf16"}, optim=optim)
+
+    def estimate(job: Job) -> tuple[float, float]:
+        shape = architecture(job.model)
+        assert shape is not None
+        gpu = gpu_named("A100-80GB")
+        assert gpu is not None
+        speed = step_speed(shape, job, plan(job, 1), gpu)
+        return memory_of(shape, job, plan(job, 1), None).total, 1 / speed.samples_s
+
+    drawn = estimate(job_of((64, 256), max_image_tokens_per_gpu=2048))
+    short = estimate(job_of(64, max_batch_size_per_gpu=32))
+    long = estimate(job_of(256, max_batch_size_per_gpu=8))
+    assert short[0] > long[0]
+    assert drawn[0] == pytest.approx(short[0], rel=0.02)
+    assert drawn[1] == pytest.approx((short[1] + long[1]) / 2, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,10 @@ def passes(job: Job, batch_plan: BatchPlan, image_tokens: int) -> int:
     The plan's number is for images with the most of all steps; another divides it.
     """
     share, most = batch_plan.batch_size_per_rank, batch_plan.accumulation
+    if job.optim.max_image_tokens_per_gpu is None:
+        return most
     limit = _limit(job, image_tokens) or share
-    return next(k for k in range(1, most + 1) if most % k == 0 and share <= k * limit)
+    return next((k for k in range(1, most) if most % k == 0 and share <= k * limit), most)
 
 
 def _limit(job: Job, image_tokens: int | None = None) -> int | None:

@@ -113,7 +113,8 @@ a step of 576 patches an image passes in 8 parts, one of 256 in 2, and one of 12
 gradient is that of one process with the whole batch, and a resumed run draws what the uninterrupted
 one would. For patches of another size than the tower's, its embedding is resampled as in FlexiViT
 (arXiv 2212.08013); the weights keep their size. Evaluation and export take the largest budget and
-the tower's own patches, and `check` counts them. In open_clip_train (`--naflex-seq-lens`), a batch
+the tower's own patches. `check` counts the memory of the step that takes most, and the time of
+their mean. In open_clip_train (`--naflex-seq-lens`), a batch
 of fewer patches has more samples instead.
 
 ## Out of here
