@@ -30,8 +30,9 @@ def test_a_training_is_that_of_open_clip_train(precision: str, ranks: int, withi
 
 @pytest.mark.open_clip("4")
 def test_a_training_is_that_of_the_main_of_open_clip_train_4() -> None:
+    cases = ["clip", "sigmoid", "coca", "naflex"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.trajectory_main", "clip", "sigmoid", "coca"],
+        [sys.executable, "-m", "tests.support.trajectory_main", *cases],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -39,7 +40,7 @@ def test_a_training_is_that_of_the_main_of_open_clip_train_4() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
-    assert [row["case"] for row in found] == ["clip", "sigmoid", "coca"]
+    assert [row["case"] for row in found] == cases
     for row in found:
         assert len(row["theirs"]) == 20
         assert row["ours"] == pytest.approx(row["theirs"], rel=1e-12), row["case"]

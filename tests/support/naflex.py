@@ -3,7 +3,7 @@
 The towers that timm defines are large, and open_clip takes no other sizes of them before release 4.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,6 +43,16 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     """Returns a picture of noise."""
     noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(noise)
+
+
+def rows_of_patches(batch: Mapping[str, Tensor]) -> Tensor:
+    """Returns what our model takes for a batch of timm's collator."""
+    count, tokens, width = batch["patches"].shape
+    rows = batch["patches"].new_zeros(count, tokens + 1, width)
+    rows[:, :-1] = batch["patches"]
+    grids = (batch["patch_coord"].amax(1) + 1)[:, :, None]
+    rows[:, -1, :4] = torch.cat([grids // 256, grids % 256], 2).flatten(1).to(rows.dtype)
+    return rows
 
 
 def rows_of(clip: Any, count: int, shapes: Sequence[tuple[int, int]] = SHAPES) -> Tensor:

@@ -80,6 +80,11 @@ class ThreadComm:
         return values
 
 
+def one_rank() -> ThreadComm:
+    """Returns what the only rank of a world has, in this thread."""
+    return ThreadComm(0, 1, _Table(1))
+
+
 def run_ranks(size: int, rank_main: Callable[[Any], Result]) -> list[Result]:
     """Calls `rank_main` with a `ThreadComm` for each rank; returns the results in rank order."""
     table = _Table(size)

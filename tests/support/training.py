@@ -25,12 +25,17 @@ from trainer.train.step import TrainStep
 
 
 def setup_of(
-    folder: Path, comm: Comm, evaluate: Callable[[], Metrics], steps_done: int = 0, **sections: dict[str, Any]
+    folder: Path,
+    comm: Comm,
+    evaluate: Callable[[], Metrics],
+    /,
+    steps_done: int = 0,
+    **sections: Any,
 ) -> TrainSetup:
     """A run of four steps in the folder of this rank, whose evaluations are `evaluate`."""
     sections["eval"] = {"zero_shot": ("val",), "retrieval": ("val.csv",), **sections.get("eval", {})}
     sections["logging"] = {"tensorboard": False, **sections.get("logging", {})}
-    job = tiny_job(**sections)  # type: ignore[arg-type]
+    job = tiny_job(**sections)
     batch_plan, source = plan(job, comm.world.size), open_source(job.data)
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(folder)

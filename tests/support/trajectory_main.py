@@ -1,9 +1,10 @@
 """Trains twice on the same samples: by the `main` of open_clip_train 4, and by our step.
 
 `python -m tests.support.trajectory_main CASE ...`, with a checkout of open_clip's main first on the path.
-Both have the same command line, from which `clipship from-open-clip` makes our job. Prints a JSON line for
-each case: the losses of both, and the largest differences of a weight and of a moment in the checkpoint that
-`main` writes.
+Both have the same command line, from which `clipship from-open-clip` makes our job. Ours gets the batches
+that `main` has loaded, patches of pictures of any shape included: loading and augmentation are not compared.
+Prints a JSON line for each case: the losses of both, and the largest differences of a weight and of a moment
+in the checkpoint that `main` writes.
 """
 
 import io
@@ -21,11 +22,11 @@ from typing import Any
 
 import open_clip
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from webdataset.tariterators import tar_file_expander
 
 from tests.support.jobs import COCA, VIT, few_words
+from tests.support.naflex import NAFLEX, PATCH, SHAPES, TOKENS, picture, rows_of_patches
 from tests.support.trajectory_rank import SIGLIP
 from trainer.checkpoint import foreign
 from trainer.comm.connect import connect
@@ -45,9 +46,18 @@ CONFIGS = {
     "clip": json.loads(Path(few_words(VIT)).read_text()),
     "sigmoid": SIGLIP,
     "coca": json.loads(Path(few_words(COCA)).read_text()),
+    "naflex": json.loads(Path(few_words(NAFLEX)).read_text()),
 }
 """Configs by the names of the cases: the tokenizer follows from a name with siglip, the loss from coca."""
-FLAGS = {"sigmoid": ("--siglip", "--beta2", "0.95"), "clip": ("--grad-clip-norm", "1")}
+CONFIGS["naflex"]["vision_cfg"]["image_seq_len"] = TOKENS
+FLAGS = {
+    "sigmoid": ("--siglip", "--beta2", "0.95"),
+    "clip": ("--grad-clip-norm", "1"),
+    "naflex": (
+        *("--siglip", "--use-naflex", "--naflex-seq-lens", str(TOKENS), "--naflex-patch-sizes", str(PATCH)),
+        *("--naflex-max-tokens-per-batch", str(BATCH * TOKENS), "--naflex-batch-divisor", str(BATCH)),
+    ),
+}
 
 
 class Watched:
@@ -65,17 +75,18 @@ class Watched:
         return task
 
     def _see(self, _task: nn.Module, inputs: tuple[dict[str, Tensor]], output: Any) -> None:
-        self.batches.append((inputs[0]["image"], inputs[0]["text"]))
+        images: Any = inputs[0]["image"]
+        rows = images if isinstance(images, Tensor) else rows_of_patches(images)
+        self.batches.append((rows, inputs[0]["text"]))
         self.losses.append(float(output[0]["loss"].detach()))
 
 
 def write_shard(path: Path) -> None:
-    """Writes as many samples as four batches have, of one colour each."""
+    """Writes as many samples as four batches have, of several shapes."""
     with tarfile.open(path, "w") as shard:
         for number in range(4 * BATCH):
-            picture = io.BytesIO()
-            Image.new("RGB", (40, 36), (8 * number, 255 - 8 * number, 99)).save(picture, "png")
-            for ending, content in (("png", picture.getvalue()), ("txt", f"colour number {number}".encode())):
+            picture(*SHAPES[number % len(SHAPES)], seed=number).save(file := io.BytesIO(), "png")
+            for ending, content in (("png", file.getvalue()), ("txt", f"picture number {number}".encode())):
                 member = tarfile.TarInfo(f"{number:04d}.{ending}")
                 member.size = len(content)
                 shard.addfile(member, io.BytesIO(content))
@@ -103,7 +114,7 @@ def theirs(line: list[str]) -> Watched:
 def job_of(line: list[str], config: Path) -> Job:
     """Returns the job of the command line, in float64 and with open_clip's own modules."""
     table = tomllib.loads(job_file(line, 1, "4")[0])
-    table["model"] = {"name": str(config), "precision": "fp64", "kernels": "plain"}
+    table["model"] |= {"name": str(config), "precision": "fp64", "kernels": "plain"}
     return job_from_table(table, "the command line")
 
 

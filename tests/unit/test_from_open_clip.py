@@ -14,12 +14,14 @@ from typing import Any
 
 import open_clip
 import pytest
+from timm.data.naflex_dataset import calculate_naflex_batch_size
 
 from trainer.cli import main as cli
 from trainer.config import Eval, Job, Model
 from trainer.config.keys import walk
 from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import load_job
+from trainer.errors import InputError
 from trainer.evaluate.inputs import class_names, templates
 from trainer.from_open_clip.job_file import job_file
 from trainer.from_open_clip.line import RELEASES
@@ -125,6 +127,7 @@ def test_every_key_of_the_table_is_one_of_a_job_file() -> None:
 
 
 BASE = f"{SHARDS} --model ViT-B-32"
+NAFLEX = f"{SHARDS} --model naflex_ViT-B-16 --use-naflex"
 COOLDOWN = "--lr-scheduler const-cooldown --epochs-cooldown 2"
 EFFECTS = {
     "--train-data": "--train-data other.tar --train-num-samples 2905954 --model ViT-B-32",
@@ -208,6 +211,13 @@ EFFECTS = {
     "--wd-exclude": f"{BASE} --wd-exclude visual.proj* *.gain",
     "--fsdp": f"{BASE} --fsdp",
     "--fsdp-no-reshard-after-forward": f"{BASE} --fsdp --fsdp-no-reshard-after-forward",
+    "--use-naflex": NAFLEX,
+    "--naflex-patch-sizes": f"{NAFLEX} --naflex-patch-sizes 16 24",
+    "--naflex-patch-size-probs": f"{NAFLEX} --naflex-patch-sizes 16 24 --naflex-patch-size-probs 3 1",
+    "--naflex-seq-lens": f"{NAFLEX} --naflex-seq-lens 256 128",
+    "--naflex-seq-len-probs": f"{NAFLEX} --naflex-seq-lens 256 128 --naflex-seq-len-probs 3 1",
+    "--naflex-max-tokens-per-batch": f"{NAFLEX} --naflex-max-tokens-per-batch 4096",
+    "--naflex-batch-divisor": f"{NAFLEX} --naflex-batch-divisor 1",
 }
 """A command line in which the flag sets its keys."""
 OTHERS = {
@@ -243,6 +253,19 @@ OTHERS = {
     "--json-text-key": {"data.caption_lines"},
     "--json-text-key-probs": {"data.caption_key", "data.caption_lines"},
     "--fsdp-no-reshard-after-forward": {"comm.backend"},
+    **{
+        name: {
+            "name",
+            "model.name",
+            "model.image_tokens",
+            "model.image_tokens_weights",
+            "model.image_patches",
+        }
+        | {"optim.global_batch_size", "optim.max_batch_size_per_gpu", "optim.max_image_tokens_per_gpu"}
+        | {"optim.steps", "checkpoint.every_steps"}
+        for name in FLAGS
+        if "naflex" in name
+    },
 }
 """Keys that these command lines change as well, by other flags in them or as a consequence."""
 
@@ -395,6 +418,11 @@ def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str
         ("--train-data a.tar --json-text-key a.b", "a dot or brackets: a.b"),
         ("--train-data a.tar --json-text-key a;b --json-text-key-probs 1", "2 fields with 1 number"),
         ("--train-data a.tar --json-text-key a;b --json-text-key-probs 1 0", "none stands in for others"),
+        (
+            "--train-data a.tar --model ViT-B-16 --use-naflex",
+            "the image tower of ViT-B-16 becomes another one",
+        ),
+        (f"{NAFLEX} --naflex-patch-sizes 16 --naflex-patch-size-probs 1 2", "1 size with 2 numbers"),
     ],
 )
 def test_what_a_job_cannot_express_is_refused_unless_partial(line: str, why: str, capsys: Capture) -> None:
@@ -684,3 +712,37 @@ def test_the_command_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_budgets_of_patches_have_the_shares_of_samples_that_they_have_in_open_clip_train() -> None:
+    lengths = (
+        "--naflex-seq-lens 576 128 256 64 --naflex-seq-len-probs 2 1 1 0 --naflex-max-tokens-per-batch 8192"
+    )
+    table = table_of(f"{NAFLEX} {lengths}", gpus=4)
+    sizes = {n: calculate_naflex_batch_size(8192, n, divisor=8) for n in (128, 256, 576)}
+    samples = [sizes[128], sizes[256], 2 * sizes[576]]
+    assert table["model.image_tokens"] == [128, 256, 576]
+    assert table["model.image_tokens_weights"] == pytest.approx([n / sum(samples) for n in samples], abs=1e-5)
+    assert table["optim.global_batch_size"] == 4 * round(sum(samples) / 4)
+    assert table["optim.max_image_tokens_per_gpu"] == 8192
+    assert "optim.max_batch_size_per_gpu" not in table
+
+
+def test_one_budget_of_patches_has_the_batch_of_open_clip_train() -> None:
+    one = "--naflex-seq-lens 256 --naflex-max-tokens-per-batch 5000 --naflex-patch-sizes 16"
+    table = table_of(f"{NAFLEX} {one} --accum-freq 2", gpus=4)
+    assert table["model.image_tokens"] == 256
+    assert table["model.image_patches"] == [16]
+    assert table["optim.global_batch_size"] == 2 * 4 * calculate_naflex_batch_size(5000, 256, divisor=8)
+    assert "model.image_tokens_weights" not in table
+    small = table_of(f"{NAFLEX} --naflex-seq-lens 256 --naflex-max-tokens-per-batch 100", gpus=4)
+    assert (small["optim.global_batch_size"], small["optim.max_image_tokens_per_gpu"]) == (4, 256)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--naflex-seq-lens 1 2 --naflex-seq-len-probs 1", "--naflex-seq-lens 0", "--naflex-batch-divisor 0"],
+)
+def test_numbers_of_patches_that_open_clip_train_refuses_are_refused(flags: str) -> None:
+    with pytest.raises(InputError, match="open_clip_train ends, too: --naflex-seq-lens"):
+        job_file(shlex.split(f"{NAFLEX} {flags}"))

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import open_clip
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 from timm.data import naflex_transforms
 from timm.data.naflex_dataset import NaFlexCollator
 from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence
@@ -24,15 +26,27 @@ from tests.support.naflex import NAFLEX, PATCH, SHAPES, TOKENS, picture, rows_of
 from tests.support.step_ranks import gradients_of_ranks
 from trainer.config import Job
 from trainer.config.augment import Augment
-from trainer.config.batch_plan import BatchPlan
+from trainer.config.batch_plan import BatchPlan, batch_text, passes, plan
+from trainer.config.gpus import gpu_named
 from trainer.data.augment import augmentation
 from trainer.data.eval_blocks import UsableSamples
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Batch, train_batches
-from trainer.data.patches import Budget, PatchCrop, eval_patches, normalised_patches, tower_input
+from trainer.data.order import position_seed
+from trainer.data.patches import (
+    Budget,
+    DrawnCrop,
+    Fitted,
+    PatchCrop,
+    eval_patches,
+    normalised_patches,
+    tower_input,
+)
 from trainer.data.sample import BadSample, LeftOut, RawSample
 from trainer.errors import InputError
 from trainer.estimate.architecture import architecture
+from trainer.estimate.fit import memory_of
+from trainer.estimate.step_speed import step_speed
 from trainer.evaluate.features import evaluating, image_features
 from trainer.model.build import Clip, untrained
 from trainer.model.export import export
@@ -40,6 +54,8 @@ from trainer.model.image_tokens import check_image_tokens, image_tokens
 from trainer.model.kernels import use_kernels
 from trainer.model.outputs import outputs
 from trainer.model.positions import DevicePositions
+from trainer.plan.describe import describe
+from trainer.train.prefetch import Prefetcher
 
 BUDGET = Budget(TOKENS, (PATCH, PATCH))
 NONE = LeftOut()
@@ -156,7 +172,7 @@ def test_an_augmented_picture_follows_from_its_seed() -> None:
 @pytest.mark.parametrize("shape", [(1, 1), (1, 30_000), (30_000, 1), (2, 3)])
 def test_pictures_of_odd_shapes_make_patches(clip: Clip, shape: tuple[int, int]) -> None:
     odd = picture(*shape)
-    for rows in (clip.eval_transform(odd), clip.images.crop(_raw(odd), 0)):
+    for rows in (clip.eval_transform(odd), PatchCrop(BUDGET)(_raw(odd), 0)):
         assert 1 <= int(tower_input(rows[None])["patch_valid"].sum()) <= TOKENS
 
 
@@ -190,7 +206,10 @@ def _no_tokens(texts: list[str]) -> Tensor:
     return torch.zeros(len(texts), 4, dtype=torch.int64)
 
 
-def _batches(workers: int, rank: int = 0, ranks: int = 1, start: int = 0) -> list[Batch]:
+CROP = PatchCrop(BUDGET, (0.3, 1.0))
+
+
+def _batches(workers: int, rank: int = 0, ranks: int = 1, start: int = 0, crop: Any = CROP) -> list[Batch]:
     batch_plan = BatchPlan(ranks, 8, 8 // ranks, 8 // ranks // 2, 2)
     return list(
         train_batches(
@@ -199,7 +218,7 @@ def _batches(workers: int, rank: int = 0, ranks: int = 1, start: int = 0) -> lis
             rank=rank,
             seed=3,
             order=Lanes(3, 2),
-            pixels=PatchCrop(BUDGET, (0.3, 1.0)),
+            pixels=crop,
             tokenizer=_no_tokens,
             workers=workers,
             epochs=1,
@@ -219,6 +238,158 @@ def test_a_sample_has_the_same_rows_on_any_rank_in_any_process_and_after_a_resta
         own = [positions.index(position) for position in batch.positions.tolist()]
         assert torch.equal(batch.images, whole[own])
     assert torch.equal(torch.cat([batch.images for batch in _batches(1)]), whole)
+
+
+DRAWN = DrawnCrop(
+    tuple(PatchCrop(Budget(tokens, (edge, edge))) for tokens in (4, TOKENS) for edge in (4, PATCH)),
+    (1.0, 1.0, 2.0, 1.0),
+)
+
+
+def test_a_step_has_the_same_sizes_on_any_rank_in_any_process_and_after_a_restart() -> None:
+    whole = _batches(0, crop=DRAWN)
+    sizes = [batch.images.shape[1:] for batch in whole]
+    assert sizes[::2] == sizes[1::2], "both micro-batches of a step"
+    assert {tuple(size) for size in sizes} < {crop.budget.shape for crop in DRAWN.crops}
+    assert len(set(sizes)) > 1
+    for found, expected in (
+        (_batches(1, crop=DRAWN), whole),
+        (_batches(0, start=1, crop=DRAWN), whole[2:]),
+    ):
+        for batch, one in zip(found, expected, strict=True):
+            assert torch.equal(batch.images, one.images)
+    for rank in (0, 1):
+        assert [batch.images.shape[1:] for batch in _batches(0, rank, 2, crop=DRAWN)] == sizes
+
+
+def test_sizes_are_drawn_as_often_as_their_weights_say() -> None:
+    drawn = [DRAWN.crops.index(DRAWN.of_batch(position_seed(0, 0, step, "x"))) for step in range(2000)]
+    shares = [drawn.count(number) / len(drawn) for number in range(4)]
+    assert shares == pytest.approx([0.2, 0.2, 0.4, 0.2], abs=0.03)
+    assert DRAWN.most_bytes == (TOKENS + 1) * PATCH * PATCH * 3
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("edge", [4, 7, 12, 16])
+def test_patches_of_another_size_are_embedded_as_timm_does_it(edge: int, mode: str) -> None:
+    """timm resamples the weights, in float32, and here it is the patch."""
+    embeds = NaFlexEmbeds(
+        PATCH, 3, 32, "linear", pos_embed="none", pos_embed_interp_mode=mode, enable_patch_interpolator=True
+    )
+    budget = Budget(TOKENS, (edge, edge))
+    rows = torch.stack([PatchCrop(budget)(_raw(picture(*shape)), 1) for shape in SHAPES])
+    mean, std = torch.tensor(MEAN), torch.tensor(STD)
+    found = Fitted((PATCH, PATCH), mode)(rows, mean, std)
+    assert found.shape == (len(SHAPES), *BUDGET.shape)
+    there, own = tower_input(normalised_patches(rows, mean, std)), tower_input(found)
+    for name in ("patch_coord", "patch_valid"):
+        assert torch.equal(own[name], there[name])
+    theirs, _ = embeds(there["patches"].unflatten(2, (edge, edge, 3)), there["patch_coord"])
+    ours, _ = embeds(own["patches"], own["patch_coord"])
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_patches_of_the_towers_own_size_stay_as_they_are() -> None:
+    rows = PatchCrop(BUDGET)(_raw(picture(90, 50)), 1)[None]
+    mean, std = torch.tensor(MEAN), torch.tensor(STD)
+    found = Fitted((PATCH, PATCH), "bicubic")(rows, mean, std)
+    assert torch.equal(found, normalised_patches(rows, mean, std))
+
+
+def _micro_batches(count: int, patches: int) -> list[Batch]:
+    return [
+        Batch(
+            torch.full((2, patches + 1, 3), number, dtype=torch.uint8),
+            torch.full((2, 4), number),
+            *(0, 0, number),
+            torch.arange(2) + 2 * number,
+            ["", ""],
+            [f"{number} a", f"{number} b"],
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("patches", "sizes"), [(16, [2, 2, 2, 2]), (8, [4, 4]), (5, [4, 4]), (4, [8])])
+def test_a_step_of_fewer_patches_passes_in_fewer_parts_of_the_same_samples(
+    patches: int, sizes: list[int]
+) -> None:
+    job = tiny_job(
+        config=NAFLEX,
+        model={"image_tokens": (4, 8, 16)},
+        optim={"global_batch_size": 8, "max_image_tokens_per_gpu": 32},
+    )
+    batch_plan = plan(job, 1)
+    assert (batch_plan.micro_batch_size, batch_plan.accumulation) == (2, 4)
+    prefetcher = Prefetcher(
+        torch.device("cpu"), torch.float32, MEAN, STD, passes=partial(passes, job, batch_plan)
+    )
+    (found,) = prefetcher.steps(iter(_micro_batches(4, patches)), 4)
+    assert [len(micro.images) for micro in found] == sizes
+    assert [key for micro in found for key in micro.keys] == [f"{n} {c}" for n in range(4) for c in "ab"]
+    expected = torch.arange(4).repeat_interleave(2)
+    assert torch.equal(torch.cat([micro.images[:, 0, 0] for micro in found]), expected)
+    assert torch.equal(torch.cat([micro.rows[:, 0] for micro in found]), expected)
+
+
+def test_a_limit_of_samples_holds_beside_that_of_patches() -> None:
+    optim = {"global_batch_size": 8, "max_image_tokens_per_gpu": 32, "max_batch_size_per_gpu": 4}
+    job = tiny_job(config=NAFLEX, model={"image_tokens": (4, 16)}, optim=optim)
+    assert [passes(job, plan(job, 1), tokens) for tokens in (4, 16)] == [2, 4]
+    assert "(max_image_tokens_per_gpu = 32)" in batch_text(job, plan(job, 1))
+
+
+def test_a_plan_counts_the_memory_of_the_largest_step_and_the_time_of_their_mean(tmp_path: Path) -> None:
+    """A pass of few patches has more captions; here their long text tower is what takes the memory."""
+    vision = {"timm_model_name": "naflexvit_base_patch16_siglip", "timm_pool": "map", "timm_proj": "none"}
+    text = {"context_length": 512, "vocab_size": 1000, "width": 768, "heads": 12, "layers": 12}
+    (file := tmp_path / "tower.json").write_text(
+        json.dumps({"embed_dim": 768, "vision_cfg": vision, "text_cfg": text})
+    )
+
+    def job_of(tokens: Any, **optim: Any) -> Job:
+        optim = {"global_batch_size": 64, **optim}
+        return tiny_job(config=str(file), model={"image_tokens": tokens, "precision": "bf16"}, optim=optim)
+
+    def estimate(job: Job) -> tuple[float, float]:
+        shape = architecture(job.model)
+        assert shape is not None
+        gpu = gpu_named("A100-80GB")
+        assert gpu is not None
+        speed = step_speed(shape, job, plan(job, 1), gpu)
+        return memory_of(shape, job, plan(job, 1), None).total, 1 / speed.samples_s
+
+    drawn = estimate(job_of((64, 256), max_image_tokens_per_gpu=2048))
+    short = estimate(job_of(64, max_batch_size_per_gpu=32))
+    long = estimate(job_of(256, max_batch_size_per_gpu=8))
+    assert short[0] > long[0]
+    assert drawn[0] == pytest.approx(short[0], rel=0.02)
+    assert drawn[1] == pytest.approx((short[1] + long[1]) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"model": {"image_tokens": (4, 8), "image_tokens_weights": (1,)}}, "has 1 number for 2 values of"),
+        ({"model": {"image_patches_weights": (1,)}}, "image_patches_weights has 1 number for 0 values"),
+        ({"optim": {"max_image_tokens_per_gpu": 9}}, "needs model.image_tokens: give both or neither"),
+        ({"model": {"image_tokens": 16}, "optim": {"max_image_tokens_per_gpu": 9}}, "= 9 is less than one"),
+    ],
+)
+def test_draws_that_do_not_go_together_are_refused(sections: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        tiny_job(config=NAFLEX, **sections)
+
+
+def test_patches_of_several_sizes_need_a_budget() -> None:
+    with pytest.raises(InputError, match=r"image_patches: .* images of one size: give model.image_tokens"):
+        check_image_tokens(tiny_job(config=NAFLEX, model={"image_patches": (8,)}).model)
+
+
+def test_a_plan_names_the_budgets_and_the_sizes_of_patches() -> None:
+    model = {"image_tokens": (64, 128, 256), "image_patches": (8, 16)}
+    said = describe(tiny_job(config=NAFLEX, model=model), 1, None, local=False, files=False)
+    assert "any shape in up to 64 or 128 or 256 patches of 8 x 8 or 16 x 16 pixels" in said
 
 
 def _reference(job: Job, images: Tensor, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

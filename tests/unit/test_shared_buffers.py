@@ -57,6 +57,17 @@ def test_a_batch_on_its_way_is_not_overwritten() -> None:
     assert [int(rank.tensor(lent)[0, 0, 0, 0]) for lent in lents] == list(range(5))
 
 
+def test_batches_of_several_shapes_use_the_room_of_the_largest() -> None:
+    pool, rank = BufferPool(0, 0), Borrowed()
+    for number, shape in enumerate([(2, 3, 1, 1), SHAPE, (5, 1, 1, 2)]):
+        sent = pool.empty(shape, room=120).fill_(number)
+        lent = pool.lend(sent, (0, 1, 2, 3))
+        del sent
+        assert lent is not None
+        assert (lent.number, lent.memory is None) == (0, bool(number))
+        assert torch.equal(rank.tensor(lent), torch.full(shape, number, dtype=torch.uint8))
+
+
 def test_a_batch_that_was_never_sent_gives_its_buffer_back() -> None:
     pool = BufferPool(0, 0)
     begun = filled(pool, 1)

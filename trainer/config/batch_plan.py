@@ -59,7 +59,10 @@ def batch_text(job: Job, batch_plan: BatchPlan) -> str:
     For example `256 = 1 rank x 1 micro-batch x 256 samples (no max_batch_size_per_gpu: no accumulation)`.
     """
     limit = _limit(job)
+    tokens = job.optim.max_image_tokens_per_gpu
     reason = f"max_batch_size_per_gpu = {limit}" if limit else "no max_batch_size_per_gpu: no accumulation"
+    if limit and tokens and limit == tokens // max(job.model.token_budgets):
+        reason = f"max_image_tokens_per_gpu = {tokens:,}"
     if job.optim.max_batch_size_per_gpu == "auto":
         reason = 'max_batch_size_per_gpu = "auto": the ranks choose by the memory of their GPUs'
     return (
@@ -69,9 +72,25 @@ def batch_text(job: Job, batch_plan: BatchPlan) -> str:
     )
 
 
-def _limit(job: Job) -> int | None:
-    limit = job.optim.max_batch_size_per_gpu
-    return None if limit == "auto" else limit
+def passes(job: Job, batch_plan: BatchPlan, image_tokens: int) -> int:
+    """Returns the equal micro-batches of a step whose images have at most so many patches.
+
+    The plan's number is for images with the most of all steps; another divides it.
+    """
+    share, most = batch_plan.batch_size_per_rank, batch_plan.accumulation
+    if job.optim.max_image_tokens_per_gpu is None:
+        return most
+    limit = _limit(job, image_tokens) or share
+    return next((k for k in range(1, most) if most % k == 0 and share <= k * limit), most)
+
+
+def _limit(job: Job, image_tokens: int | None = None) -> int | None:
+    """Returns the most samples of a pass whose images have so many patches; None: the most of all steps."""
+    given, tokens = job.optim.max_batch_size_per_gpu, job.optim.max_image_tokens_per_gpu
+    limits = [given] if isinstance(given, int) else []
+    if tokens is not None:
+        limits.append(tokens // (image_tokens or max(job.model.token_budgets)))
+    return min(limits, default=None)
 
 
 def _accumulation(per_rank: int, limit: int) -> int:

@@ -136,6 +136,18 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
+    def _an_image_passes(self) -> "Job":
+        limit, budgets = self.optim.max_image_tokens_per_gpu, self.model.token_budgets
+        if limit is not None and not budgets:
+            raise ValueError("optim.max_image_tokens_per_gpu needs model.image_tokens: give both or neither")
+        if limit is not None and limit < max(budgets):
+            raise ValueError(
+                f"optim.max_image_tokens_per_gpu = {limit} is less than one image of model.image_tokens = "
+                f"{max(budgets)} has: give at least as many"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _best_is_measured(self) -> "Job":
         best = self.checkpoint.best
         if best is None:

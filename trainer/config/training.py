@@ -9,12 +9,16 @@ from trainer.config.keys import MAY_CHANGE, ON_GPUS, JobPath, OnlyIf
 from trainer.config.losses import LOSSES, LossName
 from trainer.config.optimizers import OPTIMIZERS, OptimizerName
 from trainer.config.types import AboveZero, NonNegative, Positive, Section, Share, Text
+from trainer.text.wording import many
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
 
 Count = Annotated[int, Field(ge=0)]
 Decay = Annotated[float, Field(gt=0, le=1)]
 Edge = Annotated[int, Field(ge=1, le=4096)]
+Tokens = Annotated[int, Field(ge=1, le=16384)]
+PatchEdge = Annotated[int, Field(ge=2, le=64)]
+Weights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=1)]
 Channels = tuple[float, float, float]
 
 _WITH_CAPTIONS = OnlyIf(lambda job: LOSSES[job.optim.loss].captions, 'optim.loss is not "coca"')
@@ -109,10 +113,19 @@ class Model(Section):
     image_size: Edge | tuple[Edge, Edge] | None = None
     """Edge of the images in pixels, or [height, width]. None: as the model's config says. Weights that were
     trained at another size are fitted: their table of positions is interpolated."""
-    image_tokens: Annotated[int, Field(ge=1, le=16384)] | None = None
+    image_tokens: Tokens | Annotated[tuple[Tokens, ...], Field(min_length=1)] | None = None
     """Most patches of an image, for a tower that takes images of any shape (NaFlex): each is resized so that
-    as many as possible fit, and keeps its ratio of width to height. None: as the model's config says
-    (image_seq_len); if that says nothing, images have one size, as for other towers."""
+    as many as possible fit, and keeps its ratio of width to height. Of a list, each step draws one for all of
+    its images, and evaluation takes the largest. None: as the model's config says (image_seq_len); if that
+    says nothing, images have one size, as for other towers."""
+    image_tokens_weights: Weights | None = None
+    """Weights by which a step draws an entry of image_tokens. None: each is as likely as another."""
+    image_patches: Annotated[tuple[PatchEdge, ...], Field(min_length=1)] | None = None
+    """Edges of an image's patches in pixels, for such a tower: each step draws one for all of its images. The
+    tower's embedding is fitted to it (FlexiViT, arXiv 2212.08013). Evaluation takes the tower's own. None:
+    the tower's own alone."""
+    image_patches_weights: Weights | None = None
+    """Weights by which a step draws an entry of image_patches. None: each is as likely as another."""
     context_length: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Most tokens of a caption. None: as the model's config says. Weights with another length are fitted."""
     patch_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -212,6 +225,12 @@ class Model(Section):
         }
         return {key: value for key, value in changes.items() if value is not None}
 
+    @property
+    def token_budgets(self) -> tuple[int, ...]:
+        """Values of image_tokens; none if it is not given."""
+        given = self.image_tokens
+        return (given,) if isinstance(given, int) else given or ()
+
     @field_validator("image_std")
     @classmethod
     def _divides(cls, value: Channels | None) -> Channels | None:
@@ -223,6 +242,17 @@ class Model(Section):
     def _one_beginning(self) -> "Model":
         if self.init is not None and self.pretrained is not None:
             raise ValueError("init and pretrained both say where weights come from: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_of_draws(self) -> "Model":
+        for key, drawn in (("image_tokens", self.token_budgets), ("image_patches", self.image_patches or ())):
+            weights = getattr(self, f"{key}_weights")
+            if weights is not None and len(weights) != len(drawn):
+                raise ValueError(
+                    f"{key}_weights has {many(len(weights), 'number')} for {many(len(drawn), 'value')} of "
+                    f"{key}: give one number for each"
+                )
         return self
 
     @model_validator(mode="after")
@@ -276,6 +306,9 @@ class Optim(Section):
     max_batch_size_per_gpu: Annotated[Positive | Literal["auto"] | None, MAY_CHANGE] = None
     """Most samples in one forward pass; a rank's larger share is accumulated (exactly, from cached features).
     "auto": as many as fit the GPU by the arithmetic of `clipship check`; on CPUs no limit. None: no limit."""
+    max_image_tokens_per_gpu: Annotated[Positive | None, MAY_CHANGE] = None
+    """Most patches of images in one forward pass, with model.image_tokens: a step that has drawn fewer for
+    each image passes in fewer parts, with the same gradient. None: as max_batch_size_per_gpu says."""
     epochs: Positive | None = None
     """Passes over the data. Give either epochs or steps."""
     steps: Positive | None = None

@@ -8,6 +8,7 @@ only the speed.
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -41,6 +42,18 @@ class WritesInto(Protocol):
 
     def into(self, raw: RawSample, seed: int, out: Tensor) -> None:
         """Writes what the call would return into `out`."""
+
+
+@runtime_checkable
+class DrawsForBatches(Protocol):
+    """Protocol of what makes pixels otherwise for each global batch."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Most bytes of one sample."""
+
+    def of_batch(self, seed: int) -> Pixels:
+        """Returns the function for the samples of the global batch with this seed."""
 
 
 MOST_SUBSTITUTES = 50
@@ -108,7 +121,7 @@ def train_batches(
     rank: int,
     seed: int,
     order: Order,
-    pixels: Pixels,
+    pixels: Pixels | DrawsForBatches,
     tokenizer: Tokenizer,
     workers: int,
     weights: Sequence[float] | None = None,
@@ -163,7 +176,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         self,
         source: Source,
         seed: int,
-        pixels: Pixels,
+        pixels: Pixels | DrawsForBatches,
         tokenizer: Tokenizer,
         skip_bad: bool,
         caption_choice: Choice,
@@ -172,7 +185,6 @@ class TrainBatches(Dataset[Batch | InputError]):
         self._source, self._arena = source, arena
         self._seed = seed
         self._pixels = pixels
-        self._writes_into = isinstance(pixels, WritesInto)
         self._tokenizer = tokenizer
         self._skip_bad = skip_bad
         self._caption_choice = caption_choice
@@ -186,18 +198,21 @@ class TrainBatches(Dataset[Batch | InputError]):
             return error
 
     def _batch(self, request: TrainRequest) -> Batch:
-        images = torch.empty(0)
+        images, (pixels, most_bytes) = torch.empty(0), self._pixels_of(request)
+        writes_into = isinstance(pixels, WritesInto)
         captions: list[str] = []
         keys: list[str] = []
         bad: list[BadSample] = []
         for place, (position, sample) in enumerate(
             zip(request.positions.tolist(), request.samples.tolist(), strict=True)
         ):
-            out = images[place] if place else None
+            out = images[place] if place and writes_into else None
             at = request.places[place] if request.places else None
-            raw, image = self._usable(sample, request.epoch, position, bad, out, at)
+            crop = pixels if out is None else partial(_written, cast(WritesInto, pixels), out)
+            raw, image = self._usable(sample, request.epoch, position, bad, crop, at)
             if not place:
-                images = empty_to_send(len(request.samples), *image.shape)
+                count = len(request.samples)
+                images = empty_to_send(count, *image.shape, room=count * most_bytes)
             if image is not out:
                 images[place] = image
             captions.append(
@@ -230,10 +245,10 @@ class TrainBatches(Dataset[Batch | InputError]):
         epoch: int,
         position: int,
         bad: list[BadSample],
-        out: Tensor | None,
+        crop: Pixels,
         at: Any,
     ) -> tuple[RawSample, Tensor]:
-        """Returns the sample and its pixels, replacing a bad sample; the pixels are `out` if written there.
+        """Returns the sample and its pixels by `crop`, replacing a bad sample.
 
         It is read at its place if that is known. The replacement depends on the position alone. Skipped
         samples are appended to `bad`.
@@ -241,9 +256,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         for attempt in range(MOST_SUBSTITUTES):
             try:
                 raw = self._read(sample, at)
-                return raw, self._pixels_of(
-                    raw, position_seed(self._seed, epoch, position, "augmentation"), out
-                )
+                return raw, crop(raw, position_seed(self._seed, epoch, position, "augmentation"))
             except BadSample as error:
                 if not self._skip_bad:
                     raise
@@ -257,8 +270,15 @@ class TrainBatches(Dataset[Batch | InputError]):
             return self._source.read(sample)
         return cast(InBlocks, self._source).read_at(at, self._arena)
 
-    def _pixels_of(self, raw: RawSample, seed: int, out: Tensor | None) -> Tensor:
-        if out is None or not self._writes_into:
-            return self._pixels(raw, seed)
-        cast(WritesInto, self._pixels).into(raw, seed, out)
-        return out
+    def _pixels_of(self, request: TrainRequest) -> tuple[Pixels, int]:
+        """Returns the function for a request's samples, and most bytes of one; 0: all have as many."""
+        if not isinstance(self._pixels, DrawsForBatches):
+            return self._pixels, 0
+        seed = position_seed(self._seed, request.epoch, request.batch_in_epoch, "pixels of a batch")
+        return self._pixels.of_batch(seed), self._pixels.most_bytes
+
+
+def _written(pixels: WritesInto, out: Tensor, raw: RawSample, seed: int) -> Tensor:
+    """Writes the pixels of a sample into `out` and returns it."""
+    pixels.into(raw, seed, out)
+    return out

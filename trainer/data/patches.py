@@ -6,8 +6,12 @@ one more row that begins with the rows and columns of the grid, two bytes each. 
 whatever the pictures' shapes. Sizes and order are those of timm, whose transforms open_clip uses.
 """
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,6 +19,7 @@ from PIL import Image
 from timm.data.naflex_transforms import get_image_size_for_seq
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
+from torch.nn import functional
 
 from trainer.data.pictures import MOST_PIXELS
 from trainer.data.pixels import BYTES_OF_A_PIXEL, Part, changed, cut, drawn, resize
@@ -90,6 +95,25 @@ class PatchCrop:
 
 
 @dataclass(frozen=True)
+class DrawnCrop:
+    """Crops that differ between global batches: each draws one of them for all of its samples."""
+
+    crops: tuple[PatchCrop, ...]
+    weights: tuple[float, ...]
+    """Weights by which they are drawn, above 0."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the rows of one sample by the crop that has the most."""
+        return max(rows * width for rows, width in (crop.budget.shape for crop in self.crops))
+
+    def of_batch(self, seed: int) -> PatchCrop:
+        """Returns the crop of the global batch with this seed of 63 bits."""
+        ends = list(accumulate(self.weights))
+        return self.crops[bisect_right(ends, (seed >> 10) / 2**53 * ends[-1])]
+
+
+@dataclass(frozen=True)
 class PatchTransform:
     """timm's transform for evaluation: a picture as float32 rows, normalised."""
 
@@ -127,6 +151,41 @@ def normalised_patches(rows: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     patches = out[:, :-1].div_(255).sub_(mean.repeat(pixels)).div_(std.repeat(pixels))
     patches.masked_fill_(~_grids(out)[1][..., None], 0)
     return out
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Normalises rows as `normalised_patches` does, and fits patches of any size to the tower's embedding.
+
+    FlexiViT resamples the embedding's weights to the size of the patches (arXiv 2212.08013). That is linear:
+    those weights times a patch are the weights themselves times what this makes of the patch.
+    """
+
+    patch: tuple[int, int]
+    """Height and width of the tower's patches."""
+    mode: str
+    """Interpolation by which timm resamples the weights: bicubic or bilinear."""
+
+    def __call__(self, rows: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        out = normalised_patches(rows, mean, std)
+        edge = math.isqrt(rows.shape[2] // _CHANNELS)
+        if (edge, edge) == self.patch:
+            return out
+        down, across = (_unresized(own, edge, self.mode, out.dtype, out.device) for own in self.patch)
+        pixels = out[:, :-1].unflatten(2, (edge, edge, _CHANNELS))
+        patches = torch.einsum("ntijc,ai,bj->ntabc", pixels, down, across).flatten(2)
+        grids = patches.new_zeros(len(out), 1, patches.shape[2])
+        grids[:, 0, :_GRID_BYTES] = out[:, -1, :_GRID_BYTES]
+        return torch.cat([patches, grids], dim=1)
+
+
+@cache
+def _unresized(own: int, edge: int, mode: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns the pseudoinverse of what resizes `own` pixels in a line to `edge`, [own, edge]."""
+    lines = torch.eye(own, dtype=torch.float64)[None, None]
+    resized = functional.interpolate(lines, size=(edge, own), mode=mode, antialias=True)
+    inverse: Tensor = torch.linalg.pinv(resized[0, 0])
+    return inverse.to(device, dtype)
 
 
 def tower_input(rows: Tensor) -> dict[str, Tensor]:

@@ -155,14 +155,15 @@ def load(
     return _unwrapped(loaded, workers)
 
 
-def empty_to_send(*shape: int) -> Tensor:
+def empty_to_send(*shape: int, room: int = 0) -> Tensor:
     """Returns uint8 of a batch's shape, not yet filled; the channels of a pixel are together in memory.
 
-    In a loader process its memory is shared with the rank, so that nothing is copied on the way.
+    In a loader process its memory is shared with the rank, so that nothing is copied on the way. Batches of
+    several shapes use the same memory again if all ask for `room`, the bytes of the largest.
     """
     order = ORDERS[len(shape)]
     there = tuple(shape[order.index(place)] for place in range(len(order)))
-    memory = _pools[0].empty(there) if _pools else torch.empty(there, dtype=torch.uint8)
+    memory = _pools[0].empty(there, room) if _pools else torch.empty(there, dtype=torch.uint8)
     return memory.permute(order)
 
 

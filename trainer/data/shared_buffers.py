@@ -58,14 +58,14 @@ class BufferPool:
         self._loader, self._worker = loader, worker
         self._buffers: list[_Buffer] = []
 
-    def empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Returns uint8 of this shape, not yet filled, in memory that can be lent."""
-        size = math.prod(shape)
+    def empty(self, shape: tuple[int, ...], room: int = 0) -> Tensor:
+        """Returns uint8 of this shape, not yet filled, in memory of `room` bytes or more that can be lent."""
+        size = max(math.prod(shape), room)
         buffer = next((one for one in self._buffers if len(one.bytes) == size + 1 and one.is_free()), None)
         if buffer is None:
             buffer = _Buffer(size)
             if len(self._buffers) >= MOST_BUFFERS:
-                return buffer.memory[:-1].view(shape)
+                return buffer.memory[: math.prod(shape)].view(shape)
             self._buffers.append(buffer)
         buffer.held_here = True
         return _tensor(buffer.bytes, shape, buffer.released_here)

@@ -14,6 +14,7 @@ from trainer.config.gpus import GIB
 from trainer.config.loss_tile import TILE
 from trainer.errors import InputError
 from trainer.estimate.architecture import Architecture, planned_architecture
+from trainer.estimate.drawn_steps import drawn_steps
 from trainer.estimate.step_memory import StepMemory, step_memory
 from trainer.model.catalog import known_models
 
@@ -30,8 +31,13 @@ def usable_bytes(gpu_bytes: int) -> int:
 
 
 def memory_of(shape: Architecture, job: Job, batch_plan: BatchPlan, gpu_bytes: int | None) -> StepMemory:
-    """Returns the memory of a rank's step with the job's backend."""
-    return step_memory(shape, job, batch_plan, gpu_bytes, _shards(job, batch_plan.world_size))
+    """Returns the memory of a rank's step with the job's backend, of several kinds that which takes most."""
+    shards = _shards(job, batch_plan.world_size)
+    steps = (
+        step_memory(drawn, job, parts, gpu_bytes, shards)
+        for _, drawn, parts in drawn_steps(shape, job, batch_plan)
+    )
+    return max(steps, key=lambda memory: memory.total)
 
 
 def _shards(job: Job, world_size: int) -> int:
@@ -62,7 +68,8 @@ def largest_micro_batch(shape: Architecture, job: Job, world_size: int, gpu_byte
         parts = -(-share // samples)
         per_rank = share if parts > 1 else samples
         batch_plan = BatchPlan(world_size, world_size * per_rank, per_rank, samples, parts)
-        return fits(shape, job, batch_plan, gpu_bytes)
+        optim = job.optim.model_copy(update={"max_batch_size_per_gpu": samples})
+        return fits(shape, job.model_copy(update={"optim": optim}), batch_plan, gpu_bytes)
 
     low, high = (share, _MOST_SAMPLES) if share and fit(share) else (0, share)
     while high - low > 1:

@@ -9,6 +9,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.gpus import Gpu
 from trainer.estimate.architecture import Architecture, Tower
+from trainer.estimate.drawn_steps import drawn_steps
 from trainer.estimate.step_memory import step_memory
 
 _BACKWARD = 2
@@ -46,15 +47,30 @@ def training_flops(shape: Architecture, job: Job) -> float:
 
 
 def step_speed(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> StepSpeed:
-    """Returns the estimate: products at their share of the peak, then all traffic at its full bandwidth."""
+    """Returns the estimate, for steps of several kinds that of their mean."""
+    steps = [
+        (share, *_of_sample(drawn, job, parts, gpu)) for share, drawn, parts in drawn_steps(shape, job, plan)
+    ]
+    seconds, needed = (sum(step[0] * step[at] for step in steps) for at in (1, 2))
+    return StepSpeed(1 / seconds, needed / seconds / _peak(job, gpu))
+
+
+def _of_sample(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> tuple[float, float]:
+    """Returns the seconds of a sample and the operations that it needs.
+
+    The seconds are those of products at their share of the peak, then of all traffic at its full bandwidth.
+    """
     needed = training_flops(shape, job)
     again = (plan.accumulation > 1) + job.model.grad_checkpointing
     flops = needed + again * sum(map(_forward_flops, shape.towers))
     kept = _whole_activations(shape, job, plan)
     traffic = kept * _TRAFFIC[job.model.kernels] * (1 + again * _SECOND_FORWARD)
-    peak = gpu.tflops[job.model.precision] * 1e12
-    seconds = flops / (_PRODUCTS * peak) + traffic / (gpu.bandwidth_gb_s * 1e9)
-    return StepSpeed(1 / seconds, needed / seconds / peak)
+    seconds = flops / (_PRODUCTS * _peak(job, gpu)) + traffic / (gpu.bandwidth_gb_s * 1e9)
+    return seconds, needed
+
+
+def _peak(job: Job, gpu: Gpu) -> float:
+    return gpu.tflops[job.model.precision] * 1e12
 
 
 def text_forward_share(shape: Architecture, job: Job, plan: BatchPlan) -> float:

@@ -151,6 +151,9 @@ def separator(flag: Flag, line: Line, result: Translation) -> None:
 def augmentation(flag: Flag, line: Line, result: Translation) -> None:
     """Takes what open_clip_train would change in pictures; the rest has no effect there, either."""
     settings: dict[str, Any] = {name: value for name, value in line[flag.name].items() if value}
+    if line["--use-naflex"]:
+        settings = {**settings, "use_timm": True}
+        settings.pop("naflex", None)
     if scale := settings.get("scale"):
         result.set("data.crop_scale", [float(share) for share in scale])
     used = {"scale", "use_timm"} | (_with_timm if settings.get("use_timm") else _without)(settings, result)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.formats import row_of
+from trainer.errors import InputError
 
 PIPE = "pipe:"
 SOURCES = "::"
@@ -19,6 +20,8 @@ _FORMATS = {
     "synthetic": "synthetic",
     "synthetic-audio": "synthetic",
 }
+_PATCHES = (128, 256, 576, 784, 1024)
+"""Numbers of patches that images of any shape have by default."""
 _ENDINGS = {"csv": "table", "tsv": "table", "tar": "webdataset"}
 
 
@@ -76,9 +79,48 @@ class Line:
         return text.split(SOURCES) if self.format_of(flag) == "webdataset" else [text]
 
     @property
+    def naflex_batches(self) -> dict[int, tuple[float, int]]:
+        """Numbers of patches of an image, with --use-naflex: how often a batch has it, and its samples.
+
+        A GPU's batches have other samples for each, as many as --naflex-max-tokens-per-batch allows (its
+        naflex_data.py). Raises InputError for what open_clip_train refuses.
+        """
+        if not self["--use-naflex"]:
+            return {}
+        lengths = self["--naflex-seq-lens"] or _PATCHES
+        often = self["--naflex-seq-len-probs"] or [1.0] * len(lengths)
+        divisor = self["--naflex-batch-divisor"]
+        if (
+            len(often) != len(lengths)
+            or min(*often, *lengths) < 0
+            or not sum(often)
+            or min(divisor, *lengths) < 1
+        ):
+            raise InputError(
+                "open_clip_train ends, too: --naflex-seq-lens and --naflex-batch-divisor are 1 or more, and "
+                "--naflex-seq-len-probs has one number for each of the lengths, not all of them 0"
+            )
+        most = self["--naflex-max-tokens-per-batch"]
+        return {
+            length: (each, max(1, most // length // divisor * divisor))
+            for length, each in sorted(dict(zip(lengths, often, strict=True)).items())
+            if each
+        }
+
+    @property
+    def batch_per_gpu(self) -> int:
+        """Samples of a batch on one GPU, with --use-naflex the mean of its batches."""
+        batches = self.naflex_batches.values()
+        if not batches:
+            return int(self["--batch-size"])
+        return max(
+            1, round(sum(often * size for often, size in batches) / sum(often for often, _ in batches))
+        )
+
+    @property
     def global_batch(self) -> int:
         """Samples of one optimizer step over all GPUs, accumulated batches included."""
-        return int(self["--batch-size"] * self["--accum-freq"] * self.gpus)
+        return int(self.batch_per_gpu * self["--accum-freq"] * self.gpus)
 
     @property
     def epoch_steps(self) -> int | None:
@@ -91,7 +133,7 @@ class Line:
         if samples is None or self.format != "webdataset" or self.global_batch < 1:
             return None
         workers = max(1, self["--workers"])
-        batches = -(-samples // (self["--batch-size"] * self.gpus))
+        batches = -(-samples // (self.batch_per_gpu * self.gpus))
         return int(-(-batches // workers) * workers // self["--accum-freq"])
 
     @property

@@ -10,11 +10,16 @@ _TIMM_SPARES = ("*positional_embedding", "*class_embedding", "*cls_emb")
 
 def batch_size(flag: Flag, line: Line, result: Translation) -> None:
     """Writes the batch of all GPUs, and the largest one that a GPU passes at once."""
-    each, accumulated = line[flag.name], line["--accum-freq"]
+    each, accumulated = line.batch_per_gpu, line["--accum-freq"]
     parts = f"{each} on each of {many(line.gpus, 'GPU')}"
     parts += f", {accumulated} times accumulated" if accumulated > 1 else ""
+    if len(line.naflex_batches) > 1:
+        parts += ", the mean of those in open_clip_train, which differ with the patches of an image"
     result.set("optim.global_batch_size", line.global_batch, parts)
-    result.set("optim.max_batch_size_per_gpu", each)
+    if not line["--use-naflex"]:
+        result.set("optim.max_batch_size_per_gpu", each)
+    elif flag.name in line.named:
+        result.dropped[flag.name] = "it has no effect with --use-naflex"
 
 
 def accumulation(flag: Flag, line: Line, result: Translation) -> None:

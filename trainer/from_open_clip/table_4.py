@@ -1,11 +1,11 @@
 """Rows of the flags that open_clip_train has from release 4 on, by the topics of table.py.
 
-Audio and images of several sizes have topics of their own, since no job has either.
+Audio, which no job has, and images of any shape have topics of their own.
 """
 
 from dataclasses import replace
 
-from trainer.from_open_clip import data_flags, optim_flags, run_flags
+from trainer.from_open_clip import data_flags, naflex_flags, optim_flags, run_flags
 from trainer.from_open_clip.rows import (
     COUNT,
     NUMBER,
@@ -30,7 +30,6 @@ from trainer.from_open_clip.translation import Flag
 _STARTS = ("fork", "forkserver", "spawn")
 _AUDIO = "audio is not supported"
 _ZERO_SHOT = only_with("--audio-zeroshot-dataset")
-_SIZES = "the images of a run have one size"
 _NAFLEX = only_with("--use-naflex")
 _BUCKETS = only_with("--length-bucketing")
 _COMPILED = only_with("--torchcompile")
@@ -167,19 +166,85 @@ _ROWS: dict[str, tuple[Flag, ...]] = {
             idle=_FSDP,
         ),
     ),
-    "Images of several sizes (NaFlex)": (
-        missing("--use-naflex", SWITCH, _SIZES),
+    "Images of any shape (NaFlex)": (
+        key(
+            "--use-naflex",
+            SWITCH,
+            "model.image_tokens",
+            naflex_flags.use_naflex,
+            "Images of any shape, for a model with naflex in its name; others, whose towers it converts, are "
+            "refused. `--aug-cfg` has `use_timm`, as there.",
+        ),
         missing("--force-naflex-vision", SWITCH, "towers stay as they are: name a model with naflex"),
-        missing("--naflex-num-train-image-tokens", COUNT, _SIZES, idle=_NAFLEX),
-        missing("--naflex-patch-sizes", {"type": int, "nargs": "+"}, _SIZES, idle=_NAFLEX),
-        missing("--naflex-patch-size-probs", {"type": float, "nargs": "+"}, _SIZES, idle=_NAFLEX),
-        missing("--naflex-seq-lens", {"type": int, "nargs": "+"}, _SIZES, idle=_NAFLEX),
-        missing("--naflex-seq-len-probs", {"type": float, "nargs": "+"}, _SIZES, idle=_NAFLEX),
-        missing("--naflex-max-tokens-per-batch", a_count(16384), _SIZES, idle=_NAFLEX),
-        missing("--naflex-max-text-tokens", COUNT, _SIZES, idle=_NAFLEX),
-        missing("--naflex-batch-divisor", a_count(8), _SIZES, idle=_NAFLEX),
-        missing("--naflex-loss-scale", one_of("none", "none", "linear", "sqrt"), _SIZES, idle=_NAFLEX),
-        missing("--naflex-pad-multiple", COUNT, _SIZES, idle=_NAFLEX),
+        missing(
+            "--naflex-num-train-image-tokens",
+            COUNT,
+            "an epoch has so many samples: give `--train-num-samples`",
+            idle=_NAFLEX,
+        ),
+        key(
+            "--naflex-patch-sizes",
+            {"type": int, "nargs": "+"},
+            "model.image_patches",
+            naflex_flags.patches,
+            "The same sizes: each step draws one. Evaluation takes that of the tower, and there the first.",
+            idle=_NAFLEX,
+        ),
+        key(
+            "--naflex-patch-size-probs",
+            {"type": float, "nargs": "+"},
+            "model.image_patches_weights",
+            naflex_flags.patch_weights,
+            "The same, one for each size; 0 is refused.",
+            idle=_NAFLEX,
+        ),
+        key(
+            "--naflex-seq-lens",
+            {"type": int, "nargs": "+"},
+            "model.image_tokens model.image_tokens_weights",
+            naflex_flags.token_budgets,
+            "The same numbers of patches: each step draws one, for all ranks. A global batch is always as "
+            "large: it has the mean of the samples there, and each number as large a share of the samples.",
+            idle=_NAFLEX,
+        ),
+        key(
+            "--naflex-seq-len-probs",
+            {"type": float, "nargs": "+"},
+            "model.image_tokens_weights",
+            naflex_flags.part_of_the_batch,
+            "Part of these weights: how often a batch there has each, times its samples.",
+            idle=_NAFLEX,
+        ),
+        key(
+            "--naflex-max-tokens-per-batch",
+            a_count(16384),
+            "optim.max_image_tokens_per_gpu optim.global_batch_size",
+            naflex_flags.tokens_of_a_pass,
+            "The same limit of one pass; a step passes in as many parts as it needs. The global batch "
+            "follows from it, too, since `--batch-size` has no effect.",
+            idle=_NAFLEX,
+        ),
+        missing(
+            "--naflex-max-text-tokens",
+            COUNT,
+            "captions have the length of the text tower: see `--force-context-length`",
+            idle=_NAFLEX,
+        ),
+        key(
+            "--naflex-batch-divisor",
+            a_count(8),
+            "optim.global_batch_size",
+            naflex_flags.part_of_the_batch,
+            "Part of the global batch.",
+            idle=_NAFLEX,
+        ),
+        missing(
+            "--naflex-loss-scale",
+            one_of("none", "none", "linear", "sqrt"),
+            "global batches are all as large, so that the scale would be one number",
+            idle=_NAFLEX,
+        ),
+        dropped("--naflex-pad-multiple", COUNT, "only audio uses it", idle=_NAFLEX),
     ),
     "Audio": (
         refused("--audio-ext", a_text("flac"), _AUDIO, idle=only_audio),

@@ -14,12 +14,19 @@ _UNUSED = ("image_size", "image_resize_mode", "patch_dropout", "cuda_graphs")
 
 
 def image_tokens(model: Model, config: Mapping[str, Any] | None = None) -> int | None:
-    """Returns most patches of a picture; None for a model that takes pictures of one size.
+    """Returns most patches of a picture, of several the largest; None for a model with pictures of one size.
 
     `config` is the model's; None reads it.
     """
-    tokens: int | None = model.image_tokens or _vision(model, config).get("image_seq_len")
+    if model.token_budgets:
+        return max(model.token_budgets)
+    tokens: int | None = _vision(config or read_config(model.name)).get("image_seq_len")
     return tokens
+
+
+def takes_any_shape(config: Mapping[str, Any]) -> bool:
+    """Returns whether the image tower of a config is one of timm's for pictures of any shape."""
+    return str(_vision(config).get("timm_model_name")).startswith(_TOWER)
 
 
 def check_image_tokens(model: Model, config: Mapping[str, Any] | None = None) -> None:
@@ -29,10 +36,13 @@ def check_image_tokens(model: Model, config: Mapping[str, Any] | None = None) ->
 
 
 def _problems(model: Model, config: Mapping[str, Any] | None) -> Iterator[str]:
-    tokens, vision = image_tokens(model, config), _vision(model, config)
+    config = config or read_config(model.name)
+    tokens = image_tokens(model, config)
     if tokens is None:
+        if model.image_patches:
+            yield f"model.image_patches: {model.name} takes images of one size: give model.image_tokens, too"
         return
-    if vision and not str(vision.get("timm_model_name")).startswith(_TOWER):
+    if _vision(config) and not takes_any_shape(config):
         yield (
             f"model.image_tokens = {tokens}: the image tower of {model.name} takes images of one size; those "
             f"that take any shape are timm's {_TOWER}...: remove the key, or choose another model"
@@ -46,6 +56,6 @@ def _problems(model: Model, config: Mapping[str, Any] | None) -> Iterator[str]:
         )
 
 
-def _vision(model: Model, config: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    vision = (config or read_config(model.name)).get("vision_cfg")
+def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    vision = config.get("vision_cfg")
     return vision if isinstance(vision, dict) else {}

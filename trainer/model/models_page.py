@@ -39,10 +39,9 @@ device `meta`, trains it for two steps, and writes this page; rows of models tha
 open_clip lacks stay. `make models-table OPEN_CLIP=../open_clip` makes those of a checkout, and
 `MODELS="RN50 ViT-B-32"` some alone.
 
-NaFlex models (`naflexvit`) train with [images of any shape](#images-of-any-shape) within a budget
-of patches for each image; budgets for a batch and several patch sizes are not there yet. The
-vocabulary of tiktoken's tokenizers is fetched from the internet where it is first used, and by
-`clipship fetch`: let `TIKTOKEN_CACHE_DIR` name a folder that all ranks see.
+NaFlex models (`naflexvit`) train with [images of any shape](#images-of-any-shape). The vocabulary
+of tiktoken's tokenizers is fetched from the internet where it is first used, and by `clipship
+fetch`: let `TIKTOKEN_CACHE_DIR` name a folder that all ranks see.
 
 ## Another text tower
 
@@ -93,6 +92,30 @@ the budget's tokens, so batches, the split over ranks and the gradient are as fo
 `check` counts them. `image_size`, `image_resize_mode`, `patch_dropout` and `cuda_graphs` are
 refused. `export` writes the forms `open_clip` and `safetensors`; the others hold images of one
 size.
+
+Several budgets, and patches of several sizes, make a model for all of them:
+
+```toml
+[model]
+name = "ViT-B-16-SigLIP2-naflex"
+image_tokens = [128, 256, 576]
+image_tokens_weights = [4, 2, 1]   # four of seven steps have 128 patches an image
+image_patches = [16, 24]           # pixels of a patch's edge
+
+[optim]
+global_batch_size = 4096
+max_image_tokens_per_gpu = 65536   # patches in one forward pass
+```
+
+Each step draws one of both from the seed and its number, for all ranks. A global batch stays the
+same samples, as many in every step, and only its cut into passes follows from the draw: on 8 GPUs,
+a step of 576 patches an image passes in 8 parts, one of 256 in 2, and one of 128 at once. So the
+gradient is that of one process with the whole batch, and a resumed run draws what the uninterrupted
+one would. For patches of another size than the tower's, its embedding is resampled as in FlexiViT
+(arXiv 2212.08013); the weights keep their size. Evaluation and export take the largest budget and
+the tower's own patches. `check` counts the memory of the step that takes most, and the time of
+their mean. In open_clip_train (`--naflex-seq-lens`), a batch
+of fewer patches has more samples instead.
 
 ## Out of here
 

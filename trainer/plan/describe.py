@@ -233,10 +233,19 @@ def _model(job: Job) -> str:
         if groups is not None
     )
     compiled = ", compiled" if job.model.compile else ""
-    tokens = image_tokens(job.model)
-    images = f", images of any shape in up to {many(tokens, 'patch', 'patches')}" if tokens else ""
-    own = f"{job.model.name}{_text_tower(job.model)}{images}"
+    own = f"{job.model.name}{_text_tower(job.model)}{_any_shape(job.model)}"
     return f"{own}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{compiled}"
+
+
+def _any_shape(model: Model) -> str:
+    """Returns how many patches the images of a model have that takes any shape; "" for others."""
+    tokens = image_tokens(model)
+    if tokens is None:
+        return ""
+    *others, last = model.token_budgets or (tokens,)
+    most = " or ".join([*(f"{each:,}" for each in others), many(last, "patch", "patches")])
+    edges = " or ".join(f"{edge} x {edge}" for edge in model.image_patches or ())
+    return f", images of any shape in up to {most}" + (f" of {edges} pixels" if edges else "")
 
 
 def _text_tower(model: Model) -> str:

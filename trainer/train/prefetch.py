@@ -4,13 +4,15 @@ On a GPU the next step's micro-batches are copied while this step computes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trainer.comm.host_memory import to_device
+from trainer.config.batch_plan import passes
 from trainer.config.formats import FORMATS
 from trainer.data.bad_samples import Skipped
 from trainer.data.caption_lengths import CaptionLengths, CaptionMonitor, counter_of
@@ -47,8 +49,9 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
     whole_steps = 0 if setup.job.comm.deterministic else _WHOLE_STEPS
     rule, normalise = clip.kernels.caption_length, clip.images.normalised
     by_length = None if rule is None else ByLength(rule, tells=setup.comm.world.rank == 0)
+    parts = None if clip.images.one_size else partial(passes, setup.job, setup.plan)
     prefetcher = Prefetcher(
-        setup.comm.device, dtype, clip.mean, clip.std, rule, whole_steps, by_length, normalise
+        setup.comm.device, dtype, clip.mean, clip.std, rule, whole_steps, by_length, normalise, parts
     )
     return prefetcher.steps(_loaded(setup, skipped), setup.plan.accumulation)
 
@@ -95,13 +98,23 @@ def _caption_monitor(setup: TrainSetup, captions: int) -> CaptionMonitor:
     return CaptionMonitor(lengths, captions, data)
 
 
+class _Part(NamedTuple):
+    """Samples that pass together, on the host."""
+
+    images: Sequence[Tensor]
+    """Those of the loader's micro-batches that they came in."""
+    tokens: Tensor
+    keys: Sequence[str]
+
+
 class Prefetcher:
     """Moves images to the device as uint8, with the function that normalises them there.
 
     That function, `normalise`, gives `dtype`, minus the mean and divided by the standard deviation of each
     channel. Captions are packed or cut as `caption_length` says; without it they stay as they are. On a GPU
     all of their tokens are computed in the first `whole_steps` steps. `by_length` may let other samples of a
-    step pass together.
+    step pass together. `passes` says in how many micro-batches a step passes whose images have so many
+    patches: a divisor of those that are loaded.
     """
 
     def __init__(
@@ -114,9 +127,10 @@ class Prefetcher:
         whole_steps: int = 0,
         by_length: ByLength | None = None,
         normalise: Callable[[Tensor, Tensor, Tensor], Tensor] = normalised,
+        passes: Callable[[int], int] | None = None,
     ) -> None:
         self._device, self._caption_length, self._whole_steps = device, caption_length, whole_steps
-        self._by_length, self._normalise = by_length, normalise
+        self._by_length, self._normalise, self._passes = by_length, normalise, passes
         self._mean, self._std = (
             to_device(torch.tensor(channels, dtype=dtype), device) for channels in (mean, std)
         )
@@ -153,8 +167,16 @@ class Prefetcher:
         self._whole_steps -= 1
         return sent, stream.record_event()
 
-    def _cut(self, group: list[Batch]) -> list[Sent]:
+    def _parts(self, batches: list[Batch]) -> list[_Part]:
+        """Returns a step's samples as they are to pass."""
+        times = 1
+        if self._passes is not None and batches:
+            times = len(batches) // self._passes(batches[0].images.shape[1] - 1)
+        return [_together(batches[at : at + times]) for at in range(0, len(batches), times)]
+
+    def _cut(self, batches: list[Batch]) -> list[Sent]:
         """Returns a step's micro-batches on the device, with captions no longer than those of each need."""
+        group = self._parts(batches)
         rule, on_gpu = self._caption_length, self._device.type == "cuda"
         whole = on_gpu and self._whole_steps > 0
         if rule is not None and rule.packs and on_gpu:
@@ -174,7 +196,7 @@ class Prefetcher:
             ]
         return self._ordered(group, order, rule)
 
-    def _ordered(self, group: list[Batch], order: Tensor, rule: CaptionLength) -> list[Sent]:
+    def _ordered(self, group: list[_Part], order: Tensor, rule: CaptionLength) -> list[Sent]:
         size = len(group[0].keys)
         new_places = to_device(order.argsort(), self._device).split(size)
         images, tokens = _moved(map(self._brought, group), new_places)
@@ -186,11 +208,12 @@ class Prefetcher:
             for pixels, ids, length, places in parts
         ]
 
-    def _brought(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _brought(self, batch: _Part) -> tuple[Tensor, Tensor]:
         return self._images(batch), batch.tokens.to(self._device, non_blocking=True)
 
-    def _images(self, batch: Batch) -> Tensor:
-        return batch.images.to(self._device, non_blocking=True)
+    def _images(self, batch: _Part) -> Tensor:
+        sent = [images.to(self._device, non_blocking=True) for images in batch.images]
+        return sent[0] if len(sent) == 1 else torch.cat(sent)
 
     def _packed(self, tokens: Tensor, rule: CaptionLength, whole: bool) -> Packed:
         return pack(tokens, rule.needed(tokens), self._device, whole=whole)
@@ -208,6 +231,15 @@ class Prefetcher:
 
     def _normalised(self, images: Tensor) -> Tensor:
         return self._normalise(images, self._mean, self._std)
+
+
+def _together(batches: Sequence[Batch]) -> _Part:
+    if len(batches) == 1:
+        return _Part([batches[0].images], batches[0].tokens, batches[0].keys)
+    tokens = torch.cat([batch.tokens for batch in batches])
+    return _Part(
+        [batch.images for batch in batches], tokens, [key for batch in batches for key in batch.keys]
+    )
 
 
 def _moved(parts: Iterator[tuple[Tensor, Tensor]], places: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -130,7 +130,7 @@ class TrainStep:
         self.scaler = torch.amp.GradScaler(comm.device.type, enabled=job.model.precision == "fp16")
 
     def __call__(self, batches: Sequence[MicroBatch], step: int) -> StepResult:
-        """Runs global batch `step` (from 0) with this rank's micro-batches, in order."""
+        """Runs global batch `step` (from 0) with this rank's micro-batches, in order and of equal size."""
         statistics = self._statistics.copy()
         loss_share = self.gradients(batches, step)
         self.scaler.unscale_(self.optimizer)
@@ -172,7 +172,7 @@ class TrainStep:
         self._scaled(share).backward()
         whole = share.detach()
         wanted = [
-            [None] * len(batches) if leaf.grad is None else leaf.grad.split(self._plan.micro_batch_size)
+            [None] * len(batches) if leaf.grad is None else leaf.grad.split(len(batches[0].images))
             for leaf in leaves
         ]
         for number, batch in enumerate(batches):
@@ -211,7 +211,7 @@ class TrainStep:
         return leaves, logits
 
     def _forward(self, module: nn.Module, batch: MicroBatch, step: int, number: int) -> Outputs:
-        first = self._comm.world.rank * self._plan.batch_size_per_rank + number * self._plan.micro_batch_size
+        first = self._comm.world.rank * self._plan.batch_size_per_rank + number * len(batch.images)
         # This seeds the randomness that `sample_dropout.py` cannot reach.
         torch.manual_seed(position_seed(self._job.seed, step, first, "model"))
         positions: Iterable[int] = range(first, first + len(batch.images))
