@@ -194,11 +194,14 @@ def test_a_file_that_changed_under_the_run_is_named_and_no_mere_bad_sample(
     unchanged.check(bad)
     os.utime(first, (1, 1))
     unchanged.check([])
-    unchanged.check(bad)
     now_s = LOOK_S
+    unchanged.check(bad)
+    first.write_bytes(recaptioned(first))
+    unchanged.check(bad)
+    now_s = 2 * LOOK_S
     with pytest.raises(InputError, match=rf"{paths[0]}: the file has changed under the run, .*Put back what"):
         unchanged.check(bad)
-    now_s = 3 * LOOK_S
+    now_s = 4 * LOOK_S
     unchanged.check(bad[1:])
     Unchanged(opened(shards)).check(bad)
 

@@ -4,14 +4,13 @@ No torch.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast, runtime_checkable
 
 from trainer.config import is_remote
 from trainer.data.arena import Arena, Kept
 from trainer.data.block_cache import BlockCache
-from trainer.data.changed import changed
-from trainer.data.files import Files, Stamp, persistent, stamp
+from trainer.data.changed import Versions
+from trainer.data.files import Files, persistent, stamp
 from trainer.data.hops import Hopping
 from trainer.data.index import Index
 from trainer.data.sample import RawSample
@@ -59,12 +58,9 @@ class BlockReader:
     """Reads parts of the files of an index, from the cache of the node if there is one."""
 
     def __init__(self, index: Index) -> None:
-        self._index = index
+        self._index, self._versions = index, Versions(index)
         self.cache: BlockCache | None = None
         """Cache of what is read; None if nothing is kept."""
-        self._versions: dict[str, Stamp] = {}
-        self._good: set[tuple[str, Stamp]] = set()
-        """Versions of local files that hold what was indexed."""
 
     def bytes_of(self, path: str, begin: int, end: int) -> bytes:
         """Returns a part of a file, which is open for this read alone; threads may call it.
@@ -73,47 +69,22 @@ class BlockReader:
         """
         if self.cache is None:
             return self._read(path, begin, end)
-        return self.cache.read(
-            path, self._version(path), begin, end, lambda at, behind: self._read(path, at, behind)
-        )
+        version = self._versions.of(path)
+        return self.cache.read(path, version, begin, end, lambda at, behind: self._read(path, at, behind))
 
     def _read(self, path: str, begin: int, end: int) -> bytes:
         content = Files().read(path, begin, end - begin)
         if not is_remote(path):  # elsewhere a look would be a request more
-            self._check_unchanged(path)
+            self._versions.check(path, persistent(path, lambda: stamp(path), was_there=True))
         return content
-
-    def _check_unchanged(self, path: str) -> None:
-        """Raises InputError if a file has changed; a new time alone is none, if its headers are the same."""
-        before, now = self._version(path), persistent(path, lambda: stamp(path), was_there=True)
-        if now == before or (path, now) in self._good:
-            return
-        if now.size != before.size or not self._index.is_as_indexed(self._numbers[path]):
-            raise changed(path, before, now)
-        self._good.add((path, now))
 
     def file(self, path: str) -> BinaryIO:
         """Returns a file whose reads go this way, each by itself."""
-        size = self._version(path).size
+        size = self._versions.of(path).size
         return cast(
             BinaryIO,
             Hopping(size, lambda begin, count: self.bytes_of(path, begin, begin + count), ahead=False),
         )
-
-    def _version(self, path: str) -> Stamp:
-        """Returns the file's size and time of change when it was indexed."""
-        if path not in self._versions:
-            entry = self._index.entries[self._numbers[path]]
-            self._versions[path] = (
-                Stamp(entry.size, entry.changed)
-                if entry.size
-                else persistent(path, lambda: stamp(path), was_there=True)
-            )
-        return self._versions[path]
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {path: number for number, path in enumerate(self._index.paths)}
 
     def __reduce__(self) -> tuple[type["BlockReader"], tuple[Index]]:
         return BlockReader, (self._index,)  # only the rank reads ahead

@@ -1,10 +1,11 @@
 """Finds files that have changed under a run: their samples no longer lie where the index says. No torch."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
-from trainer.data.files import Stamp, stamp
+from trainer.data.files import Stamp, persistent, stamp
+from trainer.data.index import Index
 from trainer.data.indexed import Indexed
 from trainer.data.sample import BadSample
 from trainer.errors import InputError
@@ -14,41 +15,68 @@ LOOK_S = 10.0
 """Shortest time between two looks: of many bad samples most are of a file that has changed, if one has."""
 
 
-def changed(path: str, before: Stamp, now: Stamp) -> InputError:
-    """Returns the error for a file that is another one than when it was indexed."""
-    return InputError(
-        f"{path}: the file has changed under the run, and its samples are not where they were: it had "
-        f"{many(before.size, 'byte')} ({before.changed}) when it was indexed and has {now.size:,} "
-        f"({now.changed}). Put back what was there and start the run again; other data are another run."
-    )
+class Versions:
+    """Versions of the files of an index. Threads may call it."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._indexed: dict[str, Stamp] = {}
+        self._good: set[tuple[str, Stamp]] = set()
+        """Later versions that hold what was indexed."""
+
+    def of(self, path: str) -> Stamp:
+        """Returns a file's size and time of change when it was indexed.
+
+        An index in memory does not say them: there they are those of the first call. Raises StorageError if
+        the file cannot be looked at then.
+        """
+        if path not in self._indexed:
+            entry = self._index.entries[self._numbers[path]]
+            self._indexed[path] = (
+                Stamp(entry.size, entry.changed)
+                if entry.size
+                else persistent(path, lambda: stamp(path), was_there=True)
+            )
+        return self._indexed[path]
+
+    def check(self, path: str, now: Stamp) -> None:
+        """Raises InputError if a file has changed; a new time alone is none, if its headers are the same."""
+        before = self.of(path)
+        if now == before or (path, now) in self._good:
+            return
+        if now.size != before.size or not self._index.is_as_indexed(self._numbers[path]):
+            raise InputError(
+                f"{path}: the file has changed under the run, and its samples are not where they were: it "
+                f"had {many(before.size, 'byte')} ({before.changed}) when it was indexed and has "
+                f"{now.size:,} ({now.changed}). Put back what was there and start the run again; other data "
+                "are another run."
+            )
+        self._good.add((path, now))
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._numbers
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {path: number for number, path in enumerate(self._index.paths)}
 
 
 class Unchanged:
     """Looks at the file of a bad sample, now and then, whether it is still the one that was indexed."""
 
     def __init__(self, source: object, clock: Callable[[], float] = time.monotonic) -> None:
-        self._source, self._clock = source, clock
-        self._look_at = clock()
-        self._indexed: Mapping[str, Stamp] | None = None
+        self._versions = Versions(source.index) if isinstance(source, Indexed) else None
+        self._clock, self._look_at = clock, clock()
 
     def check(self, bad: Sequence[BadSample]) -> None:
         """Raises InputError if the file of the first of the bad samples has changed."""
-        if not bad or self._clock() < self._look_at:
+        if not bad or self._versions is None or self._clock() < self._look_at:
             return
         self._look_at = self._clock() + LOOK_S
         path = bad[0].origin
-        if (before := self._stamps().get(path)) is None:
+        try:
+            now = stamp(path) if path in self._versions else None
+        except Exception:  # whatever storage raises: reading says more of it
             return
-        now = before
-        with suppress(Exception):  # whatever storage raises: reading says more of it
-            now = stamp(path)
-        if now != before:
-            raise changed(path, before, now)
-
-    def _stamps(self) -> Mapping[str, Stamp]:
-        """Returns size and time of change of each file when it was indexed."""
-        if self._indexed is None:
-            index = self._source.index if isinstance(self._source, Indexed) else None
-            named = zip(index.paths, index.entries, strict=True) if index else ()
-            self._indexed = {path: Stamp(entry.size, entry.changed) for path, entry in named if entry.size}
-        return self._indexed
+        if now is not None:
+            self._versions.check(path, now)

@@ -72,7 +72,7 @@ def _same_files(data: Data, comm: Comm) -> list[str]:
         raise StorageError(
             f"data.train: rank 0 finds {many(of_ranks[0][0], 'file')}, and rank {rank} {of_ranks[rank][0]:,} "
             "or others: nodes may see new files late, or have folders of their own. Start again when all see "
-            "the same, or name the files with braces ({0000..0099})"
+            "the same, or name the files with braces ({0000..0099})."
         )
     return paths
 

@@ -108,7 +108,7 @@ def index_reading(
 
 
 class ShardReading:
-    """What a start reads of shards."""
+    """Foretells what a start reads of shards."""
 
     what = "headers"
 

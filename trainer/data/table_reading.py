@@ -23,7 +23,7 @@ from trainer.data.row_groups import ParquetGroups
 
 
 class _Group(NamedTuple):
-    """What a rank reads of one row group."""
+    """Reads of a rank for one row group."""
 
     rows: int
     requests: int
@@ -32,7 +32,7 @@ class _Group(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What a look at one file has found."""
+    """Findings of a look at one file."""
 
     size: int
     took_s: float
@@ -69,7 +69,7 @@ class _Look(NamedTuple):
 
 
 class TableReading:
-    """What a start reads of Parquet files, by a look at some of them."""
+    """Foretells what a start reads of Parquet files, by a look at some of them."""
 
     def __init__(self, files: Sequence[str], data: Data) -> None:
         self._files, self._data = files, data
