@@ -1,4 +1,4 @@
-"""Jobs that use a trained model and train nothing: to evaluate it, to export it, to search pictures.
+"""Jobs that use a trained model and train nothing: to evaluate it, to embed data, to export it, to search.
 
 Imports no torch.
 """
@@ -120,6 +120,27 @@ def export_job(checkpoint: str, model: str | None) -> Job:
     return _checked(table, "clipship export")
 
 
+def embed_job(
+    checkpoint: str, model: str | None, shards: Sequence[str], ranks: int, overrides: Sequence[str]
+) -> Job:
+    """Returns a job that only embeds shards, as the retrieval set of an evaluation.
+
+    How samples are read comes from the checkpoint's run. Raises InputError that lists every problem.
+    """
+    table, evaluation = _table_of_trained(checkpoint, model)
+    table |= {
+        "name": "embed",
+        "optim": {"global_batch_size": ranks, "steps": 1},
+        "timeouts": {"eval_s": LONGEST_S},
+        "eval": {**_batch_size(evaluation), "retrieval": list(shards)},
+    }
+    return _checked(table, "clipship embed", overrides)
+
+
+def _batch_size(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in evaluation.items() if key == "batch_size"}
+
+
 def search_job(checkpoint: str, model: str | None, overrides: Sequence[str]) -> Job:
     """Returns a job that only uses the model, with the limits of its run for pictures.
 
@@ -129,6 +150,6 @@ def search_job(checkpoint: str, model: str | None, overrides: Sequence[str]) -> 
     table |= {
         "name": "search",
         "optim": {"global_batch_size": 1, "steps": 1},
-        "eval": {key: value for key, value in evaluation.items() if key == "batch_size"},
+        "eval": _batch_size(evaluation),
     }
     return _checked(table, "clipship search", overrides)
