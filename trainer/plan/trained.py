@@ -21,6 +21,8 @@ LONGEST_S = 6 * 3600.0
 """Default time limit of an evaluation, in seconds. Nothing else waits for it, as training would; a longer
 evaluation hangs or needs `--set timeouts.eval_s=...`."""
 
+_NO_TRAINING_DATA: Mapping[str, Any] = {"train": [], "weights": None, "filters": [], "scores": []}
+
 
 def evaluation_job(
     checkpoint: str,
@@ -68,7 +70,7 @@ def _table_of_trained(checkpoint: str, model: str | None) -> tuple[dict[str, Any
         raise InputError(f"{checkpoint}: no file beside these weights names their model: give --model NAME")
     before: Mapping[str, Any] = trained.job or {}
     table = {
-        "data": {**before.get("data", {}), "format": "synthetic", "train": [], "weights": None},
+        "data": {**before.get("data", {}), "format": "synthetic", **_NO_TRAINING_DATA},
         # Where training began no longer counts.
         "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained, "init": None},
     }
