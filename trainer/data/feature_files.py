@@ -5,21 +5,25 @@ be used has one row, with its problem and neither features nor cosine. The file'
 model, and of which version of the shard. pyarrow is imported when a file is written or read.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config import Job
 from trainer.data.files import Stamp, opened, persistent, stamp
 from trainer.data.index import THREADS
 from trainer.data.row_groups import readable
 from trainer.data.store import names, put
 from trainer.errors import InputError
+from trainer.run.model_identity import model_identity
 from trainer.text.masking import masked
 
 FOLDER = "features"
@@ -31,7 +35,9 @@ ROWS = 4096
 ABOUT = "clipship"
 """Key of the metadata that say what the features are."""
 Dtype = Literal["fp16", "fp32"]
-_TYPES = {"fp16": np.float16, "fp32": np.float32}
+DTYPES: Mapping[Dtype, type] = {"fp16": np.float16, "fp32": np.float32}
+FORMAT = 1
+"""Number that changes with the way in which features are computed."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,14 @@ class About:
     def is_of(self, version: Stamp) -> bool:
         """Returns whether the features are those of this version of the shard."""
         return (self.size, self.changed) == version
+
+
+def about_model(job: Job, dtype: Dtype) -> About:
+    """Returns what files say of the job's model; the shard's version is not there yet."""
+    identity = json.dumps([FORMAT, *model_identity(job), dtype])
+    weights = f" with {Path(job.model.pretrained).name}" if job.model.pretrained else ""
+    words = f"{Path(job.model.name).name}{weights} in {job.model.precision}, stored in {dtype}"
+    return About(hashlib.sha256(identity.encode()).hexdigest()[:32], words, 0, "")
 
 
 class FeatureRows(NamedTuple):
@@ -152,7 +166,7 @@ class FeatureWriter:
     def __init__(self, shard: str, dtype: Dtype) -> None:
         import pyarrow
 
-        self._shard, self._dtype = masked(shard), _TYPES[dtype]
+        self._shard, self._dtype = masked(shard), DTYPES[dtype]
         self._waiting: list[FeatureRows] = []
         self._sink = pyarrow.BufferOutputStream()
         self._writer: Any = None

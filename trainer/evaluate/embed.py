@@ -4,14 +4,11 @@ A shard is cut into blocks of `eval.batch_size` samples from its own begin, so t
 on any rank. What is there of the same model is kept: after an end of any kind the next start goes on.
 """
 
-import hashlib
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +23,7 @@ from trainer.data.feature_files import (
     Dtype,
     FeatureRows,
     FeatureWriter,
+    about_model,
     feature_files,
     kept_files,
     version_of,
@@ -38,13 +36,9 @@ from trainer.evaluate.features import block_features, check_finite, evaluating, 
 from trainer.evaluate.rounds import Progress, Rounds, stop_of
 from trainer.evaluate.trained import log_work, trained_clip
 from trainer.model.build import Clip
-from trainer.run.model_identity import model_identity
 from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
-
-FORMAT = 1
-"""Number that changes with the way in which features are computed."""
 
 
 def embed(job: Job, comm: Comm, dtype: Dtype, out: str = "") -> dict[str, Any]:
@@ -55,7 +49,7 @@ def embed(job: Job, comm: Comm, dtype: Dtype, out: str = "") -> dict[str, Any]:
     """
     log_work(job, comm)
     files = feature_files(expand_shards(job.retrieval_data.train), out or None)
-    model = _about_model(job, dtype)
+    model = about_model(job, dtype)
     comm.heartbeat.begin_stage("data index")
     kept = _kept(files, model, comm)
     left = [shard for shard in files if shard not in kept]
@@ -79,14 +73,6 @@ def embed(job: Job, comm: Comm, dtype: Dtype, out: str = "") -> dict[str, Any]:
         "bad_samples": dict(sum((Counter(about.bad) for about in every), Counter())),
         "examples": [text for _, examples in ranks for text in examples][:SHOWN],
     }
-
-
-def _about_model(job: Job, dtype: Dtype) -> About:
-    """Returns what files say of the model; the shard's version is not there yet."""
-    identity = json.dumps([FORMAT, *model_identity(job), dtype])
-    weights = f" with {Path(job.model.pretrained).name}" if job.model.pretrained else ""
-    words = f"{Path(job.model.name).name}{weights} in {job.model.precision}, stored in {dtype}"
-    return About(hashlib.sha256(identity.encode()).hexdigest()[:32], words, 0, "")
 
 
 def _kept(files: Mapping[str, str], model: About, comm: Comm) -> dict[str, About]:

@@ -91,6 +91,10 @@ class PictureFolder:
     """Largest picture file."""
     most_pixels: int = MOST_PIXELS
 
+    def place(self, name: str) -> str:
+        """Returns the path of the picture at this path below the folder."""
+        return str(self.path / name)
+
     def decoded(self, name: str) -> "Image.Image":
         """Returns the picture at this path below the folder, in RGB. Raises InputError, such as BadSample."""
         key, origin = one_line(name), str(self.path)
