@@ -62,7 +62,9 @@ def test_it_finds_the_samples_that_open_clip_itself_finds_nearest(
     clip.eval()
     numbers = [number for number in range(COUNT) if number != 5]
     with torch.no_grad():
-        pictures = clip.encode_image(torch.stack([transform(digit(each)) for each in numbers]), normalize=True)
+        pictures = clip.encode_image(
+            torch.stack([transform(digit(each)) for each in numbers]), normalize=True
+        )
         wanted = clip.encode_text(open_clip.get_tokenizer(Path(VIT).stem)([text]), normalize=True)[0]
     nearest = (pictures @ wanted).argsort(descending=True)[:4].tolist()
     expected = [f"{shards}/{numbers[each] % 2}.tar/{numbers[each]:02d}" for each in nearest]
