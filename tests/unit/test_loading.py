@@ -16,7 +16,7 @@ from tests.support.ready import models
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.evaluate import rank
+from trainer.evaluate import rank, trained
 from trainer.model.build import untrained
 from trainer.model.loading import cache_alone_without_hub, loading, may_ask_hub
 
@@ -150,7 +150,7 @@ def test_an_evaluation_blames_the_user_for_nothing_that_the_machines_did(
     def build(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(rank, "build_model", build)
+    monkeypatch.setattr(trained, "build_model", build)
     with pytest.raises(type(error)) as raised:
         rank.evaluate(tiny_job(), alone)
     assert raised.value is error

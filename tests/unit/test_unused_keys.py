@@ -79,6 +79,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"eval": {"retrieval": ["b.tar"]}},
     ),
     (
+        "data.scores_by",
+        {"data": {**SHARDS, "scores_by": "json:uid", "filters": ["a > 1"]}},
+        {"data": {"scores": ["s.txt"], "filters": ["scores:listed == true"]}},
+    ),
+    (
         "data.filters",
         {"data": {**SYNTHETIC, "filters": ["a > 1"]}},
         {"data": {**SHARDS}},

@@ -154,6 +154,14 @@ def eval_() -> click.Command:
 
 
 @_lazy
+def embed() -> click.Command:
+    """Write features of images and captions, and their cosine, as Parquet."""
+    from trainer.cli.embed import command
+
+    return command
+
+
+@_lazy
 def search() -> click.Command:
     """Find the pictures of a folder that are nearest to a text, on a page on this machine."""
     from trainer.cli.search import command

@@ -23,6 +23,8 @@ SOURCE = data_options(
     "caption_lines",
     "caption_template",
     "filters",
+    "scores",
+    "scores_by",
     "image_column",
     "caption_column",
     "separator",

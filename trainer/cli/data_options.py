@@ -19,6 +19,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "caption_lines": {"metavar": "several|one", "help": "[default: several]"},
     "caption_template": {"multiple": True, "metavar": "TEXT"},
     "filters": {"multiple": True, "metavar": "FILTER"},
+    "scores": {"multiple": True, "metavar": "FILE"},
+    "scores_by": {"metavar": "NAME", "help": "[default: key]"},
     "image_column": {"metavar": "NAME", "help": "[default: image]"},
     "caption_column": {"multiple": True, "metavar": "NAME", "help": "[default: caption]"},
     "separator": {"metavar": "CHARACTER", "help": "[default: a comma for .csv, a tab for .tsv]"},

@@ -3,13 +3,8 @@
 Imports no torch.
 """
 
-import shutil
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import click
@@ -18,8 +13,6 @@ from trainer.cli import suggested
 from trainer.cli.options import count_option, json_option, set_of, weights_model_option
 from trainer.cli.output import print_json
 from trainer.errors import EXIT_DONE
-from trainer.run.layout import JOB_FILE, RESULT_FILE
-from trainer.safe_io.plain import read_json
 from trainer.text.table import aligned
 
 
@@ -57,7 +50,8 @@ Without --data, --zero-shot and --suite, a checkpoint of Clipship is evaluated a
     multiple=True,
     metavar="NAME",
     shell_complete=suggested.suites,
-    help="Suite of data sets (datacomp, vtab, imagenet, retrieval, own) or one of its sets; may be repeated.",
+    help="Suite of data sets (datacomp, vtab, imagenet, retrieval, own) or one of its sets; knn:NAME and "
+    "linear:NAME are probes; may be repeated.",
 )
 @click.option("--suite-root", metavar="FOLDER", help="Folder with the data sets of --suite.")
 @weights_model_option
@@ -83,10 +77,8 @@ def command(
     weights file (of Clipship, open_clip or open_clip_train), or MODEL:TAG of open_clip. A table goes to
     stderr, one JSON object to stdout: checkpoint, model, pretrained, the metrics under their names, seconds.
     """
-    from trainer.config.loader import dump_job
     from trainer.evaluate.suite_results import keep_suite, kept_texts, warn_of_missing
-    from trainer.launch.local import start_ranks
-    from trainer.launch.processes import stdout_is_stderr
+    from trainer.launch.evaluation import evaluated
     from trainer.plan.trained import evaluation_job
 
     asked = {"retrieval": data, "zero_shot": zero_shot, "class_names": class_names, "templates": templates}
@@ -94,18 +86,10 @@ def command(
     job = evaluation_job(checkpoint, model, _given(asked), nproc, overrides, _given(suite))
     warn_of_missing(job.eval)
     start = time.monotonic()
-    with _folder() as folder:
-        job_path, result_path = folder / JOB_FILE, folder / RESULT_FILE
-        # the supervisors' files go into the temporary folder: they belong to no run
-        kept_here = job.logging.model_copy(update={"runs": str(folder)})
-        job_path.write_text(dump_job(job.model_copy(update={"logging": kept_here})), encoding="utf-8")
-        paths = [str(path) for path in (job_path, result_path, kept_texts(job)) if path]
-        rank = (sys.executable, "-P", "-m", "trainer.evaluate", *paths)
-        with stdout_is_stderr():
-            code = start_ranks(rank, job, nproc=nproc, hosts=None)
-        if code:
-            return code
-        metrics = read_json(result_path)
+    kept = kept_texts(job)
+    code, metrics = evaluated(job, "evaluate", *([str(kept)] if kept else []), nproc=nproc)
+    if code:
+        return code
     about = {"checkpoint": checkpoint, "model": job.model.name, "pretrained": job.model.pretrained}
     results = metrics.pop("suite", None)
     if not as_json and (results is None or len(metrics) > 1):  # world_size alone needs no table
@@ -114,20 +98,6 @@ def command(
         metrics["suite"] = keep_suite(job, about, results, table=not as_json)
     print_json({**about, **metrics, "seconds": round(time.monotonic() - start, 1)})
     return EXIT_DONE
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """Yields a temporary folder.
-
-    It is removed at the end, unless it holds a diagnosis, which the last lines of output name.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="clipship-eval-"))
-    try:
-        yield folder
-    finally:
-        if not list(folder.glob("*/diagnosis.json")):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

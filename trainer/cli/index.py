@@ -27,7 +27,7 @@ Examples:
     type=click.Path(path_type=Path),
     help="Folder of the index. [default: .clipship-index beside the first shard]",
 )
-@data_options("image_key", "caption_key", "image_column", "caption_column", "filters")
+@data_options("image_key", "caption_key", "image_column", "caption_column", "filters", "scores", "scores_by")
 @processes_option("read headers", "one for each core; of URLs 16 threads")
 def command(
     shards: tuple[str, ...],

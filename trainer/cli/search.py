@@ -12,7 +12,7 @@ from trainer.cli import suggested
 from trainer.cli.options import Command, count_option, set_of, weights_model_option
 from trainer.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from trainer.run.checkpoints import WEIGHTS
-from trainer.text.live import progress
+from trainer.text.live import progress, waiting
 from trainer.text.terminal import one_line, say
 from trainer.text.wording import many
 
@@ -30,10 +30,15 @@ _NAMED = 20
 @click.argument("checkpoint", metavar="RUN", shell_complete=suggested.runs)
 @click.option(
     "--images",
-    required=True,
     metavar="FOLDER",
     type=click.Path(path_type=Path),
     help="Folder of the pictures, also of those in the folders below it.",
+)
+@click.option(
+    "--features",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder of features that `clipship embed` wrote with the same model, in place of --images.",
 )
 @click.option(
     "--once",
@@ -52,7 +57,8 @@ _NAMED = 20
 @set_of("of the search's job, e.g. eval.batch_size=256.")
 def command(
     checkpoint: str,
-    images: Path,
+    images: Path | None,
+    features: Path | None,
     once: str | None,
     top: int,
     port: int,
@@ -64,29 +70,36 @@ def command(
     RUN is a run (folder, job file or name in ./runs: its newest checkpoint), a checkpoint folder, a weights
     file (of Clipship, open_clip or open_clip_train), or MODEL:TAG of open_clip. The features of the pictures
     are kept in ~/.cache/clipship/search, so that a later start is fast; new and changed pictures are added.
-    The page's address goes to stdout. It has a random token, without which nobody can open the page. Ctrl-C
+    With --features, the pictures of shards are found by features that are there, and read to be shown. The
+    page's address goes to stdout. It has a random token, without which nobody can open the page. Ctrl-C
     ends it.
 
     Examples:
       clipship search runs/digits --images pictures/
       clipship search digits --images pictures/ --once 'a handwritten seven' --top 5
       clipship search ViT-B-32:laion2b_s34b_b79k --images ~/Pictures --port 8080
+      clipship search digits --features shards/features --once 'a handwritten seven'
     """
     from trainer.plan.trained import search_job
     from trainer.search.pictures import find_pictures
 
     if once is not None and not once.strip():
         raise InputError("--once: the text is empty: say what the picture shows")
+    if (images is None) == (features is None):
+        raise InputError("give either --images, a folder of pictures, or --features, one that `embed` wrote")
     job = search_job(checkpoint, model, overrides)
     left_out = _LeftOut()
-    pictures = find_pictures(images, left_out)
+    pictures = find_pictures(images, left_out) if images is not None else []
     try:
         with nullcontext() if once is not None else _server(port) as server:
-            index = _index(job, images, pictures, left_out)
+            if images is not None:
+                index = _index(job, images, pictures, left_out)
+            else:
+                index = _index_of_features(job, Path(str(features)))
             left_out.count()
             if once is not None:
                 for match in index.nearest(once, top):
-                    click.echo(f"{match.similarity:.3f}  {one_line(str(images / match.name))}")
+                    click.echo(f"{match.similarity:.3f}  {one_line(index.folder.place(match.name))}")
             if server is not None:
                 _serve(server, index, _about(job))
     except KeyboardInterrupt:
@@ -103,9 +116,7 @@ def _server(port: int) -> "Server":
 
 def _index(job: "Job", images: Path, pictures: "Sequence[Picture]", left_out: "_LeftOut") -> "Index":
     """Loads the model, and lets the pictures pass it whose features are not kept."""
-    say(f"{many(len(pictures), 'picture')} in {one_line(str(images))}; loading {_about(job)}")
-    if job.offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"
+    _say_loading(job, f"{many(len(pictures), 'picture')} in {one_line(str(images))}")
     with progress("loading the model", "embedded", "picture") as done:
         from trainer.search.cache import PictureFolder, cache_file
         from trainer.search.index import open_index
@@ -113,6 +124,21 @@ def _index(job: "Job", images: Path, pictures: "Sequence[Picture]", left_out: "_
 
         folder = PictureFolder(images, job.data.max_member_bytes, job.data.max_image_pixels)
         return open_index(SearchModel(job), folder, pictures, cache_file(job, images), done, left_out)
+
+
+def _index_of_features(job: "Job", folder: Path) -> "Index":
+    _say_loading(job, f"features in {one_line(str(folder))}")
+    with waiting("loading the model"):
+        from trainer.search.features import open_features
+        from trainer.search.model import SearchModel
+
+        return open_features(SearchModel(job), folder, job)
+
+
+def _say_loading(job: "Job", what: str) -> None:
+    say(f"{what}; loading {_about(job)}")
+    if job.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def _serve(server: "Server", index: "Index", about: str) -> None:

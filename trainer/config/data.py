@@ -13,7 +13,16 @@ from trainer.config.caption_key import (
     parse_caption_keys,
 )
 from trainer.config.caption_template import check_fields, parse_template
-from trainer.config.filters import check_in_shards, parse_filter
+from trainer.config.filters import (
+    BY_KEY,
+    CLIP_SCORE,
+    Filter,
+    check_in_shards,
+    check_scored,
+    filter_place,
+    parse_filter,
+    score_column,
+)
 from trainer.config.formats import FORMATS, format_of
 from trainer.config.keys import MAY_CHANGE, JobPath, OnlyIf
 from trainer.config.storage import Storage
@@ -65,6 +74,10 @@ _SEVERAL_CAPTIONS = OnlyIf(
     "a row of a table has one caption",
 )
 _FILTERED = _trains_with("filters", 'data.format = "synthetic" has no sample to leave out')
+_SCORED = OnlyIf(
+    lambda job: any(score_column(parse_filter(text).name) for text in job.data.filters),
+    "no filter compares a column of data.scores (clip_score, scores:NAME, scores:listed)",
+)
 _CAPTIONS = _reads("caption_template", 'data.format = "synthetic" has captions of its own')
 _ENCODED = _reads("encoding", "the job reads no text that may have another encoding")
 _INDEXED = OnlyIf(
@@ -189,8 +202,17 @@ class Data(Section):
     filters: Annotated[tuple[Text, ...], _FILTERED] = ()
     """Conditions that a sample must fulfil: "min_side >= 256", "max_aspect <= 3" (longer side divided by
     the shorter one), "clip_score >= 0.28". width, height, min_side, max_side, max_aspect and pixels are those
-    of the image; other names are fields of the sample's JSON, or columns of a table. They are decided when
-    the data are indexed; samples that a filter leaves out are counted, and are not bad."""
+    of the image; other names are fields of the sample's JSON, columns of a table, or of `scores`. They are
+    decided when the data are indexed; samples that a filter leaves out are counted, and are not bad."""
+    scores: Annotated[tuple[Text, ...], JobPath("patterns"), _SCORED] = ()
+    """Shards, Parquet, Arrow: tables with values for filters: Parquet files with a column key (or uid), and
+    perhaps shard, or a folder with one for each shard, as `clipship embed` writes them. clip_score is their
+    cosine, scores:NAME a column, of whose rows for a sample the largest counts. A list of keys (.txt, a line
+    each, or DataComp's .npy of uids) has no columns: "scores:listed == true" keeps what is in it. A sample
+    without a row is a bad one, unless that is what is asked for."""
+    scores_by: Annotated[Text, _SCORED] = BY_KEY
+    """Name by which rows of `scores` belong to samples. key: the sample's key; else a field of its JSON, or a
+    column, as in filters, such as json:uid."""
     on_bad_sample: Annotated[Literal["skip", "fail"], MAY_CHANGE, _BAD_SAMPLES] = "skip"
     """skip: replace a sample that cannot be decoded by another one, count it and name it; fail: end the run.
     Samples without image or caption, and those behind a damaged place, show in the shards' headers: skip
@@ -208,7 +230,9 @@ class Data(Section):
     synthetic_samples: Annotated[Positive, _SYNTHETIC] = 1024
     """Samples in an epoch with format = "synthetic"."""
 
-    @field_validator("train", "caption_key", "caption_column", "caption_template", "filters", mode="before")
+    @field_validator(
+        "train", "caption_key", "caption_column", "caption_template", "filters", "scores", mode="before"
+    )
     @classmethod
     def _one_or_many(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
@@ -267,6 +291,9 @@ class Data(Section):
     def _filterable(self) -> "Data":
         row = FORMATS[self.kind]
         for condition in map(parse_filter, self.filters):
+            if score_column(condition.name) is not None and (self.scores or condition.name != CLIP_SCORE):
+                self._check_scored(condition)
+                continue
             if condition.measures and row.endings and not row.measures_images:
                 raise ValueError(
                     f"filters: {condition.name} needs the headers of images, which are not read for "
@@ -278,6 +305,22 @@ class Data(Section):
             elif row.fields == "nested columns" and not condition.measures:
                 one_column_path("filters", condition.name)
         return self
+
+    def _check_scored(self, condition: Filter) -> None:
+        """Raises ValueError for a condition on `scores` that cannot be decided."""
+        row = FORMATS[self.kind]
+        if not self.scores:
+            raise ValueError(f"filters: {condition.text} compares a column of scores: name the tables there")
+        if row.unit and "scores" not in row.reads:
+            raise ValueError(
+                f"scores are joined when data are indexed, and a {row.unit} is not: put the values into a "
+                "column of it"
+            )
+        check_scored(condition)
+        if self.scores_by != BY_KEY and row.fields == "json":
+            filter_place(self.scores_by)
+        elif self.scores_by != BY_KEY:
+            one_column_path("scores_by", self.scores_by)
 
     @model_validator(mode="after")
     def _named(self) -> "Data":

@@ -5,7 +5,7 @@
 
 A NAME is one of MEASURES, which an image's header tells, else a field of the sample: in shards a path into
 its JSON as in `data.caption_key`, with the ending of the member before it if that is not "json"; in tables a
-column. Pure; opens no file.
+column. With `data.scores`, "scores:NAME" is a column there, and clip_score its cosine. Pure; opens no file.
 """
 
 import operator
@@ -26,6 +26,12 @@ MEASURES: Mapping[str, Callable[[int, int], float]] = {
 }
 """Functions of an image's width and height in pixels, by name. max_aspect is the longer side divided by the
 shorter one."""
+SCORES = "scores:"
+"""Begin of a name that is a column of data.scores."""
+CLIP_SCORE, LISTED = "clip_score", "listed"
+"""The name that is such a column without that begin, and the one that says whether a sample has a row."""
+BY_KEY = "key"
+"""Value of data.scores_by: rows belong to samples by their keys, and not by a field."""
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -98,6 +104,19 @@ def parse_filter(text: str) -> Filter:
     if name in MEASURES and not isinstance(value, float):
         raise ValueError(f"{text!r}: {name} is a number of the image")
     return Filter(" ".join(text.split()), name, sign, value)
+
+
+def score_column(name: str) -> str | None:
+    """Returns the column of data.scores that a name means, if the job has any; None for another name."""
+    return name.removeprefix(SCORES) if name == CLIP_SCORE or name.startswith(SCORES) else None
+
+
+def check_scored(condition: Filter) -> None:
+    """Raises ValueError if a condition on a column of data.scores compares it with a text."""
+    wanted = bool if score_column(condition.name) == LISTED else float
+    if not isinstance(condition.value, bool | wanted):
+        words = "true or false" if wanted is bool else "a number, true or false"
+        raise ValueError(f"filters: {condition.text}: {condition.name} is compared with {words}")
 
 
 def check_in_shards(condition: Filter) -> None:

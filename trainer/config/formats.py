@@ -37,6 +37,7 @@ _IN_FILES = (
     "caption_template",
     "filters",
 )
+_WITH_SCORES = ("scores", "scores_by")
 _IN_TABLES = ("image_column", "caption_column")
 _IN_BLOCKS = ("read_ahead_mb", "cache", "cache_gb")
 
@@ -53,6 +54,7 @@ SHARDS = FormatRow(
         "encoding",
         "block_samples",
         *_IN_BLOCKS,
+        *_WITH_SCORES,
     ),
     fields="json",
     measures_images=True,
@@ -71,7 +73,7 @@ def _columnar(name: str, *endings: str, reads: Sequence[str] = ()) -> FormatRow:
         name=name,
         unit=f"{name.title()} file",
         endings=endings,
-        reads=(*_IN_FILES, *_IN_TABLES, "index", "row_group_cache_mb", *reads),
+        reads=(*_IN_FILES, *_IN_TABLES, "index", "row_group_cache_mb", *_WITH_SCORES, *reads),
         fields="nested columns",
         measures_images=True,
     )

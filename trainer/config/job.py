@@ -81,7 +81,13 @@ class Job(Section):
     def retrieval_data(self) -> Data:
         """The retrieval set of [eval], as a section [data] would describe it."""
         return self.data.model_copy(
-            update={"train": self.eval.retrieval, "format": "auto", "weights": None, "filters": ()}
+            update={
+                "train": self.eval.retrieval,
+                "format": "auto",
+                "weights": None,
+                "filters": (),
+                "scores": (),
+            }
         )
 
     @property
@@ -95,7 +101,7 @@ class Job(Section):
         """The names that may be addresses of object storage."""
         others = (self.checkpoint.copy_to, self.eval.class_names, self.eval.templates)
         single = (name for name in others if isinstance(name, str))
-        return (*self.data.train, *self.eval.retrieval, *self.eval.zero_shot, *single)
+        return (*self.data.train, *self.data.scores, *self.eval.retrieval, *self.eval.zero_shot, *single)
 
     @property
     def in_image(self) -> bool:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
-from itertools import count
+from itertools import count, repeat
 from operator import attrgetter
 from typing import Any, BinaryIO, NamedTuple
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trainer.config import Data
 from trainer.config.caption_key import Path, column_path, one_column_path
 from trainer.config.caption_template import Template, field_path, parse_template
-from trainer.config.filters import MEASURES, Filter, parse_filter
+from trainer.config.filters import BY_KEY, MEASURES, Filter, parse_filter, score_column
 from trainer.data.arena import Arena
 from trainer.data.bad_samples import WHOLE, Allowed
 from trainer.data.block_cache import cache_of
@@ -41,6 +41,7 @@ from trainer.data.row_groups import (
 )
 from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, Numbering, RawSample, all_filtered
 from trainer.data.sample_filter import size_of
+from trainer.data.scores import KeyTable, Scores, scores_of
 from trainer.errors import InputError
 
 NAMED = 20
@@ -94,20 +95,33 @@ class RowSelection(NamedTuple):
     """Columns that a row needs."""
     image: Path
     filters: tuple[str, ...] = ()
+    scores: Scores | None = None
+    """Tables with values that the filters compare."""
 
     @property
     def filter_columns(self) -> list[str]:
         """Columns that the filters read."""
-        conditions = map(parse_filter, self.filters)
-        paths = [
-            self.image if each.measures else one_column_path("data.filters", each.name) for each in conditions
-        ]
-        return list(dict.fromkeys(str(path[0]) for path in paths))
+        paths = [self.image if each.measures else path for each, path in self.conditions]
+        return list(dict.fromkeys(str(path[0]) for path in paths if path))
+
+    @property
+    def conditions(self) -> list[tuple[Filter, Path]]:
+        """The filters with the places of what they compare; that of a score is the place of its key."""
+        return [(each, self._place(each)) for each in map(parse_filter, self.filters)]
+
+    def _place(self, condition: Filter) -> Path:
+        name, scores = condition.name, self.scores
+        if condition.measures:
+            return ()
+        if scores is not None and score_column(name) is not None:
+            return () if scores.by == BY_KEY else one_column_path("data.scores_by", scores.by)
+        return one_column_path("data.filters", name)
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Values by which an index knows it."""
-        return tuple(self)
+        own = tuple(self)[:-1]
+        return own if self.scores is None else (*own, self.scores.identity, self.scores.by, self.scores.depth)
 
     def scan(self, file: BinaryIO, path: str) -> Content:
         """Returns the rows that fulfil the filters.
@@ -125,7 +139,7 @@ class RowSelection(NamedTuple):
 def row_selection(data: Data) -> RowSelection:
     """Returns the columns of tables that the job reads, and its filters: one of READERS."""
     columns = Columns.by(data)
-    return RowSelection(data.kind, tuple(columns.names), columns.image, data.filters)
+    return RowSelection(data.kind, tuple(columns.names), columns.image, data.filters, scores_of(data))
 
 
 def _content(
@@ -156,20 +170,19 @@ def _content(
 
 def _kept(groups: Groups, path: str, selection: RowSelection) -> Content:
     """Judges every row by the filters."""
-    conditions = [
-        (each, one_column_path("data.filters", each.name)) for each in map(parse_filter, selection.filters)
-    ]
-    columns = selection.filter_columns
+    conditions, columns = selection.conditions, selection.filter_columns
+    scores = selection.scores and selection.scores.of_shard(path)
     rows: list[int] = []
     counts: list[int] = []
     filtered: Counter[str] = Counter()
     flaws: list[tuple[str, str]] = []
     for group in range(len(groups.sizes)):
         before = len(rows)
-        for row, cells in enumerate(cells_of(groups, group, columns)):
+        every = cells_of(groups, group, columns) if columns else repeat({}, groups.sizes[group])
+        for row, cells in enumerate(every):
             key = row_key(group, row)
             try:
-                failed = _failed(cells, conditions, selection.image, path, key)
+                failed = _failed(cells, conditions, selection.image, path, key, scores)
             except (ValueError, BadSample) as error:
                 flaws.append((key, error.cause if isinstance(error, BadSample) else str(error)))
                 continue
@@ -188,6 +201,7 @@ def _failed(
     image: Path,
     path: str,
     key: str,
+    scores: KeyTable | None,
 ) -> str | None:
     """Returns the first filter that a row fails. Raises ValueError, in words that many rows share."""
     size: tuple[int, int] | None = None
@@ -198,13 +212,21 @@ def _failed(
                 raise ValueError("the image's header, which data.filters need, cannot be read")
             found: object = float(MEASURES[condition.name](*size))
         else:
-            try:
-                found = field_value(cells, place)
-            except ValueError:
-                raise ValueError(f"no field {condition.name}, which data.filters need") from None
+            found = _compared(cells, condition.name, place, key, scores)
         if not condition.holds(found):
             return condition.text
     return None
+
+
+def _compared(cells: Mapping[str, Any], name: str, place: Path, key: str, scores: KeyTable | None) -> object:
+    """Returns the field, or the score, of that name."""
+    column = None if scores is None else score_column(name)
+    try:
+        found = field_value(cells, place) if place else key
+    except ValueError:
+        missing = name if column is None else "of data.scores_by"
+        raise ValueError(f"no field {missing}, which data.filters need") from None
+    return found if scores is None or column is None else scores.value(str(found), column)
 
 
 def check_columns(path: str, groups: Groups, names: Sequence[str]) -> None:

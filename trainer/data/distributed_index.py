@@ -29,6 +29,7 @@ from trainer.data.index import (
     write_catalogue,
 )
 from trainer.data.sample import Source
+from trainer.data.scores import forget_tables, scores_of
 from trainer.data.shard_names import expand_shards
 from trainer.data.shards import shard_selection
 from trainer.data.source import open_source, open_with_index, selection_of
@@ -48,13 +49,16 @@ def open_together(job: Job, comm: Comm) -> Source:
 
     Raises InputError on all ranks alike.
     """
-    data, selection = job.data, selection_of(job.data)
+    data = job.data
+    _share_scores(data, comm)
+    selection = selection_of(data)
     paths = _same_files(data, comm) if data.train else []
     if data.streams:
         return _open_streams(job, comm, paths)
     if selection is None:
         return open_source(data)
     index = _index_together(job, comm, paths, selection)
+    forget_tables()
     return open_with_index(index, data, Allowed.by(data))
 
 
@@ -91,6 +95,21 @@ def _raise_alike(encoded: Sequence[EncodedError]) -> None:
     """Raises one error for the problems of all ranks, each once, if there is any."""
     problems = [decode_error((kind, text)) for kind, text in dict.fromkeys(map(tuple, encoded))]
     raise_all([error for error in problems if isinstance(error, InputError)], shown=len(problems))
+
+
+def _share_scores(data: Data, comm: Comm) -> None:
+    """Collective: tells all ranks which scores these are, for which rank 0 alone reads them."""
+    sent: tuple[str, EncodedError | None] = "", None
+    if comm.world.rank == 0:
+        try:
+            found = scores_of(data)
+            sent = found.identity if found else "", None
+        except InputError as error:
+            sent = "", encode_error(error)
+    identity, encoded = comm.broadcast_object(sent)
+    if problem := decode_error(encoded):
+        raise problem
+    scores_of(data, identity)
 
 
 def _index_together(job: Job, comm: Comm, paths: Sequence[str], selection: Selects) -> Index:

@@ -43,7 +43,7 @@ def indexed_sizes(shards: Sequence[str], data: Data, allowed: Allowed) -> list[i
 
 def first_content(shard: str, data: Data) -> Content | None:
     """Returns the first samples of a shard; None if it cannot be read, which is left to the ranks."""
-    selection = shard_selection(data)._replace(filters=())
+    selection = shard_selection(data)._replace(filters=(), scores=None)
     try:
         with open_at_once(shard) as file:
             return read_headers(file, selection, _KEYS)

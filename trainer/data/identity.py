@@ -1,10 +1,11 @@
-"""Tells a run's training data from others by its files: their sizes, and their numbers of samples."""
+"""Tells a run's training data from others by its files: their sizes, numbers of samples, and scores."""
 
 from trainer.config import Data
 from trainer.config.formats import FORMATS
 from trainer.data.files import stamp
 from trainer.data.indexed import Indexed
 from trainer.data.sample import Source
+from trainer.data.scores import scores_of
 from trainer.data.shard_names import expand_shards
 
 
@@ -16,7 +17,8 @@ def data_rows(data: Data, source: Source) -> list[object]:
     """
     if isinstance(source, Indexed):
         entries = source.index.entries
-        return [(entry.size, len(entry)) for entry in entries]
+        scores = scores_of(data)
+        return [*((entry.size, len(entry)) for entry in entries), *([scores.identity] if scores else [])]
     if data.streams or not FORMATS[data.kind].unit:
         return []
     return [[stamp(path).size for path in expand_shards(data.train)], source.shard_sizes()]

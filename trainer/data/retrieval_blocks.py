@@ -29,6 +29,8 @@ class RetrievalBlock(NamedTuple):
     """Images as `Transform` returns them, float32 [block, ...]; empty if no sample can be used."""
     numbers: tuple[int, ...]
     """Numbers of the images that can be used, in the whole set."""
+    keys: tuple[str, ...]
+    """Their keys."""
     bad: tuple[BadSample, ...]
     """Samples that cannot."""
     tokens: Tensor
@@ -89,6 +91,7 @@ class RetrievalBlocks(Dataset[RetrievalBlock | InputError]):
         return RetrievalBlock(
             usable.images,
             usable.numbers,
+            tuple(raw.key for raw in usable.raws),
             usable.bad,
             self._tokenizer(captions) if captions else torch.empty(0, 0),
             torch.tensor([number for number, _ in owned]),

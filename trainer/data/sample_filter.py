@@ -5,13 +5,16 @@ It reads as little as it needs: a sample's JSON, and of an image the beginning.
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
-from trainer.config.filters import MEASURES, filter_place, parse_filter
+from trainer.config.filters import BY_KEY, MEASURES, Filter, filter_place, parse_filter, score_column
 from trainer.data.captions import MOST_JSON_BYTES, field_value, parsed_json
 from trainer.data.pictures import ORIENTATION, formats
+
+if TYPE_CHECKING:
+    from trainer.data.scores import KeyTable
 
 HEAD_BYTES = 2**16 - 2**12
 """Bytes of an image that are read first; the size stands in them unless long metadata come before.
@@ -36,12 +39,16 @@ class MemberPlace(NamedTuple):
 class SampleFilter:
     """The filters of a job, for the samples of shards."""
 
-    def __init__(self, filters: Sequence[str]) -> None:
-        self._filters = tuple(map(parse_filter, filters))
-        fields = [each for each in self._filters if not each.measures]
-        self.members = frozenset(filter_place(each.name)[0] for each in fields)
+    def __init__(self, filters: Sequence[str], scores: "KeyTable | None" = None) -> None:
+        self._filters, self._scores = tuple(map(parse_filter, filters)), scores
+        fields = [each.name for each in self._filters if not each.measures and not self._is_scored(each)]
+        fields += [scores.by] if scores is not None and scores.by != BY_KEY else []
+        self.members = frozenset(filter_place(name)[0] for name in fields)
         """Endings of the members that have fields of the filters."""
-        self._measures = len(fields) < len(self._filters)
+        self._measures = any(each.measures for each in self._filters)
+
+    def _is_scored(self, each: Filter) -> bool:
+        return self._scores is not None and score_column(each.name) is not None
 
     def head_bytes(self, ending: str, size: int, images: Sequence[str]) -> int:
         """Returns how many bytes from the beginning of a member are needed as a rule; 0 for none of it."""
@@ -49,7 +56,9 @@ class SampleFilter:
             return size if size <= MOST_JSON_BYTES else 0
         return min(size, HEAD_BYTES) if self._measures and ending in images else 0
 
-    def failed(self, file: BinaryIO, image: MemberPlace, members: Mapping[str, MemberPlace]) -> str | None:
+    def failed(
+        self, key: str, file: BinaryIO, image: MemberPlace, members: Mapping[str, MemberPlace]
+    ) -> str | None:
         """Returns the first filter that the sample fails, as text; None if it is kept.
 
         Raises ValueError, in words that are the same for many samples, if a filter cannot be decided, and
@@ -57,10 +66,14 @@ class SampleFilter:
         """
         size: tuple[int, int] | None = None
         values: dict[str, Any] = {}
+        scores = self._scores
         for each in self._filters:
             if each.measures:
                 size = size or image_size(file, image)
                 found: object = float(MEASURES[each.name](*size))
+            elif scores is not None and (column := score_column(each.name)) is not None:
+                own = key if scores.by == BY_KEY else str(_field(file, scores.by, members, values))
+                found = scores.value(own, column)
             else:
                 found = _field(file, each.name, members, values)
             if not each.holds(found):

@@ -26,6 +26,7 @@ from trainer.data.sample import (
     all_filtered,
     check_bytes,
 )
+from trainer.data.scores import scores_of
 from trainer.data.tar import Rows, Selection, apart, halves_of
 from trainer.errors import InputError, StorageError
 from trainer.text.wording import many
@@ -186,7 +187,7 @@ class ShardSource:
 
 def shard_selection(data: Data) -> Selection:
     """Returns the members of shards that the job reads, and its filters: one of READERS."""
-    return Selection(tuple(data.image_key), data.caption_keys.ending, data.filters)
+    return Selection(tuple(data.image_key), data.caption_keys.ending, data.filters, scores_of(data))
 
 
 def open_shards(

@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import BinaryIO, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.entry import Content, Entry
 from trainer.data.sample_filter import MemberPlace, SampleFilter
+
+if TYPE_CHECKING:
+    from trainer.data.scores import Scores
 
 NAME = re.compile(r"(?P<key>(?:.*/)?[^./]+)\.(?P<ending>[^/]*)", re.DOTALL)
 META = re.compile(r"__[^/]*__($|/)")
@@ -87,15 +90,18 @@ class Selection(NamedTuple):
     text: str
     filters: tuple[str, ...] = ()
     """Conditions that a sample must fulfil, as `data.filters` has them."""
+    scores: "Scores | None" = None
+    """Tables with values that the filters compare."""
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Values by which an index knows it."""
-        return (RULES, *self)
+        own = (RULES, *self[:3])
+        return own if self.scores is None else (*own, self.scores.identity, self.scores.by, self.scores.depth)
 
-    def scan(self, file: BinaryIO, _path: str) -> Content:
+    def scan(self, file: BinaryIO, path: str) -> Content:
         """Returns the samples that the shard's headers describe, up to its end or to the first damage."""
-        return read_headers(file, self)
+        return read_headers(file, self, path=path)
 
 
 @dataclass(frozen=True)
@@ -128,12 +134,14 @@ class Rows:
         )
 
 
-def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) -> Content:
+def read_headers(file: BinaryIO, selection: Selection, most: int | None = None, path: str = "") -> Content:
     """Returns the samples up to the end of the tar, to the first damage, or those of the first `most` keys.
 
-    Contents of members are read for the selection's filters only. Raises OSError if reading fails.
+    Contents of members are read for the selection's filters only. `path` is the shard's, by which scores are
+    found. Raises OSError if reading fails, and InputError for scores that cannot be read.
     """
-    filters, images = SampleFilter(selection.filters), [ending.lower() for ending in selection.images]
+    filters = SampleFilter(selection.filters, selection.scores and selection.scores.of_shard(path))
+    images = [ending.lower() for ending in selection.images]
     endings: Counter[str] = Counter()
     filtered: Counter[str] = Counter()
     flaws: list[Flaw] = []
@@ -153,7 +161,7 @@ def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) 
         if found.image is not None and found.text is not None:
             fields = {name: _part(found.by_ending[name]) for name in filters.members & found.by_ending.keys()}
             try:
-                failed = filters.failed(file, _part(found.image), fields)
+                failed = filters.failed(key, file, _part(found.image), fields)
             except ValueError as error:
                 unjudged.append(Flaw(key, str(error)))
                 continue

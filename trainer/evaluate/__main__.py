@@ -1,6 +1,6 @@
-"""Runs the evaluation under a supervisor, once for each rank: `python -m trainer.evaluate JOB RESULT [KEPT]`.
+"""Runs a rank's work under a supervisor: `python -m trainer.evaluate JOB RESULT WORK ...`.
 
-No torch.
+A launcher starts it once for each rank. No torch.
 """
 
 import sys

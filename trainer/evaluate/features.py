@@ -9,7 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from trainer.config import Precision
+from trainer.config import Job, Precision
+from trainer.data.retrieval_blocks import RetrievalBlock
+from trainer.errors import InputError
 from trainer.model.build import Clip
 from trainer.model.outputs import autocast
 
@@ -42,3 +44,28 @@ def text_features(clip: Clip, tokens: Tensor, precision: Precision, device: torc
     with autocast(device, precision):
         features: Tensor = clip.model.encode_text(tokens.to(device), normalize=True)  # type: ignore[operator]
     return features
+
+
+def block_features(
+    clip: Clip, block: RetrievalBlock, job: Job, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Returns the features of a block's images and of its captions, each [n, D], as `image_features` does.
+
+    All passes have one shape, so that a block has the same features on any rank. The block has a sample.
+    """
+    precision, size = job.model.precision, len(block.images)
+    images = image_features(clip, block.images, precision, device)[: block.valid]
+    texts = []
+    for tokens in block.tokens.split(size):
+        filled = torch.cat([tokens, tokens[-1:].expand(size - len(tokens), -1)])
+        texts.append(text_features(clip, filled, precision, device)[: len(tokens)])
+    return images, torch.cat(texts)
+
+
+def check_finite(features: Tensor) -> None:
+    """Raises InputError if a model's features are not numbers."""
+    if not features.isfinite().all():
+        raise InputError(
+            "the model's features are not finite, as after a training that has diverged: choose another "
+            "checkpoint"
+        )

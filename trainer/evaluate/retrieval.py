@@ -19,7 +19,7 @@ from trainer.data.bad_samples import Skipped
 from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
 from trainer.data.sample import Subset
 from trainer.data.source import Source
-from trainer.evaluate.features import evaluating, image_features, text_features
+from trainer.evaluate.features import block_features, evaluating
 from trainer.evaluate.ranking import ROWS, Pairs, ahead, exact
 from trainer.evaluate.rounds import Progress, Rounds, counted
 from trainer.model.build import Clip
@@ -174,15 +174,10 @@ def _parts(
 def _features(clip: Clip, block: RetrievalBlock, job: Job, device: torch.device) -> _Features:
     if not block.valid:
         return _nothing(device)
-    images = image_features(clip, block.images, job.model.precision, device)[: block.valid]
-    texts = []
-    for tokens in block.tokens.split(job.eval.batch_size):
-        # All passes have one shape.
-        filled = torch.cat([tokens, tokens[-1:].expand(job.eval.batch_size - len(tokens), -1)])
-        texts.append(text_features(clip, filled, job.model.precision, device)[: len(tokens)])
+    images, texts = block_features(clip, block, job, device)
     about = torch.stack([block.image_of_caption, block.digests], dim=1)
     numbers = torch.tensor(block.numbers, device=device)[:, None]
-    return _Features(exact(images), exact(torch.cat(texts)), about.to(device), numbers)
+    return _Features(exact(images), exact(texts), about.to(device), numbers)
 
 
 def _nothing(device: torch.device) -> _Features:

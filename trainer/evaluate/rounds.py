@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import torch
@@ -61,6 +62,11 @@ def never() -> bool:
     return False
 
 
+def stop_of(comm: Comm) -> Callable[[], bool]:
+    """Returns a function that says whether this rank's supervisor asks it to stop."""
+    return lambda: comm.heartbeat.stop_requested
+
+
 @dataclass(frozen=True)
 class Rounds:
     """The ranks of an evaluation, and what ends it early on all of them."""
@@ -82,14 +88,28 @@ class Rounds:
             yield begin
         self._check()
 
-    def _check(self) -> None:
-        ends = torch.tensor([float(bool(self._failures)), float(self.stop())], device=self.comm.device)
-        failed, stopped = self.comm.all_reduce(ends).tolist()
+    def while_any(self, results: Iterator[Result]) -> Iterator[Result]:
+        """Collective: yields this rank's results, one a round, until no rank has another.
+
+        Raises as `of` does.
+        """
+        left = True
+        while self._check(left):
+            left = False
+            for result in islice(results, 1):
+                left = True
+                yield result
+
+    def _check(self, left: bool = False) -> bool:
+        """Collective: returns whether `left` is true on any rank."""
+        own = [float(bool(self._failures)), float(self.stop()), float(left)]
+        failed, stopped, any_left = self.comm.all_reduce(torch.tensor(own, device=self.comm.device)).tolist()
         if failed:
             later, reason = next(filter(None, self.comm.all_gather_object([*self._failures])))[0]
             raise EvaluationCutOff(reason) if later else EvaluationFailed(reason)
         if stopped:
             raise Preempted("asked to stop during an evaluation")
+        return bool(any_left)
 
     def until_failed(self, results: Iterable[Result]) -> Iterator[Result]:
         """Yields the results of this rank's blocks up to one that fails, whose reason all ranks then raise.

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ from trainer.config import Data, Job
 from trainer.data.bad_samples import Allowed, without
 from trainer.data.source import Source, open_images, open_labelled
 from trainer.errors import InputError
+from trainer.evaluate.probes import probed
 from trainer.evaluate.retrieval import RECALLS, retrieval
 from trainer.evaluate.rounds import EvaluationFailed, Rounds, never
 from trainer.evaluate.suite_folders import CLASS_NAMES, SuiteSet, find_sets
-from trainer.evaluate.suite_table import METRICS
+from trainer.evaluate.suite_table import METRICS, PROBES
 from trainer.evaluate.text_cache import kept_class_features
 from trainer.evaluate.zero_shot import LabelKeys, classify
 from trainer.model.build import Clip
@@ -48,9 +49,8 @@ def _result(
     start = time.monotonic()
     about = {"name": each.row.name, "title": each.row.title}
     try:
-        source = _opened(each, job, comm)
-        measure = _by_retrieval if each.by_retrieval else _by_classification
-        metrics, bad = measure(clip, each, source, job, Rounds(comm, stop), kept)
+        source = _opened(each, each.files, job, comm)
+        metrics, bad = _MEASURES[each.metric.task](clip, each, source, job, Rounds(comm, stop), kept)
     except EvaluationFailed as problem:
         log.warning("%-12s %s is NOT MEASURED: %s", "suite", each.row.name, problem)
         return {**about, "error": str(problem)}
@@ -63,7 +63,7 @@ def _result(
     log.info("%-12s %s: %s %.2f%% of %s", "suite", each.row.name, metric.title, 100 * value, images)
     return {
         **about,
-        "task": "retrieval" if metric.retrieval else "classification",
+        "task": metric.task,
         "metric": each.row.metric,
         "metric_title": metric.title,
         "value": value,
@@ -74,14 +74,14 @@ def _result(
     }
 
 
-def _opened(each: SuiteSet, job: Job, comm: Comm) -> Source:
-    """Collective: returns the samples of a set.
+def _opened(each: SuiteSet, files: Sequence[str], job: Job, comm: Comm) -> Source:
+    """Collective: returns the samples of a set that lie in these files.
 
     Raises EvaluationFailed on all ranks if any cannot open them.
     """
     source, own = None, ""
     try:
-        source = _open(each, job)
+        source = _open(each, files, job)
     except InputError as problem:
         own = str(problem)
     error = next(filter(None, comm.all_gather_object(own)), "")
@@ -90,11 +90,13 @@ def _opened(each: SuiteSet, job: Job, comm: Comm) -> Source:
     return source
 
 
-def _open(each: SuiteSet, job: Job) -> Source:
-    if each.by_retrieval:
+def _open(each: SuiteSet, files: Sequence[str], job: Job) -> Source:
+    if each.metric.retrieval:
         limits = {"max_member_bytes", "max_image_pixels", "on_bad_sample", "max_bad_share"}
-        return open_images(Data(train=each.files, format="webdataset", **job.data.model_dump(include=limits)))
-    settings = {"zero_shot": each.files, "class_names": each.class_names, "class_key": "cls"}
+        return open_images(
+            Data(train=tuple(files), format="webdataset", **job.data.model_dump(include=limits))
+        )
+    settings = {"zero_shot": tuple(files), "class_names": each.class_names, "class_key": "cls"}
     labelled, allowed = job.eval.model_copy(update=settings), Allowed.by(job.data)
     return open_labelled(labelled, most_bytes=job.data.max_member_bytes, allowed=allowed)
 
@@ -127,3 +129,20 @@ def _by_retrieval(
     metrics = {f"{way}_r{k}": measured[f"retrieval_{way}_r{k}"] for way in ("i2t", "t2i") for k in RECALLS}
     metrics |= {f"query_r{k}": int((queries <= k).sum()) / len(queries) for k in RECALLS}
     return {**metrics, "mean_r1": (metrics["i2t_r1"] + metrics["t2i_r1"]) / 2}, result.bad
+
+
+def _by_probe(
+    clip: Clip, each: SuiteSet, source: Source, job: Job, rounds: Rounds, _kept: Path | None
+) -> Measured:
+    train, probe = _opened(each, each.train, job, rounds.comm), each.metric.probe
+    result, bad = probed(clip, train, source, job, rounds, probe)
+    metrics = {f"{probe}_top1": result.top1, f"{probe}_mean_per_class_recall": result.mean_per_class_recall}
+    return metrics, bad
+
+
+_MEASURES = {
+    "classification": _by_classification,
+    "retrieval": _by_retrieval,
+    **dict.fromkeys(PROBES, _by_probe),
+}
+"""Collective functions that measure a set, by `Metric.task`."""

@@ -9,6 +9,7 @@ each class may take the place of shards. Opens no shard; imports no torch.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from trainer.config import Eval
@@ -16,10 +17,19 @@ from trainer.data.image_folder import class_folders, image_folder
 from trainer.data.shard_names import natural_order
 from trainer.errors import InputError
 from trainer.evaluate.inputs import class_names, lines, templates
-from trainer.evaluate.suite_table import METRICS, OWN, SetRow, rows_of, unsupported
+from trainer.evaluate.suite_table import (
+    METRICS,
+    OWN,
+    PROBES,
+    Metric,
+    SetRow,
+    rows_of,
+    split_name,
+    unsupported,
+)
 from trainer.text.wording import many
 
-SPLIT = "test"
+SPLIT, TRAIN = "test", "train"
 SHARD_COUNT = "nshards.txt"
 CLASS_NAMES = "classnames.txt"
 TEMPLATES = "zeroshot_classification_templates.txt"
@@ -36,10 +46,12 @@ class SuiteSet:
     """Shards, or one folder of class folders."""
     class_names: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+    """Shards or folder of the training set that a probe learns from."""
 
     @property
-    def by_retrieval(self) -> bool:
-        return METRICS[self.row.metric].retrieval
+    def metric(self) -> Metric:
+        return METRICS[self.row.metric]
 
 
 @dataclass(frozen=True)
@@ -130,7 +142,8 @@ def _public(evaluation: Eval) -> Iterator[tuple[SetRow, list[Path]]]:
 def _own(evaluation: Eval) -> Iterator[tuple[SetRow, list[Path]]]:
     """Yields the sets of `eval.suite.folders`, which are named as their folders are."""
     suite = evaluation.suite
-    if OWN not in suite.names:
+    names = [name for name in suite.names if split_name(name)[1] == OWN]
+    if not names:
         return
     if not suite.folders:
         raise InputError(f'eval.suite.folders: the suite "{OWN}" has no folder; name at least one')
@@ -140,8 +153,9 @@ def _own(evaluation: Eval) -> Iterator[tuple[SetRow, list[Path]]]:
         raise InputError(
             f"eval.suite.folders: two folders are called {twice[0]}; results need different names"
         )
-    for folder in folders:
-        yield SetRow(f"{OWN}/{folder.name}", folder.name, "", ""), [folder]
+    for name, folder in product(names, folders):
+        metric = PROBES.get(split_name(name)[0], "")
+        yield SetRow(f"{name}/{folder.name}", folder.name, metric, ""), [folder]
 
 
 def _set(row: SetRow, folders: Sequence[Path], evaluation: Eval) -> SuiteSet:
@@ -155,6 +169,8 @@ def _set(row: SetRow, folders: Sequence[Path], evaluation: Eval) -> SuiteSet:
         if image_folder(files):
             raise InputError(f"{folder} holds no shards (*.tar), which retrieval needs")
         return SuiteSet(row, files)
+    if METRICS[row.metric].probe:
+        return SuiteSet(row, files, train=_training_files(folder, files))
     names_file, templates_file = folder / CLASS_NAMES, folder / TEMPLATES
     of_set = evaluation.model_copy(
         update={
@@ -184,7 +200,28 @@ def _metric(folder: Path) -> str:
 
 
 def _files(folder: Path) -> tuple[str, ...]:
-    place = folder / SPLIT if (folder / SPLIT).is_dir() else folder
+    return _files_in(folder / SPLIT if (folder / SPLIT).is_dir() else folder)
+
+
+def _training_files(folder: Path, tested: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the shards or the folder of a set's training part, which lies in its folder or beside it.
+
+    Raises InputError if it is not there, or if its folders are those of other classes.
+    """
+    beside = folder.with_name(f"{folder.name.removesuffix(f'_{SPLIT}')}_{TRAIN}")
+    places = [place for place in (folder / TRAIN, beside / TRAIN, beside) if place.is_dir()]
+    if not places:
+        raise InputError(f"there is no folder {folder / TRAIN}, from which a probe learns")
+    files = _files_in(places[0])
+    classes = [class_folders(root) if (root := image_folder(each)) else None for each in (files, tested)]
+    if classes[0] != classes[1]:
+        raise InputError(
+            f"{places[0]} does not have the classes of {tested[0]}: both need the same folders, or shards"
+        )
+    return files
+
+
+def _files_in(place: Path) -> tuple[str, ...]:
     shards = sorted((str(path) for path in place.glob("*.tar") if path.is_file()), key=natural_order)
     count = place / SHARD_COUNT
     if count.is_file() and (wanted := "".join(lines(str(count)))) != str(len(shards)):

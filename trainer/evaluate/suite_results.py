@@ -3,6 +3,7 @@
 Imports no torch.
 """
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -86,7 +87,7 @@ def _table(measured: Sequence[Mapping[str, Any]], total: int) -> Iterator[str]:
 
 def _write(folder: Path, step: int, job: Job, content: Mapping[str, Any]) -> None:
     average = "-ema" if Path(job.model.pretrained or "").name == EMA_WEIGHTS else ""
-    names = "+".join(name.replace("/", "-") for name in job.eval.suite.names)
+    names = "+".join(re.sub("[/:]", "-", name) for name in job.eval.suite.names)
     path = folder / EVALUATIONS / f"{names}-step-{step:08d}{average}.json"
     try:
         path.parent.mkdir(exist_ok=True)

@@ -4,7 +4,7 @@ Imports no torch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 
@@ -24,6 +24,13 @@ class Metric:
     title: str
     retrieval: bool = False
     """True if it is measured by retrieval, False if by classification."""
+    probe: str = ""
+    """Name of a function of `trainer.evaluate.probes` if a labelled training set is learned from."""
+
+    @property
+    def task(self) -> str:
+        """Returns how it is measured, for records."""
+        return "retrieval" if self.retrieval else self.probe or "classification"
 
 
 METRICS: Mapping[str, Metric] = {
@@ -32,10 +39,14 @@ METRICS: Mapping[str, Metric] = {
     "macro_f1": Metric("macro F1"),
     "mean_r1": Metric("mean R@1", retrieval=True),
     "query_r1": Metric("text to image R@1", retrieval=True),
+    "knn_top1": Metric("kNN top-1 accuracy", probe="knn"),
+    "linear_top1": Metric("linear probe accuracy", probe="linear"),
 }
 """Metrics that a set may be reported by. macro_f1 and mean_per_class_recall are means over the classes that
 have samples; mean_r1 is the mean of both directions; query_r1 is a share of different texts, each found if
 one of its pictures is nearest."""
+PROBES: Mapping[str, str] = {metric.probe: name for name, metric in METRICS.items() if metric.probe}
+"""Metrics of probes by what stands before the colon of a name: "knn:vtab/pets", "linear:own"."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class SetRow:
     @property
     def folder(self) -> str:
         """Name of its folder below `eval.suite.root`; `_test` may follow."""
-        return f"wds_{self.name.replace('/', '-')}"
+        return f"wds_{split_name(self.name)[1].replace('/', '-')}"
 
 
 @dataclass(frozen=True)
@@ -73,20 +84,38 @@ def table() -> SuiteTable:
     return SuiteTable(sets, content["suites"], content["unsupported"])
 
 
+def split_name(name: str) -> tuple[str, str]:
+    """Returns the probe that a name of a suite or a set asks for, "" for none, and the name without it."""
+    probe, colon, rest = name.partition(":")
+    return (probe, rest) if colon and probe in PROBES else ("", name)
+
+
 def rows_of(names: Sequence[str]) -> list[SetRow]:
     """Returns the sets that suites and sets by these names have, each once.
 
-    The suite of own folders has none here. Raises InputError for unknown names, with the nearest known one.
+    The suite of own folders has none here, and a probe leaves out a suite's sets for retrieval. Raises
+    InputError for unknown names, with the nearest known one.
     """
-    if unknown := [name for name in names if name not in known_names()]:
+    if unknown := [name for name in names if split_name(name)[1] not in known_names()]:
         raise InputError("\n".join(map(_unknown, unknown)))
-    chosen = dict.fromkeys(each for name in names for each in table().suites.get(name, (name,)))
-    return [table().sets[name] for name in chosen if name != OWN]
+    chosen: dict[SetRow, None] = {}
+    for probe, base in map(split_name, names):
+        rows = [table().sets[each] for each in table().suites.get(base, (base,)) if each != OWN]
+        usable = [row for row in rows if not (probe and METRICS[row.metric].retrieval)]
+        if rows and not usable:
+            raise InputError(f'eval.suite.names: "{probe}:{base}": its samples have captions and no classes')
+        chosen |= dict.fromkeys(_by(probe, row) for row in usable)
+    return list(chosen)
+
+
+def _by(probe: str, row: SetRow) -> SetRow:
+    return replace(row, name=f"{probe}:{row.name}", metric=PROBES[probe]) if probe else row
 
 
 def unsupported(names: Sequence[str]) -> Mapping[str, str]:
     """Returns the sets of these suites that are not measured, with the reasons."""
-    return {each: why for name in names for each, why in table().unsupported.get(name, {}).items()}
+    bases = (split_name(name)[1] for name in names)
+    return {each: why for name in bases for each, why in table().unsupported.get(name, {}).items()}
 
 
 def known_names() -> tuple[str, ...]:

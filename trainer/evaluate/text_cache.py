@@ -21,7 +21,7 @@ from trainer.evaluate.features import evaluating
 from trainer.evaluate.rounds import Rounds
 from trainer.evaluate.zero_shot import class_features
 from trainer.model.build import Clip
-from trainer.run.model_identity import model_text, weights_identity
+from trainer.run.model_identity import model_identity
 from trainer.safe_io.atomic import replacing
 from trainer.safe_io.plain import open_plain
 
@@ -61,8 +61,7 @@ def kept_class_features(
 
 
 def _name(job: Job, comm: Comm, names: Sequence[str], templates: Sequence[str]) -> str:
-    model = job.model.model_dump(mode="json", exclude={"pretrained"})
-    identity = [FORMAT, model, model_text(job), weights_identity(job), comm.device.type]
+    identity = [FORMAT, *model_identity(job), comm.device.type]
     text = json.dumps([*identity, list(templates), list(names)])
     return f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npy"
 

@@ -32,6 +32,7 @@ from trainer.plan.first_samples import FirstSamples
 from trainer.plan.gpu import gpu_rows, too_large
 from trainer.plan.places import odd_places
 from trainer.plan.save import SaveTime, save_rows, save_time, too_little_notice
+from trainer.plan.scores import score_rows
 from trainer.plan.secret_values import secret_warnings
 from trainer.plan.spares import no_spares_here, spares_by_hand, with_spares
 from trainer.plan.start_reading import start_rows
@@ -103,6 +104,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
             if files or not FORMATS[job.data.kind].unit
             else f"not checked: {_named(job.data.train)}",
         ),
+        *(score_rows(job) if files else ()),
         *(facts.first.rows() if facts.first is not None else ()),
         *(reading_rows(job, facts.batch_plan, begun_order(job), samples) if files else ()),
         *(start_rows(job, facts.batch_plan, begun_order(job), samples) if files else ()),

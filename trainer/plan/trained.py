@@ -1,4 +1,4 @@
-"""Jobs that use a trained model and train nothing: to evaluate it, to export it, to search pictures.
+"""Jobs that use a trained model and train nothing: to evaluate it, to embed data, to export it, to search.
 
 Imports no torch.
 """
@@ -20,6 +20,8 @@ from trainer.text.masking import MASK
 LONGEST_S = 6 * 3600.0
 """Default time limit of an evaluation, in seconds. Nothing else waits for it, as training would; a longer
 evaluation hangs or needs `--set timeouts.eval_s=...`."""
+
+_NO_TRAINING_DATA: Mapping[str, Any] = {"train": [], "weights": None, "filters": [], "scores": []}
 
 
 def evaluation_job(
@@ -68,7 +70,7 @@ def _table_of_trained(checkpoint: str, model: str | None) -> tuple[dict[str, Any
         raise InputError(f"{checkpoint}: no file beside these weights names their model: give --model NAME")
     before: Mapping[str, Any] = trained.job or {}
     table = {
-        "data": {**before.get("data", {}), "format": "synthetic", "train": [], "weights": None},
+        "data": {**before.get("data", {}), "format": "synthetic", **_NO_TRAINING_DATA},
         # Where training began no longer counts.
         "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained, "init": None},
     }
@@ -120,6 +122,27 @@ def export_job(checkpoint: str, model: str | None) -> Job:
     return _checked(table, "clipship export")
 
 
+def embed_job(
+    checkpoint: str, model: str | None, shards: Sequence[str], ranks: int, overrides: Sequence[str]
+) -> Job:
+    """Returns a job that only embeds shards, as the retrieval set of an evaluation.
+
+    How samples are read comes from the checkpoint's run. Raises InputError that lists every problem.
+    """
+    table, evaluation = _table_of_trained(checkpoint, model)
+    table |= {
+        "name": "embed",
+        "optim": {"global_batch_size": ranks, "steps": 1},
+        "timeouts": {"eval_s": LONGEST_S},
+        "eval": {**_batch_size(evaluation), "retrieval": list(shards)},
+    }
+    return _checked(table, "clipship embed", overrides)
+
+
+def _batch_size(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in evaluation.items() if key == "batch_size"}
+
+
 def search_job(checkpoint: str, model: str | None, overrides: Sequence[str]) -> Job:
     """Returns a job that only uses the model, with the limits of its run for pictures.
 
@@ -129,6 +152,6 @@ def search_job(checkpoint: str, model: str | None, overrides: Sequence[str]) -> 
     table |= {
         "name": "search",
         "optim": {"global_batch_size": 1, "steps": 1},
-        "eval": {key: value for key, value in evaluation.items() if key == "batch_size"},
+        "eval": _batch_size(evaluation),
     }
     return _checked(table, "clipship search", overrides)

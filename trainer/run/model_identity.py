@@ -5,8 +5,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.config import Job
+from trainer.config.resume_rule import may_change_keys
 from trainer.run.checkpoints import MANIFEST
 from trainer.safe_io.plain import read_json
+
+
+def model_identity(job: Job) -> list[object]:
+    """Returns what the features of a job's model depend on, and what no run may change while it trains it."""
+    free = {key.removeprefix("model.") for key in may_change_keys() if key.startswith("model.")}
+    settings = job.model.model_dump(mode="json", exclude={"name", "pretrained", *free})
+    return [settings, model_text(job), weights_identity(job)]
 
 
 def model_text(job: Job) -> str:

@@ -22,7 +22,7 @@ from trainer.config import Job
 from trainer.data.files import read_file
 from trainer.data.pictures import MOST_PIXELS, decode
 from trainer.data.sample import MOST_BYTES, RawSample, check_file
-from trainer.run.model_identity import model_text, weights_identity
+from trainer.run.model_identity import model_identity
 from trainer.safe_io.atomic import replacing
 from trainer.search.pictures import Picture
 from trainer.sysinfo.user_cache import user_cache
@@ -47,9 +47,7 @@ def cache_file(job: Job, images: Path) -> Path | None:
     folder = user_cache("search")
     if folder is None:
         return None
-    model = job.model
-    changes = [model.precision, dict(model.tower_changes), dict(model.preprocessing)]
-    identity = [FORMAT, *changes, model_text(job), weights_identity(job), os.fsencode(images.resolve()).hex()]
+    identity = [FORMAT, *model_identity(job), os.fsencode(images.resolve()).hex()]
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
     return folder / f"{name}.npz"
 
@@ -92,6 +90,10 @@ class PictureFolder:
     most_bytes: int = MOST_BYTES
     """Largest picture file."""
     most_pixels: int = MOST_PIXELS
+
+    def place(self, name: str) -> str:
+        """Returns the path of the picture at this path below the folder."""
+        return str(self.path / name)
 
     def decoded(self, name: str) -> "Image.Image":
         """Returns the picture at this path below the folder, in RGB. Raises InputError, such as BadSample."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from trainer.search.cache import Features, PictureFolder
 from trainer.search.pictures import Picture
 from trainer.text.terminal import one_line, say
 from trainer.text.wording import many
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Embedded = tuple[Picture, Features | str]
 """A picture with its features, or with the sentence that says why it has none."""
@@ -34,6 +37,20 @@ class Model(Protocol):
         """
 
 
+class Pictures(Protocol):
+    """Protocol of where the pictures lie; `trainer.search.cache.PictureFolder` implements it."""
+
+    @property
+    def path(self) -> Path:
+        """The folder, whose name the page shows."""
+
+    def place(self, name: str) -> str:
+        """Returns where the picture of this name lies, for people."""
+
+    def decoded(self, name: str) -> "Image.Image":
+        """Returns the picture in RGB. Raises InputError."""
+
+
 class Match(NamedTuple):
     """A picture that was found."""
 
@@ -47,11 +64,11 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True)
 class Index:
-    """The pictures of a folder that the model could read."""
+    """Pictures that the model could read."""
 
-    folder: PictureFolder
+    folder: Pictures
     names: Sequence[str]
-    """Paths below the folder."""
+    """Names of the pictures, such as paths below the folder."""
     features: Features
     """Unit vectors [pictures, D]."""
     model: Model

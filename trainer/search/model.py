@@ -13,7 +13,7 @@ from trainer.checkpoint.weights import with_loss_alone
 from trainer.comm.device import rank_device
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.evaluate.features import image_features, text_features
+from trainer.evaluate.features import check_finite, image_features, text_features
 from trainer.model.build import build_alone
 from trainer.model.loading import check_hub_weights
 from trainer.search.cache import Features, PictureFolder
@@ -82,11 +82,7 @@ class SearchModel:
     def _features(self, images: Tensor) -> Features:
         with torch.no_grad():
             features = _host(image_features(self._clip, images, self._job.model.precision, self._device))
-        if not torch.from_numpy(features).isfinite().all():
-            raise InputError(
-                "the model's features of pictures are not finite, as after a training that has diverged: "
-                "choose another checkpoint"
-            )
+        check_finite(torch.from_numpy(features))
         return features
 
     def _pixels(self, folder: PictureFolder, picture: Picture) -> Tensor | str:

@@ -1,0 +1,63 @@
+"""`clipship embed` from the command line: the same bytes by real ranks, and a killed command goes on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.jobs import VIT, tiny_job
+from tests.support.suites import COLOURS, captioned
+from trainer.model.build import untrained
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards of pictures, four and three, and weights."""
+    folder = tmp_path_factory.mktemp("embed")
+    colours = list(COLOURS)
+    captioned(folder / "set", [(colours[n % 4], f"one\nof {n}") for n in range(7)])
+    torch.save(untrained(tiny_job()).model.state_dict(), folder / "weights.pt")
+    return folder
+
+
+def embedded(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
+    command = [sys.executable, "-m", "trainer.cli.main", "embed", "weights.pt", "set/test/*.tar"]
+    ran = subprocess.run(
+        [*command, "--model", VIT, *words], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    (line,) = ran.stdout.splitlines()
+    return json.loads(line), ran.stderr
+
+
+def test_two_ranks_write_the_bytes_that_one_writes_and_keep_what_is_there(folder: Path) -> None:
+    found, _ = embedded(folder, "--out", "one", "--set", "eval.batch_size=2")
+    assert (found["shards"], found["kept"], found["samples"], found["rows"]) == (2, 0, 7, 14)
+    several, _ = embedded(folder, "--out", "two", "--nproc", "2", "--set", "eval.batch_size=2")
+    assert several["world_size"] == 2
+    files = sorted(path.name for path in (folder / "one").iterdir())
+    assert files == ["shard-000000.parquet", "shard-000001.parquet"]
+    for name in files:
+        assert (folder / "one" / name).read_bytes() == (folder / "two" / name).read_bytes()
+    (folder / "two" / files[0]).unlink()
+    again, said = embedded(folder, "--out", "two", "--set", "eval.batch_size=2")
+    assert again["kept"] == 1
+    assert "1 shard of 2 there already" in said
+    assert (folder / "one" / files[0]).read_bytes() == (folder / "two" / files[0]).read_bytes()
+
+
+def test_problems_are_found_before_anything_starts(folder: Path) -> None:
+    command = [sys.executable, "-m", "trainer.cli.main", "embed", "weights.pt", "--model", VIT]
+    for words, problem in (
+        (["nowhere/*.tar"], "no file matches"),
+        (["pipe:cat x"], "is a stream, which this command cannot read"),
+        (["set/test/*.tar", "--dtype", "fp8"], "is not one of 'fp16', 'fp32'"),
+    ):
+        ran = subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True, check=False)
+        assert ran.returncode == 2, ran.stderr
+        assert problem in ran.stderr
+        assert "importing torch" not in ran.stderr

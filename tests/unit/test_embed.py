@@ -1,0 +1,293 @@
+"""`clipship embed`: whose features it writes, what it keeps, what it counts and what it refuses."""
+
+import io
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pyarrow
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+from tests.support.jobs import VIT, tiny_job
+from tests.support.thread_ranks import run_ranks
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.data.feature_files import FeatureWriter, feature_files, read_about
+from trainer.data.shard_files import write_shard
+from trainer.errors import InputError, StorageError
+from trainer.evaluate.embed import embed
+from trainer.evaluate.rounds import EvaluationFailed
+from trainer.model.build import untrained
+from trainer.plan.trained import embed_job
+from trainer.run.model_identity import model_identity
+
+COUNTS = (7, 3, 5)
+"""Samples of each shard."""
+
+
+def picture(number: int, side: int = 32) -> bytes:
+    file = io.BytesIO()
+    draw = np.random.default_rng(number)
+    Image.fromarray(draw.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(file, "png")
+    return file.getvalue()
+
+
+def captions(number: int) -> list[str]:
+    return [f"noise {number}", *([f"another {number}"] if number % 3 == 1 else [])]
+
+
+def sample(number: int, *, broken: bool = False) -> tuple[str, dict[str, bytes]]:
+    image = bytes(40) if broken else picture(number)
+    return f"k{number:02d}", {"png": image, "txt": "\n".join(captions(number)).encode()}
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Three shards of noise."""
+    return write_shards(tmp_path / "shards")
+
+
+def write_shards(folder: Path, broken: Collection[int] = ()) -> Path:
+    folder.mkdir()
+    first = 0
+    for shard, count in enumerate(COUNTS):
+        numbers = range(first, first + count)
+        write_shard((sample(n, broken=n in broken) for n in numbers), folder / f"{shard}.tar")
+        first += count
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("weights") / "weights.pt"
+    torch.save(untrained(tiny_job()).model.state_dict(), path)
+    return str(path)
+
+
+def job_of(weights: str, *patterns: str, overrides: Collection[str] = ()) -> Job:
+    changes = ("eval.batch_size=4", "data.workers=0", *overrides)
+    return embed_job(weights, VIT, patterns, 4, changes)
+
+
+def embedded(job: Job, ranks: int = 1, dtype: Any = "fp32", out: str = "") -> dict[str, Any]:
+    found = run_ranks(ranks, lambda comm: embed(job, comm, dtype, out))
+    assert all(each == found[0] for each in found)
+    return found[0]
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    return rows
+
+
+def test_the_features_are_those_of_open_clip_itself(weights: str, shards: Path) -> None:
+    found = embedded(job_of(weights, f"{shards}/*.tar"))
+    assert found == {
+        "shards": 3, "kept": 0, "samples": 15, "rows": 20, "bad_samples": {}, "examples": []
+    }  # fmt: skip
+    open_clip.add_model_config(VIT)
+    clip, _, transform = open_clip.create_model_and_transforms(Path(VIT).stem, pretrained=weights)
+    tokenizer = open_clip.get_tokenizer(Path(VIT).stem)
+    clip.eval()
+    first = 0
+    for shard, count in enumerate(COUNTS):
+        rows = rows_of(shards / "features" / f"{shard}.parquet")
+        expected = [
+            (n - first, caption, n, text)
+            for n in range(first, first + count)
+            for caption, text in enumerate(captions(n))
+        ]
+        assert [(row["row"], row["caption"], row["key"]) for row in rows] == [
+            (row, caption, f"k{n:02d}") for row, caption, n, _ in expected
+        ]
+        assert {row["shard"] for row in rows} == {f"{shards}/{shard}.tar"}
+        pictures = [transform(Image.open(io.BytesIO(picture(n)))) for _, _, n, _ in expected]
+        with torch.no_grad():
+            images = clip.encode_image(torch.stack(pictures), normalize=True)
+            texts = clip.encode_text(tokenizer([text for *_, text in expected]), normalize=True)
+        for name, features in (("image", images), ("text", texts)):
+            stored = torch.tensor([row[name] for row in rows])
+            torch.testing.assert_close(stored, features, rtol=0, atol=1e-6)
+        cosines = torch.tensor([row["cosine"] for row in rows])
+        torch.testing.assert_close(cosines, (images * texts).sum(1), rtol=0, atol=1e-6)
+        first += count
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_any_number_of_ranks_writes_the_same_bytes(
+    weights: str, shards: Path, tmp_path: Path, ranks: int
+) -> None:
+    job = job_of(weights, f"{shards}/*.tar")
+    one = embedded(job, 1, "fp16", str(tmp_path / "one"))
+    assert embedded(job, ranks, "fp16", str(tmp_path / "several")) == one
+    for shard in range(3):
+        name = f"{shard}.parquet"
+        assert (tmp_path / "several" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
+def test_half_precision_rounds_the_features_and_not_the_cosine(
+    weights: str, shards: Path, tmp_path: Path
+) -> None:
+    job = job_of(weights, f"{shards}/0.tar")
+    embedded(job, dtype="fp16", out=str(tmp_path / "half"))
+    embedded(job, dtype="fp32", out=str(tmp_path / "full"))
+    half, full = (parquet.read_table(tmp_path / name / "0.parquet") for name in ("half", "full"))
+    assert half["image"].type.value_type == pyarrow.float16()
+    assert half["cosine"] == full["cosine"]
+    stored, exact = (np.array(table["text"].to_pylist(), np.float32) for table in (half, full))
+    assert np.array_equal(stored, exact.astype(np.float16).astype(np.float32))
+
+
+def test_what_is_there_is_kept_and_the_next_command_goes_on(
+    weights: str, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, original = job_of(weights, f"{shards}/*.tar"), FeatureWriter.write
+
+    def full(self: Any, file: str, about: Any) -> None:
+        if file.endswith("1.parquet"):
+            raise StorageError("the disk is full")
+        original(self, file, about)
+
+    monkeypatch.setattr(FeatureWriter, "write", full)
+    with pytest.raises(EvaluationFailed, match="the disk is full"):
+        embedded(job, 1)
+    monkeypatch.undo()
+    first = shards / "features" / "0.parquet"
+    assert [path.name for path in first.parent.iterdir()] == ["0.parquet"]
+    before = first.stat().st_mtime_ns
+    found = embedded(job, 2)
+    assert (found["kept"], found["samples"], found["rows"]) == (1, 15, 20)
+    assert first.stat().st_mtime_ns == before
+    os.utime(shards / "2.tar", ns=(1, 1))
+    again = embedded(job)
+    assert again == {**found, "kept": 2}
+    assert read_about(str(shards / "features" / "2.parquet")).changed == "1"
+
+
+def test_a_rank_without_storage_ends_all(weights: str, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise StorageError("the store is gone")
+
+    monkeypatch.setattr(FeatureWriter, "write", lost)
+    with pytest.raises(EvaluationFailed, match="the store is gone"):
+        embedded(job_of(weights, f"{shards}/1.tar"), 2)
+
+
+@pytest.mark.parametrize("broken", [(0, 5), (0, 1, 2, 3, 4, 5, 6)])
+def test_a_bad_sample_has_a_row_without_features_and_is_counted(
+    weights: str, tmp_path: Path, broken: tuple[int, ...]
+) -> None:
+    folder = write_shards(tmp_path / "shards", broken)
+    found = embedded(job_of(weights, f"{folder}/*.tar"), 2)
+    assert (found["samples"], found["bad_samples"]) == (15 - len(broken), {"not an image": len(broken)})
+    assert f"{folder}/0.tar: sample k00: the image" in found["examples"][0]
+    rows = rows_of(folder / "features" / "0.parquet")
+    assert [row["row"] for row in rows] == sorted(row["row"] for row in rows)
+    for row in rows:
+        lost = row["row"] in broken
+        assert [row[name] is None for name in ("image", "text", "cosine")] == [lost] * 3
+        assert ("image" in row["problem"]) if lost else (row["problem"] is None)
+    assert {row["key"] for row in rows} == {f"k{n:02d}" for n in range(7)}
+
+
+def test_a_sample_without_a_caption_is_counted_too(weights: str, tmp_path: Path) -> None:
+    write_shard([sample(0), ("alone", {"png": picture(1)})], tmp_path / "a.tar")
+    found = embedded(job_of(weights, f"{tmp_path}/a.tar"))
+    assert (found["samples"], found["bad_samples"]) == (1, {"no .txt": 1})
+    assert "alone" in found["examples"][0]
+
+
+def test_a_job_that_allows_no_bad_sample_ends(weights: str, tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", (5,))
+    with pytest.raises(EvaluationFailed, match="sample k05"):
+        embedded(job_of(weights, f"{folder}/0.tar", overrides=["data.on_bad_sample=fail"]))
+
+
+def test_features_of_another_model_are_refused(weights: str, shards: Path, tmp_path: Path) -> None:
+    embedded(job_of(weights, f"{shards}/0.tar"))
+    other = tmp_path / "other.pt"
+    other.write_bytes(Path(weights).read_bytes())
+    for job, dtype in (
+        (job_of(str(other), f"{shards}/0.tar"), "fp32"),
+        (job_of(weights, f"{shards}/0.tar"), "fp16"),
+    ):
+        with pytest.raises(InputError, match=r"by tiny-vit.json with weights.pt in fp32, stored in fp32"):
+            embedded(job, 2, dtype)
+
+
+def test_a_file_of_another_program_is_never_replaced(weights: str, shards: Path) -> None:
+    (shards / "features").mkdir()
+    parquet.write_table(pyarrow.table({"key": ["a"]}), shards / "features" / "0.parquet")
+    before = (shards / "features" / "0.parquet").read_bytes()
+    with pytest.raises(InputError, match="is no file of features"):
+        embedded(job_of(weights, f"{shards}/0.tar"), 2)
+    assert (shards / "features" / "0.parquet").read_bytes() == before
+
+
+def test_a_diverged_model_is_refused(weights: str, shards: Path, tmp_path: Path) -> None:
+    state = torch.load(weights, weights_only=True)
+    state["visual.proj"].fill_(float("nan"))
+    torch.save(state, tmp_path / "diverged.pt")
+    with pytest.raises(EvaluationFailed, match=r"are not finite.*choose another checkpoint"):
+        embedded(job_of(str(tmp_path / "diverged.pt"), f"{shards}/0.tar"), 2)
+
+
+def test_rows_of_tables_are_samples(weights: str, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(picture(number))
+    (tmp_path / "t.csv").write_text("image,caption\n0.png,a\n1.png,b\n0.png,c\n")
+    columns = {"image": [picture(0), picture(1), picture(0)], "caption": ["a", "b", "c"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "p.parquet", row_group_size=2)
+    embedded(job_of(weights, f"{tmp_path}/t.csv"))
+    embedded(job_of(weights, f"{tmp_path}/p.parquet"))
+    table, columnar = (rows_of(tmp_path / "features" / f"{name}.parquet") for name in "tp")
+    assert [row["key"] for row in table] == ["0.png", "1.png", "0.png"]
+    assert [row["key"] for row in columnar] == ["0:0", "0:1", "1:0"]
+    for name in ("row", "image", "text", "cosine"):
+        assert [row[name] for row in table] == [row[name] for row in columnar]
+
+
+@pytest.mark.parametrize(
+    ("shards", "out", "problem"),
+    [
+        (("a/0.tar", "b/0.tar"), "/out", r"a/0.tar and b/0.tar would both have their features in /out/0"),
+        (("https://host/0.tar?sign=1",), None, "a web server takes no files: give a folder"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(shards: tuple[str, ...], out: str | None, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        feature_files(shards, out)
+
+
+def test_features_lie_beside_their_shards_or_where_they_are_asked_for() -> None:
+    names = ("/a/x.1.tar", "s3://bucket/b/y.tar")
+    assert list(feature_files(names, None).values()) == [
+        "/a/features/x.1.parquet",
+        "s3://bucket/b/features/y.parquet",
+    ]
+    assert list(feature_files(names, "s3://c/d/").values()) == ["s3://c/d/x.1.parquet", "s3://c/d/y.parquet"]
+
+
+def test_what_features_depend_on_is_the_identity_of_their_model(weights: str, shards: Path) -> None:
+    def identity(*changes: str) -> list[object]:
+        return model_identity(job_of(weights, f"{shards}/0.tar", overrides=changes))
+
+    own = identity()
+    assert identity("model.compile=true", "model.cache_dir=x") == own
+    for change in ("precision=bf16", "image_size=64", "image_tokens=32", "context_length=8"):
+        assert identity(f"model.{change}") != own, change
+
+
+def test_a_stop_ends_between_two_blocks(weights: str, shards: Path, alone: Comm) -> None:
+    from trainer.errors import Preempted
+    from trainer.evaluate.rounds import Rounds
+
+    answers = iter([False, False, True])
+    with pytest.raises(Preempted):
+        list(Rounds(alone, lambda: next(answers)).while_any(iter("abc")))

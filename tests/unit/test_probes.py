@@ -1,0 +1,188 @@
+"""kNN and linear probe: scikit-learn's own classifiers find the same, and suites measure by them."""
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+
+from tests.support.jobs import tiny_job
+from tests.support.suites import captioned, class_folders, classification, colour_clip
+from tests.support.thread_ranks import run_ranks
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.data.shard_files import write_shards
+from trainer.errors import InputError
+from trainer.evaluate import probes
+from trainer.evaluate.probes import Labelled, Probed, fit, knn, linear
+from trainer.evaluate.ranking import exact
+from trainer.evaluate.rounds import Rounds
+from trainer.evaluate.suite import measure_suite
+from trainer.evaluate.suite_folders import check_suite, find_sets
+from trainer.evaluate.suite_table import rows_of
+
+
+def digits(numbers: range) -> Labelled:
+    """Real features with real classes: the pixels of digits, with noise so that probes make mistakes."""
+    found, draw = load_digits(), np.random.default_rng(numbers.start)
+    pixels = torch.tensor(found.data[numbers] + draw.normal(0, 6, (len(numbers), 64)))
+    return Labelled(exact(pixels), torch.tensor(found.target[numbers]), {})
+
+
+TRAIN, TEST = digits(range(400)), digits(range(600, 900))
+
+
+def counts(predicted: Any) -> list[list[int]]:
+    labels = TEST.labels.numpy()
+    own = np.bincount(labels, minlength=10)
+    return [own.tolist(), np.bincount(labels[predicted == labels], minlength=10).tolist()]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("columns", [probes.COLUMNS, 50])
+def test_the_neighbours_of_scikit_learn_vote_alike(
+    ranks: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "COLUMNS", columns)
+    monkeypatch.setattr(probes, "ROWS", 64)
+    found = run_ranks(ranks, lambda comm: knn(TRAIN, TEST, Rounds(comm)))
+    theirs = KNeighborsClassifier(
+        20, metric="cosine", algorithm="brute", weights=lambda distances: np.exp((1 - distances) / 0.07)
+    ).fit(TRAIN.features.double().numpy(), TRAIN.labels.numpy())
+    expected = counts(theirs.predict(TEST.features.double().numpy()))
+    for each in found:
+        assert each.by_class.tolist() == expected
+    assert 0.5 < found[0].top1 < 0.95, "probes that are always right would hide mistakes"
+
+
+@pytest.mark.parametrize("decay", [1e-5, 1e-3, 1.0])
+def test_the_fit_is_that_of_scikit_learn(decay: float) -> None:
+    theirs = LogisticRegression(C=1 / (decay * len(TRAIN.labels)), tol=1e-9, max_iter=10_000)
+    theirs.fit(TRAIN.features.double().numpy(), TRAIN.labels.numpy())
+    layer = fit(TRAIN, 10, decay)
+    logits = TEST.features.double() @ layer[:, :-1].T + layer[:, -1]
+    expected = theirs.predict_proba(TEST.features.double().numpy())
+    np.testing.assert_allclose(logits.softmax(1).numpy(), expected, atol=5e-4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_linear_probe_searches_for_its_decay_on_what_is_held_out(ranks: int) -> None:
+    """The whole fine grid, by scikit-learn, has no decay around which more samples are right."""
+    found = run_ranks(ranks, lambda comm: linear(TRAIN, TEST, Rounds(comm)))
+    assert {json.dumps(each.by_class.tolist()) for each in found} == {json.dumps(found[0].by_class.tolist())}
+    held_out = np.arange(400) % 5 == 4
+    features, labels = TRAIN.features.double().numpy(), TRAIN.labels.numpy()
+
+    def right(exponent: float) -> int:
+        size = int((~held_out).sum())
+        model = LogisticRegression(C=1 / (10**exponent * size), tol=1e-8, max_iter=10_000)
+        return int(
+            (
+                model.fit(features[~held_out], labels[~held_out]).predict(features[held_out])
+                == labels[held_out]
+            ).sum()
+        )
+
+    tried: dict[float, int] = {}
+    wanted, step = list(probes.EXPONENTS), 2.0
+    while True:
+        tried |= {each: right(each) for each in wanted}
+        best = max(tried, key=lambda each: (tried[each], each))
+        step /= 2
+        if step < 1 / 8:
+            break
+        wanted = [best - step, best + step]
+    theirs = LogisticRegression(C=1 / (10**best * 400), tol=1e-9, max_iter=10_000).fit(features, labels)
+    assert found[0].by_class.tolist() == counts(theirs.predict(TEST.features.double().numpy()))
+    assert 0.5 < found[0].top1 < 0.95
+
+
+def test_recall_is_the_mean_of_the_classes_that_are_there() -> None:
+    result = Probed(torch.tensor([[4, 0, 2], [3, 0, 1]]))
+    assert (result.top1, result.mean_per_class_recall) == (4 / 6, (3 / 4 + 1 / 2) / 2)
+
+
+def test_fewer_training_samples_than_neighbours_all_vote(alone: Comm) -> None:
+    few = Labelled(TRAIN.features[:3], torch.tensor([0, 1, 1]), {})
+    assert int(knn(few, TEST, Rounds(alone)).by_class[0].sum()) == len(TEST.labels)
+
+
+def job_of(names: Any, root: Path | None = None, *folders: Path) -> Job:
+    suite = {"names": names, "folders": tuple(map(str, folders)), **({"root": str(root)} if root else {})}
+    return tiny_job(eval={"batch_size": 4, "suite": suite})
+
+
+@pytest.fixture
+def walls(tmp_path: Path) -> Path:
+    """Folders of colours to learn from, under the names of other classes, and to judge: 3 of 4 right."""
+    folder = tmp_path / "walls"
+    names = {"red": "warm", "green": "cold", "blue": "cold", "white": "warm"}
+    class_folders(folder / "train", [(colour, name) for colour, name in names.items() for _ in range(2)])
+    class_folders(folder / "test", [("red", "warm"), ("green", "cold"), ("blue", "cold"), ("blue", "warm")])
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_suite_measures_own_folders_by_probes_beside_zero_shot(walls: Path, ranks: int) -> None:
+    job = job_of(("knn:own", "linear:own"), None, walls)
+    results = run_ranks(ranks, lambda comm: measure_suite(colour_clip(), job, comm))
+    for found in results:
+        assert [(each["name"], each["task"], each["samples"], each["value"]) for each in found] == [
+            ("knn:own/walls", "knn", 4, 0.75),
+            ("linear:own/walls", "linear", 4, 0.75),
+        ]
+        assert found[0]["metrics"]["knn_mean_per_class_recall"] == 0.75
+
+
+def test_a_public_set_lies_beside_its_training_set(tmp_path: Path, alone: Comm) -> None:
+    colours = ("red", "green", "blue")
+    classification(tmp_path / "wds_vtab-pets_test", [("red", 0), ("green", 1), ("blue", 1)], colours)
+    classification(tmp_path / "wds_vtab-pets_train", [(colours[n % 3], n % 3) for n in range(9)], colours)
+    (tmp_path / "wds_vtab-pets_train" / "test").rename(tmp_path / "wds_vtab-pets_train" / "train")
+    (result,) = measure_suite(colour_clip(), job_of(("knn:vtab/pets",), tmp_path), alone)
+    assert (result["name"], result["metric_title"], result["value"]) == (
+        "knn:vtab/pets",
+        "kNN top-1 accuracy",
+        pytest.approx(2 / 3),
+    )
+
+
+def test_a_bad_training_sample_is_not_one_of_the_test(tmp_path: Path, alone: Comm) -> None:
+    colours = ("red", "green")
+    classification(tmp_path / "wds_cars", [("red", 0), ("green", 1)], colours)
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32), "red").save(file, "png")
+    (tmp_path / "wds_cars" / "train").mkdir()
+    samples = [(f"{n}", {"png": file.getvalue() if n else bytes(9), "cls": b"0"}) for n in range(4)]
+    write_shards(samples, tmp_path / "wds_cars" / "train", 9)
+    (result,) = measure_suite(colour_clip(), job_of(("knn:cars",), tmp_path), alone)
+    assert (result["samples"], result["value"]) == (2, 0.5)
+    assert "bad_samples" not in result
+
+
+def test_sets_without_a_training_set_are_not_measured(tmp_path: Path, walls: Path) -> None:
+    classification(tmp_path / "wds_vtab-pets_test", [("red", 0)], ("red",))
+    (missing,) = find_sets(job_of(("linear:vtab/pets",), tmp_path).eval).missing
+    assert re.search(r"no folder .*wds_vtab-pets_test/train, from which a probe learns", missing.why)
+    (walls / "train" / "third").mkdir()
+    (missing,) = find_sets(job_of(("knn:own",), None, walls).eval).missing
+    assert "does not have the classes of" in missing.why
+
+
+def test_names_of_probes_are_checked_as_others_are(tmp_path: Path) -> None:
+    captioned(tmp_path / "wds_flickr30k", [("red", "red")])
+    with pytest.raises(InputError, match='"knn:flickr30k": its samples have captions and no classes'):
+        check_suite(job_of(("knn:flickr30k",), tmp_path).eval)
+    with pytest.raises(InputError, match='called "knn:vtab/pet"; did you mean vtab/pets'):
+        rows_of(("knn:vtab/pet",))
+    assert {row.metric for row in rows_of(("linear:datacomp",))} == {"linear_top1"}
+    assert all(not row.name.endswith("flickr30k") for row in rows_of(("linear:datacomp",)))
+    assert [row.folder for row in rows_of(("knn:vtab/pets", "vtab/pets"))] == ["wds_vtab-pets"] * 2

@@ -1,0 +1,355 @@
+"""`data.scores`: which rows belong to which samples, what is counted, and what makes another run."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+from pyarrow import parquet
+from pydantic import ValidationError
+
+from tests.support.jobs import VIT, tiny_job
+from tests.support.thread_ranks import run_ranks
+from trainer.cli.main import cli
+from trainer.comm.protocol import Comm
+from trainer.config import Data, Job
+from trainer.data import scores
+from trainer.data.distributed_index import open_together
+from trainer.data.files import Files
+from trainer.data.identity import data_rows
+from trainer.data.shard_files import write_shard
+from trainer.data.source import open_source, selection_of
+from trainer.errors import InputError
+from trainer.plan.scores import score_rows
+from trainer.plan.unused_keys import unused_keys
+
+UIDS = [f"{number:016x}{number * 977:016x}" for number in range(12)]
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    """A process knows its scores once; tests change them."""
+    yield
+    scores._identities.clear()
+    scores.forget_tables()
+
+
+def picture(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (number, 0, 0)).save(file, "png")
+    return file.getvalue()
+
+
+def write(folder: Path, name: str, numbers: range) -> str:
+    """A shard of the samples k00, k01, ..., each with its uid in its JSON."""
+    folder.mkdir(exist_ok=True, parents=True)
+    about = {n: json.dumps({"uid": UIDS[n], "score": n}).encode() for n in numbers}
+    samples = ((f"k{n:02d}", {"png": picture(n), "txt": b"c", "json": about[n]}) for n in numbers)
+    write_shard(samples, folder / name)
+    return str(folder / name)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> tuple[str, str]:
+    return write(tmp_path / "data", "a.tar", range(6)), write(tmp_path / "data", "b.tar", range(6, 12))
+
+
+def table(path: Path, columns: dict[str, Any], **options: Any) -> str:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    parquet.write_table(pyarrow.table(columns), path, **options)
+    return str(path)
+
+
+def cosine(number: int) -> float:
+    return number * 7 % 12 / 12
+
+
+def of(numbers: range, **more: Any) -> dict[str, Any]:
+    return {"key": [f"k{n:02d}" for n in numbers], "cosine": [cosine(n) for n in numbers], **more}
+
+
+def data_of(**values: Any) -> Data:
+    return Data(**values)
+
+
+def kept(data: Data) -> list[str]:
+    source = open_source(data)
+    return [source.read(number).key for number in range(len(source))]
+
+
+def test_a_score_keeps_what_a_plain_comparison_keeps(shards: tuple[str, str], tmp_path: Path) -> None:
+    path = table(tmp_path / "s.parquet", of(range(12), other=[n % 4 for n in range(12)]))
+    rows = parquet.read_table(path).to_pylist()
+    expected = [row["key"] for row in rows if row["cosine"] >= 0.28 and row["other"] < 3]
+    assert 3 < len(expected) < 9
+    data = data_of(train=shards, scores=path, filters=("clip_score >= 0.28", "scores:other < 3"))
+    assert kept(data) == expected
+    filtered = open_source(data).left_out.filtered
+    assert filtered.keys() == {"clip_score >= 0.28", "scores:other < 3"}
+    assert sum(filtered.values()) == 12 - len(expected)
+    assert kept(data.model_copy(update={"filters": ("scores:cosine >= 0.28", "score > 5")})) == [
+        row["key"] for row in rows if row["cosine"] >= 0.28 and int(row["key"][1:]) > 5
+    ], "with a field of the sample's JSON beside it"
+
+
+def test_rows_belong_to_the_sample_in_their_shard(tmp_path: Path) -> None:
+    """Shards of two folders have equal names and equal keys."""
+    one, two = (write(tmp_path / name, "0.tar", range(6)) for name in ("one", "two"))
+    keys = [f"k{n:02d}" for n in range(6)] * 2
+    columns = {"key": keys, "shard": ["/moved/one/0.tar"] * 6 + ["two/0.tar"] * 6, "x": range(12)}
+    path = table(tmp_path / "s.parquet", columns)
+    data = data_of(train=(one, two), scores=path, filters=("scores:x >= 4", "scores:x < 9"))
+    assert kept(data) == ["k04", "k05", "k00", "k01", "k02"]
+
+
+def test_a_folder_has_a_table_for_each_shard(shards: tuple[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "features"
+    for name, numbers in (("a", range(6)), ("b", range(6, 12))):
+        table(folder / f"{name}.parquet", of(numbers, shard=[f"data/{name}.tar"] * 6))
+    data = data_of(train=shards, scores=str(folder), filters=("clip_score >= 0.5",))
+    assert kept(data) == [f"k{n:02d}" for n in range(12) if cosine(n) >= 0.5]
+    (folder / "b.parquet").unlink()
+    with pytest.raises(InputError, match=r"features lacks 1 of 2 files, one for each shard; the first is b"):
+        open_source(data)
+
+
+def test_the_best_caption_of_a_sample_counts(shards: tuple[str, str], tmp_path: Path) -> None:
+    columns = {"key": ["k01", "k00", "k01", "k02"], "cosine": [0.1, 0.2, 0.9, None]}
+    path = table(tmp_path / "s.parquet", columns)
+    data = data_of(train=shards[:1], scores=path, filters=("clip_score >= 0.15",), max_bad_share=0.01)
+    source = open_source(data)
+    assert kept(data) == ["k00", "k01"]
+    assert source.left_out.filtered == {"clip_score >= 0.15": 1}, "null is no score, and fulfils nothing"
+    assert source.left_out.by_cause == {"no row in data.scores, which data.filters need": 3}
+
+
+def test_samples_without_a_score_are_bad_ones(shards: tuple[str, str], tmp_path: Path) -> None:
+    path = table(tmp_path / "s.parquet", of(range(9)))
+    data = data_of(train=shards, scores=path, filters=("clip_score >= 0",))
+    assert len(kept(data)) == 9
+    assert [bad.key for bad in open_source(data).left_out.named] == ["k09", "k10", "k11"]
+    for changes in ({"on_bad_sample": "fail"}, {"max_bad_share": 0.002}):
+        with pytest.raises(InputError, match="bad samples: 3 of 12"):
+            open_source(data.model_copy(update=changes))
+    listed = data.model_copy(update={"filters": ("scores:listed == true", "clip_score >= 0")})
+    assert len(kept(listed)) == 9
+    assert open_source(listed).left_out.by_cause == {}
+
+
+@pytest.mark.parametrize("form", ["npy", "texts.npy", "txt", "parquet"])
+def test_a_list_of_uids_keeps_what_is_in_it(shards: tuple[str, str], tmp_path: Path, form: str) -> None:
+    wanted = [UIDS[n] for n in (7, 2, 9)]
+    path = tmp_path / f"uids.{form}"
+    if form == "npy":  # as DataComp writes it
+        halves = [(int(uid[:16], 16), int(uid[16:32], 16)) for uid in wanted]
+        np.save(path, np.array(halves, np.dtype("u8,u8")))
+    elif form == "texts.npy":
+        np.save(path, np.array(wanted))
+    elif form == "txt":
+        path.write_text("\n".join(wanted) + "\n\n")
+    else:
+        table(path, {"uid": wanted})
+    data = data_of(train=shards, scores=str(path), scores_by="json:uid", filters=("scores:listed == true",))
+    assert kept(data) == ["k02", "k07", "k09"]
+    source = open_source(data)
+    assert (source.left_out.count, source.left_out.filtered) == (0, {"scores:listed == true": 9})
+    others = data.model_copy(update={"filters": ("scores:listed == false",)})
+    assert len(kept(others)) == 9
+
+
+def test_rows_of_parquet_are_scored_too(tmp_path: Path) -> None:
+    columns = {"image": [picture(n) for n in range(6)], "caption": ["c"] * 6, "uid": UIDS[:6]}
+    train = table(tmp_path / "t.parquet", columns, row_group_size=4)
+    keys = [f"{n // 4}:{n % 4}" for n in range(6)]
+    by_key = table(tmp_path / "k.parquet", {"key": keys, "x": [n > 2 for n in range(6)]})
+    assert kept(data_of(train=train, scores=by_key, filters=("scores:x == true",))) == keys[3:]
+    by_uid = table(tmp_path / "u.parquet", {"uid": UIDS[:3]})
+    data = data_of(train=train, scores=by_uid, scores_by="uid", filters=("scores:listed == true",))
+    assert kept(data) == keys[:3]
+
+
+def test_what_embed_writes_are_scores(tmp_path: Path) -> None:
+    import torch
+
+    from trainer.evaluate.embed import embed
+    from trainer.model.build import untrained
+    from trainer.plan.trained import embed_job
+
+    draw = np.random.default_rng(0)
+    for name in "ab":
+        samples = []
+        for n in range(5):
+            file = io.BytesIO()
+            Image.fromarray(draw.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(file, "png")
+            samples.append((f"{name}{n}", {"png": file.getvalue(), "txt": f"one {n}\ntwo {n}".encode()}))
+        write_shard(samples, tmp_path / f"{name}.tar")
+    torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / "w.pt")
+    job = embed_job(str(tmp_path / "w.pt"), VIT, (f"{tmp_path}/*.tar",), 1, ("data.workers=0",))
+    run_ranks(1, lambda comm: embed(job, comm, "fp16"))
+    best: dict[str, float] = {}
+    for row in parquet.read_table(tmp_path / "features", columns=["key", "cosine"]).to_pylist():
+        best[row["key"]] = max(row["cosine"], best.get(row["key"], -1.0))
+    middle = sorted(best.values())[5]
+    data = data_of(
+        train=(f"{tmp_path}/*.tar",), scores=f"{tmp_path}/features", filters=(f"clip_score >= {middle!r}",)
+    )
+    assert kept(data) == [key for key in sorted(best) if best[key] >= middle]
+    assert len(kept(data)) == 5
+
+
+def job_of(shards: tuple[str, ...], path: str, folder: Path, *filters: str) -> Job:
+    data = {"format": "auto", "train": shards, "scores": (path,), "filters": filters, "index": str(folder)}
+    return tiny_job(data=data)
+
+
+def test_ranks_open_the_same_samples_and_rank_0_alone_reads_which_scores_they_are(
+    shards: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = table(tmp_path / "s.parquet", of(range(12)))
+    job = job_of(shards, path, tmp_path / "index", "clip_score >= 0.5")
+    read: list[str] = []
+    original = scores._seal
+
+    def seal(file: str, columns: Any) -> str:
+        read.append(file)
+        return original(file, columns)
+
+    monkeypatch.setattr(scores, "_seal", seal)
+
+    def keys(comm: Comm) -> list[str]:
+        source = open_together(job, comm)
+        return [source.read(number).key for number in range(len(source))]
+
+    expected = [f"k{n:02d}" for n in range(12) if cosine(n) >= 0.5]
+    assert run_ranks(2, keys) == [expected, expected]
+    assert read == [path]
+
+
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+def test_other_scores_make_another_index_and_another_run(
+    shards: tuple[str, str], tmp_path: Path, compression: str
+) -> None:
+    """The other scores are the same numbers in another order: equal sizes, and as many samples are kept."""
+    path = tmp_path / "s.parquet"
+    job = job_of(shards, str(path), tmp_path / "index", "clip_score >= 0.5")
+    columns = of(range(12))
+    turned = {**columns, "cosine": [*columns["cosine"][1:], columns["cosine"][0]]}
+    facts, identities, found = [], [], []
+    for each in (columns, turned, columns):
+        table(path, each, compression=compression)
+        scores._identities.clear()
+        scores.forget_tables()
+        (source,) = run_ranks(1, lambda comm: open_together(job, comm))
+        selection = selection_of(job.data)
+        assert selection is not None
+        facts.append(data_rows(job.data, source))
+        identities.append(selection.identity)
+        found.append([source.read(number).key for number in range(len(source))])
+    assert len(found[0]) == len(found[1])
+    assert found[0] != found[1]
+    assert facts[0] != facts[1]
+    assert identities[0] != identities[1]
+    assert (facts[0], identities[0], found[0]) == (facts[2], identities[2], found[2])
+
+
+def test_features_are_not_read_for_a_score(
+    shards: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The columns that filters need are read, of a file behind an address, too."""
+    noise = np.random.default_rng(0).random((12, 65536)).tolist()
+    path = table(tmp_path / "s.parquet", of(range(12), image=noise), compression="none")
+    reads: list[int] = []
+    original = Files.read
+
+    def counted(self: Files, file: str, offset: int, size: int) -> bytes:
+        reads.append(size)
+        return original(self, file, offset, size)
+
+    monkeypatch.setattr(Files, "read", counted)
+    from tests.support.range_server import serving
+
+    with serving(tmp_path) as (url, _):
+        data = data_of(train=shards, scores=f"{url}/s.parquet", filters=("clip_score >= 0.5",))
+        assert kept(data) == [f"k{n:02d}" for n in range(12) if cosine(n) >= 0.5]
+    assert Path(path).stat().st_size > 5_000_000
+    assert sum(reads) < 500_000
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "filters", "problem"),
+    [
+        ("s.parquet", {"id": ["a"]}, "clip_score > 0", "has no column key or uid; its columns are id"),
+        ("s.parquet", {"key": ["a"]}, "scores:x > 0", "has no column x; its columns are key"),
+        ("s.parquet", {"key": ["a"]}, "clip_score > 0", "has no column cosine"),
+        ("s.parquet", {"key": ["a"], "x": ["b"]}, "scores:x > 0", "column x is string, and filters compare"),
+        ("s.txt", None, "clip_score > 0", "is a list of keys and has no column clip_score"),
+        ("s.npy", None, "scores:listed == true", "cannot be read as a list of keys"),
+        ("s.csv", None, "clip_score > 0", r"scores are \.parquet, \.txt, \.npy, or one folder"),
+        ("none.parquet", None, "clip_score > 0", "data.scores: .*no such file"),
+    ],
+)
+def test_scores_that_cannot_be_read_are_refused(
+    shards: tuple[str, str], tmp_path: Path, name: str, columns: Any, filters: str, problem: str
+) -> None:
+    if columns is not None:
+        table(tmp_path / name, columns)
+    elif not name.startswith("none"):
+        (tmp_path / name).write_text("text\n")
+    with pytest.raises(InputError, match=problem):
+        open_source(data_of(train=shards, scores=str(tmp_path / name), filters=(filters,)))
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"filters": "scores:x > 1"}, "scores:x > 1 compares a column of scores: name the tables there"),
+        ({"filters": "scores:x == 'a'", "scores": "s.parquet"}, "compared with a number, true or false"),
+        ({"filters": "scores:listed > 1", "scores": "s.txt"}, "scores:listed is compared with true or false"),
+        (
+            {"filters": "clip_score > 1", "scores": "s.parquet", "train": "t.csv"},
+            "put the values into a column",
+        ),
+        ({"filters": "clip_score > 1", "scores": "s.parquet", "scores_by": "txt:a"}, "names no single field"),
+    ],
+)
+def test_filters_on_scores_that_cannot_be_decided_are_refused(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        data_of(**{"train": "a.tar", **values})
+
+
+def test_scores_that_no_filter_reads_have_no_effect() -> None:
+    job = tiny_job(data={"format": "auto", "train": ("a.tar",), "scores": ("s.parquet",)})
+    assert any(keys == ("data.scores",) for keys, _ in unused_keys(job))
+
+
+def test_check_says_how_many_remain(shards: tuple[str, str], tmp_path: Path) -> None:
+    path = table(tmp_path / "s.parquet", {**of(range(12), x=range(12))})
+    job = job_of(shards, path, tmp_path / "i", "clip_score >= 0.5", "scores:x > 3", "min_side >= 4")
+    expected = sum(cosine(n) >= 0.5 for n in range(4, 12))
+    assert list(score_rows(job)) == [
+        ("scores", f"{expected} of 12 samples with a row pass clip_score >= 0.5, scores:x > 3")
+    ]
+    assert list(score_rows(tiny_job())) == []
+
+
+def test_the_command_index_takes_scores(shards: tuple[str, str], tmp_path: Path) -> None:
+    path = table(tmp_path / "s.parquet", of(range(12)))
+    words = [
+        "index",
+        *shards,
+        "--to",
+        str(tmp_path / "i"),
+        "--scores",
+        path,
+        "--filters",
+        "clip_score >= 0.5",
+    ]
+    ran = CliRunner().invoke(cli, [*words, "--processes", "1"])
+    assert ran.exit_code == 0, ran.output
+    assert f"{sum(cosine(n) >= 0.5 for n in range(12))} samples" in ran.output

@@ -1,0 +1,227 @@
+"""Files of features, as `clipship embed` writes them: Parquet, one for each shard, or none yet. No torch.
+
+A row is a caption of a sample: shard, key, row, caption, image, text, cosine, problem. A sample that cannot
+be used has one row, with its problem and neither features nor cosine. The file's metadata say by which
+model, and of which version of the shard. pyarrow is imported when a file is written or read.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.config import Job
+from trainer.data.files import Stamp, opened, persistent, stamp
+from trainer.data.index import THREADS
+from trainer.data.row_groups import readable
+from trainer.data.store import names, put
+from trainer.errors import InputError
+from trainer.run.model_identity import model_identity
+from trainer.text.masking import masked
+
+FOLDER = "features"
+"""Folder beside a shard that has its features, unless another one is named."""
+KEY, SHARD, COSINE = "key", "shard", "cosine"
+"""Columns by which samples are found, and that of their scores."""
+ROWS = 4096
+"""Rows of a row group."""
+ABOUT = "clipship"
+"""Key of the metadata that say what the features are."""
+Dtype = Literal["fp16", "fp32"]
+DTYPES: Mapping[Dtype, type] = {"fp16": np.float16, "fp32": np.float32}
+FORMAT = 1
+"""Number that changes with the way in which features are computed."""
+
+
+@dataclass(frozen=True)
+class About:
+    """Content of the metadata of a file of features."""
+
+    made_by: str
+    """Digest of the model, its weights and the type of the features."""
+    model: str
+    """The same in words."""
+    size: int
+    """Bytes of the shard and its time of change when it was read."""
+    changed: str
+    samples: int = 0
+    """Samples that have features."""
+    rows: int = 0
+    bad: Mapping[str, int] = field(default_factory=dict)
+    """Samples that have none, by cause."""
+
+    def is_of(self, version: Stamp) -> bool:
+        """Returns whether the features are those of this version of the shard."""
+        return (self.size, self.changed) == version
+
+
+def about_model(job: Job, dtype: Dtype) -> About:
+    """Returns what files say of the job's model; the shard's version is not there yet."""
+    identity = json.dumps([FORMAT, *model_identity(job), dtype])
+    weights = f" with {Path(job.model.pretrained).name}" if job.model.pretrained else ""
+    words = f"{Path(job.model.name).name}{weights} in {job.model.precision}, stored in {dtype}"
+    return About(hashlib.sha256(identity.encode()).hexdigest()[:32], words, 0, "")
+
+
+class FeatureRows(NamedTuple):
+    """Rows of one shard, in order."""
+
+    numbers: NDArray[np.int64]
+    """Numbers of the samples in their shard, from 0; a sample with several captions has several rows."""
+    captions: NDArray[np.int64]
+    """Number of each row's caption among those of its sample."""
+    keys: NDArray[np.object_]
+    problems: NDArray[np.object_]
+    """Why a sample has no features; its other values then mean nothing."""
+    images: NDArray[np.float32]
+    """Unit vectors [rows, D]."""
+    texts: NDArray[np.float32]
+    cosines: NDArray[np.float32]
+
+
+def feature_files(shards: Sequence[str], out: str | None) -> dict[str, str]:
+    """Returns the path or address of each shard's features: in `out`, or in a folder beside the shard.
+
+    Raises InputError if two shards would have the same one, or if nothing can be written there.
+    """
+    files = {shard: _file_of(shard, out) for shard in shards}
+    owners: dict[str, str] = {}
+    for shard, file in files.items():
+        if file.startswith(("http://", "https://")):
+            raise InputError(
+                f"{masked(file)}: a web server takes no files: give a folder, or an address of object "
+                "storage, with --out"
+            )
+        if (other := owners.setdefault(file, shard)) != shard:
+            raise InputError(
+                f"{masked(other)} and {masked(shard)} would both have their features in {file}: embed the "
+                "shards of each folder by themselves, with another --out"
+            )
+    return files
+
+
+def _file_of(shard: str, out: str | None) -> str:
+    folder, slash, name = shard.partition("?")[0].rpartition("/")
+    return f"{out.rstrip('/') if out else f'{folder}{slash}{FOLDER}'}/{stem(name)}.parquet"
+
+
+def stem(shard: str) -> str:
+    """Returns the name of a shard without folder and ending: its features have it, too."""
+    name = shard.partition("?")[0].rpartition("/")[2]
+    return name.rpartition(".")[0] or name
+
+
+def kept_files(files: Mapping[str, str], made_by: str) -> dict[str, About]:
+    """Returns what the files that are there say, by shard, if they are those of the shard as it is.
+
+    Raises InputError for a file of another model, or of another program: nothing is replaced but features of
+    an older version of a shard.
+    """
+    folders = {file.rpartition("/")[0] for file in files.values()}
+    held = {f"{folder}/{name}" for folder in folders for name in names(folder)}
+    shards = [shard for shard, file in files.items() if file in held]
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = dict(zip(shards, pool.map(lambda shard: read_about(files[shard]), shards), strict=True))
+        versions = dict(zip(shards, pool.map(version_of, shards), strict=True))
+    for shard, about in found.items():
+        if about.made_by != made_by:
+            raise InputError(
+                f"{files[shard]} holds features by {about.model}, made otherwise than those asked for: give "
+                "another --out, or remove the file"
+            )
+    return {shard: about for shard, about in found.items() if about.is_of(versions[shard])}
+
+
+def version_of(shard: str) -> Stamp:
+    """Returns size and time of change of a shard. Raises InputError and StorageError."""
+    return persistent(shard, lambda: stamp(shard))
+
+
+def read_about(file: str) -> About:
+    """Returns what a file's metadata say. Raises InputError if it is no file of features."""
+    from pyarrow import parquet
+
+    def metadata() -> Mapping[bytes, bytes]:
+        with opened(file) as content, readable(file):
+            return parquet.read_metadata(content).metadata or {}
+
+    try:
+        return About(**json.loads(persistent(file, metadata)[ABOUT.encode()]))
+    except (KeyError, ValueError, TypeError):
+        raise InputError(
+            f"{file} is no file of features that this Clipship has written: give another --out, or remove it"
+        ) from None
+
+
+class FeatureWriter:
+    """Gathers the rows of one shard, compressed in memory, and writes them as a file."""
+
+    def __init__(self, shard: str, dtype: Dtype) -> None:
+        import pyarrow
+
+        self._shard, self._dtype = masked(shard), DTYPES[dtype]
+        self._waiting: list[FeatureRows] = []
+        self._sink = pyarrow.BufferOutputStream()
+        self._writer: Any = None
+
+    def add(self, rows: FeatureRows) -> None:
+        """Takes further rows of the shard."""
+        self._waiting.append(rows)
+        if sum(len(part.keys) for part in self._waiting) >= ROWS:
+            self._flush()
+
+    def write(self, file: str, about: About) -> None:
+        """Writes all rows, whole or not at all. Raises InputError and StorageError."""
+        self._flush()
+        self._writer.add_key_value_metadata({ABOUT: json.dumps(asdict(about))})
+        self._writer.close()
+        put(self._sink.getvalue().to_pybytes(), file)
+
+    def _flush(self) -> None:
+        from pyarrow import parquet
+
+        if not self._waiting:
+            return
+        table = _table(self._waiting, self._shard, self._dtype)
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self._sink, table.schema, compression="zstd")
+        self._writer.write_table(table)
+        self._waiting = []
+
+
+def _table(parts: Sequence[FeatureRows], shard: str, dtype: type) -> Any:
+    import pyarrow
+
+    numbers, captions, keys, problems, images, texts, cosines = zip(*parts, strict=True)
+    why = list(chain.from_iterable(problems))
+    lost = np.array([problem is not None for problem in why])
+
+    def vectors(values: Sequence[NDArray[np.float32]]) -> Any:
+        rows: NDArray[Any] = np.concatenate(values).astype(dtype)
+        flat, mask = pyarrow.array(rows.reshape(-1)), pyarrow.array(lost)
+        return pyarrow.FixedSizeListArray.from_arrays(flat, rows.shape[1], mask=mask)
+
+    same = pyarrow.DictionaryArray.from_arrays(np.zeros(len(why), dtype=np.int32), [shard])
+    columns = {
+        SHARD: same,
+        KEY: list(map(key_text, chain.from_iterable(keys))),
+        "row": np.concatenate(numbers),
+        "caption": np.concatenate(captions),
+        "image": vectors(images),
+        "text": vectors(texts),
+        COSINE: pyarrow.array(np.concatenate(cosines), mask=lost),
+        "problem": pyarrow.array(why, type=pyarrow.string()),
+    }
+    return pyarrow.table(columns)
+
+
+def key_text(key: str) -> str:
+    """Returns a sample's key as the files have it: bytes that are no UTF-8 are replaced."""
+    return key.encode(errors="surrogateescape").decode(errors="replace")

@@ -1,0 +1,193 @@
+"""Writes the features of shards, each shard by one rank: `clipship embed`.
+
+A shard is cut into blocks of `eval.batch_size` samples from its own begin, so that its features are the same
+on any rank. What is there of the same model is kept: after an end of any kind the next start goes on.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.data.bad_samples import ANY, SHOWN, Allowed
+from trainer.data.feature_files import (
+    About,
+    Dtype,
+    FeatureRows,
+    FeatureWriter,
+    about_model,
+    feature_files,
+    kept_files,
+    version_of,
+)
+from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
+from trainer.data.shard_names import expand_shards
+from trainer.data.source import Source, open_source
+from trainer.errors import InputError, decode_error, encode_error
+from trainer.evaluate.features import block_features, check_finite, evaluating, text_features
+from trainer.evaluate.rounds import Progress, Rounds, stop_of
+from trainer.evaluate.trained import log_work, trained_clip
+from trainer.model.build import Clip
+from trainer.text.wording import many
+
+log = logging.getLogger("clipship")
+
+
+def embed(job: Job, comm: Comm, dtype: Dtype, out: str = "") -> dict[str, Any]:
+    """Collective: writes the features of the shards that `eval.retrieval` names, beside them or into `out`.
+
+    Returns the number of shards and of those that were there, of samples and rows, the bad samples by cause
+    and some of their names. Raises InputError, and Preempted if a stop is asked for.
+    """
+    log_work(job, comm)
+    files = feature_files(expand_shards(job.retrieval_data.train), out or None)
+    model = about_model(job, dtype)
+    comm.heartbeat.begin_stage("data index")
+    kept = _kept(files, model, comm)
+    left = [shard for shard in files if shard not in kept]
+    if kept:
+        log.info("%-12s %s of %s there already", "features", many(len(kept), "shard"), f"{len(files):,}")
+    job, clip = trained_clip(job, comm)
+    shards = _Shards(job, clip, comm, dtype, model)
+    rounds, progress = Rounds(comm, stop_of(comm)), Progress("embed", len(left), "shards written")
+    mine = islice(left, comm.world.rank, None, comm.world.size)
+    with evaluating(clip.model):
+        for _ in rounds.while_any(rounds.until_failed(shards.blocks(mine, files))):
+            progress.done(len(shards.done) * comm.world.size)
+    ranks = comm.all_gather_object([[asdict(about) for about in shards.done], shards.examples])
+    written = [About(**about) for of_rank, _ in ranks for about in of_rank]
+    every = [*kept.values(), *written]
+    return {
+        "shards": len(files),
+        "kept": len(kept),
+        "samples": sum(about.samples for about in every),
+        "rows": sum(about.rows for about in every),
+        "bad_samples": dict(sum((Counter(about.bad) for about in every), Counter())),
+        "examples": [text for _, examples in ranks for text in examples][:SHOWN],
+    }
+
+
+def _kept(files: Mapping[str, str], model: About, comm: Comm) -> dict[str, About]:
+    """Collective: returns what rank 0 finds of the files. Raises its InputError on all ranks."""
+    found: tuple[dict[str, About], Any] = {}, None
+    if comm.world.rank == 0:
+        try:
+            found = kept_files(files, model.made_by), None
+        except InputError as problem:
+            found = {}, encode_error(problem)
+    kept, encoded = comm.broadcast_object(
+        ({shard: asdict(about) for shard, about in found[0].items()}, found[1])
+    )
+    if error := decode_error(encoded):
+        raise error
+    return {shard: About(**about) for shard, about in kept.items()}
+
+
+class _Shards:
+    """Embeds the shards of one rank."""
+
+    def __init__(self, job: Job, clip: Clip, comm: Comm, dtype: Dtype, model: About) -> None:
+        self._job, self._clip, self._comm, self._dtype, self._model = job, clip, comm, dtype, model
+        self._size = job.eval.batch_size
+        self.done: list[About] = []
+        """Files that were written."""
+        self.examples: list[str] = []
+        """Some bad samples, for a message."""
+
+    def blocks(self, shards: Iterator[str], files: Mapping[str, str]) -> Iterator[None]:
+        """Embeds the shards one after the other; yields after each block of samples."""
+        width = self._width()
+        for shard in shards:
+            self._comm.heartbeat.begin_phase("evaluation")  # its time limit is that of one shard
+            version = version_of(shard)
+            about = replace(self._model, size=version.size, changed=version.changed)
+            source, writer = self._opened(shard), FeatureWriter(shard, self._dtype)
+            counts = Counter[str](source.left_out.by_cause)
+            self._show(source.left_out.named)
+            samples = rows = 0
+            numbers = range(len(source))
+            for block in self._blocks_of(source):
+                own, numbers = numbers[: self._size], numbers[self._size :]
+                found = self._rows(block, own, width)
+                writer.add(found)
+                samples, rows = samples + block.valid, rows + len(found.keys)
+                counts.update(bad.cause for bad in block.bad)
+                self._show(block.bad)
+                yield
+            about = replace(about, samples=samples, rows=rows, bad=dict(counts))
+            writer.write(files[shard], about)
+            self.done.append(about)
+
+    def _show(self, bad: Sequence[object]) -> None:
+        self.examples += map(str, bad[: SHOWN - len(self.examples)])
+
+    def _width(self) -> int:
+        """Returns the number of a feature's values, which a shard without a usable sample does not tell."""
+        tokens, precision = self._clip.tokenizer([""]), self._job.model.precision
+        return text_features(self._clip, tokens, precision, self._comm.device).shape[1]
+
+    def _opened(self, shard: str) -> Source:
+        data = self._job.retrieval_data
+        allowed = ANY if data.on_bad_sample == "skip" else Allowed.by(data)
+        return open_source(data.model_copy(update={"train": (shard,)}), allowed=allowed)
+
+    def _blocks_of(self, source: Source) -> Iterator[RetrievalBlock]:
+        return retrieval_blocks(
+            source,
+            rank=0,
+            world_size=1,
+            block=self._size,
+            transform=self._clip.eval_transform,
+            tokenizer=self._clip.tokenizer,
+            workers=self._job.data.workers,
+            most_pixels=self._job.data.max_image_pixels,
+            skip_bad=self._job.data.on_bad_sample == "skip",
+        )
+
+    def _rows(self, block: RetrievalBlock, numbers: range, width: int) -> FeatureRows:
+        """Returns the rows of the samples of a block, which have these numbers, in their order."""
+        parts = self._usable(block, width), _lost(block, numbers, width)
+        order = np.argsort(np.concatenate([part.numbers for part in parts]), kind="stable")
+        pairs: Iterator[Any] = zip(*parts, strict=True)
+        return FeatureRows(*(np.concatenate(pair)[order] for pair in pairs))
+
+    def _usable(self, block: RetrievalBlock, width: int) -> FeatureRows:
+        images = texts = torch.zeros(0, width)
+        if block.valid:
+            found = block_features(self._clip, block, self._job, self._comm.device)
+            images, texts = (features.float().cpu() for features in found)
+        for features in (images, texts):
+            check_finite(features)
+        numbers = block.image_of_caption.long()
+        of_image = torch.searchsorted(torch.tensor(block.numbers).long(), numbers)
+        images = images[of_image]
+        cosines = torch.nn.functional.cosine_similarity(images.double(), texts.double(), dim=1)
+        return FeatureRows(
+            numbers.numpy(),
+            (torch.arange(len(numbers)) - torch.searchsorted(numbers, numbers)).numpy(),
+            _objects([block.keys[number] for number in of_image.tolist()]),
+            _objects([None] * len(numbers)),
+            images.numpy(),
+            texts.numpy(),
+            cosines.float().numpy(),
+        )
+
+
+def _lost(block: RetrievalBlock, numbers: range, width: int) -> FeatureRows:
+    """Returns a row for each sample of the block that cannot be used."""
+    lost = np.array(sorted(set(numbers) - set(block.numbers)), dtype=np.int64)
+    nothing = np.zeros((len(lost), width), dtype=np.float32)
+    keys, problems = _objects([bad.key for bad in block.bad]), _objects([bad.what for bad in block.bad])
+    return FeatureRows(lost, np.zeros_like(lost), keys, problems, nothing, nothing, nothing[:, 0])
+
+
+def _objects(values: Sequence[str | None]) -> NDArray[np.object_]:
+    return np.array(values, dtype=object)

@@ -1,0 +1,91 @@
+"""Pictures of shards with the features that `clipship embed` has written. Imports no torch itself."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.config import Job
+from trainer.data.bad_samples import ANY
+from trainer.data.feature_files import DTYPES, KEY, SHARD, about_model, read_about
+from trainer.data.pictures import decode
+from trainer.data.row_groups import readable
+from trainer.data.source import open_source
+from trainer.errors import InputError
+from trainer.search.cache import Features
+from trainer.search.index import Index, Model
+from trainer.sysinfo.extras import require
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from trainer.data.sample import Source
+
+
+class ShardPictures:
+    """Samples of shards, which are read when they are shown: implements `trainer.search.index.Pictures`."""
+
+    def __init__(self, path: Path, job: Job, rows: Mapping[str, tuple[str, int]]) -> None:
+        """`path` is the folder of the features, `rows` each picture's shard and its number there, by name."""
+        self.path, self._job, self._rows = path, job, rows
+        self._opened = lru_cache(64)(self._open)
+
+    def place(self, name: str) -> str:
+        return name
+
+    def decoded(self, name: str) -> "Image.Image":
+        shard, row = self._rows[name]
+        return decode(self._opened(shard).read(row), self._job.data.max_image_pixels)
+
+    def _open(self, shard: str) -> "Source":
+        return open_source(self._job.retrieval_data.model_copy(update={"train": (shard,)}), allowed=ANY)
+
+
+def open_features(model: Model, folder: Path, job: Job) -> Index:
+    """Returns the index of the pictures whose features lie in the folder.
+
+    Raises InputError for features of another model than the job's, and if there are none.
+    """
+    require("pyarrow")
+    files = sorted(folder.glob("*.parquet"))
+    made_by = {about_model(job, dtype).made_by for dtype in DTYPES}
+    if others := [file for file in files if read_about(str(file)).made_by not in made_by]:
+        raise InputError(
+            f"--features {folder}: {others[0].name} holds features by {read_about(str(others[0])).model}, "
+            "which is another model, or other weights of it: search with that one"
+        )
+    parts = [part for file in files if (part := _read(file))[0]]
+    if not parts:
+        raise InputError(
+            f"--features {folder}: no features of a picture are there: `clipship embed` writes them"
+        )
+    rows = {name: place for places, _ in parts for name, place in places.items()}
+    return Index(
+        ShardPictures(folder, job, rows), list(rows), np.concatenate([each for _, each in parts]), model
+    )
+
+
+def _read(file: Path) -> tuple[dict[str, tuple[str, int]], Features]:
+    """Returns the places of the pictures of a file by name, and their features; each picture once."""
+    from pyarrow import compute, parquet
+
+    with readable(str(file)):
+        table = parquet.read_table(file, columns=[SHARD, KEY, "row", "caption", "image"])
+    first = compute.equal(table["caption"], 0)
+    table = table.filter(compute.and_(first, compute.is_valid(table["image"])))
+    shards, keys, numbers = (table[name].to_pylist() for name in (SHARD, KEY, "row"))
+    return _named(shards, keys, numbers), _vectors(table["image"])
+
+
+def _named(shards: Sequence[str], keys: Sequence[str], numbers: Sequence[int]) -> dict[str, tuple[str, int]]:
+    return {
+        f"{shard}/{key}": (shard, number) for shard, key, number in zip(shards, keys, numbers, strict=True)
+    }
+
+
+def _vectors(column: Any) -> Features:
+    values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+    vectors: Features = values.reshape(len(column), -1)
+    return vectors
