@@ -273,7 +273,12 @@ def test_copies_on_a_nodes_own_disk_are_not_looked_into_one_by_one(
 ) -> None:
     paths, selection = expand_shards([shards]), shard_selection(Data(train=(shards,)))
     scans: list[int] = []
-    monkeypatch.setattr(index.Index, "is_as_indexed", lambda self, number: scans.append(number) is None)
+
+    def is_as_indexed(_index: index.Index, number: int) -> bool:
+        scans.append(number)
+        return True
+
+    monkeypatch.setattr(index.Index, "is_as_indexed", is_as_indexed)
     there = stale(paths, selection, tmp_path)
     write_catalogue(tmp_path, selection, index_shards(there, selection, tmp_path))
     versions = Versions(open_index(paths, selection, tmp_path))
