@@ -22,12 +22,13 @@ from tests.unit.test_data_read_ahead import shards as shards
 from trainer.config import Data
 from trainer.data import files, index
 from trainer.data.arena import Arena
-from trainer.data.changed import LOOK_S, Unchanged
+from trainer.data.changed import COPIES, LOOK_S, Unchanged, Versions
 from trainer.data.entry import Content, Selects
-from trainer.data.files import Files, stamp
+from trainer.data.files import Files, Stamp, stamp
 from trainer.data.index import index_shards, open_index, scan, stale, write_catalogue
 from trainer.data.lanes import Lanes
 from trainer.data.sample import BadSample
+from trainer.data.shard_names import expand_shards
 from trainer.data.shards import open_indexed, shard_selection
 from trainer.data.storage import SETTINGS
 from trainer.errors import InputError, StorageError
@@ -265,6 +266,29 @@ class PlainServer(SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass
+
+
+def test_copies_on_a_nodes_own_disk_are_not_looked_into_one_by_one(
+    shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, selection = expand_shards([shards]), shard_selection(Data(train=(shards,)))
+    scans: list[int] = []
+
+    def is_as_indexed(_index: index.Index, number: int) -> bool:
+        scans.append(number)
+        return True
+
+    monkeypatch.setattr(index.Index, "is_as_indexed", is_as_indexed)
+    there = stale(paths, selection, tmp_path)
+    write_catalogue(tmp_path, selection, index_shards(there, selection, tmp_path))
+    versions = Versions(open_index(paths, selection, tmp_path))
+    for time in ("1", "1", "2"):
+        for path in paths:
+            versions.check(path, there[path]._replace(changed=time))
+    numbers = list(range(len(paths)))
+    assert scans == [*numbers[:COPIES], *numbers], "each is, if its time is new once more"
+    with pytest.raises(InputError, match="has changed under the run"):
+        versions.check(paths[-1], Stamp(1, "3"))
 
 
 def test_a_server_without_etags_tells_versions_by_their_times(

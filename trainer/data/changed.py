@@ -14,6 +14,9 @@ from trainer.text.wording import many
 LOOK_S = 10.0
 """Shortest time between two looks: of many bad samples most are of a file that has changed, if one has."""
 
+COPIES = 4
+"""Files with other times and the same headers after which a node is known to have copies of its own."""
+
 
 class Versions:
     """Versions of the files of an index. Threads may call it."""
@@ -21,8 +24,8 @@ class Versions:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._indexed: dict[str, Stamp] = {}
-        self._good: set[tuple[str, Stamp]] = set()
-        """Later versions that hold what was indexed."""
+        self._good: dict[str, Stamp] = {}
+        """Other versions that hold what was indexed."""
 
     def of(self, path: str) -> Stamp:
         """Returns a file's size and time of change when it was indexed.
@@ -40,18 +43,22 @@ class Versions:
         return self._indexed[path]
 
     def check(self, path: str, now: Stamp) -> None:
-        """Raises InputError if a file has changed; a new time alone is none, if its headers are the same."""
+        """Raises InputError if a file has changed; a new time alone is none, if its headers are the same.
+
+        After COPIES such files, times of others are taken as they are first seen.
+        """
         before = self.of(path)
-        if now == before or (path, now) in self._good:
+        if now in (before, self._good.get(path)):
             return
-        if now.size != before.size or not self._index.is_as_indexed(self._numbers[path]):
+        is_copy = path not in self._good and len(self._good) >= COPIES
+        if now.size != before.size or not (is_copy or self._index.is_as_indexed(self._numbers[path])):
             raise InputError(
                 f"{path}: the file has changed under the run, and its samples are not where they were: it "
                 f"had {many(before.size, 'byte')} ({before.changed}) when it was indexed and has "
                 f"{now.size:,} ({now.changed}). Put back what was there and start the run again; other data "
                 "are another run."
             )
-        self._good.add((path, now))
+        self._good[path] = now
 
     def __contains__(self, path: str) -> bool:
         return path in self._numbers
