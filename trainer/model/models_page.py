@@ -89,9 +89,10 @@ bit, for training by the same rules from the sample's seed, with pixels that dif
 `data.crop_scale` and `[data.augment]` hold as elsewhere; `crop_ratio` is over the image's own.
 Zero-shot classification, retrieval and `search` see each image in its shape, too. Every sample has
 the budget's tokens, so batches, the split over ranks and the gradient are as for any model, and
-`check` counts them. `image_size`, `image_resize_mode`, `patch_dropout` and `cuda_graphs` are
-refused. `export` writes the forms `open_clip` and `safetensors`; the others hold images of one
-size.
+`check` counts them. Images of any size fill 95 to 99 % of a budget on average, since small ones are
+enlarged: there is little padding to spare. `image_size`, `image_resize_mode`, `patch_dropout` and
+`cuda_graphs` are refused. `export` writes the forms `open_clip` and `safetensors`; the others hold
+images of one size.
 
 Several budgets, and patches of several sizes, make a model for all of them:
 
