@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from tests.support.jobs import VIT, tiny_job
 from tests.support.thread_ranks import run_ranks
+from trainer.checkpoint.identity import RunIdentity, digest_of
 from trainer.cli.main import cli
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Job
@@ -256,6 +257,10 @@ def test_other_scores_make_another_index_and_another_run(
     assert facts[0] != facts[1]
     assert identities[0] != identities[1]
     assert (facts[0], identities[0], found[0]) == (facts[2], identities[2], found[2])
+    before, now = (RunIdentity(job, 6, data_files=digest_of(rows)) for rows in facts[:2])
+    assert before.changes(before.facts()) == []
+    (change,) = now.changes(before.facts())
+    assert change.endswith("or data.scores other values, than then")
 
 
 def test_features_are_not_read_for_a_score(
