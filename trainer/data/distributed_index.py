@@ -59,6 +59,8 @@ def open_together(job: Job, comm: Comm) -> Source:
 
 def _share_scores(data: Data, comm: Comm) -> None:
     """Collective: tells all ranks which scores these are, for which rank 0 alone reads them."""
+    if not data.scores:
+        return
     sent: tuple[str, EncodedError | None] = "", None
     if comm.world.rank == 0:
         try:
