@@ -1,6 +1,7 @@
 """`clipship embed` from the command line: the same bytes by real ranks, and a killed command goes on."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.ssh_hosts import missing_program, two_hosts
 from tests.support.suites import COLOURS, captioned
 from trainer.model.build import untrained
 
@@ -48,6 +50,20 @@ def test_two_ranks_write_the_bytes_that_one_writes_and_keep_what_is_there(folder
     assert again["kept"] == 1
     assert "1 shard of 2 there already" in said
     assert (folder / "one" / files[0]).read_bytes() == (folder / "two" / files[0]).read_bytes()
+
+
+@pytest.mark.skipif(missing_program() is not None, reason=f"{missing_program()} is missing")
+def test_ranks_on_two_hosts_write_the_same_bytes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with two_hosts(tmp_path) as programs:
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        words = ("--out", "hosts", "--hosts", "node-a:1,node-b:1", "--set", "eval.batch_size=2")
+        found, _ = embedded(folder, *words)
+    assert (found["world_size"], found["samples"]) == (2, 7)
+    for path in (folder / "one").iterdir():
+        assert (folder / "hosts" / path.name).read_bytes() == path.read_bytes()
+    assert not list(folder.glob("clipship-eval-*")), "the job's folder, which the hosts saw, is gone"
 
 
 def test_problems_are_found_before_anything_starts(folder: Path) -> None:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from tests.support.jobs import VIT, tiny_job
 from tests.support.thread_ranks import run_ranks
+from trainer.checkpoint.identity import RunIdentity, digest_of
 from trainer.cli.main import cli
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Job
@@ -163,6 +164,22 @@ def test_a_list_of_uids_keeps_what_is_in_it(shards: tuple[str, str], tmp_path: P
     assert len(kept(others)) == 9
 
 
+def test_tables_may_be_empty_and_columns_may_have_the_names_of_others(
+    shards: tuple[str, str], tmp_path: Path
+) -> None:
+    empty = table(tmp_path / "e.parquet", {"key": pyarrow.array([], pyarrow.string())})
+    data = data_of(train=shards, scores=empty, filters=("scores:listed == false",))
+    assert len(kept(data)) == 12
+    assert list(score_rows(job_of(shards, empty, tmp_path / "i", "scores:listed == true"))) == [
+        ("scores", "0 of 0 samples with a row pass scores:listed == true")
+    ]
+    (tmp_path / "e.txt").touch()
+    assert len(kept(data.model_copy(update={"scores": (str(tmp_path / "e.txt"),)}))) == 12
+    numbers = table(tmp_path / "n.parquet", {"key": range(3), "uid": ["a", "b", "c"]})
+    with pytest.raises(InputError, match="12 with no row in data.scores"):
+        open_source(data_of(train=shards, scores=numbers, filters=("scores:key > 1",), max_bad_share=0))
+
+
 def test_rows_of_parquet_are_scored_too(tmp_path: Path) -> None:
     columns = {"image": [picture(n) for n in range(6)], "caption": ["c"] * 6, "uid": UIDS[:6]}
     train = table(tmp_path / "t.parquet", columns, row_group_size=4)
@@ -256,6 +273,10 @@ def test_other_scores_make_another_index_and_another_run(
     assert facts[0] != facts[1]
     assert identities[0] != identities[1]
     assert (facts[0], identities[0], found[0]) == (facts[2], identities[2], found[2])
+    before, now = (RunIdentity(job, 6, data_files=digest_of(rows)) for rows in facts[:2])
+    assert before.changes(before.facts()) == []
+    (change,) = now.changes(before.facts())
+    assert change.endswith("or data.scores other values, than then")
 
 
 def test_features_are_not_read_for_a_score(

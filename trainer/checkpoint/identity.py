@@ -88,7 +88,8 @@ class RunIdentity:
         if before["data_samples"] != self.samples:
             yield f"data.train had {many(before['data_samples'], 'sample')} then and has {self.samples} now"
         elif self.data_files and before.get("data_files", "") not in ("", self.data_files):
-            yield "the files of data.train have other sizes or other numbers of samples than then"
+            scores = ", or data.scores other values," if self.job.data.scores else ""
+            yield f"the files of data.train have other sizes or other numbers of samples{scores} than then"
 
 
 def recorded_order(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,6 +99,8 @@ def _raise_alike(encoded: Sequence[EncodedError]) -> None:
 
 def _share_scores(data: Data, comm: Comm) -> None:
     """Collective: tells all ranks which scores these are, for which rank 0 alone reads them."""
+    if not data.scores:
+        return
     sent: tuple[str, EncodedError | None] = "", None
     if comm.world.rank == 0:
         try:

@@ -53,7 +53,7 @@ class Scores(NamedTuple):
     depth: int
     """Last parts of a shard's path that tell it from the others."""
     identity: str
-    """Digest of the tables: their sizes, and their footers or their whole content."""
+    """Digest of the lists, and of the columns of tables that are read."""
 
     def of_shard(self, path: str) -> "KeyTable":
         """Returns the rows for the samples of a shard. Raises InputError and StorageError."""
@@ -95,7 +95,8 @@ class KeyTable:
 
     def every(self, column: str) -> Iterator[float | bool | None]:
         """Yields the value of each sample that has a row."""
-        firsts = np.flatnonzero(np.r_[True, np.any(self.digests[1:] != self.digests[:-1], axis=1)])
+        others = np.any(self.digests[1:] != self.digests[:-1], axis=1)
+        firsts = np.flatnonzero(np.r_[True, others][: len(self.digests)])
         if column == LISTED:
             yield from [True] * len(firsts)
         else:
@@ -226,7 +227,7 @@ def _seal(file: str, columns: Sequence[str]) -> str:
 def _columns_in(file: str, held: Any, columns: Sequence[str]) -> dict[str, str]:
     """Returns the columns that are read of a table, by the names that filters have for them.
 
-    The keys' own column has the name KEY. Raises InputError for one that is not there or holds no numbers.
+    The column of keys has the name "". Raises InputError for one that is not there or holds no numbers.
     """
     from pyarrow import types
 
@@ -241,7 +242,7 @@ def _columns_in(file: str, held: Any, columns: Sequence[str]) -> dict[str, str]:
         kind = held.field(name).type
         if not (types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)):
             raise InputError(f"data.scores: {file}: column {name} is {kind}, and filters compare numbers")
-    return {**found, KEY: by}
+    return {**found, "": by}
 
 
 def _depth(shards: Sequence[str]) -> int:
@@ -319,7 +320,7 @@ def _table(file: str, scores: Scores) -> KeyTable:
         of_shards = scores.by == BY_KEY and SHARD in held.names
         content.seek(0)
         table = parquet.read_table(content, columns=[*set(columns.values()), *([SHARD] * of_shards)])
-    keys = [key_text(str(key)) for key in table[columns.pop(KEY)].to_pylist()]
+    keys = [key_text(str(key)) for key in table[columns.pop("")].to_pylist()]
     if of_shards:
         begins = {shard: _begin(shard, scores.depth) for shard in table[SHARD].unique().to_pylist()}
         keys = [begins[shard] + key for shard, key in zip(table[SHARD].to_pylist(), keys, strict=True)]

@@ -171,7 +171,7 @@ def linear(train: Labelled, test: Labelled, rounds: Rounds) -> Probed:
         Labelled(train.features[mask], train.labels[mask], {}) for mask in (~held_out, held_out)
     )
     exponent = _searched(lambda each: _right(fit(fitted, classes, 10**each), judged), rounds)
-    log.info("%-12s weight decay 10^%g", "linear probe", exponent)
+    log.info("%-12s weight decay 10^%g", "linear", exponent)
 
     def counts() -> Tensor:
         if rounds.comm.world.rank:
