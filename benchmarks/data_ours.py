@@ -17,21 +17,25 @@ from open_clip import get_tokenizer
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.lanes import Lanes
-from trainer.data.loader import Batch, train_batches
+from trainer.data.loader import Batch, Pixels, train_batches
 from trainer.data.order import Order
 from trainer.data.pixels import RandomCrop
 from trainer.data.source import Source, open_source
 from trainer.data.tokens import quick
 
 BATCH, WARM_UP = 64, 2
-ORDER = Lanes(105, BATCH)
+ORDER, PIXELS = Lanes(105, BATCH), RandomCrop((224, 224))
 
 
 Rates = tuple[float, float]
 
 
 def batches_of(
-    source: Source, workers: int, epochs: int | None = None, order: Order = ORDER
+    source: Source,
+    workers: int,
+    epochs: int | None = None,
+    order: Order = ORDER,
+    pixels: Pixels = PIXELS,
 ) -> Iterator[Batch]:
     """Yields batches as a training loop takes them from loader processes."""
     return train_batches(
@@ -40,7 +44,7 @@ def batches_of(
         rank=0,
         seed=0,
         order=order,
-        pixels=RandomCrop((224, 224)),
+        pixels=pixels,
         tokenizer=quick(get_tokenizer("ViT-B-32")),
         workers=workers,
         epochs=epochs,

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from benchmarks.data import SAMPLES, in_turns, measured, run_alone, shards, their_python
-from benchmarks.slow_disk import ORDERS, CannotSlowDown, slow_disk
+from benchmarks.slow_disk import ORDERS, CannotSlowDown, reads_in, slow_disk
 
 WAITS_MS = (5, 30, 100)
 TWO_MS = 30
@@ -94,11 +94,12 @@ def starts(pattern: str, turns: int, cores: set[int]) -> dict[str, float]:
 
 
 def orders(pattern: str, turns: int, cores: set[int]) -> dict[str, float]:
-    """Returns the images per second of both orders on a slow disk, and their ratio, if it can be slow."""
+    """Returns samples per second and reads of both orders on a slow disk, if it can be slow."""
+    reads: dict[str, float] = {}
     try:
         with slow_disk(Path(pattern).parent) as group:
             sides: dict[str, Callable[[], float]] = {
-                order: partial(rate_of, order, pattern, group, cores) for order in ORDERS
+                order: partial(rate_of, order, pattern, group, cores, reads) for order in ORDERS
             }
             rates = in_turns("slow disk, cold", sides, turns)
     except CannotSlowDown as why:
@@ -106,12 +107,17 @@ def orders(pattern: str, turns: int, cores: set[int]) -> dict[str, float]:
         return {}
     return {
         **{f"slow_disk_{order}": round(rate) for order, rate in rates.items()},
+        **{f"slow_disk_reads_{order}": count for order, count in reads.items()},
         "slow_disk_ratio": round(rates["lanes"] / rates["window"], 1),
     }
 
 
-def rate_of(order: str, pattern: str, group: Path, cores: set[int]) -> float:
-    return float(run_alone([*SLOW, order, pattern, str(group)], cores))
+def rate_of(order: str, pattern: str, group: Path, cores: set[int], reads: dict[str, float]) -> float:
+    """Returns the samples per second of an order, and puts the reads of its epoch into `reads`."""
+    before = reads_in(group)
+    rate = float(run_alone([*SLOW, order, pattern, str(group)], cores))
+    reads[order] = reads_in(group) - before
+    return rate
 
 
 @click.command(help=__doc__)

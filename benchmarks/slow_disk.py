@@ -1,21 +1,27 @@
 """Our two orders of samples on a disk that is slow to find a place, from a cold page cache.
 
 The kernel limits the reads of a control group to what a disk that turns gives: so many a second, wherever
-they are, and so many bytes. `python -m benchmarks.slow_disk ORDER PATTERN GROUP` prints the images per second
-of one epoch with its first batch, in the order of lanes or of a window.
+they are, and so many bytes. `python -m benchmarks.slow_disk ORDER PATTERN GROUP` prints the samples per
+second of one epoch with its first batch, in the order of lanes or of a window. They are not decoded: else a
+core that has other work, too, would be what is measured.
 """
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from benchmarks.data_ours import ORDER, batches_of
 from trainer.config import Data
 from trainer.data.order import Order
 from trainer.data.processes import start_process_server
+from trainer.data.sample import RawSample
 from trainer.data.shard_names import expand_shards
 from trainer.data.source import open_source
 from trainer.data.window_order import Window
@@ -97,6 +103,19 @@ def cool(paths: Sequence[str]) -> None:
             os.close(file)
 
 
+def none(_raw: RawSample, _seed: int) -> Tensor:
+    """Returns a pixel in place of an image."""
+    return torch.zeros(3, 1, 1, dtype=torch.uint8)
+
+
+def reads_in(group: Path) -> int:
+    """Returns the reads that the disk has had from a control group, version 1 or 2; 0 before the first."""
+    for name, found in (("blkio.throttle.io_serviced", r" Read (\d+)"), ("io.stat", r" rios=(\d+)")):
+        if (file := group / name).exists():
+            return sum(map(int, re.findall(found, file.read_text())))
+    return 0
+
+
 def main(order: str, pattern: str, group: str) -> None:
     server = start_process_server()
     source = open_source(Data(train=(pattern,)))
@@ -104,7 +123,8 @@ def main(order: str, pattern: str, group: str) -> None:
         (Path(group) / "cgroup.procs").write_text(str(process))
     cool(expand_shards([pattern]))
     begun = time.perf_counter()
-    seen = sum(len(batch.keys) for batch in batches_of(source, workers=1, epochs=1, order=ORDERS[order]))
+    stream = batches_of(source, workers=1, epochs=1, order=ORDERS[order], pixels=none)
+    seen = sum(len(batch.keys) for batch in stream)
     print(seen / (time.perf_counter() - begun))
 
 

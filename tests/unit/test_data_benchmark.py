@@ -52,11 +52,18 @@ def test_a_slow_disk_is_a_limit_to_a_control_group_of_either_version(
     (tmp_path / "1" / "blkio").mkdir(parents=True)
     with slow_disk.slow_disk(tmp_path, tmp_path / "2") as group:
         assert (group / "io.max").read_text() == "8:0 riops=120 rbps=150000000"
+        assert slow_disk.reads_in(group) == 0
+        (group / "io.stat").write_text("8:0 rbytes=4096 wbytes=0 rios=7 wios=0 dbytes=0 dios=0\n")
+        assert slow_disk.reads_in(group) == 7
         assert (tmp_path / "2" / "cgroup.subtree_control").read_text() == "+io"
     with slow_disk.slow_disk(tmp_path, tmp_path / "1") as group:
         assert group.parent == tmp_path / "1" / "blkio"
         assert (group / "blkio.throttle.read_iops_device").read_text() == "8:0 120"
         assert (group / "blkio.throttle.read_bps_device").read_text() == "8:0 150000000"
+        (group / "blkio.throttle.io_serviced").write_text(
+            "8:0 Read 61\n8:0 Write 0\n8:0 Total 61\nTotal 61\n"
+        )
+        assert slow_disk.reads_in(group) == 61
     with (
         pytest.raises(slow_disk.CannotSlowDown, match="No such file"),
         slow_disk.slow_disk(tmp_path, tmp_path / "none"),
