@@ -20,7 +20,7 @@ full, horovod = pytest.mark.full, pytest.mark.horovod
         pytest.param("fsdp", 2),
         pytest.param("fsdp", 4, marks=full),
         pytest.param("horovod", 1, marks=[horovod, full]),
-        pytest.param("horovod", 2, marks=horovod),
+        pytest.param("horovod", 2, marks=[horovod, full]),
         pytest.param("horovod", 4, marks=[horovod, full]),
     ],
 )
