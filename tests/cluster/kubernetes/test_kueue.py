@@ -132,7 +132,7 @@ def test_a_job_that_is_preempted_saves_and_goes_on_when_its_turn_has_come(demo: 
 @pytest.mark.usefixtures("queues")
 @pytest.mark.parametrize("kind", ["job", "mpijob"])
 def test_workers_get_nodes_of_one_rack_and_an_unknown_level_is_named(demo: Demo, kind: str) -> None:
-    keys = {"queue": RACKS, "topology": RACK, "placement": "required"}
+    keys: dict[str, Any] = {"queue": RACKS, "topology": RACK, "placement": "required"}
     name = submit(demo, f"racked-{kind}", kind, **keys)
     demo.wait_for_step(f"racked-{kind}", 1)
     pods = [
