@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.comm.protocol import Comm
+from trainer.comm.rank_zero import of_rank_0
 from trainer.config import Data, Job
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import CaptionReader
@@ -31,7 +32,7 @@ from trainer.data.scores import forget_tables, scores_of
 from trainer.data.shard_names import expand_shards
 from trainer.data.shards import shard_selection
 from trainer.data.source import open_source, open_with_index, selection_of
-from trainer.errors import EncodedError, InputError, decode_error, encode_error
+from trainer.errors import InputError, decode_error, encode_error
 from trainer.run.folder import run_folder
 from trainer.run.layout import INDEX
 
@@ -61,26 +62,18 @@ def _share_scores(data: Data, comm: Comm) -> None:
     """Collective: tells all ranks which scores these are, for which rank 0 alone reads them."""
     if not data.scores:
         return
-    sent: tuple[str, EncodedError | None] = "", None
-    if comm.world.rank == 0:
-        try:
-            found = scores_of(data)
-            sent = found.identity if found else "", None
-        except InputError as error:
-            sent = "", encode_error(error)
-    identity, encoded = comm.broadcast_object(sent)
-    if problem := decode_error(encoded):
-        raise problem
+
+    def found() -> str:
+        scores = scores_of(data)
+        return scores.identity if scores else ""
+
+    identity = of_rank_0(comm, found)
     scores_of(data, identity)
 
 
 def _index_together(job: Job, comm: Comm, paths: Sequence[str], selection: Selects) -> Index:
     """Collective: returns the index on disk, brought up to date by all ranks."""
-    folder_name, missing, encoded = comm.broadcast_object(
-        _plan(job, paths, selection) if comm.world.rank == 0 else None
-    )
-    if problem := decode_error(encoded):
-        raise problem
+    folder_name, missing = of_rank_0(comm, lambda: _plan(job, paths, selection))
     folder = Path(folder_name)
     fresh = _index(comm, missing, selection, folder) if missing else {}
     return open_index(paths, selection, folder, fresh)
@@ -100,17 +93,9 @@ def index_of_run(
     return folder, missing
 
 
-def _plan(
-    job: Job, paths: Sequence[str], selection: Selects
-) -> tuple[str, dict[str, Stamp], EncodedError | None]:
-    """Returns the index's folder, the shards that it lacks with their versions, and the problem if any.
-
-    They are values that can be sent to the other ranks.
-    """
-    try:
-        folder, missing = index_of_run(job, paths, lambda folder: stale(paths, selection, folder))
-    except InputError as error:
-        return "", {}, encode_error(error)
+def _plan(job: Job, paths: Sequence[str], selection: Selects) -> tuple[str, dict[str, Stamp]]:
+    """Returns the index's folder and the shards that it lacks, with their versions. Raises InputError."""
+    folder, missing = index_of_run(job, paths, lambda folder: stale(paths, selection, folder))
     if missing:
         log.info(
             "%-12s reading the headers of %d of %d shards; the index is kept in %s for later runs",
@@ -119,7 +104,7 @@ def _plan(
             len(paths),
             folder,
         )
-    return str(folder), missing, None
+    return str(folder), missing
 
 
 def _open_streams(job: Job, comm: Comm, paths: Sequence[str]) -> Source:
