@@ -176,7 +176,7 @@ def test_tables_may_be_empty_and_columns_may_have_the_names_of_others(
     (tmp_path / "e.txt").touch()
     assert len(kept(data.model_copy(update={"scores": (str(tmp_path / "e.txt"),)}))) == 12
     numbers = table(tmp_path / "n.parquet", {"key": range(3), "uid": ["a", "b", "c"]})
-    with pytest.raises(InputError, match="12 with no row in data.scores"):
+    with pytest.raises(InputError, match="12 with no row in data"):
         open_source(data_of(train=shards, scores=numbers, filters=("scores:key > 1",), max_bad_share=0))
 
 

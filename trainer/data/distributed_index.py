@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.comm.protocol import Comm
+from trainer.comm.rank_zero import of_rank_0
 from trainer.config import Data, Job, is_remote
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import CaptionReader
@@ -101,27 +102,19 @@ def _share_scores(data: Data, comm: Comm) -> None:
     """Collective: tells all ranks which scores these are, for which rank 0 alone reads them."""
     if not data.scores:
         return
-    sent: tuple[str, EncodedError | None] = "", None
-    if comm.world.rank == 0:
-        try:
-            found = scores_of(data)
-            sent = found.identity if found else "", None
-        except InputError as error:
-            sent = "", encode_error(error)
-    identity, encoded = comm.broadcast_object(sent)
-    if problem := decode_error(encoded):
-        raise problem
+
+    def found() -> str:
+        scores = scores_of(data)
+        return scores.identity if scores else ""
+
+    identity = of_rank_0(comm, found)
     scores_of(data, identity)
 
 
 def _index_together(job: Job, comm: Comm, paths: Sequence[str], selection: Selects) -> Index:
     """Collective: returns the index on disk, brought up to date by all ranks."""
     far = _versions(comm, list(filter(is_remote, paths)))
-    folder_name, missing, encoded = comm.broadcast_object(
-        _plan(job, paths, far, selection) if comm.world.rank == 0 else None
-    )
-    if problem := decode_error(encoded):
-        raise problem
+    folder_name, missing = of_rank_0(comm, lambda: _plan(job, paths, far, selection))
     folder = Path(folder_name)
     fresh = _index(comm, missing, selection, folder) if missing else {}
     return open_index(paths, selection, folder, fresh)
@@ -161,17 +154,14 @@ def index_of_run(
 
 def _plan(
     job: Job, paths: Sequence[str], far: Mapping[str, Stamp], selection: Selects
-) -> tuple[str, dict[str, Stamp], EncodedError | None]:
-    """Returns the index's folder, the shards that it lacks with their versions, and the problem if any.
+) -> tuple[str, dict[str, Stamp]]:
+    """Returns the index's folder and the shards that it lacks, with their versions. Raises InputError.
 
     `far` has the versions of those that lie behind addresses. What is returned can be sent to other ranks.
     """
-    try:
-        here = versions_of([path for path in paths if path not in far])
-        versions = {path: here.get(path) or far[path] for path in paths}
-        folder, missing = index_of_run(job, paths, lambda folder: lacking(versions, selection, folder))
-    except InputError as error:
-        return "", {}, encode_error(error)
+    here = versions_of([path for path in paths if path not in far])
+    versions = {path: here.get(path) or far[path] for path in paths}
+    folder, missing = index_of_run(job, paths, lambda folder: lacking(versions, selection, folder))
     if missing:
         log.info(
             "%-12s reading the headers of %d of %d shards; the index is kept in %s for later runs",
@@ -180,7 +170,7 @@ def _plan(
             len(paths),
             folder,
         )
-    return str(folder), missing, None
+    return str(folder), missing
 
 
 def _open_streams(job: Job, comm: Comm, paths: Sequence[str]) -> Source:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainer.comm.protocol import Comm
+from trainer.comm.rank_zero import of_rank_0
 from trainer.config import Job
 from trainer.data.bad_samples import ANY, SHOWN, Allowed
 from trainer.data.feature_files import (
@@ -31,7 +32,6 @@ from trainer.data.feature_files import (
 from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
 from trainer.data.shard_names import expand_shards
 from trainer.data.source import Source, open_source
-from trainer.errors import InputError, decode_error, encode_error
 from trainer.evaluate.features import block_features, check_finite, evaluating, text_features
 from trainer.evaluate.rounds import Progress, Rounds, stop_of
 from trainer.evaluate.trained import log_work, trained_clip
@@ -77,17 +77,9 @@ def embed(job: Job, comm: Comm, dtype: Dtype, out: str = "") -> dict[str, Any]:
 
 def _kept(files: Mapping[str, str], model: About, comm: Comm) -> dict[str, About]:
     """Collective: returns what rank 0 finds of the files. Raises its InputError on all ranks."""
-    found: tuple[dict[str, About], Any] = {}, None
-    if comm.world.rank == 0:
-        try:
-            found = kept_files(files, model.made_by), None
-        except InputError as problem:
-            found = {}, encode_error(problem)
-    kept, encoded = comm.broadcast_object(
-        ({shard: asdict(about) for shard, about in found[0].items()}, found[1])
+    kept = of_rank_0(
+        comm, lambda: {shard: asdict(about) for shard, about in kept_files(files, model.made_by).items()}
     )
-    if error := decode_error(encoded):
-        raise error
     return {shard: About(**about) for shard, about in kept.items()}
 
 
