@@ -16,8 +16,8 @@ from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.state import pods_of
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
-full = pytest.mark.full
+# Kueue takes minutes to build, so that all of it is left to `make test-kubernetes-full`.
+pytestmark = [pytest.mark.kubernetes, pytest.mark.full, pytest.mark.timeout(1800)]
 
 QUEUE, RACKS = "for-one", "with-racks"
 LOW, HIGH = "clipship-test-low", "clipship-test-high"
@@ -92,7 +92,7 @@ def until_status(demo: Demo, name: str, text: str) -> None:
 
 
 @pytest.mark.usefixtures("queues")
-@pytest.mark.parametrize("kind", ["job", pytest.param("mpijob", marks=full)])
+@pytest.mark.parametrize("kind", ["job", "mpijob"])
 def test_a_second_job_waits_whole_and_starts_when_the_first_has_ended(demo: Demo, kind: str) -> None:
     submit(demo, f"first-{kind}", kind)
     demo.until(lambda: demo.state(f"first-{kind}") in BEGUN, lambda: status(demo, f"first-{kind}"))
@@ -111,7 +111,6 @@ def test_a_second_job_waits_whole_and_starts_when_the_first_has_ended(demo: Demo
     assert demo.wait(f"second-{kind}") == "succeeded", demo.said(f"second-{kind}")
 
 
-@full
 @pytest.mark.usefixtures("queues")
 @pytest.mark.parametrize("kind", ["job", "mpijob"])
 def test_a_job_that_is_preempted_saves_and_goes_on_when_its_turn_has_come(demo: Demo, kind: str) -> None:
@@ -128,7 +127,6 @@ def test_a_job_that_is_preempted_saves_and_goes_on_when_its_turn_has_come(demo: 
     assert demo.steps(low)[-1] > at
 
 
-@full
 @pytest.mark.usefixtures("queues")
 @pytest.mark.parametrize("kind", ["job", "mpijob"])
 def test_workers_get_nodes_of_one_rack_and_an_unknown_level_is_named(demo: Demo, kind: str) -> None:
