@@ -77,7 +77,7 @@ def test_supervisor_reads_limits_and_run_folder_of_the_job(tmp_path: Path) -> No
     path.write_text(dump_job(tiny_job(timeouts={"init_s": 77.0}, logging={"runs": str(tmp_path / "runs")})))
     found = read_limits([str(path), "--set", "timeouts.shutdown_s=5", "--set=name=other"])
     folder = str(tmp_path / "runs" / "other")
-    assert found == Limits(77.0, 600.0, 5.0, 6.0, folder, world_sizes=(1, 2, 4, 8, 16))
+    assert found == Limits(77.0, 600.0, 5.0, 6.0, folder, run="other", world_sizes=(1, 2, 4, 8, 16))
 
 
 def test_supervisor_of_a_job_that_cannot_be_read_leaves_the_words_to_its_rank(tmp_path: Path) -> None:
