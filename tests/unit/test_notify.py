@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import socketserver
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -112,6 +114,26 @@ def test_a_message_that_is_refused_is_said_without_the_address(
     assert "the message about the run's end was not sent" in said
     assert why in said
     assert "a-secret-token" not in said
+
+
+def test_an_answer_that_is_none_of_a_web_service_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A supervisor writes exit.json and sends the message on its way out, which no error may cut short."""
+    with socketserver.TCPServer(("127.0.0.1", 0), Garbage) as server:
+        thread = Thread(target=server.handle_request)
+        thread.start()
+        notifier = Notifier("demo", BOTH, {ADDRESS: f"http://127.0.0.1:{server.server_address[1]}/"})
+        written = asyncio.run(ExitFiles(str(tmp_path), "now", notifier=notifier).write(EXIT_FILE, end("x")))
+        thread.join()
+    assert written == str(tmp_path / EXIT_FILE)
+    assert "was not sent" in capsys.readouterr().err
+
+
+class Garbage(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"no HTTP\r\n\r\n")
 
 
 def test_a_service_that_is_gone_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:

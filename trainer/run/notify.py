@@ -6,6 +6,7 @@ no torch.
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -63,7 +64,7 @@ class Notifier:
         try:
             told = {"event": event, "run": self._run, **facts}
             _post(self._address, _body(self._address, whole, told))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             say(f"warning: the message about the run's {event} was not sent: {_why(error)}")
 
     def tell_restart(self, row: Mapping[str, Any]) -> None:
@@ -96,7 +97,11 @@ def _body(address: str, text: str, facts: Mapping[str, object]) -> dict[str, Any
 
 
 def _post(address: str, body: Mapping[str, Any]) -> None:
-    """Posts JSON. Raises OSError, or ValueError if the service says that it refuses the message."""
+    """Posts JSON.
+
+    Raises OSError, HTTPException for what is no answer of a web service, and ValueError if the service says
+    that it refuses the message.
+    """
     headers = {"Content-Type": "application/json"}
     request = Request(address, json.dumps(body).encode(), headers)
     with urlopen(request, timeout=SEND_S) as answer:
