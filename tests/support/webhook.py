@@ -27,6 +27,9 @@ def webhook() -> Iterator[Webhook]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             its.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.do_GET()
+
+        def do_GET(self) -> None:
             self.send_response(its.status)
             self.end_headers()
             self.wfile.write(its.answer)

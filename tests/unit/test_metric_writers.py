@@ -16,6 +16,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.jobs import tiny_job
+from tests.support.webhook import webhook
 from tests.unit.test_telemetry import RECORD
 from trainer.config import Job
 from trainer.config.loader import job_from_table
@@ -333,10 +334,21 @@ def test_a_server_of_mlflow_that_is_gone_stops_no_run(
 ) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    job = tiny_job(logging={"tensorboard": False, "mlflow": f"http://127.0.0.1:{free_port('127.0.0.1')}"})
+    address = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    # The error has the address of the request: a number in it is not the server's answer.
+    job = tiny_job(logging={"tensorboard": False, "mlflow": address, "mlflow_experiment": "run-403"})
     log_events(job, tmp_path, [{"step": 1, "loss": 2.5}])
     assert "MLflow cannot be reached" in caplog.text
     assert not (tmp_path / "mlflow-run").exists()
+
+
+def test_a_server_of_mlflow_that_denies_access_is_bad_input(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    with webhook() as service:
+        service.status = 403
+        job = tiny_job(logging={"tensorboard": False, "mlflow": service.address})
+        with pytest.raises(InputError, match=r"MLFLOW_TRACKING_TOKEN.*logging\.mlflow=off"):
+            open_writers(job, tmp_path, 0)
 
 
 @pytest.mark.parametrize("address", ["mlflow.example.org", "https://user:a-pass-word@mlflow.example.org"])

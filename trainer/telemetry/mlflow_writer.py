@@ -26,7 +26,8 @@ _PARAMETERS = 100
 """Parameters that a server of MLflow takes in one request."""
 _LONGEST = 500
 """Characters of a parameter's value that every release of the server takes."""
-_DENIED = ("401", "403", "PERMISSION_DENIED", "UNAUTHENTICATED")
+_DENIED = (401, 403)
+"""HTTP's codes for a user who is not known, or may not do this."""
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 """Seconds and repetitions of a request, where the environment says nothing: MLflow's own are 120 and 7, which
 would be the start's wait for a server that is gone."""
@@ -50,7 +51,7 @@ class Mlflow:
             self._run = self._begin(job, folder / MLFLOW_ID_FILE)
         except self._mlflow.exceptions.MlflowException as error:
             why = str(error).partition("\n")[0]
-            if any(word in why for word in _DENIED):
+            if error.get_http_status_code() in _DENIED:
                 raise InputError(
                     f"MLflow: {why}; MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD, give "
                     "a rank its keys; without MLflow, set logging.mlflow=off"

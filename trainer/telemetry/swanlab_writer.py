@@ -29,10 +29,7 @@ _QUIET: dict[str, Any] = {
 
 
 class SwanLab:
-    """Writes to a SwanLab run, which all starts share.
-
-    Of a step that comes again after a kill, SwanLab keeps what it got first.
-    """
+    """Writes to a SwanLab run, which all starts share; steps that come again after a kill are sent again."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._swanlab: Any = importlib.import_module("swanlab")
