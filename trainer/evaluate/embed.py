@@ -29,10 +29,16 @@ from trainer.data.feature_files import (
     kept_files,
     version_of,
 )
-from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
+from trainer.data.retrieval_blocks import RetrievalBlock
 from trainer.data.shard_names import expand_shards
 from trainer.data.source import Source, open_source
-from trainer.evaluate.features import block_features, check_finite, evaluating, text_features
+from trainer.evaluate.features import (
+    block_features,
+    captioned_blocks,
+    check_finite,
+    evaluating,
+    text_features,
+)
 from trainer.evaluate.rounds import Progress, Rounds, stop_of
 from trainer.evaluate.trained import log_work, trained_clip
 from trainer.model.build import Clip
@@ -106,7 +112,7 @@ class _Shards:
             self._show(source.left_out.named)
             samples = rows = 0
             numbers = range(len(source))
-            for block in self._blocks_of(source):
+            for block in captioned_blocks(self._clip, source, self._job):
                 own, numbers = numbers[: self._size], numbers[self._size :]
                 found = self._rows(block, own, width)
                 writer.add(found)
@@ -130,19 +136,6 @@ class _Shards:
         data = self._job.retrieval_data
         allowed = ANY if data.on_bad_sample == "skip" else Allowed.by(data)
         return open_source(data.model_copy(update={"train": (shard,)}), allowed=allowed)
-
-    def _blocks_of(self, source: Source) -> Iterator[RetrievalBlock]:
-        return retrieval_blocks(
-            source,
-            rank=0,
-            world_size=1,
-            block=self._size,
-            transform=self._clip.eval_transform,
-            tokenizer=self._clip.tokenizer,
-            workers=self._job.data.workers,
-            most_pixels=self._job.data.max_image_pixels,
-            skip_bad=self._job.data.on_bad_sample == "skip",
-        )
 
     def _rows(self, block: RetrievalBlock, numbers: range, width: int) -> FeatureRows:
         """Returns the rows of the samples of a block, which have these numbers, in their order."""

@@ -5,12 +5,16 @@ Names neither torch.distributed nor Horovod.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer.comm.protocol import Comm
 from trainer.config import Job, Precision
-from trainer.data.retrieval_blocks import RetrievalBlock
+from trainer.data.eval_blocks import EvalBlock, eval_blocks
+from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
+from trainer.data.source import Source
 from trainer.errors import InputError
 from trainer.model.build import Clip
 from trainer.model.outputs import autocast
@@ -26,6 +30,30 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(training)
+
+
+def labelled_blocks(clip: Clip, source: Source, job: Job, comm: Comm) -> Iterator[EvalBlock]:
+    """Yields this rank's blocks of labelled images, as the model and the job's keys want them."""
+    world = comm.world
+    return eval_blocks(source, rank=world.rank, world_size=world.size, **_loading(clip, job))
+
+
+def captioned_blocks(
+    clip: Clip, source: Source, job: Job, rank: int = 0, world_size: int = 1
+) -> Iterator[RetrievalBlock]:
+    """Yields a rank's blocks of captioned images, or all, as the model and the job's keys want them."""
+    loading = _loading(clip, job)
+    return retrieval_blocks(source, rank=rank, world_size=world_size, tokenizer=clip.tokenizer, **loading)
+
+
+def _loading(clip: Clip, job: Job) -> dict[str, Any]:
+    return {
+        "block": job.eval.batch_size,
+        "transform": clip.eval_transform,
+        "workers": job.data.workers,
+        "most_pixels": job.data.max_image_pixels,
+        "skip_bad": job.data.on_bad_sample == "skip",
+    }
 
 
 def image_features(clip: Clip, images: Tensor, precision: Precision, device: torch.device) -> Tensor:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from trainer.config import Job
 from trainer.data.bad_samples import Skipped, without
-from trainer.data.eval_blocks import EvalBlock, eval_blocks
+from trainer.data.eval_blocks import EvalBlock
 from trainer.data.source import Source
-from trainer.evaluate.features import evaluating, image_features
+from trainer.evaluate.features import evaluating, image_features, labelled_blocks
 from trainer.evaluate.ranking import ROWS, exact
 from trainer.evaluate.retrieval import gather_rows
 from trainer.evaluate.rounds import Progress, Rounds, counted
@@ -88,16 +88,7 @@ def probed(
 def _labelled(clip: Clip, source: Source, job: Job, rounds: Rounds, probe: str) -> Labelled:
     comm, size, skipped = rounds.comm, job.eval.batch_size, Skipped(max_share=1)
     progress = Progress(probe, len(source), "images encoded")
-    blocks = eval_blocks(
-        source,
-        rank=comm.world.rank,
-        world_size=comm.world.size,
-        block=size,
-        transform=clip.eval_transform,
-        workers=job.data.workers,
-        most_pixels=job.data.max_image_pixels,
-        skip_bad=job.data.on_bad_sample == "skip",
-    )
+    blocks = labelled_blocks(clip, source, job, comm)
     results = rounds.until_failed(
         _features(clip, each, job, comm.device) for each in counted(blocks, skipped)
     )

@@ -16,10 +16,10 @@ from torch import Tensor
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.data.bad_samples import Skipped
-from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
+from trainer.data.retrieval_blocks import RetrievalBlock
 from trainer.data.sample import Subset
 from trainer.data.source import Source
-from trainer.evaluate.features import block_features, evaluating
+from trainer.evaluate.features import block_features, captioned_blocks, evaluating
 from trainer.evaluate.ranking import ROWS, Pairs, ahead, exact
 from trainer.evaluate.rounds import Progress, Rounds, counted
 from trainer.model.build import Clip
@@ -148,17 +148,7 @@ def _parts(
 ) -> Iterator[_Features]:
     """Collective: yields the features of one block of each rank, round by round, where a sample is usable."""
     comm, size, world = rounds.comm, job.eval.batch_size, rounds.comm.world
-    blocks = retrieval_blocks(
-        source,
-        rank=world.rank,
-        world_size=world.size,
-        block=size,
-        transform=clip.eval_transform,
-        tokenizer=clip.tokenizer,
-        workers=job.data.workers,
-        most_pixels=job.data.max_image_pixels,
-        skip_bad=job.data.on_bad_sample == "skip",
-    )
+    blocks = captioned_blocks(clip, source, job, world.rank, world.size)
     progress = Progress("retrieval", len(source), "images encoded")
     results = rounds.until_failed(
         _features(clip, block, job, comm.device) for block in counted(blocks, skipped)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from trainer.config import Job, Precision
 from trainer.data.bad_samples import Skipped
-from trainer.data.eval_blocks import EvalBlock, eval_blocks
+from trainer.data.eval_blocks import EvalBlock
 from trainer.data.source import Source
 from trainer.errors import InputError
-from trainer.evaluate.features import evaluating, image_features, text_features
+from trainer.evaluate.features import evaluating, image_features, labelled_blocks, text_features
 from trainer.evaluate.rounds import Progress, Rounds, counted
 from trainer.model.build import Clip
 
@@ -104,16 +104,7 @@ def classify(
     counts = torch.zeros(2, dtype=torch.int64, device=comm.device)
     by_class = torch.zeros(3, len(classes_CD), dtype=torch.int64, device=comm.device)
     with evaluating(clip.model):
-        blocks = eval_blocks(
-            source,
-            rank=comm.world.rank,
-            world_size=comm.world.size,
-            block=block_size,
-            transform=clip.eval_transform,
-            workers=job.data.workers,
-            most_pixels=job.data.max_image_pixels,
-            skip_bad=job.data.on_bad_sample == "skip",
-        )
+        blocks = labelled_blocks(clip, source, job, comm)
         labelled = _labelled(source, counted(blocks, skipped), len(classes_CD), keys)
         results = rounds.until_failed(
             _hits(clip, block, classes_CD, job.model.precision) for block in labelled
