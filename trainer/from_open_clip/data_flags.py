@@ -112,15 +112,9 @@ def json_text_key(flag: Flag, line: Line, result: Translation) -> None:
 def json_text_weights(flag: Flag, line: Line, result: Translation) -> None:
     """Writes how often each field is taken."""
     weights, fields = line[flag.name], _alternatives(line["--json-text-key"] or "")
-    if weights is None:
-        return
-    if len(weights) != len(fields) or min(weights) <= 0:
-        result.refused[flag.name] = (
-            f"not supported yet: {many(len(fields), 'field')} with {many(len(weights), 'number')}; each "
-            "field has a number above 0 here, and none stands in for others"
-        )
-    else:
-        result.set("data.caption_weights", weights)
+    if weights is not None:
+        none_stands_in = ", and none stands in for others"
+        result.set_weights(flag.name, "data.caption_weights", weights, len(fields), "field", none_stands_in)
 
 
 def _alternatives(text: str) -> list[str]:

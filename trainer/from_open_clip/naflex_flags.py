@@ -4,7 +4,6 @@ from trainer.from_open_clip.line import Line
 from trainer.from_open_clip.translation import Flag, Translation
 from trainer.model.catalog import known_models, read_config
 from trainer.model.image_tokens import takes_any_shape
-from trainer.text.wording import many
 
 _SHARES = "shares of the samples in open_clip_train, whose batches hold more images of fewer patches"
 
@@ -42,15 +41,8 @@ def patches(flag: Flag, line: Line, result: Translation) -> None:
 def patch_weights(flag: Flag, line: Line, result: Translation) -> None:
     """Writes how often each size of patches is drawn."""
     weights, sizes = line[flag.name], line["--naflex-patch-sizes"] or ()
-    if weights is None or not _translates(line):
-        return
-    if len(weights) != len(sizes) or min(weights) <= 0:
-        result.refused[flag.name] = (
-            f"not supported yet: {many(len(sizes), 'size')} with {many(len(weights), 'number')}; each size "
-            "has a number above 0 here"
-        )
-    else:
-        result.set("model.image_patches_weights", weights)
+    if weights is not None and _translates(line):
+        result.set_weights(flag.name, "model.image_patches_weights", weights, len(sizes), "size")
 
 
 def tokens_of_a_pass(flag: Flag, line: Line, result: Translation) -> None:

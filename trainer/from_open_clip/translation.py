@@ -1,6 +1,6 @@
 """Translation of a command line of open_clip_train: keys of a job file, and flags that become none."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -8,6 +8,7 @@ from typing import Any, Literal
 from trainer.config.job import Job
 from trainer.config.keys import walk
 from trainer.from_open_clip.line import Line
+from trainer.text.wording import many
 
 Fate = Literal["key", "built in", "not wanted", "not supported yet"]
 """Result of translating a flag. key: keys of the job file; built in: nothing, because every run does it."""
@@ -38,6 +39,21 @@ class Translation:
         """Sets a key; without `named`, only if the value is not the key's default."""
         if named or value != key_defaults()[key]:
             self.settings[key] = Setting(value, comment)
+
+    def set_weights(
+        self, flag: str, key: str, weights: Sequence[float], count: int, one: str, besides: str = ""
+    ) -> None:
+        """Sets a key to weights of several things, or refuses the flag if not each of them has one above 0.
+
+        `one` is the word for a thing, `besides` more of what is so here.
+        """
+        if len(weights) != count or min(weights) <= 0:
+            self.refused[flag] = (
+                f"not supported yet: {many(count, one)} with {many(len(weights), 'number')}; each {one} has "
+                f"a number above 0 here{besides}"
+            )
+        else:
+            self.set(key, weights)
 
     def left_out(self) -> list[str]:
         """Returns a sentence for each flag that is in no key."""
