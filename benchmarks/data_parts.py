@@ -31,11 +31,11 @@ from trainer.data.captions import random_caption
 from trainer.data.lanes import Lanes
 from trainer.data.loader import TrainBatches, train_batches
 from trainer.data.pixels import RandomCrop
+from trainer.data.sample_requests import SampleRequest, TrainRequests
 from trainer.data.shards import ShardSource
 from trainer.data.shared_buffers import BufferPool
 from trainer.data.source import open_source
 from trainer.data.tokens import QuickTokenizer, quick
-from trainer.data.train_requests import TrainRequest, TrainRequests
 
 BATCH, WARM_UP = 64, 4
 DECODE = "decode"
@@ -124,18 +124,18 @@ class Sides:
         """Takes a batch from the loader process."""
         return next(self._stream)
 
-    def request(self) -> TrainRequest:
+    def request(self) -> SampleRequest:
         """Makes the next request."""
         return next(self._requests)
 
-    def made(self, request: TrainRequest | None = None) -> object:
+    def made(self, request: SampleRequest | None = None) -> object:
         """Makes the batch of a request, the next one by default, in this process."""
         return self._data[request or self.request()]
 
 
 def _turn(sides: Sides) -> dict[str, float]:
     """Returns the processor time in seconds of each part of one batch."""
-    requests: list[TrainRequest] = []
+    requests: list[SampleRequest] = []
     turn = {ORDER: _spent(lambda: requests.append(sides.request()))}
     whole = _spent(lambda: sides.made(requests[0]))
     parts = dict.fromkeys((part for _, _, part in PLACES), 0.0)

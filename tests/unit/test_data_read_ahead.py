@@ -31,9 +31,9 @@ from trainer.data.order import Order
 from trainer.data.processes import start_process_server
 from trainer.data.read_ahead import ReadAhead
 from trainer.data.sample import BadSample, RawSample, Source
+from trainer.data.sample_requests import SampleRequest, TrainRequests
 from trainer.data.shards import ShardSource
 from trainer.data.source import open_source
-from trainer.data.train_requests import TrainRequest, TrainRequests
 from trainer.data.window_order import Window
 from trainer.errors import InputError, StorageError
 
@@ -184,7 +184,7 @@ def test_memory_is_given_back_when_the_last_batch_of_a_block_has_come(shards: st
     for request in ahead:
         assert all(place.shift is not None for place in request.places)
         held.append(ahead.arena.held_bytes)
-        ahead.done(request.epoch, request.batch_in_epoch)
+        ahead.done()
     assert len(held) == 90
     # 16 lanes have a block of 7 samples of 2 kB each, in whole pages, and some more are read ahead.
     assert max(held) < (16 + 16 + 6) * 5 * 4096
@@ -238,7 +238,7 @@ def test_the_order_is_not_looked_ahead_without_end_while_the_first_block_is_read
         source.shard_sizes(), None, BatchPlan(1, 1, 1, 1, 1), 0, 3, Lanes(40, 1), 480, None, 0, 0
     )
 
-    def counted() -> Iterator[TrainRequest]:
+    def counted() -> Iterator[SampleRequest]:
         nonlocal looked
         for request in requests:
             looked += 1
@@ -393,7 +393,7 @@ def test_a_row_group_is_read_and_decoded_once_a_rank_for_all_of_its_loader_proce
 ) -> None:
     data = Data(train=(str(tables / "{0..2}.parquet"),))
     order, alone = Lanes(ROWS, 4), open_source(data)
-    monkeypatch.setattr("trainer.data.loader.InBlocks", type("Nothing", (), {}))
+    monkeypatch.setattr("trainer.data.loading.InBlocks", type("Nothing", (), {}))
     expected = captions_of(alone, order)
     monkeypatch.undo()
     assert len({text for batch in expected for text in batch}) == GROUPS * ROWS
@@ -435,9 +435,9 @@ def test_row_groups_stay_for_later_pieces_and_epochs_as_long_as_there_is_room(
     requests = TrainRequests(source.shard_sizes(), None, plan_of(1, 1), 0, 3, Lanes(ROWS, 2), 30, 4, 0, 0)
     ahead = ReadAhead(source, requests, ahead_bytes=1)
     group, held = ROWS * 32_000, []
-    for request in ahead:
+    for _ in ahead:
         held.append(ahead.arena.held_bytes)
-        ahead.done(request.epoch, request.batch_in_epoch)
+        ahead.done()
     ahead.close()
     assert GROUPS <= len(seen) <= decoded
     assert len(set(seen)) == GROUPS

@@ -43,6 +43,7 @@ from trainer.data.patches import (
     tower_input,
 )
 from trainer.data.sample import BadSample, LeftOut, RawSample
+from trainer.data.sample_requests import EvalRequests
 from trainer.errors import InputError
 from trainer.estimate.architecture import architecture
 from trainer.estimate.fit import memory_of
@@ -430,7 +431,8 @@ def test_features_do_not_depend_on_what_stands_beside_a_picture(clip: Clip) -> N
 
 def test_a_block_for_evaluation_is_filled_up_and_its_features_are_those_of_open_clip(clip: Clip) -> None:
     pictures = _Pictures(5)
-    block = UsableSamples(pictures, 8, clip.eval_transform, 10**6, skip_bad=False).of_block(0)
+    [request] = EvalRequests(pictures.shard_sizes(), rank=0, world_size=1, block=8)
+    block = UsableSamples(pictures, 8, clip.eval_transform, 10**6, skip_bad=False).of_block(request)
     with evaluating(clip.model):
         found = image_features(clip, block.images, "fp32", torch.device("cpu"))
         theirs = tower_input(rows_of(clip, 5))

@@ -13,7 +13,7 @@ from trainer.data.changed import Versions
 from trainer.data.files import Files, persistent, stamp
 from trainer.data.hops import Hopping
 from trainer.data.index import Index
-from trainer.data.sample import RawSample
+from trainer.data.sample import RawSample, Source
 
 LOCAL_GAP, REMOTE_GAP = 2**18, 2**20
 """Largest number of bytes between parts that are read with them; more is skipped by a second read."""
@@ -52,6 +52,13 @@ class InBlocks(Protocol):
 
     def read_at(self, place: Any, arena: Arena) -> RawSample:
         """Returns one sample. Raises as `Source.read` does."""
+
+
+def read_sample(source: Source, sample: int, place: Any, arena: Arena | None) -> RawSample:
+    """Returns a sample, from the arena if its place there is known. Raises as `Source.read` does."""
+    if place is None or arena is None:
+        return source.read(sample)
+    return cast(InBlocks, source).read_at(place, arena)
 
 
 class BlockReader:

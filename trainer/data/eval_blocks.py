@@ -5,6 +5,7 @@ Loader processes read, decode and transform the images.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -12,9 +13,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from trainer.data.arena import Arena
+from trainer.data.blocks import read_sample
+from trainer.data.loading import loaded
 from trainer.data.pictures import MOST_PIXELS, decode
-from trainer.data.processes import load
 from trainer.data.sample import BadSample, RawSample, Source
+from trainer.data.sample_requests import EvalRequests, SampleRequest
 from trainer.errors import InputError
 
 Transform = Callable[[Image.Image], Tensor]
@@ -62,25 +66,28 @@ def eval_blocks(
     Any number of samples will do; a rank for which no block is left yields none. `skip_bad` leaves bad
     samples out; otherwise the first raises BadSample.
     """
-    firsts = range(rank * block, len(source), world_size * block)
-    blocks = EvalBlocks(UsableSamples(source, block, transform, most_pixels, skip_bad))
-    return load(blocks, firsts, min(workers, len(firsts)), pin_memory)
+    requests = EvalRequests(source.shard_sizes(), rank=rank, world_size=world_size, block=block)
+
+    def dataset(arena: Arena | None) -> EvalBlocks:
+        return EvalBlocks(UsableSamples(source, block, transform, most_pixels, skip_bad, arena))
+
+    return loaded(source, requests, dataset, min(workers, len(requests)), pin_memory=pin_memory)
 
 
 class EvalBlocks(Dataset[EvalBlock | InputError]):
-    """Reads the block that begins with a given sample number, inside a loader process."""
+    """Reads the blocks of requests, inside a loader process."""
 
     def __init__(self, samples: "UsableSamples") -> None:
         self._samples = samples
 
-    def __getitem__(self, first: int) -> EvalBlock | InputError:
+    def __getitem__(self, request: SampleRequest) -> EvalBlock | InputError:
         try:
-            return self._read(first)
+            return self._read(request)
         except InputError as error:
             return error
 
-    def _read(self, first: int) -> EvalBlock:
-        usable = self._samples.of_block(first)
+    def _read(self, request: SampleRequest) -> EvalBlock:
+        usable = self._samples.of_block(request)
         labels = torch.full((self._samples.block,), -1)
         labels[: len(usable.raws)] = torch.tensor([raw.label for raw in usable.raws])
         return EvalBlock(usable.images, labels, usable.numbers, usable.bad)
@@ -108,14 +115,18 @@ class UsableSamples:
     transform: Transform
     most_pixels: int
     skip_bad: bool
+    arena: Arena | None = None
+    """Memory into which blocks have been read ahead; None: each sample is read when its turn comes."""
 
-    def of_block(self, first: int) -> Usable:
-        """Returns the samples of the block that begins with `first`; raises BadSample unless `skip_bad`."""
+    def of_block(self, request: SampleRequest) -> Usable:
+        """Returns the samples of a block; raises BadSample unless `skip_bad`, and the request's problem."""
+        if request.problem is not None:
+            raise request.problem
         found: list[tuple[int, RawSample, Tensor]] = []
         bad: list[BadSample] = []
-        for number in range(first, min(first + self.block, len(self.source))):
+        for number, place in zip_longest(request.samples.tolist(), request.places):
             try:
-                raw = self.source.read(number)
+                raw = read_sample(self.source, number, place, self.arena)
                 found.append((number, raw, self.transform(decode(raw, self.most_pixels))))
             except BadSample as error:
                 if not self.skip_bad:

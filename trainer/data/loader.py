@@ -17,16 +17,16 @@ from torch.utils.data import Dataset
 
 from trainer.config.batch_plan import BatchPlan, steps_per_epoch
 from trainer.data.arena import Arena
-from trainer.data.blocks import InBlocks
+from trainer.data.blocks import read_sample
 from trainer.data.captions import Choice, random_caption
-from trainer.data.lanes import Lanes
+from trainer.data.loading import loaded
 from trainer.data.order import Order, epoch_samples, position_seed
-from trainer.data.processes import empty_to_send, load, received, to_send
-from trainer.data.read_ahead import AHEAD_BYTES, ReadAhead
+from trainer.data.processes import empty_to_send, received, to_send
+from trainer.data.read_ahead import AHEAD_BYTES
 from trainer.data.reading import NOTHING, TALLY, Reading
 from trainer.data.sample import BadSample, RawSample, Source
+from trainer.data.sample_requests import SampleRequest, TrainRequests
 from trainer.data.tokens import Masks, Tokenizer
-from trainer.data.train_requests import TrainRequest, TrainRequests
 from trainer.errors import InputError
 
 Pixels = Callable[[RawSample, int], Tensor]
@@ -149,24 +149,11 @@ def train_batches(
     requests = TrainRequests(
         sizes, weights, plan, rank, seed, order, batches, epochs, start_epoch, start_batch, most_batches
     )
-    if not isinstance(source, InBlocks) or not isinstance(order, Lanes):
-        dataset = TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice)
-        return load(dataset, requests, workers, pin_memory)
-    ahead = ReadAhead(source, requests, ahead_bytes)
-    dataset = TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice, ahead.arena)
-    return _giving_back(load(dataset, ahead, workers, pin_memory), ahead, plan.accumulation)
 
+    def dataset(arena: Arena | None) -> TrainBatches:
+        return TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice, arena)
 
-def _giving_back(batches: Iterator[Batch], ahead: ReadAhead, accumulation: int) -> Iterator[Batch]:
-    """Yields the batches, and gives back the blocks that no later one needs."""
-    try:
-        for batch in batches:
-            if batch.micro_batch == accumulation - 1:
-                ahead.done(batch.epoch, batch.batch_in_epoch)
-            yield batch
-    finally:
-        ahead.close()
-        del batches  # a traceback would keep it alive, and with it the loader processes
+    return loaded(source, requests, dataset, workers, pin_memory=pin_memory, ahead_bytes=ahead_bytes)
 
 
 class TrainBatches(Dataset[Batch | InputError]):
@@ -189,7 +176,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         self._skip_bad = skip_bad
         self._caption_choice = caption_choice
 
-    def __getitem__(self, request: TrainRequest) -> Batch | InputError:
+    def __getitem__(self, request: SampleRequest) -> Batch | InputError:
         if request.problem is not None:
             return request.problem
         try:
@@ -197,7 +184,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         except InputError as error:
             return error
 
-    def _batch(self, request: TrainRequest) -> Batch:
+    def _batch(self, request: SampleRequest) -> Batch:
         images, (pixels, most_bytes) = torch.empty(0), self._pixels_of(request)
         writes_into = isinstance(pixels, WritesInto)
         captions: list[str] = []
@@ -230,7 +217,7 @@ class TrainBatches(Dataset[Batch | InputError]):
             TALLY.pop(),
         )
 
-    def _tokens(self, captions: list[str], request: TrainRequest) -> Tensor:
+    def _tokens(self, captions: list[str], request: SampleRequest) -> Tensor:
         if not isinstance(self._tokenizer, Masks):
             return self._tokenizer(captions)
         seeds = [
@@ -255,7 +242,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         """
         for attempt in range(MOST_SUBSTITUTES):
             try:
-                raw = self._read(sample, at)
+                raw = read_sample(self._source, sample, at, self._arena)
                 return raw, crop(raw, position_seed(self._seed, epoch, position, "augmentation"))
             except BadSample as error:
                 if not self._skip_bad:
@@ -265,12 +252,7 @@ class TrainBatches(Dataset[Batch | InputError]):
             at = None
         raise InputError(f"{MOST_SUBSTITUTES} samples in a row cannot be used; the last one: {bad[-1]}")
 
-    def _read(self, sample: int, at: Any) -> RawSample:
-        if at is None or self._arena is None:
-            return self._source.read(sample)
-        return cast(InBlocks, self._source).read_at(at, self._arena)
-
-    def _pixels_of(self, request: TrainRequest) -> tuple[Pixels, int]:
+    def _pixels_of(self, request: SampleRequest) -> tuple[Pixels, int]:
         """Returns the function for a request's samples, and most bytes of one; 0: all have as many."""
         if not isinstance(self._pixels, DrawsForBatches):
             return self._pixels, 0

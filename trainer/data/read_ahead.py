@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from trainer.data.arena import Arena
 from trainer.data.blocks import Block, InBlocks
 from trainer.data.reading_plan import CONNECTIONS
-from trainer.data.train_requests import TrainRequest
+from trainer.data.sample_requests import SampleRequest
 from trainer.errors import InputError
 
 AHEAD_BYTES = CONNECTIONS * 2**22
@@ -43,7 +43,7 @@ class ReadAhead:
     """
 
     def __init__(
-        self, source: InBlocks, requests: Iterable[TrainRequest], ahead_bytes: int = AHEAD_BYTES
+        self, source: InBlocks, requests: Iterable[SampleRequest], ahead_bytes: int = AHEAD_BYTES
     ) -> None:
         self.arena = Arena()
         self._source, self._requests, self._ahead_bytes = source, requests, ahead_bytes
@@ -54,26 +54,32 @@ class ReadAhead:
         """Those that nothing needs now; what was used last comes last."""
         self._pieces: dict[tuple[int, int], tuple[int, int]] = {}
         """Block of each piece that is needed, by epoch and number of the piece."""
+        self._given: deque[tuple[int, int]] = deque()
+        """Epoch and batch of the requests that were given and are not done, each batch once."""
         self._waiting: dict[tuple[int, int], int] = {}
         """Samples that were read for pieces to which no request has come yet."""
         self._last_uses: list[tuple[int, int, int]] = []
         """Epoch, last batch and number of each piece, as a heap."""
         self._read_samples, self._read_bytes = 1, USUAL_BYTES
 
-    def __iter__(self) -> Iterator[TrainRequest]:
+    def __iter__(self) -> Iterator[SampleRequest]:
         upcoming = iter(self._requests)
-        ahead: deque[TrainRequest] = deque()
+        ahead: deque[SampleRequest] = deque()
         while True:
             while self._wants(len(ahead)) and (request := next(upcoming, None)) is not None:
                 self._begin(request)
                 ahead.append(request)
             if not ahead:
                 return
-            yield self._placed(ahead.popleft())
+            request = ahead.popleft()
+            if not request.micro_batch:
+                self._given.append((request.epoch, request.batch_in_epoch))
+            yield self._placed(request)
 
-    def done(self, epoch: int, batch: int) -> None:
-        """Gives back the memory of pieces that no batch after this one needs; its own samples have come."""
-        while self._last_uses and self._last_uses[0][:2] <= (epoch, batch):
+    def done(self) -> None:
+        """Gives back what only the first batch needed that is not done: all of its samples have come."""
+        batch = self._given.popleft()
+        while self._last_uses and self._last_uses[0][:2] <= batch:
             of_epoch, _, number = heapq.heappop(self._last_uses)
             key = self._pieces.pop((of_epoch, number))
             self._held[key].pieces -= 1
@@ -92,7 +98,7 @@ class ReadAhead:
             return not requests
         return sum(self._waiting.values()) * self._read_bytes / self._read_samples < self._ahead_bytes
 
-    def _begin(self, request: TrainRequest) -> None:
+    def _begin(self, request: SampleRequest) -> None:
         """Begins to read the pieces that the request is the first to need."""
         assert request.pieces is not None
         for number, first, count, last in zip(*(part.tolist() for part in request.pieces[:4]), strict=True):
@@ -121,7 +127,7 @@ class ReadAhead:
             for kept in block.ranges:
                 self.arena.free(kept)
 
-    def _placed(self, request: TrainRequest) -> TrainRequest:
+    def _placed(self, request: SampleRequest) -> SampleRequest:
         """Returns the request with the places of its samples, as soon as these have been read.
 
         It carries the problem of samples that cannot be: the batches before it still come.

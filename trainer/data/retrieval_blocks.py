@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from trainer.data.arena import Arena
 from trainer.data.eval_blocks import Transform, UsableSamples
+from trainer.data.loading import loaded
 from trainer.data.pictures import MOST_PIXELS
-from trainer.data.processes import load
 from trainer.data.sample import BadSample, Source
+from trainer.data.sample_requests import EvalRequests, SampleRequest
 from trainer.data.tokens import Tokenizer
 from trainer.errors import InputError
 
@@ -63,25 +65,30 @@ def retrieval_blocks(
     Any number of images will do; a rank for which no block is left yields none. `skip_bad` is as for
     `eval_blocks`.
     """
-    firsts = range(rank * block, len(source), world_size * block)
-    blocks = RetrievalBlocks(UsableSamples(source, block, transform, most_pixels, skip_bad), tokenizer)
-    return load(blocks, firsts, min(workers, len(firsts)), pin_memory=False)
+    requests = EvalRequests(source.shard_sizes(), rank=rank, world_size=world_size, block=block)
+
+    def dataset(arena: Arena | None) -> RetrievalBlocks:
+        return RetrievalBlocks(
+            UsableSamples(source, block, transform, most_pixels, skip_bad, arena), tokenizer
+        )
+
+    return loaded(source, requests, dataset, min(workers, len(requests)))
 
 
 class RetrievalBlocks(Dataset[RetrievalBlock | InputError]):
-    """Reads the block that begins with a given image number, inside a loader process."""
+    """Reads the blocks of requests, inside a loader process."""
 
     def __init__(self, samples: UsableSamples, tokenizer: Tokenizer) -> None:
         self._samples, self._tokenizer = samples, tokenizer
 
-    def __getitem__(self, first: int) -> RetrievalBlock | InputError:
+    def __getitem__(self, request: SampleRequest) -> RetrievalBlock | InputError:
         try:
-            return self._read(first)
+            return self._read(request)
         except InputError as error:
             return error
 
-    def _read(self, first: int) -> RetrievalBlock:
-        usable = self._samples.of_block(first)
+    def _read(self, request: SampleRequest) -> RetrievalBlock:
+        usable = self._samples.of_block(request)
         owned = [
             (number, caption)
             for number, raw in zip(usable.numbers, usable.raws, strict=True)

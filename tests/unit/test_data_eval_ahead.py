@@ -1,0 +1,150 @@
+"""An evaluation reads far data a block at a time, each once, and finds what samples read alone would give."""
+
+import io
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor
+
+from tests.support.range_server import serving
+from trainer.config import Data, Eval
+from trainer.data.eval_blocks import EvalBlock, eval_blocks
+from trainer.data.processes import start_process_server
+from trainer.data.retrieval_blocks import retrieval_blocks
+from trainer.data.sample import Source
+from trainer.data.sample_requests import EvalRequests
+from trainer.data.source import open_images, open_labelled
+from trainer.errors import InputError
+
+SIZES = (7, 30, 1, 22)
+"""Samples of each shard, of which blocks of 16 begin and end anywhere."""
+BLOCK = 16
+
+
+def picture(number: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (2, 2), (number % 256, number // 256, 7)).save(content, "png")
+    return content.getvalue()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    start_process_server()
+    folder = tmp_path_factory.mktemp("labelled")
+    number = 0
+    for shard, size in enumerate(SIZES):
+        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
+            for _ in range(size):
+                for ending, content in (("png", picture(number)), ("cls", str(number % 5).encode())):
+                    info = tarfile.TarInfo(f"{number:03d}.{ending}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+                number += 1
+    return folder
+
+
+def labelled(folder: object) -> Source:
+    return open_labelled(Eval(zero_shot=(f"{folder}/{{0..3}}.tar",), class_names=tuple("abcde")))
+
+
+def tensor_of(image: Image.Image) -> Tensor:
+    return pil_to_tensor(image).float()
+
+
+def blocks(source: Source, world_size: int, workers: int = 0) -> list[EvalBlock]:
+    found = [
+        eval_blocks(
+            source, rank=rank, world_size=world_size, block=BLOCK, transform=tensor_of, workers=workers
+        )
+        for rank in range(world_size)
+    ]
+    return sorted((block for of_rank in found for block in of_rank), key=lambda block: block.numbers)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (1, 3), (2, 0), (4, 1)])
+def test_a_block_of_far_shards_is_one_request_for_each_shard_that_it_lies_in(
+    shards: Path, world_size: int, workers: int
+) -> None:
+    source = labelled(shards)
+    alone = [source.read(number) for number in range(sum(SIZES))]
+    with serving(shards) as (url, server):
+        far = labelled(url)
+        server.asked.clear()
+        found = blocks(far, world_size, workers)
+        asked = list(server.asked)
+    assert [number for block in found for number in block.numbers] == list(range(sum(SIZES)))
+    labels = torch.cat([block.labels[: block.valid] for block in found])
+    assert labels.tolist() == [raw.label for raw in alone]
+    images = torch.cat([block.images[: block.valid] for block in found])
+    assert images[:, 0, 0, 0].tolist() == list(range(sum(SIZES)))
+    assert len(asked) == len(set(asked)) == 7, "four blocks, cut by three ends of shards"
+
+
+def pairs(numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """The first sample, the number and the end of each shard's part of some samples."""
+    begin = 0
+    for size in sizes:
+        inside = [number for number in numbers if begin <= number < begin + size]
+        if inside:
+            yield inside[0], len(inside), inside[-1]
+        begin += size
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (0, 5, 0, 40), (16, 16), (1,)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_request_names_the_parts_of_a_block_in_each_shard(sizes: Sequence[int], rank: int) -> None:
+    requests = list(EvalRequests(sizes, rank=rank, world_size=2, block=BLOCK))
+    assert len(requests) == len(EvalRequests(sizes, rank=rank, world_size=2, block=BLOCK))
+    for place, request in enumerate(requests):
+        numbers = request.samples.tolist()
+        first = (2 * place + rank) * BLOCK
+        assert numbers == list(range(first, min(first + BLOCK, sum(sizes))))
+        assert request.pieces is not None
+        found = dict.fromkeys(zip(*(part.tolist() for part in request.pieces[:4]), strict=True))
+        assert list(found) == [(begin, begin, count, place) for begin, count, _ in pairs(numbers, sizes)]
+
+
+def test_what_a_store_cannot_give_ends_an_evaluation_at_its_block(shards: Path, tmp_path: Path) -> None:
+    for path in shards.glob("*.tar"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    source = labelled(tmp_path)
+    (cut := tmp_path / "1.tar").write_bytes(cut.read_bytes()[:30_000])
+    stream = eval_blocks(source, rank=0, world_size=1, block=8, transform=tensor_of, workers=0)
+    assert next(stream).numbers == tuple(range(8))
+    with pytest.raises(InputError, match=r"1.tar: the file now ends .* too early"):
+        list(stream)
+
+
+def tokens(captions: list[str]) -> Tensor:
+    return torch.tensor([[int(caption.removeprefix("caption "))] for caption in captions])
+
+
+def test_a_row_group_of_a_far_table_is_read_once_for_all_of_its_blocks(tmp_path: Path) -> None:
+    start_process_server()
+    table = pyarrow.table(
+        {
+            "image": [picture(number) for number in range(120)],
+            "caption": [f"caption {number}" for number in range(120)],
+        }
+    )
+    parquet.write_table(table, tmp_path / "0.parquet", row_group_size=40, compression="none")
+
+    with serving(tmp_path) as (url, server):
+        source = open_images(Data(train=(f"{url}/0.parquet",)))
+        server.asked.clear()
+        found = list(
+            retrieval_blocks(
+                source, rank=0, world_size=1, block=16, transform=tensor_of, tokenizer=tokens, workers=2
+            )
+        )
+        asked = list(server.asked)
+    assert torch.cat([block.tokens[:, 0] for block in found]).tolist() == list(range(120))
+    assert len(asked) == 3, "one for each row group"
