@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -436,3 +437,20 @@ def test_every_format_is_a_value_of_the_key_and_has_a_reader() -> None:
         given = () if not row.unit else (f"x{row.endings[0] if row.endings else '.tar'}",)
         assert Data(train=given, format=name).kind == name  # type: ignore[arg-type]
         assert Data(train=given).kind == name if given else True
+
+
+@pytest.mark.parametrize("write", [write_arrow, write_stream])
+def test_an_arrow_file_that_is_cut_under_a_run_is_an_error_and_no_signal(
+    tmp_path: Path, write: Callable[..., str]
+) -> None:
+    rows = 2000
+    path = write(
+        tmp_path / "t.arrow",
+        {"image": [os.urandom(100)] * rows, "caption": [f"caption {row}" for row in range(rows)]},
+        per_group=500,
+    )
+    source = open_source(Data(train=(path,), format="arrow"))
+    assert source.read(0).captions == ("caption 0",)
+    os.truncate(path, 10_000)
+    with pytest.raises(InputError, match=r"the file was cut short under the run: it had .* and has 10,000"):
+        source.read(rows - 1)

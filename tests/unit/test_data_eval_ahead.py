@@ -55,7 +55,8 @@ def labelled(folder: object) -> Source:
 
 
 def tensor_of(image: Image.Image) -> Tensor:
-    return pil_to_tensor(image).float()
+    pixels: Tensor = pil_to_tensor(image).float()
+    return pixels
 
 
 def blocks(source: Source, world_size: int, workers: int = 0) -> list[EvalBlock]:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.webhook import Webhook, webhook
 from trainer.errors import InputError
+from trainer.run import notify
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import EXIT_FILE, LOCK
@@ -106,14 +107,29 @@ def test_each_chat_gets_the_form_that_it_reads(host: str, body: dict[str, Any]) 
     ],
 )
 def test_a_message_that_is_refused_is_said_without_the_address(
-    service: Webhook, capsys: pytest.CaptureFixture[str], status: int, answer: bytes, why: str
+    service: Webhook,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    answer: bytes,
+    why: str,
 ) -> None:
+    monkeypatch.setattr(notify, "_FORMS", {("127.0.0.1",): lambda text: {"msgtype": "text"}})
     service.status, service.answer = status, answer
     Notifier("demo", BOTH, {ADDRESS: service.address}).tell("end", "done")
     said = capsys.readouterr().err
     assert "the message about the run's end was not sent" in said
     assert why in said
     assert "a-secret-token" not in said
+
+
+def test_a_code_in_the_answer_of_another_service_is_no_refusal(
+    service: Webhook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.answer = json.dumps({"code": 200, "data": "kept"}).encode()
+    Notifier("demo", BOTH, {ADDRESS: service.address}).tell("end", "done")
+    assert not capsys.readouterr().err
+    assert len(service.got) == 1
 
 
 def test_an_answer_that_is_none_of_a_web_service_stops_nothing(

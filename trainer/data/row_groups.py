@@ -4,6 +4,7 @@ A group is what is read and decoded at once. Arrow files may have the file forma
 stream format, as Hugging Face's datasets are stored. pyarrow is imported when a file is opened.
 """
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from trainer.data.files import opened
 from trainer.data.recent import Recent
 from trainer.errors import InputError
 from trainer.sysinfo.extras import require
+from trainer.text.wording import many
 
 ROWS_AT_ONCE = 64
 """Rows that are decoded before the memory that they take is compared with the limit."""
@@ -148,6 +150,7 @@ class ArrowGroups:
                 "behind a URL"
             )
         mapped = pyarrow.memory_map(path)
+        self._path, self._size = path, mapped.size()
         try:
             reader = ipc.open_file(mapped)
             self._batch: Callable[[int], Any] = reader.get_batch
@@ -174,6 +177,12 @@ class ArrowGroups:
     def read(self, group: int, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
         from pyarrow import total_allocated_bytes
 
+        # The kernel ends a process that reads what was mapped and is no longer there, without a word.
+        if (left := os.stat(self._path).st_size) < self._size:
+            raise InputError(
+                f"{self._path}: the file was cut short under the run: it had {many(self._size, 'byte')} and "
+                f"has {left:,}. Put back what was there and start the run again"
+            )
         before = total_allocated_bytes()
         batch = self._batch(group).select(list(columns))
         size = max(0, total_allocated_bytes() - before)

@@ -30,7 +30,7 @@ _FORMS: Mapping[tuple[str, ...], Callable[[str], dict[str, Any]]] = {
 """Forms that services expect, by their hosts: Feishu and Lark, DingTalk and WeCom, Discord. All others get a
 table with `text`, as Slack, Mattermost and Google Chat show it, and the facts beside it."""
 _REFUSALS = ("errcode", "code", "StatusCode")
-"""Names under which those services say that they refused a message, in an answer that is otherwise good."""
+"""Names under which these services say that they refused a message, in an answer that is otherwise good."""
 
 
 def check_address(about: Collection[str], environment: Mapping[str, str]) -> None:
@@ -96,6 +96,10 @@ def _body(address: str, text: str, facts: Mapping[str, object]) -> dict[str, Any
     return {"text": text, **facts}
 
 
+def _is_of_a_service(address: str) -> bool:
+    return any(urlsplit(address).hostname in hosts for hosts in _FORMS)
+
+
 def _post(address: str, body: Mapping[str, Any]) -> None:
     """Posts JSON.
 
@@ -110,7 +114,9 @@ def _post(address: str, body: Mapping[str, Any]) -> None:
         told = json.loads(said)
     except ValueError:
         return  # most services answer a word
-    if isinstance(told, dict) and any(told.get(name) not in (None, 0, "0") for name in _REFUSALS):
+    if not _is_of_a_service(address) or not isinstance(told, dict):
+        return  # a code may mean anything
+    if any(told.get(name) not in (None, 0, "0") for name in _REFUSALS):
         raise ValueError(json.dumps(told, ensure_ascii=False)[:200])
 
 
