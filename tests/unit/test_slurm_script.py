@@ -320,6 +320,12 @@ def test_binding_of_memory_that_the_job_asks_for_reaches_the_ranks(tmp_path: Pat
     assert [line for line in said.splitlines() if "MEM_BIND" in line] == ["SLURM_MEM_BIND=verbose,local"]
 
 
+def test_one_part_of_a_heterogeneous_job_does_not_train_alone(tmp_path: Path) -> None:
+    said = in_bash("SLURM_HET_SIZE=2; main", tmp_path)
+    assert "Slurm gives it 8 in one of 2 parts of a heterogeneous job (does sbatch's command line" in said
+    assert said.endswith("exit 2")
+
+
 def tell(folder: Path, **values: object) -> str:
     """Returns a command of the shell that tells the script this, as the ranks' supervisors do."""
     return f"printf %s {shlex.quote(value_lines(values))} >{folder}/first-run/artefacts/launcher.env"

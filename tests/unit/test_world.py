@@ -168,6 +168,12 @@ def test_variables_that_make_no_world_are_refused_by_name(env: dict[str, str], n
     assert names in str(refused.value)
 
 
+def test_a_task_of_a_heterogeneous_job_is_refused() -> None:
+    assert detect(SRUN | {"SLURM_HET_SIZE": "1"}, "n") == detect(SRUN, "n")
+    with pytest.raises(InputError, match=r"SLURM_HET_SIZE=2: .* whose parts count their ranks apart"):
+        detect(SRUN | {"SLURM_HET_SIZE": "2"}, "n")
+
+
 @pytest.mark.parametrize(("node", "tasks"), [("0", 4), ("1", 4), ("2", 3), ("3", 1)])
 def test_slurm_tasks_per_node_are_counted_in_its_short_form(node: str, tasks: int) -> None:
     env = {

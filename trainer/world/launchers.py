@@ -171,6 +171,7 @@ def detect(env: Environment, hostname: str) -> World:
         for other in claims:
             _check_agreement(chosen, other)
         world = _world(chosen, hostname)
+        _check_one_part(world, env)
         if chosen.row.launcher == SUPERVISOR:
             world = _under_launcher(world, [claim for claim in claims if claim is not chosen])
     _check_expected_size(world, env)
@@ -394,6 +395,16 @@ def _under_launcher(world: World, claims: Sequence[Claim]) -> World:
         return world
     slot = launchers.values[2]
     return replace(world, launcher=launchers.row.launcher, slot=slot[1] if slot else None)
+
+
+def _check_one_part(world: World, env: Environment) -> None:
+    """Raises InputError for a task of a heterogeneous job, whose parts each have numbers of their own."""
+    parts = _number("SLURM_HET_SIZE", env.get("SLURM_HET_SIZE", "1"))
+    if world.launcher == "Slurm" and parts > 1:
+        raise InputError(
+            f"SLURM_HET_SIZE={parts}: this is a task of a heterogeneous job, whose parts count their ranks "
+            "apart: ask for nodes of one kind"
+        )
 
 
 def _check_expected_size(world: World, env: Environment) -> None:
