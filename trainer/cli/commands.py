@@ -162,6 +162,14 @@ def embed() -> click.Command:
 
 
 @_lazy
+def duplicates() -> click.Command:
+    """Find near-duplicates by the features of `clipship embed`, for data.scores."""
+    from trainer.cli.duplicates import command
+
+    return command
+
+
+@_lazy
 def search() -> click.Command:
     """Find the pictures of a folder that are nearest to a text, on a page on this machine."""
     from trainer.cli.search import command

@@ -181,7 +181,7 @@ class ArrowGroups:
         if (left := os.stat(self._path).st_size) < self._size:
             raise InputError(
                 f"{self._path}: the file was cut short under the run: it had {many(self._size, 'byte')} and "
-                f"has {left:,}. Put back what was there and start the run again"
+                f"has {left:,}. Put back what was there and start the run again."
             )
         before = total_allocated_bytes()
         batch = self._batch(group).select(list(columns))

@@ -10,6 +10,7 @@ import numpy as np
 from trainer.config import Job
 from trainer.data.bad_samples import ANY
 from trainer.data.feature_files import DTYPES, KEY, SHARD, about_model, read_about
+from trainer.data.files import opened, persistent
 from trainer.data.pictures import decode
 from trainer.data.row_groups import readable
 from trainer.data.source import open_source
@@ -69,14 +70,22 @@ def open_features(model: Model, folder: Path, job: Job) -> Index:
 
 def _read(file: Path) -> tuple[dict[str, tuple[str, int]], Features]:
     """Returns the places of the pictures of a file by name, and their features; each picture once."""
+    table = pictures_in(str(file))
+    shards, keys, numbers = (table[name].to_pylist() for name in (SHARD, KEY, "row"))
+    return _named(shards, keys, numbers), vectors_of(table["image"])
+
+
+def pictures_in(file: str) -> Any:
+    """Returns the pictures of a file, each once: shard, key, row, caption and image, pyarrow.Table."""
     from pyarrow import compute, parquet
 
-    with readable(str(file)):
-        table = parquet.read_table(file, columns=[SHARD, KEY, "row", "caption", "image"])
+    def read() -> Any:
+        with opened(file) as content, readable(file):
+            return parquet.read_table(content, columns=[SHARD, KEY, "row", "caption", "image"])
+
+    table = persistent(file, read)
     first = compute.equal(table["caption"], 0)
-    table = table.filter(compute.and_(first, compute.is_valid(table["image"])))
-    shards, keys, numbers = (table[name].to_pylist() for name in (SHARD, KEY, "row"))
-    return _named(shards, keys, numbers), _vectors(table["image"])
+    return table.filter(compute.and_(first, compute.is_valid(table["image"])))
 
 
 def _named(shards: Sequence[str], keys: Sequence[str], numbers: Sequence[int]) -> dict[str, tuple[str, int]]:
@@ -85,7 +94,8 @@ def _named(shards: Sequence[str], keys: Sequence[str], numbers: Sequence[int]) -
     }
 
 
-def _vectors(column: Any) -> Features:
+def vectors_of(column: Any) -> Features:
+    """Returns the features [n, D] in a column of lists, pyarrow.ChunkedArray."""
     values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
     vectors: Features = values.reshape(len(column), -1)
     return vectors
