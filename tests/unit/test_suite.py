@@ -128,6 +128,16 @@ def test_other_names_templates_and_weights_are_computed_again(
     assert len(list(kept.iterdir())) == 2
 
 
+def test_a_choice_is_a_set_of_captions(root: Path, alone: Comm) -> None:
+    samples = [("red", "a red one\na green one"), ("green", "or blue\nall green"), ("blue", "blue here\nred")]
+    captioned(root / "wds_sugar_crepe-add_att", samples)
+    found = measured(job_of(("sugar_crepe", "xm3600"), root), alone)
+    assert list(found) == ["sugar_crepe/add_att"]
+    about = found["sugar_crepe/add_att"]
+    assert (about["task"], about["metric_title"], about["samples"]) == ("choice", "right caption chosen", 3)
+    assert about["value"] == about["metrics"]["choice_top1"] == pytest.approx(2 / 3)
+
+
 def test_a_set_that_cannot_be_opened_does_not_end_the_others(root: Path, alone: Comm) -> None:
     (root / "wds_vtab-pets_test" / "test" / "shard-000000.tar").write_bytes(b"no tar" * 200)
     job = job_of(("vtab/pets", "flickr30k"), root, on_bad_sample="fail")

@@ -16,6 +16,7 @@ from PIL import Image
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from tests.support.jobs import tiny_job
+from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Eval
 from trainer.config.batch_plan import plan
@@ -23,9 +24,10 @@ from trainer.data.pictures import decode
 from trainer.data.sample import Source
 from trainer.data.shard_files import PackedSample, write_shards
 from trainer.data.source import open_images, open_labelled
+from trainer.evaluate.choice import choice, is_first_nearest
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.retrieval import Retrieval, retrieval
-from trainer.evaluate.rounds import Rounds
+from trainer.evaluate.rounds import EvaluationFailed, Rounds
 from trainer.evaluate.zero_shot import ZeroShot, classify
 from trainer.model.build import Clip, build_model
 
@@ -124,6 +126,48 @@ def test_retrieval_equals_the_formulas_of_clip_benchmark(
         expected[f"retrieval_i2t_r{k}"] = np.mean([n in image_of[row[:k]] for n, row in enumerate(by_image)])
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     assert 0 < expected["retrieval_t2i_r5"] < expected["retrieval_t2i_r10"] < 1
+
+
+@pytest.fixture
+def choices(tmp_path: Path) -> tuple[str, ...]:
+    """Each picture has two to four captions; one picture is broken."""
+    samples = [(key, {**members, "txt": members["txt"] + b"\none caption more"}) for key, members in noise()]
+    samples[20] = ("020", {**samples[20][1], "png": b"broken"})
+    (tmp_path / "choices").mkdir()
+    write_shards(iter(samples), tmp_path / "choices", 40)
+    return (str(tmp_path / "choices" / "*.tar"),)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_choice_equals_the_formula_of_clip_benchmark(
+    choices: tuple[str, ...], clip: Clip, ranks: int
+) -> None:
+    source = open_images(Data(train=choices))
+    right = []
+    with evaluating(clip.model):
+        for number in (n for n in range(len(source)) if n != 20):
+            raw = source.read(number)
+            pixels = clip.eval_transform(decode(raw))[None]
+            image = image_features(clip, pixels, "fp32", torch.device("cpu"))
+            texts = text_features(clip, clip.tokenizer(list(raw.captions)), "fp32", torch.device("cpu"))
+            right.append(int((image @ texts.T)[0].argmax()) == 0)
+    assert 5 < sum(right) < len(right) - 5
+    job = tiny_job(eval={"batch_size": 10}, data={"workers": 0, "max_bad_share": 0.1})
+    for result in run_ranks(ranks, lambda comm: choice(clip, source, job, Rounds(comm))):
+        assert (result.samples, result.right) == (len(right), sum(right))
+        assert result.bad == {"not an image": 1}
+
+
+def test_what_is_equally_near_is_not_chosen() -> None:
+    images = torch.tensor([0, 0, 1, 1, 1, 2, 2])
+    cosines = torch.tensor([0.5, 0.4, 0.3, 0.1, 0.3, -0.2, -0.1])
+    assert is_first_nearest(cosines, images).tolist() == [True, False, False]
+
+
+def test_a_choice_of_one_caption_is_refused(shards: tuple[str, ...], clip: Clip, alone: Comm) -> None:
+    source = open_images(Data(train=shards))
+    with pytest.raises(EvaluationFailed, match="sample 000 has one caption: a choice takes the right one"):
+        choice(clip, source, JOB, Rounds(alone))
 
 
 def test_a_query_of_several_images_is_found_by_the_nearest_of_them() -> None:

@@ -11,6 +11,7 @@ from trainer.config import Data, Job
 from trainer.data.bad_samples import Allowed, without
 from trainer.data.source import Source, open_images, open_labelled
 from trainer.errors import InputError
+from trainer.evaluate.choice import choice
 from trainer.evaluate.probes import probed
 from trainer.evaluate.retrieval import RECALLS, retrieval
 from trainer.evaluate.rounds import EvaluationFailed, Rounds, never
@@ -91,7 +92,7 @@ def _opened(each: SuiteSet, files: Sequence[str], job: Job, comm: Comm) -> Sourc
 
 
 def _open(each: SuiteSet, files: Sequence[str], job: Job) -> Source:
-    if each.metric.retrieval:
+    if each.metric.captioned:
         limits = {"max_member_bytes", "max_image_pixels", "on_bad_sample", "max_bad_share"}
         return open_images(
             Data(train=tuple(files), format="webdataset", **job.data.model_dump(include=limits))
@@ -134,15 +135,23 @@ def _by_retrieval(
 def _by_probe(
     clip: Clip, each: SuiteSet, source: Source, job: Job, rounds: Rounds, _kept: Path | None
 ) -> Measured:
-    train, probe = _opened(each, each.train, job, rounds.comm), each.metric.probe
+    train, probe = _opened(each, each.train, job, rounds.comm), each.metric.task
     result, bad = probed(clip, train, source, job, rounds, probe)
     metrics = {f"{probe}_top1": result.top1, f"{probe}_mean_per_class_recall": result.mean_per_class_recall}
     return metrics, bad
 
 
+def _by_choice(
+    clip: Clip, _: SuiteSet, source: Source, job: Job, rounds: Rounds, _kept: Path | None
+) -> Measured:
+    result = choice(clip, source, job, rounds)
+    return {"choice_top1": result.right / result.samples}, result.bad
+
+
 _MEASURES = {
     "classification": _by_classification,
     "retrieval": _by_retrieval,
+    "choice": _by_choice,
     **dict.fromkeys(PROBES, _by_probe),
 }
 """Collective functions that measure a set, by `Metric.task`."""

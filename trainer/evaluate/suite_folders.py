@@ -2,8 +2,8 @@
 
 FOLDER/test/*.tar with samples of an image and its class number (.cls) or captions (.txt); test/nshards.txt
 counts the shards; classnames.txt and zeroshot_classification_templates.txt, with {c} for the class name, make
-the sentences; dataset_type.txt says "retrieval". The level `test` may be left out, and a folder of images for
-each class may take the place of shards. Opens no shard; imports no torch.
+the sentences; dataset_type.txt says "retrieval" or "choice". The level `test` may be left out, and a folder
+of images for each class may take the place of shards. Opens no shard; imports no torch.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ SHARD_COUNT = "nshards.txt"
 CLASS_NAMES = "classnames.txt"
 TEMPLATES = "zeroshot_classification_templates.txt"
 TYPE = "dataset_type.txt"
-_TYPES = {"": "top1", "classification": "top1", "retrieval": "mean_r1"}
+_TYPES = {"": "top1", "classification": "top1", "retrieval": "mean_r1", "choice": "choice_top1"}
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def check_suite_files(evaluation: Eval) -> None:
 
 
 LAYOUT = (
-    f"A data set is a folder with {SPLIT}/*.tar, {CLASS_NAMES} and {TEMPLATES}; for retrieval with "
-    f"{SPLIT}/*.tar alone, whose samples have their captions in .txt, one a line"
+    f"A data set is a folder with {SPLIT}/*.tar, {CLASS_NAMES} and {TEMPLATES}; for retrieval and "
+    f"choice with {SPLIT}/*.tar alone, whose samples have their captions in .txt, one a line"
 )
 
 
@@ -165,9 +165,9 @@ def _set(row: SetRow, folders: Sequence[Path], evaluation: Eval) -> SuiteSet:
         raise InputError(f"there is no folder {folders[0]}")
     row = SetRow(row.name, row.title, row.metric or _metric(folder), row.source)
     files = _files(folder)
-    if METRICS[row.metric].retrieval:
+    if METRICS[row.metric].captioned:
         if image_folder(files):
-            raise InputError(f"{folder} holds no shards (*.tar), which retrieval needs")
+            raise InputError(f"{folder} holds no shards (*.tar), which {METRICS[row.metric].task} needs")
         return SuiteSet(row, files)
     if METRICS[row.metric].probe:
         return SuiteSet(row, files, train=_training_files(folder, files))
@@ -195,7 +195,7 @@ def _metric(folder: Path) -> str:
     file = folder / TYPE
     kind = " ".join(lines(str(file))) if file.exists() else ""
     if kind not in _TYPES:
-        raise InputError(f'{file} says "{kind}"; known are classification and retrieval')
+        raise InputError(f'{file} says "{kind}"; known are classification, retrieval and choice')
     return _TYPES[kind]
 
 

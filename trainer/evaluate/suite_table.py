@@ -22,30 +22,34 @@ class Metric:
     """A metric of a data set."""
 
     title: str
-    retrieval: bool = False
-    """True if it is measured by retrieval, False if by classification."""
-    probe: str = ""
-    """Name of a function of `trainer.evaluate.probes` if a labelled training set is learned from."""
+    task: str = "classification"
+    """How it is measured, for records: a key of `trainer.evaluate.suite._MEASURES`."""
 
     @property
-    def task(self) -> str:
-        """Returns how it is measured, for records."""
-        return "retrieval" if self.retrieval else self.probe or "classification"
+    def captioned(self) -> bool:
+        """True if samples have captions and no classes."""
+        return self.task in ("retrieval", "choice")
+
+    @property
+    def probe(self) -> bool:
+        """True if a labelled training set is learned from."""
+        return self.task in ("knn", "linear")
 
 
 METRICS: Mapping[str, Metric] = {
     "top1": Metric("top-1 accuracy"),
     "mean_per_class_recall": Metric("mean per-class recall"),
     "macro_f1": Metric("macro F1"),
-    "mean_r1": Metric("mean R@1", retrieval=True),
-    "query_r1": Metric("text to image R@1", retrieval=True),
-    "knn_top1": Metric("kNN top-1 accuracy", probe="knn"),
-    "linear_top1": Metric("linear probe accuracy", probe="linear"),
+    "mean_r1": Metric("mean R@1", "retrieval"),
+    "query_r1": Metric("text to image R@1", "retrieval"),
+    "choice_top1": Metric("right caption chosen", "choice"),
+    "knn_top1": Metric("kNN top-1 accuracy", "knn"),
+    "linear_top1": Metric("linear probe accuracy", "linear"),
 }
 """Metrics that a set may be reported by. macro_f1 and mean_per_class_recall are means over the classes that
 have samples; mean_r1 is the mean of both directions; query_r1 is a share of different texts, each found if
 one of its pictures is nearest."""
-PROBES: Mapping[str, str] = {metric.probe: name for name, metric in METRICS.items() if metric.probe}
+PROBES: Mapping[str, str] = {metric.task: name for name, metric in METRICS.items() if metric.probe}
 """Metrics of probes by what stands before the colon of a name: "knn:vtab/pets", "linear:own"."""
 
 
@@ -101,7 +105,7 @@ def rows_of(names: Sequence[str]) -> list[SetRow]:
     chosen: dict[SetRow, None] = {}
     for probe, base in map(split_name, names):
         rows = [table().sets[each] for each in table().suites.get(base, (base,)) if each != OWN]
-        usable = [row for row in rows if not (probe and METRICS[row.metric].retrieval)]
+        usable = [row for row in rows if not (probe and METRICS[row.metric].captioned)]
         if rows and not usable:
             raise InputError(f'eval.suite.names: "{probe}:{base}": its samples have captions and no classes')
         chosen |= dict.fromkeys(_by(probe, row) for row in usable)
