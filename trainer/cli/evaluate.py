@@ -50,8 +50,8 @@ Without --data, --zero-shot and --suite, a checkpoint of Clipship is evaluated a
     multiple=True,
     metavar="NAME",
     shell_complete=suggested.suites,
-    help="Suite of data sets (datacomp, vtab, imagenet, retrieval, own) or one of its sets; knn:NAME and "
-    "linear:NAME are probes; may be repeated.",
+    help="Suite of data sets (datacomp, vtab, imagenet, retrieval, long, xm3600, sugar_crepe, cvqa, own) "
+    "or one of its sets; knn:NAME and linear:NAME are probes; may be repeated.",
 )
 @click.option("--suite-root", metavar="FOLDER", help="Folder with the data sets of --suite.")
 @weights_model_option

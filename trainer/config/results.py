@@ -97,9 +97,10 @@ class Suite(Section):
     """A suite of data sets that `clipship eval` measures a model on. A run itself does not."""
 
     names: tuple[Text, ...] = ()
-    """Suites (datacomp, vtab, imagenet, retrieval, own) and single data sets of them, such as
-    "vtab/pets"; empty: none. "knn:NAME" and "linear:NAME" measure by nearest neighbours and by a linear
-    probe, which learn from the set's folder `train`. `clipship eval --suite NAME` replaces them."""
+    """Suites (datacomp, vtab, imagenet, retrieval, long, xm3600, sugar_crepe, cvqa, own) and single data sets
+    of them, such as "vtab/pets"; empty: none. "knn:NAME" and "linear:NAME" measure by nearest neighbours and
+    by a linear probe, which learn from the set's folder `train`. `clipship eval --suite NAME` replaces
+    them."""
     root: Annotated[Text | None, JobPath("folder", ranks=False)] = None
     """Folder with the public data sets, each in its own folder, such as wds_imagenet1k_test, as
     CLIP_benchmark and DataComp lay them out. Nothing is downloaded; `clipship check` says which ones are

@@ -23,7 +23,7 @@ class Metric:
 
     title: str
     task: str = "classification"
-    """How it is measured, for records: a key of `trainer.evaluate.suite._MEASURES`."""
+    """Name of how it is measured, for records: a key of `trainer.evaluate.suite._MEASURES`."""
 
     @property
     def captioned(self) -> bool:
