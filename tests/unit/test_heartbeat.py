@@ -52,7 +52,9 @@ def test_supervisor_reads_what_the_rank_writes(tmp_path: Path) -> None:
 def test_a_wait_in_a_collective_that_began_before_another_one_is_named(tmp_path: Path) -> None:
     memory = heartbeat.make(tmp_path)
     timer = CommTimer(torch.device("cpu"), Heartbeat.open({RANK_DIR: str(tmp_path)}))
-    timer.sent("all_gather of features", 8)
+    with timer.starting("all_gather of features", 8):
+        pass
+    assert not heartbeat.read(memory).waiting
     with timer.span("all_reduce", 4):
         pass
     with pytest.raises(ValueError, match="hung"), timer.waiting("all_gather of features"):

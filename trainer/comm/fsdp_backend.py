@@ -244,8 +244,8 @@ class _Measured:
 
     def _run(self, collective: str, nbytes: int, start: Callable[[], Any]) -> Any:
         if self._on_gpu:
-            self._timer.sent(collective, nbytes)
-            return start()
+            with self._timer.starting(collective, nbytes):
+                return start()
         with self._timer.span(collective, nbytes):
             return start()
 

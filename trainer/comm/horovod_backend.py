@@ -69,8 +69,8 @@ class HorovodBackend:
         return gathered
 
     def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
-        handle = hvd.allgather_async(tensor.detach().contiguous(), name="clipship.features")
-        self._timer.sent(_EARLY, tensor.nbytes)
+        with self._timer.starting(_EARLY, tensor.nbytes):
+            handle = hvd.allgather_async(tensor.detach().contiguous(), name="clipship.features")
 
         def wait() -> Tensor:
             with self._timer.waiting(_EARLY):
@@ -119,8 +119,8 @@ class HorovodBackend:
         return received.view_as(tensor)  # type: ignore[no-any-return]
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        handle = hvd.allreduce_async(tensor, name="clipship.small", op=hvd.Sum)
-        self._timer.sent("small all_reduce")
+        with self._timer.starting("small all_reduce"):
+            handle = hvd.allreduce_async(tensor, name="clipship.small", op=hvd.Sum)
 
         def wait() -> Tensor:
             with self._timer.waiting("small all_reduce"):

@@ -57,16 +57,28 @@ class CommTimer:
         yield
         self._heartbeat.set_waiting(False)
 
-    def sent(self, collective: str, nbytes: int = 0) -> None:
-        """Records one more collective under way with `nbytes` bytes of this rank, while the rank goes on."""
+    @contextmanager
+    def starting(self, collective: str, nbytes: int = 0, *, then_waits: bool = False) -> Iterator[None]:
+        """Records that the block starts one more collective, with `nbytes` bytes of this rank.
+
+        The rank goes on behind it, or waits until `arrived`. If the block raises, the heartbeat still shows
+        the rank in that collective: another one has probably ended.
+        """
         self._bytes += nbytes
-        self._heartbeat.begin_collective(collective, waiting=False)
+        self._heartbeat.begin_collective(collective)
+        yield
+        if not then_waits:
+            self.arrived()
+
+    def arrived(self) -> None:
+        """Records that the rank waits for no collective any more."""
+        self._heartbeat.set_waiting(False)
 
     @contextmanager
     def waiting(self, collective: str) -> Iterator[None]:
         """Adds the span of the block, which waits for a collective that is under way.
 
-        `collective` is the name by which it was `sent`. If the block raises, the heartbeat still shows the
+        `collective` is the name by which it was started. If the block raises, the heartbeat still shows the
         rank in it.
         """
         start = self.mark()

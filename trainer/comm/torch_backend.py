@@ -103,8 +103,10 @@ class TorchBackend:
 
     def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
         gathered = tensor.new_empty((self.world.size * tensor.shape[0], *tensor.shape[1:]))
-        self._timer.sent(_EARLY, tensor.nbytes)
-        work = all_gather_single(gathered, tensor.detach().contiguous(), group=self._beside, async_op=True)
+        with self._timer.starting(_EARLY, tensor.nbytes):
+            work = all_gather_single(
+                gathered, tensor.detach().contiguous(), group=self._beside, async_op=True
+            )
 
         def wait() -> Tensor:
             with self._timer.waiting(_EARLY):
@@ -144,8 +146,8 @@ class TorchBackend:
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         total = tensor.clone()
-        self._timer.sent("small all_reduce")
-        work = dist.all_reduce(total, group=self._control, async_op=True)
+        with self._timer.starting("small all_reduce"):
+            work = dist.all_reduce(total, group=self._control, async_op=True)
         assert work is not None
 
         def wait() -> Tensor:
@@ -262,11 +264,11 @@ class _Reducer:
     def _reduce_bucket(self, _state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Runs the library's own hook and marks when the last bucket left.
 
-        The backward pass spends the time after that mark waiting.
+        The backward pass spends the time after that mark waiting, and raises there what any bucket met.
         """
-        self._last_bucket = self._timer.mark()
-        self._timer.sent("all_reduce of gradients", bucket.buffer().nbytes)
-        future: torch.futures.Future[Tensor] = self._hook(None, bucket)
+        self._last_bucket, nbytes = self._timer.mark(), bucket.buffer().nbytes
+        with self._timer.starting("all_reduce of gradients", nbytes, then_waits=bucket.is_last()):
+            future: torch.futures.Future[Tensor] = self._hook(None, bucket)
         return future
 
     @contextmanager
@@ -276,6 +278,7 @@ class _Reducer:
 
     def finish(self) -> None:
         if self._last_bucket is not None:  # DDP has waited already, at the end of the backward pass
+            self._timer.arrived()
             self._timer.since(self._last_bucket)
             self._last_bucket = None
 

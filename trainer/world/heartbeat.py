@@ -207,13 +207,10 @@ class Heartbeat:
         """Records what the rank does in the phase init from now on, for people who wait."""
         _write_stage(self._memory, stage)
 
-    def begin_collective(self, name: str, *, waiting: bool = True) -> None:
-        """Records that one more collective has begun; every rank counts the same ones.
-
-        `waiting=False` means that the collective is under way while the rank goes on.
-        """
+    def begin_collective(self, name: str) -> None:
+        """Records that the rank waits in one more collective; every rank counts the same ones."""
         self._collectives, self._collective = self._collectives + 1, name
-        self.set_waiting(waiting)
+        self.set_waiting(True)
 
     def wait_in(self, name: str) -> None:
         """Records that the rank waits in a collective that began before others did; none is counted."""
