@@ -23,6 +23,7 @@ from trainer.estimate.step_memory import step_memory
 from trainer.model.build import build_model, give_initial_weights, untrained
 from trainer.model.compile import compile_blocks
 from trainer.model.fused_block import PLAIN
+from trainer.model.lora import without_adapters
 from trainer.model.mixture import Mixture
 from trainer.model.outputs import features
 from trainer.model.packages import check_captions
@@ -118,6 +119,8 @@ def test_loss_and_gradients_are_those_of_the_formula(
             if name.endswith("lora_B"):
                 parameter.normal_(std=0.1, generator=draw)
     plain.model.load_state_dict(by_hand(state(step.model)))
+    read = without_adapters(step.model.state_dict())
+    torch.testing.assert_close(read, plain.model.state_dict(), rtol=1e-12, atol=1e-15)
     batches = _batches(step.model, size)
     torch.testing.assert_close(step.gradients(batches, 0), plain.gradients(batches, 0), rtol=1e-12, atol=0)
     whole, ours = dict(plain.model.named_parameters()), dict(step.model.named_parameters())
