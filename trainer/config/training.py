@@ -157,9 +157,9 @@ class Model(Section):
     are those of an unlocked model from the begin. None: it stays locked."""
     lora_rank: Positive | None = None
     """Rank of LoRA's matrices A and B (arXiv 2106.09685), which are trained beside the linear weights of a
-    tower's blocks; all else of that tower stays as it is, but the logits' scale and bias learn. Needs weights
-    to begin with. Checkpoints keep A and B beside the weights; `clipship export` adds them up. None: no LoRA.
-    """
+    tower's blocks; all else of that tower stays as it is, also what `init` lacks; the logits' scale and bias
+    learn. Needs weights to begin with. Checkpoints keep A and B beside the weights; `clipship export` adds
+    them up. None: no LoRA."""
     lora_alpha: Annotated[AboveZero | None, _WITH_LORA] = None
     """Factor of LoRA's product B A, divided by the rank. None: the rank, so that the factor is 1."""
     lora_towers: Annotated[Literal["both", "image", "text"], _WITH_LORA] = "both"

@@ -58,12 +58,13 @@ def merged(weight: Tensor, down: Tensor, up: Tensor, scale: Tensor) -> Tensor:
 
 def without_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors of a state dict by the names of a plain model, adapters added to their weights."""
-    parts = (_DOWN, _UP, _SCALE)
-    plain = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in parts}
-    for name in filter(is_drawn, tensors):
-        place = name.removesuffix(_DOWN)
-        weight = next(place + each for each in (_JOINT, _LINEAR) if place + each in plain)
-        plain[weight] = merged(plain[weight], *(tensors[place + part] for part in parts))
+    plain = dict(tensors)
+    for name in tensors:
+        if name.rpartition(".")[2] == _SCALE:
+            place = name.removesuffix(_SCALE)
+            parts = [plain.pop(place + part) for part in (_DOWN, _UP, _SCALE)]
+            weight = place + (_JOINT if place + _JOINT in plain else _LINEAR)
+            plain[weight] = merged(plain[weight], *parts)
     return plain
 
 
@@ -121,7 +122,8 @@ def _add(weight: _Weight, settings: Model, draw: torch.Generator) -> int:
     module.register_parameter(_DOWN, nn.Parameter(down.to(own)))
     module.register_parameter(_UP, nn.Parameter(own.new_zeros(len(own), rank)))
     module.register_buffer(_SCALE, own.new_tensor(settings.lora_scale))
-    module.__class__ = _adapted(type(module), weight.key)  # type: ignore[arg-type]  # the instance keeps its settings, hooks and names
+    # The instance keeps its settings, hooks and names.
+    module.__class__ = _adapted(type(module), weight.key)  # type: ignore[arg-type]
     return rank * sum(own.shape)
 
 
