@@ -36,6 +36,8 @@ _PLAIN_NUMBERS = {
     "optim.grad_clip_norm",
     "optim.max_logit_scale",
     "model.init_max_missing",
+    "model.lora_alpha",
+    "model.lora_rank",
     "model.patch_dropout",
     "data.augment.rand_augment_magnitude",
     "data.augment.color_jitter_prob",

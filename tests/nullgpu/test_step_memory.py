@@ -61,6 +61,7 @@ class Case:
 
 SIGLIP = {"loss": "siglip"}
 CHECKPOINTED = {"grad_checkpointing": True}
+LORA = {"init": "weights.pt", "lora_rank": 16}
 CASES = (
     Case("ViT-B-32", 1024),
     Case("ViT-L-14", 256, CHECKPOINTED),
@@ -85,6 +86,11 @@ CASES = (
     Case("ViT-B-32", 512, {"lock_image": True, "lock_image_unlocked_groups": 1, "lock_text": True}),
     Case("ViT-L-14", 128, {"lock_image": True, "lock_image_unlocked_groups": 1, "lock_text": True}),
     Case("ViT-B-16", 256, {"image_size": 288, "context_length": 32}),
+    Case("ViT-B-32", 512, LORA),
+    Case("ViT-B-32", 512, {**LORA, "precision": "fp32"}),
+    Case("ViT-B-32", 512, {**LORA, "lora_towers": "image", "lock_text": True}),
+    Case("ViT-B-32", 512, LORA | CHECKPOINTED),
+    Case("ViT-B-32", 512, LORA, optim={"max_batch_size_per_gpu": 128}),
 )
 WIDE = {"param_dtype": "fp32"}
 KEPT = {"reshard_after_forward": False}
@@ -103,6 +109,7 @@ SPLIT = (
     Case("ViT-H-14", 64, CHECKPOINTED, fsdp=WIDE),
     Case("ViT-H-14", 4, fsdp=KEPT),
     Case("ViT-H-14", 64, CHECKPOINTED, fsdp=KEPT),
+    Case("ViT-L-14", 64, LORA),
 )
 """Cases of eight ranks that split the model."""
 
@@ -122,7 +129,8 @@ def test_memory_by_arithmetic_is_that_of_the_allocator(case: Case, gpu: Comm) ->
     assert shape is not None
     batch_plan = plan(job, 1)
     steps = PlannedSteps(job, batch_plan, shape, gpu)
-    assert shape.parameters == pytest.approx(steps.parameters, abs=4), "logit scale and bias are left out"
+    counted = shape.parameters + shape.adapters
+    assert counted == pytest.approx(steps.parameters, abs=4), "logit scale and bias are left out"
     compare(case, step_memory(shape, job, batch_plan), steps.peak)
 
 
@@ -150,7 +158,7 @@ def test_memory_by_arithmetic_is_that_of_the_allocator_where_ranks_split_the_mod
     shape = architecture(job.model)
     assert shape is not None
     parameters, peak = split_steps[str(case)]
-    assert shape.parameters == pytest.approx(parameters, abs=4)
+    assert shape.parameters + shape.adapters == pytest.approx(parameters, abs=4)
     compare(case, memory_of(shape, job, plan(job, RANKS), None), peak)
 
 

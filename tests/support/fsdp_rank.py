@@ -31,7 +31,7 @@ from trainer.comm.replicas import ReplicaError, check_replicas
 from trainer.comm.torch_backend import TorchBackend, all_gather_single
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
-from trainer.model.build import build_model
+from trainer.model.build import build_model, untrained
 from trainer.run.best import folder_name
 from trainer.train.step import MicroBatch, StepResult, TrainStep
 from trainer.world.launchers import detect
@@ -315,8 +315,12 @@ def the_rest(folder: Path, train: TrainStep, comm: Comm, job: Job) -> None:
     ranks_evaluate_as_often_as_they_like(train, comm)
     checkpoints_go_from_one_backend_to_another(folder, train, comm, job)
     settings = {"backend": "fsdp", "fsdp": {"shard_degree": job.comm.fsdp.shard_degree}}
-    for key in ("lock_image", "grad_checkpointing"):
-        model: dict[str, Any] = {key: True}
+    begin = folder / "begin.pt"
+    if comm.world.rank == 0:
+        torch.save(untrained(tiny_job()).model.state_dict(), begin)
+    comm.barrier(60.0)
+    cases: list[dict[str, Any]] = [{"lock_image": True}, {"grad_checkpointing": True}]
+    for model in (*cases, {"lora_rank": 3, "pretrained": str(begin)}):
         steps_are_those_of_one_process(comm, job_of(settings, comm.world.size, **model))
 
 

@@ -22,6 +22,7 @@ from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.training import run, setup_of
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
+from trainer.model.build import untrained
 from trainer.world.launchers import World
 
 nullgpu: Any = importlib.import_module("nullgpu")
@@ -39,6 +40,8 @@ EVA = {
 }
 DROPOUT = {**json.loads(Path(VIT).read_text())}
 DROPOUT["vision_cfg"] = {**DROPOUT["vision_cfg"], "patch_dropout": 0.5}
+LORA = {"lora_rank": 4, "pretrained": "begin.pt"}
+"""LoRA beside weights of the tiny ViT that a case finds in its folder."""
 WARM_STEPS = 3
 """Steps after which torch's allocators have all the memory that a step needs."""
 
@@ -76,6 +79,8 @@ CASES = (
     Case("checkpointed activations", precision="bf16", model={"grad_checkpointing": True}),
     Case("patch dropout", DROPOUT, "bf16"),
     Case("CUDA graphs", precision="bf16", model={"cuda_graphs": True}),
+    Case("LoRA in bf16", precision="bf16", model=LORA),
+    Case("LoRA with CUDA graphs", precision="bf16", model={**LORA, "cuda_graphs": True}),
     Case("a ResNet in bf16", RESNET, "bf16"),
     # The fourth backward pass takes a last segment of 2 MiB for small tensors of timm's rotary positions.
     Case("EVA in bf16", EVA, "bf16", warm_steps=WARM_STEPS + 1),
@@ -182,6 +187,10 @@ def steps_of(gpu: Comm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[C
                 path = folder / "model.json"
                 path.write_text(json.dumps(config))
                 config = str(path)
+            model = {"name": config, "precision": case.precision, **(case.model or {})}
+            if "pretrained" in model:
+                model["pretrained"] = str(folder / model["pretrained"])
+                torch.save(untrained(tiny_job(config=config)).model.state_dict(), model["pretrained"])
             gc.collect()
             torch.cuda.empty_cache()  # else a case would find the memory of others
             last = case.warm_steps + 5
@@ -191,7 +200,7 @@ def steps_of(gpu: Comm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[C
                         folder,
                         gpu,
                         dict,
-                        model={"name": config, "precision": case.precision, **(case.model or {})},
+                        model=model,
                         optim={"steps": last + 1, **(case.optim or {})},
                         eval={"zero_shot": (), "retrieval": ()},
                         logging={"every_steps": 2},

@@ -23,10 +23,12 @@ from tests.support.pages import ROOT
 from tests.support.ready import models
 from tests.support.text_towers import make_tower
 from trainer.cli.export import command
+from trainer.comm.protocol import Comm
 from trainer.config import Job
+from trainer.config.batch_plan import plan
 from trainer.config.loader import recorded
 from trainer.errors import InputError
-from trainer.model.build import untrained
+from trainer.model.build import build_model, untrained
 from trainer.model.export import FORMATS
 from trainer.model.model_card import model_card
 
@@ -65,9 +67,9 @@ def text(texts):
 """
 
 
-def checkpoint(folder: Path, job: Job) -> tuple[Path, Any]:
-    """A checkpoint of a run that has trained nothing, and its model."""
-    clip = untrained(job)
+def checkpoint(folder: Path, job: Job, clip: Any = None) -> tuple[Path, Any]:
+    """A checkpoint of a run that has this model, or has trained nothing, and the model."""
+    clip = clip or untrained(job)
     folder.mkdir()
     torch.save(clip.model.state_dict(), folder / "model.pt")
     for name, content in clip.files.items():
@@ -144,6 +146,25 @@ def test_features_are_equal_where_clipship_is_not(
     there = features_there(tmp_path, made.out, load)
     for theirs, ours in zip(there, features_here(tmp_path, made.clip), strict=True):
         torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["open_clip", "hf"])
+def test_adapters_are_added_to_the_weights_that_are_exported(tmp_path: Path, alone: Comm, form: str) -> None:
+    torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / "begin.pt")
+    job = tiny_job(model={"pretrained": str(tmp_path / "begin.pt"), "lora_rank": 4, "lora_alpha": 6.0})
+    clip = build_model(job, plan(job, 1), alone)
+    with torch.no_grad():
+        for name, parameter in clip.model.named_parameters():
+            if name.endswith("lora_B"):
+                parameter.normal_(std=0.1)
+    source, _ = checkpoint(tmp_path / "step", job, clip)
+    assert export(source, tmp_path / "out", form).exception is None
+    load = OPEN_CLIP if form == "open_clip" else TRANSFORMERS.replace("{length}", "16")
+    there = features_there(tmp_path, tmp_path / "out", load)
+    for theirs, ours in zip(there, features_here(tmp_path, clip), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-6 if form == "open_clip" else 1e-5)
+    for theirs, begin in zip(there, features_here(tmp_path, untrained(job)), strict=True):
+        assert (theirs - begin).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("tower", ["own", "bert"])

@@ -49,6 +49,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "patch dropout": {"model": {"patch_dropout": 0.5}},
     "locked but the last block": {"model": {"lock_image": True, "lock_image_unlocked_groups": 2}},
     "unlocked after two steps": {"model": {"lock_image": True, "unlock_after_step": 2}},
+    "lora": {"model": {"lora_rank": 2, "lora_alpha": 4.0}, "optim": {"ema_decay": 0.8}},
+    "lora in one tower": {"model": {"lora_rank": 2, "lora_towers": "text"}, "optim": {"optimizer": "muon"}},
     "siglip": {"optim": {"loss": "siglip"}},
     "label smoothing": {"optim": {"label_smoothing": 0.1}},
     "coca": {"config": COCA, "optim": {"loss": "coca", "caption_weight": 1.5}},
@@ -58,13 +60,15 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def teachers_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Gives the recipe with a teacher weights of another seed than the student's."""
+def other_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Gives the recipe with a teacher weights of another seed than the student's, and LoRA's a begin."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.pt"
     of_another_seed = tiny_job(config=few_words(VIT)).model_copy(update={"seed": 9})
     torch.save(untrained(of_another_seed).model.state_dict(), path)
     RECIPES["teacher"]["model"]["teacher"] = few_words(VIT)
     RECIPES["teacher"]["model"]["teacher_pretrained"] = str(path)
+    for recipe in ("lora", "lora in one tower"):
+        RECIPES[recipe]["model"]["pretrained"] = str(path)
 
 
 def job_of(recipe: str, ranks: int) -> Job:

@@ -214,6 +214,18 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"optim": {"optimizer": "lion"}},
     ),
     ("optim.eps", {"optim": {"optimizer": "lion", "eps": 1e-8}}, {"optim": {"optimizer": "adamw"}}),
+    *(
+        (
+            key,
+            {"model": {key.removeprefix("model."): value}},
+            {"model": {"lora_rank": 4, "pretrained": "openai"}},
+        )
+        for key, value in (
+            ("model.lora_alpha", 8.0),
+            ("model.lora_towers", "text"),
+            ("model.lora_targets", ["*.attn.*"]),
+        )
+    ),
     ("optim.ema_from_step", {"optim": {"ema_from_step": 1}}, {"optim": {"ema_decay": 0.99}}),
     (
         "optim.no_decay",

@@ -36,6 +36,7 @@ _IF_LR_FALLS = OnlyIf(
 )
 _WITH_COOLDOWN = OnlyIf(lambda job: job.optim.cooldown_share > 0, "optim.cooldown_share is 0")
 _WITH_DECAY = OnlyIf(lambda job: job.optim.weight_decay > 0, "optim.weight_decay = 0 decays nothing")
+_WITH_LORA = OnlyIf(lambda job: job.model.lora_rank is not None, "model.lora_rank is not set")
 _WITH_EMA = OnlyIf(lambda job: job.optim.ema_decay is not None, "optim.ema_decay is not set")
 
 HUB_TEXT = "hf:"
@@ -154,6 +155,18 @@ class Model(Section):
     unlock_after_step: Positive | None = None
     """Step after which what lock_image and lock_text lock is trained, too. The memory and the time of a step
     are those of an unlocked model from the begin. None: it stays locked."""
+    lora_rank: Positive | None = None
+    """Rank of LoRA's matrices A and B (arXiv 2106.09685), which are trained beside the linear weights of a
+    tower's blocks; all else of that tower stays as it is, also what `init` lacks; the logits' scale and bias
+    learn. Needs weights to begin with. Checkpoints keep A and B beside the weights; `clipship export` adds
+    them up. None: no LoRA."""
+    lora_alpha: Annotated[AboveZero | None, _WITH_LORA] = None
+    """Factor of LoRA's product B A, divided by the rank. None: the rank, so that the factor is 1."""
+    lora_towers: Annotated[Literal["both", "image", "text"], _WITH_LORA] = "both"
+    """Towers that LoRA adapts. The other one is trained as a whole, unless it is locked."""
+    lora_targets: Annotated[tuple[Text, ...], _WITH_LORA] = ()
+    """Patterns of names of the weights that LoRA adapts, such as "*.attn.*" or "*.in_proj_weight". Empty: all
+    linear weights of the blocks, in attention and MLP."""
     sync_batch_norm: bool = True
     """Compute batch norm statistics over the global batch, so that the gradient does not depend on the number
     of ranks."""
@@ -201,6 +214,17 @@ class Model(Section):
     def unlocked(self) -> tuple[int | None, int | None]:
         """Groups of both towers, from the end, that are trained at some time; None: all are."""
         return self.locked if self.unlock_after_step is None else (None, None)
+
+    @property
+    def lora(self) -> tuple[int, int]:
+        """Ranks of LoRA in the image tower and in the text tower; 0: it has none."""
+        rank = self.lora_rank or 0
+        return rank * (self.lora_towers != "text"), rank * (self.lora_towers != "image")
+
+    @property
+    def lora_scale(self) -> float:
+        """Factor of LoRA's product B A."""
+        return 1.0 if self.lora_alpha is None or self.lora_rank is None else self.lora_alpha / self.lora_rank
 
     @property
     def tower_changes(self) -> Mapping[str, Mapping[str, Any]]:
@@ -279,6 +303,28 @@ class Model(Section):
                 raise ValueError(f"{unlocked} leaves a part of a locked tower open: set {lock} = true, too")
         if self.unlock_after_step is not None and not (self.lock_image or self.lock_text):
             raise ValueError("unlock_after_step unlocks nothing: set lock_image or lock_text = true, too")
+        return self
+
+    @model_validator(mode="after")
+    def _lora_has_fixed_weights(self) -> "Model":
+        if not self.lora_rank:
+            return self
+        if not (self.pretrained or self.init or ":" in self.name):
+            raise ValueError(
+                "lora_rank trains beside weights that stay as they are, and these would be random: give "
+                "pretrained or init, too"
+            )
+        if self.init == "timm" and self.lora[1]:
+            raise ValueError(
+                'init = "timm" has weights for the image tower alone, and lora_rank would leave the text '
+                'tower as it begins: set lora_towers = "image"'
+            )
+        for tower, rank, lock in zip(("text", "image"), self.lora, ("lock_image", "lock_text"), strict=True):
+            if rank and getattr(self, lock):
+                raise ValueError(
+                    f"{lock} = true and lora_rank both say what learns of one tower: remove {lock}, or set "
+                    f'lora_towers = "{tower}"'
+                )
         return self
 
     @model_validator(mode="after")

@@ -51,6 +51,17 @@ class Tower:
     """Parameters behind the blocks that are a group of their own where a tower is unlocked from its end."""
     norm: int = 0
     """Parameters behind the blocks that are unlocked with the last of them."""
+    merged: int = 0
+    """Weights that each pass makes from fixed ones and LoRA's adapters; `parameters` are then the latter."""
+
+    def adapted(self, rank: int) -> "Tower":
+        """Returns the part that is trained with LoRA on all linear weights of the blocks."""
+        return replace(
+            self,
+            parameters=self.layers * rank * (8 * self.width + 2 * self.hidden),
+            embedding=0,
+            merged=self.layers * (4 * self.width**2 + 2 * self.width * self.hidden),
+        )
 
     def last(self, groups: int | None) -> "Tower":
         """Returns the part that is trained if only the last `groups` are unlocked; None: all of it.
@@ -77,6 +88,8 @@ class Architecture:
     """Width of the features that the loss compares."""
     unlocked: tuple[int | None, int | None] = (None, None)
     """Groups of the image tower and of the text tower that are trained, from the end; None: all."""
+    lora: tuple[int, int] = (0, 0)
+    """Ranks of LoRA in both towers; 0: it has none."""
 
     @property
     def parameters(self) -> int:
@@ -91,8 +104,16 @@ class Architecture:
     @property
     def trained(self) -> tuple[Tower, Tower]:
         """The parts of both towers that are trained; one without parameters is locked."""
-        image, text = self.unlocked
-        return self.image.last(image), self.text.last(text)
+        image, text = (
+            tower.adapted(rank) if rank else tower.last(groups)
+            for tower, rank, groups in zip(self.towers, self.lora, self.unlocked, strict=True)
+        )
+        return image, text
+
+    @property
+    def adapters(self) -> int:
+        """Number of LoRA's parameters, which the model has besides its own."""
+        return sum(tower.parameters for tower in self.trained if tower.merged)
 
     @property
     def trained_parameters(self) -> int:
@@ -126,7 +147,7 @@ def architecture(model: Model) -> Architecture | None:
         if image is None or model.text or "hf_model_name" in text:
             return None
         words = _text(text, embed_dim, quick=quick)
-        return Architecture(image, words, _size(vision), embed_dim, model.unlocked)
+        return Architecture(image, words, _size(vision), embed_dim, model.unlocked, model.lora)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ZeroDivisionError):
         return None
 

@@ -46,7 +46,7 @@ def state_bytes(job: Job) -> int | None:
 def checkpoint_bytes(job: Job) -> CheckpointBytes | None:
     """Returns the size of a checkpoint; None if the model's config does not say its size.
 
-    What is locked has weights and no optimizer state.
+    What is locked has weights and no optimizer state. LoRA's adapters stand beside the weights.
     """
     shape = architecture(job.model)
     if shape is None:
@@ -54,4 +54,5 @@ def checkpoint_bytes(job: Job) -> CheckpointBytes | None:
     each = _FLOAT64 if job.model.precision == "fp64" else _FLOAT32
     optimizer = OPTIMIZERS[job.optim.optimizer].kept(shape.trained_parameters, shape.trained_tables)
     has_ema = job.optim.ema_decay is not None
-    return CheckpointBytes(each * shape.parameters, each * optimizer, each * shape.parameters * has_ema)
+    weights = each * (shape.parameters + shape.adapters)
+    return CheckpointBytes(weights, each * optimizer, weights * has_ema)

@@ -32,7 +32,7 @@ class StepMemory:
     """Bytes on one GPU at the moment of a step that needs most, by what they hold."""
 
     weights: int
-    """Parameters, and their copies in half precision that the backward pass needs."""
+    """Parameters, and what the backward pass needs of them besides: copies in half precision, LoRA's sums."""
     gradients: int
     optimizer: int
     """Values that the optimizer keeps: of AdamW both moments."""
@@ -90,12 +90,16 @@ def _moments(
     # What FSDP gathers in half precision needs no copies, and is let go after use.
     split = shards > 1
     brief = checkpointed or (split and _gathered_value(job, value) == value)
-    copies = [value * (tower.parameters - tower.embedding) if half and not brief else 0 for tower in towers]
+    cast = half and not brief
+    copies = [
+        value * (tower.merged * (not checkpointed) + (tower.parameters - tower.embedding) * cast)
+        for tower in towers
+    ]
 
     def moment(activations: int, grads: int, casts: int, loss: int = 0, passed: int = 0) -> StepMemory:
         gathered = _gathered(shape, job, value, passed) if split else 0
         return StepMemory(
-            weights=wide * shape.parameters // shards + casts + gathered,
+            weights=wide * (shape.parameters + shape.adapters) // shards + casts + gathered,
             gradients=wide * (trained if always else grads) // shards,
             activations=activations,
             loss=loss,

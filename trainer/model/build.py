@@ -32,6 +32,7 @@ from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
 from trainer.model.loading import check_weights, loading
 from trainer.model.locking import lock_towers
+from trainer.model.lora import adapt
 from trainer.model.open_clip_api import LOGGERS
 from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
@@ -94,7 +95,8 @@ def build_model(
     choose_gpu_math(job, clip.model, comm.device)
     if has_batch_norm(clip.model):
         _prepare_batch_norm(clip.model, job, plan, comm)
-    return replace(clip, kernels=use_kernels(clip.model, job.model))
+    kernels = use_kernels(clip.model, job.model)
+    return replace(clip, kernels=kernels, notes=(*clip.notes, *adapt(clip.model, job.model, job.seed)))
 
 
 def build_alone(job: Job, device: torch.device) -> Clip:
@@ -131,7 +133,7 @@ def clamp_logit_scale(model: nn.Module, limit: float | None) -> None:
 
 def give_initial_weights(job: Job, model: nn.Module) -> None:
     """Loads the weights with which the job begins into a model made without them. Raises InputError."""
-    model.load_state_dict(untrained(job).model.state_dict())
+    model.load_state_dict(model.state_dict() | untrained(job).model.state_dict())
 
 
 def untrained(job: Job, *, initial_weights: bool = True) -> Clip:

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from timm.models import group_parameters
 from torch import nn
 
 Tower = Literal["image", "text"]
+TOWERS: Sequence[Tower] = get_args(Tower)
 
 _LOGITS = ("logit_scale", "logit_bias")
 _IMAGE = "visual."

@@ -6,6 +6,7 @@ from torch import nn
 
 from trainer.config import Model
 from trainer.errors import InputError
+from trainer.model.layer_numbers import TOWERS, layers_of
 from trainer.model.sync_batch_norm import has_batch_norm, lock_batch_norm
 
 _NO_GROUPS = (AssertionError, AttributeError, NotImplementedError, RuntimeError)
@@ -13,11 +14,13 @@ _NO_GROUPS = (AssertionError, AttributeError, NotImplementedError, RuntimeError)
 
 
 def lock_towers(model: nn.Module, settings: Model) -> None:
-    """Freezes what the settings lock for the whole run.
+    """Freezes what the settings lock for the whole run, and all of a tower that LoRA adapts.
 
     Statistics of batch norm are frozen with the image tower's layers. Groups of layers are those of
     open_clip. Raises InputError if a tower has no groups, or no more than are to stay unlocked.
     """
+    if settings.lora_rank:
+        _freeze_adapted(model, settings)
     if settings.unlock_after_step is None:
         _freeze(model, settings)
 
@@ -41,6 +44,14 @@ def locked_first(model: nn.Module, settings: Model) -> frozenset[str]:
     for name in locked:
         model.get_parameter(name).requires_grad_()
     return frozenset(locked)
+
+
+def _freeze_adapted(model: nn.Module, settings: Model) -> None:
+    for name, layer in layers_of(model).items():
+        if settings.lora[TOWERS.index(layer.tower)]:
+            model.get_parameter(name).requires_grad_(False)
+    if settings.lora[0]:
+        lock_batch_norm(model.visual)  # type: ignore[arg-type]
 
 
 def _freeze(model: nn.Module, settings: Model) -> None:

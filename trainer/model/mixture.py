@@ -8,20 +8,21 @@ from torch import Tensor, nn
 
 from trainer.checkpoint.identity import digest_of
 from trainer.config import Job
+from trainer.model.lora import is_drawn
 
 
 class Mixture:
     """Puts a mixture in the place of the weights; what is locked, and batch norm's statistics, stay.
 
-    The first weights are kept in the host's memory, and so are the trained ones meanwhile.
+    The first weights are kept in the host's memory, and so are the trained ones meanwhile. Of LoRA's two
+    matrices B alone is mixed, which makes the mixture that of their product.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], share: float | None) -> None:
         """`parameters` have the first weights; `share` is that of the trained ones, None: no mixture."""
         self._share = share
-        self._first = (
-            [] if share is None else [(p, _on_host(p)) for p in parameters.values() if p.requires_grad]
-        )
+        mixed = [p for name, p in parameters.items() if p.requires_grad and not is_drawn(name)]
+        self._first = [] if share is None else [(parameter, _on_host(parameter)) for parameter in mixed]
 
     @contextmanager
     @torch.no_grad()

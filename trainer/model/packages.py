@@ -131,7 +131,7 @@ def check_loss(job: Job) -> None:
 def check_captions(job: Job) -> None:
     """Raises InputError for keys of a model that writes captions which open_clip's CoCa does not have."""
     settings = job.model
-    locks = [name for name in ("lock_image", "lock_text") if getattr(settings, name)]
+    locks = [name for name in ("lock_image", "lock_text", "lora_rank") if getattr(settings, name)]
     if LOSSES[job.optim.loss].captions and (keys := [*locks, *["cuda_graphs"] * settings.cuda_graphs]):
         raise InputError(
             f"model.{keys[0]}: {settings.name} writes captions (CoCa), and its parts cannot be "

@@ -1,6 +1,7 @@
-"""Takes off what other programs put before the names of a model's weights, wherever open_clip reads a file.
+"""Gives the weights of a file the names of a plain model, wherever open_clip reads one.
 
 torch.compile, DistributedDataParallel and Lightning wrap a model, and its weights have the wrapper's name.
+The adapters of a checkpoint of LoRA are added to their weights.
 """
 
 import logging
@@ -9,6 +10,8 @@ from typing import Any
 
 import open_clip.factory
 from torch import Tensor
+
+from trainer.model.lora import without_adapters
 
 log = logging.getLogger("clipship")
 
@@ -37,7 +40,7 @@ def take_off_prefixes() -> None:
 
 def _load(path: str, device: str = "cpu", weights_only: bool = True) -> dict[str, Tensor]:
     """Returns the tensors of a file by open_clip's names."""
-    tensors: dict[str, Tensor] = _reads(path, device=device, weights_only=weights_only)
+    tensors = without_adapters(_reads(path, device=device, weights_only=weights_only))
     prefix = prefix_of(tensors)
     if not prefix:
         return tensors

@@ -234,9 +234,11 @@ def _model(job: Job) -> str:
         for tower, groups in zip(("image", "text"), job.model.locked, strict=True)
         if groups is not None
     )
+    where = "both towers" if job.model.lora_towers == "both" else f"the {job.model.lora_towers} tower"
+    adapted = f", LoRA of rank {job.model.lora_rank} in {where}" if job.model.lora_rank else ""
     compiled = ", compiled" if job.model.compile else ""
     own = f"{job.model.name}{_text_tower(job.model)}{_any_shape(job.model)}"
-    return f"{own}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{compiled}"
+    return f"{own}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{adapted}{compiled}"
 
 
 def _any_shape(model: Model) -> str:

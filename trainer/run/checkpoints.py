@@ -20,7 +20,8 @@ from trainer.text.masking import masked
 
 WEIGHTS = "model.pt"
 """Name of the weights file, a plain state dict: `open_clip.create_model(name, pretrained=PATH)` and
-`torch.load(weights_only=True)` load it."""
+`torch.load(weights_only=True)` load it. With LoRA it has adapters beside the weights, and an export adds them
+up."""
 EMA_WEIGHTS = "ema.pt"
 """Name of the file with the moving average of the weights, in the same format, where `optim.ema_decay` is
 set."""
