@@ -318,6 +318,9 @@ def the_rest(folder: Path, train: TrainStep, comm: Comm, job: Job) -> None:
     for key in ("lock_image", "grad_checkpointing"):
         model: dict[str, Any] = {key: True}
         steps_are_those_of_one_process(comm, job_of(settings, comm.world.size, **model))
+    plain = job_of(settings, comm.world.size)
+    anchored = plain.optim.model_copy(update={"anchor": 50.0})
+    steps_are_those_of_one_process(comm, plain.model_copy(update={"optim": anchored}))
 
 
 if __name__ == "__main__":
