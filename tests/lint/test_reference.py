@@ -30,6 +30,7 @@ _PLAIN_NUMBERS = {
     "optim.decay_from_step",
     "optim.decay_from_lr",
     "optim.weight_decay",
+    "optim.anchor",
     "optim.beta1",
     "optim.beta2",
     "optim.eps",

@@ -322,6 +322,9 @@ def the_rest(folder: Path, train: TrainStep, comm: Comm, job: Job) -> None:
     cases: list[dict[str, Any]] = [{"lock_image": True}, {"grad_checkpointing": True}]
     for model in (*cases, {"lora_rank": 3, "pretrained": str(begin)}):
         steps_are_those_of_one_process(comm, job_of(settings, comm.world.size, **model))
+    plain = job_of(settings, comm.world.size)
+    anchored = plain.optim.model_copy(update={"anchor": 50.0})
+    steps_are_those_of_one_process(comm, plain.model_copy(update={"optim": anchored}))
 
 
 if __name__ == "__main__":

@@ -235,8 +235,9 @@ def test_compiled_blocks_give_the_adapters_their_gradients(
 def test_a_mixture_with_the_begin_is_that_of_the_weights(
     begin: dict[str, dict[str, Any]], alone: Comm
 ) -> None:
-    step = _step(job_of(begin["open_clip"], precision="fp64"), alone)
-    first, mixture = by_hand(state(step.model)), Mixture(step.shards.parameters, 0.3)
+    job = job_of(begin["open_clip"], precision="fp64")
+    step = _step(job.model_copy(update={"eval": job.eval.model_copy(update={"mix": 0.3})}), alone)
+    first, mixture = by_hand(state(step.model)), Mixture(step.first, 0.3)
     for number in range(2):
         step(_batches(step.model, SAMPLES), number)
     last = by_hand(state(step.model))
@@ -245,6 +246,16 @@ def test_a_mixture_with_the_begin_is_that_of_the_weights(
     for name, tensor in mixed.items():
         torch.testing.assert_close(tensor, first[name].lerp(last[name], 0.3), rtol=1e-12, atol=1e-15)
     torch.testing.assert_close(by_hand(state(step.model)), last, rtol=0, atol=0)
+
+
+def test_an_anchor_pulls_what_was_learned_to_nothing(begin: dict[str, dict[str, Any]], alone: Comm) -> None:
+    job = job_of(begin["open_clip"], precision="fp64")
+    anchored = job.optim.model_copy(update={"anchor": 0.5, "weight_decay": 0.0})
+    step = _step(job.model_copy(update={"optim": anchored}), alone)
+    kept = {name for name, each in step.shards.parameters.items() if each in step.first}
+    assert kept == {name for name in step.shards.parameters if name.endswith(("lora_B", "logit_scale"))}
+    assert all(not step.first[step.shards.parameters[name]].any() for name in kept if "lora_B" in name)
+    step(_batches(step.model, SAMPLES), 0)
 
 
 def test_a_model_made_without_weights_gets_them_beside_its_adapters(

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tests.support.jobs import tiny_job
+from trainer.model.anchor import first_weights
 from trainer.model.mixture import Mixture, digest_of_begin
 
 
@@ -14,7 +15,8 @@ def trained_from_its_begin(share: float | None) -> tuple[nn.Module, dict[str, An
     """Returns a model that was changed, copies of its first weights, and the mixture."""
     model = nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 4))
     first = {name: value.clone() for name, value in model.state_dict().items()}
-    mixture = Mixture(dict(model.named_parameters()), share)
+    job = tiny_job(model={"init": "first.pt"}, eval={"mix": share, "retrieval": ("a.csv",)})
+    mixture = Mixture(first_weights(dict(model.named_parameters()), job), share)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))

@@ -44,6 +44,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "optim": {"image_lr": 3e-4, "text_lr": 2e-3, "image_layer_decay": 0.7, "text_layer_decay": 0.9}
     },
     "ema": {"optim": {"ema_decay": 0.8, "ema_from_step": 1}},
+    "anchor": {"optim": {"anchor": 20.0, "ema_decay": 0.8, "image_layer_decay": 0.7}},
     "linear": {"optim": {"schedule": "linear", "warmup_steps": 2}},
     "constant with cooldown": {"optim": {"schedule": "constant", "cooldown_share": 0.6, "warmup_steps": 1}},
     "patch dropout": {"model": {"patch_dropout": 0.5}},
@@ -61,7 +62,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def other_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Gives the recipe with a teacher weights of another seed than the student's, and LoRA's a begin."""
+    """Gives the recipe with a teacher weights of another seed than the student's, and others a begin."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.pt"
     of_another_seed = tiny_job(config=few_words(VIT)).model_copy(update={"seed": 9})
     torch.save(untrained(of_another_seed).model.state_dict(), path)
@@ -69,6 +70,7 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
     RECIPES["teacher"]["model"]["teacher_pretrained"] = str(path)
     for recipe in ("lora", "lora in one tower"):
         RECIPES[recipe]["model"]["pretrained"] = str(path)
+    RECIPES["anchor"]["model"] = {"init": str(path)}
 
 
 def job_of(recipe: str, ranks: int) -> Job:

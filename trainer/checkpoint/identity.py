@@ -29,6 +29,8 @@ class RunIdentity:
     """Digest of the sizes of the data's files and of their samples; empty if it is not known."""
     eval_files: Mapping[str, str] = field(default_factory=dict)
     """Digest of what each key of the evaluation reads from a file of the user's, by key."""
+    anchor: Mapping[str, str] = field(default_factory=dict)
+    """Digest of the weights that `optim.anchor` pulls to, by the key that names them; empty without it."""
     order: Mapping[str, Any] = field(default_factory=dict)
     """The order of the samples, as `trainer.data.choose_order` has it; empty as long as it is not known."""
 
@@ -40,6 +42,7 @@ class RunIdentity:
             "data_order": dict(self.order),
             "model_files": dict(self.model_files),
             "eval_files": dict(self.eval_files),
+            "anchor": dict(self.anchor),
             "job": recorded(self.job),
         }
 
@@ -83,6 +86,9 @@ class RunIdentity:
             if self.model_files.get(name, digest) != digest:
                 what = "config" if name == MODEL_CONFIG else f"file {name}"
                 yield f"the {what} of the model {self.job.model.name} has other contents than then"
+        for key, digest in before.get("anchor", {}).items():
+            if self.anchor.get(key, digest) != digest:
+                yield f"{key} has other weights than then, and optim.anchor pulls to them"
 
     def _of_data(self, before: Mapping[str, Any]) -> Iterator[str]:
         if before["data_samples"] != self.samples:

@@ -119,6 +119,11 @@ class Job(Section):
         return bool(self.schedulers) if self.model.offline is None else self.model.offline
 
     @property
+    def keeps_first_weights(self) -> bool:
+        """True if every start needs the weights that the run began with."""
+        return self.eval.mix is not None or self.optim.anchor > 0
+
+    @property
     def asks_for_gpus(self) -> str:
         """The key by which the job asks for GPUs, with its value; "" if it asks for none."""
         if self.resources.on_cpu:
@@ -168,12 +173,18 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
-    def _mixture_has_a_begin(self) -> "Job":
-        if self.eval.mix is not None and self.model.pretrained is None and self.model.init is None:
-            raise ValueError(
-                f"eval.mix = {self.eval.mix:g} mixes trained weights with those that the run began with, "
-                "which are random: set model.init or model.pretrained, or leave eval.mix out"
-            )
+    def _first_weights_are_given(self) -> "Job":
+        if self.model.pretrained is not None or self.model.init is not None:
+            return self
+        for key, value, does in (
+            ("eval.mix", self.eval.mix, "mixes trained weights with"),
+            ("optim.anchor", self.optim.anchor, "pulls trained weights to"),
+        ):
+            if value:
+                raise ValueError(
+                    f"{key} = {value:g} {does} those that the run began with, which are random: set "
+                    f"model.init or model.pretrained, or leave {key} out"
+                )
         return self
 
     @model_validator(mode="after")

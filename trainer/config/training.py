@@ -35,8 +35,10 @@ _IF_LR_FALLS = OnlyIf(
     'optim.schedule = "constant" without optim.cooldown_share never falls',
 )
 _WITH_COOLDOWN = OnlyIf(lambda job: job.optim.cooldown_share > 0, "optim.cooldown_share is 0")
-_WITH_DECAY = OnlyIf(lambda job: job.optim.weight_decay > 0, "optim.weight_decay = 0 decays nothing")
 _WITH_LORA = OnlyIf(lambda job: job.model.lora_rank is not None, "model.lora_rank is not set")
+_WITH_DECAY = OnlyIf(
+    lambda job: job.optim.weight_decay > 0 or job.optim.anchor > 0, "optim.weight_decay = 0 decays nothing"
+)
 _WITH_EMA = OnlyIf(lambda job: job.optim.ema_decay is not None, "optim.ema_decay is not set")
 
 HUB_TEXT = "hf:"
@@ -424,8 +426,14 @@ class Optim(Section):
     weight_decay: NonNegative = 0.2
     """Weight decay, decoupled from the gradient. It is not applied to gains, biases and the logit scale."""
     no_decay: Annotated[tuple[Text, ...], _WITH_DECAY] = ()
-    """Patterns of names of more parameters without weight decay, such as "*positional_embedding" or
-    "visual.class_embedding"."""
+    """Patterns of names of more parameters without weight decay and anchor, such as "*positional_embedding"
+    or "visual.class_embedding"."""
+    anchor: NonNegative = 0.0
+    """Pull to the weights that the run began with (L2-SP, arXiv 1802.01483), in place of weight decay's pull
+    to zero, or beside it: after each update a weight w moves by -lr * anchor * (w - its first value). It acts
+    where weight decay does, also if that is 0. Needs model.init or model.pretrained, which each start reads
+    again; what model.init lacks is held at its random begin. The first weights take a GPU as much memory as
+    the trained ones. 0: none."""
     beta1: Annotated[Share, _read_by_optimizer("beta1")] = 0.9
     """Decay rate of the running mean of gradients: momentum. Muon is often given 0.95."""
     beta2: Annotated[Share, _read_by_optimizer("beta2")] = 0.98
@@ -459,6 +467,10 @@ class Optim(Section):
         """
         kept = OPTIMIZERS[self.optimizer].kept(parameters, parameters if others is None else others)
         return kept + parameters * (self.ema_decay is not None)
+
+    def step_values(self, parameters: int, others: int | None = None) -> int:
+        """Returns those of `state_values` and the first weights of the anchor, which no checkpoint has."""
+        return self.state_values(parameters, others) + parameters * (self.anchor > 0)
 
     @model_validator(mode="after")
     def _lengths(self) -> "Optim":

@@ -35,7 +35,7 @@ class StepMemory:
     """Parameters, and what the backward pass needs of them besides: copies in half precision, LoRA's sums."""
     gradients: int
     optimizer: int
-    """Values that the optimizer keeps: of AdamW both moments."""
+    """Values that the optimizer keeps: of AdamW both moments; and the first weights of an anchor."""
     activations: int
     """Values that the forward pass keeps for the backward pass, and that of the block at work."""
     loss: int
@@ -75,7 +75,7 @@ def _moments(
     height, width = shape.image_size
     pixels = height * width
     state = {
-        "optimizer": wide * job.optim.state_values(trained, shape.trained_tables) // shards,
+        "optimizer": wide * job.optim.step_values(trained, shape.trained_tables) // shards,
         "images": _STEPS_LOADED * _LOADED_CHANNELS * pixels * plan.batch_size_per_rank,
         "workspaces": _WORKSPACES,
     }

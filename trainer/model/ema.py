@@ -36,9 +36,8 @@ class Ema:
         if self._settings.ema_decay is None:
             return
         weight = (1 - self._settings.ema_decay) * finite.double()
-        pairs = list(self._begun())
-        for first in range(0, len(pairs), _AT_ONCE):
-            _move(pairs[first : first + _AT_ONCE], weight, whole=step <= self._settings.ema_from_step + 1)
+        for part in in_parts(list(self._begun())):
+            _move(part, weight, whole=step <= self._settings.ema_from_step + 1)
 
     @contextmanager
     def in_place(self) -> Iterator[bool]:
@@ -63,6 +62,11 @@ class Ema:
 
     def _states(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         yield from self._optimizer.state.items()
+
+
+def in_parts(pairs: _Pairs) -> Iterator[_Pairs]:
+    """Yields the pairs in parts that are moved together."""
+    return (pairs[first : first + _AT_ONCE] for first in range(0, len(pairs), _AT_ONCE))
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Mixture of trained weights with those of the run's begin, for evaluations (WiSE-FT, arXiv 2109.01903)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -8,21 +8,20 @@ from torch import Tensor, nn
 
 from trainer.checkpoint.identity import digest_of
 from trainer.config import Job
-from trainer.model.lora import is_drawn
+from trainer.model.anchor import FirstWeights
 
 
 class Mixture:
     """Puts a mixture in the place of the weights; what is locked, and batch norm's statistics, stay.
 
-    The first weights are kept in the host's memory, and so are the trained ones meanwhile. Of LoRA's two
-    matrices B alone is mixed, which makes the mixture that of their product.
+    The trained weights are kept in the host's memory meanwhile. Of LoRA's two matrices B alone is mixed,
+    which makes the mixture that of their product.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], share: float | None) -> None:
-        """`parameters` have the first weights; `share` is that of the trained ones, None: no mixture."""
+    def __init__(self, first: FirstWeights, share: float | None) -> None:
+        """`share` is that of the trained weights; None: no mixture."""
         self._share = share
-        mixed = [p for name, p in parameters.items() if p.requires_grad and not is_drawn(name)]
-        self._first = [] if share is None else [(parameter, _on_host(parameter)) for parameter in mixed]
+        self._first = {} if share is None else first
 
     @contextmanager
     @torch.no_grad()
@@ -31,8 +30,8 @@ class Mixture:
 
         Nothing else may read or change the weights meanwhile.
         """
-        trained = [(parameter, _on_host(parameter)) for parameter, _ in self._first]
-        for parameter, first in self._first:
+        trained = [(parameter, _on_host(parameter)) for parameter in self._first]
+        for parameter, first in self._first.items():
             parameter.copy_(first.to(parameter.device).lerp(parameter, self._share or 0.0))
         try:
             yield self._share is not None
@@ -42,8 +41,8 @@ class Mixture:
 
 
 def digest_of_begin(job: Job, model: nn.Module) -> dict[str, str]:
-    """Returns a digest of the weights that a mixture begins with, by the key that names them."""
-    if job.eval.mix is None:
+    """Returns a digest of the first weights, if they are kept, by the key that names them."""
+    if not job.keeps_first_weights:
         return {}
     sums = [(name, int(_bits(parameter).sum())) for name, parameter in model.named_parameters()]
     return {"model.init" if job.model.init else "model.pretrained": digest_of(sums)}

@@ -45,6 +45,8 @@ _TABLES = ("embed", "bias_table")
 """Parts of the names of tables, whose rows are looked up or added."""
 LR_SCALE = "lr_scale"
 """Key of a group: factor of its learning rate."""
+ANCHOR = "anchor"
+"""Key of a group: pull of its parameters to the first weights (`trainer.model.anchor`)."""
 
 
 def parameter_groups(
@@ -67,6 +69,7 @@ def parameter_groups(
         {
             "params": groups[decay, scale, matrix],
             "weight_decay": settings.weight_decay if decay else 0.0,
+            ANCHOR: settings.anchor if decay else 0.0,
             LR_SCALE: scale,
             **({"use_muon": matrix, "nesterov": matrix} if by_matrix else {}),
         }
@@ -80,11 +83,11 @@ def is_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 
 def decays(name: str, parameter: nn.Parameter, settings: Optim) -> bool:
-    """Returns whether weight decay acts on the parameter.
+    """Returns whether weight decay and the anchor act on the parameter.
 
-    It spares gains, biases and the logit scale, which have at most one dimension, and tables of biases, which
-    have more (Swin's `relative_position_bias_table`). The rule is that of open_clip_train's main.py, names
-    included; `optim.no_decay` spares more.
+    They spare gains, biases and the logit scale, which have at most one dimension, and tables of biases,
+    which have more (Swin's `relative_position_bias_table`). The rule is that of open_clip_train's main.py,
+    names included; `optim.no_decay` spares more.
     """
     if parameter.ndim < 2 or any(part in name for part in _SPARED):
         return False

@@ -352,10 +352,13 @@ def _optimizer(job: Job) -> str:
 
 
 def _decay(optim: Optim) -> str:
-    if not optim.weight_decay:
-        return "no weight decay"
     spared = "".join(f", nor on {pattern}" for pattern in optim.no_decay)
-    return f"weight decay {optim.weight_decay:g}, not on gains, biases and the logit scale{spared}"
+    pulls = [
+        f"weight decay {optim.weight_decay:g}" if optim.weight_decay else "",
+        f"anchor {optim.anchor:g} to the first weights" if optim.anchor else "",
+    ]
+    pulling = " and ".join(filter(None, pulls))
+    return f"{pulling}, not on gains, biases and the logit scale{spared}" if pulling else "no weight decay"
 
 
 def _evaluation(job: Job, *, files: bool) -> str:

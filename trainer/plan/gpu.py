@@ -56,7 +56,7 @@ def _beside_activations(job: Job, tower: str) -> str:
     count = text_parameters(job.model)
     if count is None:
         return f"not known: the size of the text tower {tower} is not at hand ({_PAGE})"
-    values = 2 * count + job.optim.state_values(count)  # the parameters and their gradients
+    values = 2 * count + job.optim.step_values(count)  # the parameters and their gradients
     return (
         f"not known: what the activations of the text tower {tower} take is not estimated; its "
         f"{count / 1e6:,.1f} M parameters, trained, take about {values * 4 / GIB:.1f} GiB ({_PAGE})"

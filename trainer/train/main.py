@@ -153,8 +153,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
     splits = row_of(job).splits_model
-    # A mixture needs the first weights in every start.
-    has_state = not splits and job.eval.mix is None and expects_state(job, comm, run.checkpoints)
+    has_state = not splits and not job.keeps_first_weights and expects_state(job, comm, run.checkpoints)
     comm.heartbeat.begin_stage("building model")
     clip = build_model(job, batch_plan, comm, initial_weights=not has_state, on_host=splits)
     begin = digest_of_begin(job, clip.model)
@@ -175,7 +174,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         kept = keep_kernels(os.environ)
         _say("compile", f"{compile_blocks(clip.model)}{kept and f'; kernels are kept in {kept}'}")
     step = TrainStep(job, batch_plan, comm, clip.model, teacher)
-    mixture = Mixture(step.shards.parameters, job.eval.mix)
+    mixture = Mixture(step.first, job.eval.mix)
     comm.heartbeat.reach("prepared")
     if asks_for_memory(job) and not keeps_in_memory(job):
         _say("in memory", disk_only(job))
@@ -240,7 +239,8 @@ def _identity(
     rows = data_rows(job.data, source) if comm.world.rank == 0 else []
     data_files = comm.broadcast_object(digest_of(rows) if rows else "")
     eval_files = {key: digest_of(lines) for key, lines in words.items()}
-    return RunIdentity(job, samples, digests(clip.files), data_files, {**eval_files, **begin})
+    anchor = begin if job.optim.anchor else {}
+    return RunIdentity(job, samples, digests(clip.files), data_files, {**eval_files, **begin}, anchor)
 
 
 def _evaluate(

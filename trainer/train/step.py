@@ -28,6 +28,7 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.config.losses import LOSSES
 from trainer.data.order import position_seed
 from trainer.errors import InputError
+from trainer.model.anchor import FirstWeights, first_weights, pull
 from trainer.model.build import clamp_logit_scale, trained_towers
 from trainer.model.captioning import caption_share, padding_id, writes_captions, written_tokens
 from trainer.model.cuda_graphs import graph_towers
@@ -126,6 +127,7 @@ class TrainStep:
         self._reducer: Reducer = comm.reducer(model)
         self.shards = self._reducer.shards
         self.optimizer: torch.optim.Optimizer = build_optimizer(self.shards.parameters, job.optim, layers)
+        self.first: FirstWeights = first_weights(self.shards.parameters, job)
         self.ema = Ema(self.optimizer, job.optim)
         self.scaler = torch.amp.GradScaler(comm.device.type, enabled=job.model.precision == "fp16")
 
@@ -137,6 +139,7 @@ class TrainStep:
         grad_norm = clip_gradients(self.shards, self._job.optim.grad_clip_norm)
         finite = torch.isfinite(grad_norm)  # every rank has the same gradient, so all agree
         update_if(finite, self.optimizer, self.scaler)
+        pull(self.optimizer, self.first, finite)
         self._statistics.put_back_unless(finite, statistics)  # the forward pass has changed them
         clamp_logit_scale(self.model, self._job.optim.logit_scale_limit)
         self.ema.update(step + 1, finite)
