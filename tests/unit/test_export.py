@@ -148,16 +148,57 @@ def test_features_are_equal_where_clipship_is_not(
         torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["open_clip", "hf"])
-def test_adapters_are_added_to_the_weights_that_are_exported(tmp_path: Path, alone: Comm, form: str) -> None:
-    torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / "begin.pt")
-    job = tiny_job(model={"pretrained": str(tmp_path / "begin.pt"), "lora_rank": 4, "lora_alpha": 6.0})
-    clip = build_model(job, plan(job, 1), alone)
+def adapted(tmp_path: Path, comm: Comm, **model: Any) -> tuple[Path, Any, Job]:
+    """A checkpoint of a run of LoRA, its model, and its job."""
+    torch.save(untrained(tiny_job(model=model)).model.state_dict(), tmp_path / "begin.pt")
+    lora = {"pretrained": str(tmp_path / "begin.pt"), "lora_rank": 4, "lora_alpha": 6.0}
+    job = tiny_job(model=lora | model)
+    clip = build_model(job, plan(job, 1), comm)
     with torch.no_grad():
         for name, parameter in clip.model.named_parameters():
             if name.endswith("lora_B"):
                 parameter.normal_(std=0.1)
-    source, _ = checkpoint(tmp_path / "step", job, clip)
+    return *checkpoint(tmp_path / "step", job, clip), job
+
+
+@pytest.mark.parametrize("tower", ["own", "bert"])
+def test_adapters_alone_are_what_a_run_has_learned(tmp_path: Path, alone: Comm, tower: str) -> None:
+    """W + (alpha / r) B A by the names of peft's, which is not needed for it, in a model of transformers."""
+    from safetensors.torch import load_file, save_file
+
+    model = {"text": str(make_tower(tmp_path / "bert")), "text_pooling": "cls"} if tower == "bert" else {}
+    source, clip, job = adapted(tmp_path, alone, **model)
+    assert export(source, tmp_path / "adapters", "peft").exception is None
+    begin, _ = checkpoint(tmp_path / "begin", tiny_job(model=model), untrained(job))
+    assert export(begin, tmp_path / "out", "hf").exception is None
+    config = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    factors = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    for target in config["target_modules"]:
+        down, up = (factors.pop(f"base_model.model.{target}.lora_{factor}.weight") for factor in "AB")
+        weights[f"{target}.weight"] += config["lora_alpha"] / config["r"] * up @ down
+    assert not factors
+    save_file(weights, tmp_path / "out" / "model.safetensors", metadata={"format": "pt"})
+    there = features_there(tmp_path, tmp_path / "out", TRANSFORMERS.replace("{length}", "16"))
+    for theirs, ours in zip(there, features_here(tmp_path, clip), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+
+
+def test_adapters_that_are_not_all_that_was_trained_are_refused(tmp_path: Path, alone: Comm) -> None:
+    source, _, _ = adapted(tmp_path, alone, lora_towers="image")
+    assert "trained weights of the text tower" in str(export(source, tmp_path / "out", "peft").exception)
+    manifest = source / "manifest.json"
+    locked = json.loads(manifest.read_text())
+    locked["job"]["model"]["lock_text"] = True
+    manifest.write_text(json.dumps(locked))
+    assert export(source, tmp_path / "out", "peft").exception is None
+    plain, _ = checkpoint(tmp_path / "plain", tiny_job())
+    assert "no adapters of LoRA" in str(export(plain, tmp_path / "none", "peft").exception)
+
+
+@pytest.mark.parametrize("form", ["open_clip", "hf"])
+def test_adapters_are_added_to_the_weights_that_are_exported(tmp_path: Path, alone: Comm, form: str) -> None:
+    source, clip, job = adapted(tmp_path, alone)
     assert export(source, tmp_path / "out", form).exception is None
     load = OPEN_CLIP if form == "open_clip" else TRANSFORMERS.replace("{length}", "16")
     there = features_there(tmp_path, tmp_path / "out", load)

@@ -13,7 +13,7 @@ from trainer.safe_io.plain import read_json
 from trainer.text.live import waiting
 from trainer.text.terminal import one_line, say
 
-_FORMATS = ("open_clip", "hf", "safetensors", "onnx")
+_FORMATS = ("open_clip", "hf", "peft", "safetensors", "onnx")
 
 
 @click.command(cls=Command)
@@ -27,10 +27,10 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
 
     CHECKPOINT is what `clipship eval` takes. open_clip: a folder for `local-dir:`; hf: CLIPModel or
     ChineseCLIPModel of transformers, for the models that it has; safetensors: weights under open_clip's
-    names; onnx: a graph for each tower (needs the extra onnx). What is written is loaded with the other
-    program and compared: features of random pictures and of captions, pixels, tokens. Where they differ,
-    nothing is kept (exit code 2). The card has data, steps, metrics and what the job sets, without secrets
-    and folders, and classifies a picture.
+    names; onnx: a graph for each tower (needs the extra onnx); peft: of a run of LoRA its adapters alone, for
+    a model of transformers. What is written is loaded with the other program and compared: features of random
+    pictures and of captions, pixels, tokens. Where they differ, nothing is kept (exit code 2). The card has
+    data, steps, metrics and what the job sets, without secrets and folders, and classifies a picture.
 
     Examples:
       clipship export runs/digits out --to open_clip

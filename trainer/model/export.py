@@ -4,9 +4,10 @@
 that it was written for, as somebody else would: the functions `by_...`.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +25,7 @@ from trainer.errors import InputError
 from trainer.model.build import quiet, untrained
 from trainer.model.exported import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS, Export, write_json_to
 from trainer.model.foreign_code import SAFELY
+from trainer.model.peft_form import weights_of_the_begin, write_adapters
 from trainer.model.same_features import Reading, refuse_differences
 from trainer.model.text_tower import TextTower, use_our_text_towers
 from trainer.model.transformers_form import write_transformers
@@ -57,7 +59,7 @@ def export(job: Job, folder: Path, to: str) -> tuple[str, ...]:
     form = FORMATS[to]
     for module in form.needs:
         require(module)
-    made = Export(job, untrained(job), folder)
+    made = Export(job, untrained(job), folder, to)
     if not (form.patches or made.clip.images.one_size):
         raise InputError(
             f"--to {to}: this form holds towers that take images of one size, and that of {job.model.name} "
@@ -151,7 +153,13 @@ def by_open_clip_from_weights(made: Export) -> Reading:
     return Reading(model.encode_image, model.encode_text)
 
 
-def by_transformers(made: Export) -> Reading:
+def by_peft(made: Export) -> Reading:
+    """`PeftModel`, on transformers' model with the weights of the run's begin."""
+    with weights_of_the_begin(made) as folder:
+        return by_transformers(replace(made, folder=folder), made.folder)
+
+
+def by_transformers(made: Export, adapters: Path | None = None) -> Reading:
     """`AutoModel` and `AutoProcessor`."""
     import transformers
 
@@ -159,6 +167,11 @@ def by_transformers(made: Export) -> Reading:
     library.utils.logging.disable_progress_bar()
     model = library.AutoModel.from_pretrained(made.folder, **SAFELY).eval()
     processor = library.AutoProcessor.from_pretrained(made.folder, **SAFELY)
+    if adapters is not None:
+        import peft
+
+        with warnings.catch_warnings(category=FutureWarning, action="ignore"):  # about transformers' names
+            peft.PeftModel.from_pretrained(model, adapters)  # it changes the model's modules
     length = int(made.clip.tokenizer([""]).shape[1])
 
     def tokens(captions: list[str]) -> Any:
@@ -227,6 +240,7 @@ FORMATS: dict[str, Form] = {
         needs=("transformers",),
         compared_with="transformers",
     ),
+    "peft": Form(write_adapters, by_peft, "peft", needs=("transformers",), compared_with="peft"),
     "safetensors": Form(_safetensors, by_open_clip_from_weights, "open_clip", patches=True),
     "onnx": Form(
         _onnx, by_onnxruntime, "onnxruntime", needs=("onnx", "onnxscript"), compared_with="onnxruntime"

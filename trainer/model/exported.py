@@ -30,6 +30,8 @@ class Export:
     job: Job
     clip: Clip
     folder: Path
+    to: str
+    """Name of the form."""
 
     @property
     def weights(self) -> dict[str, Tensor]:

@@ -22,8 +22,10 @@ from trainer.errors import InputError
 from trainer.model.layer_numbers import TOWERS
 from trainer.text.wording import many
 
-_DOWN, _UP, _SCALE = "lora_A", "lora_B", "lora_scale"
-"""Names beside the weight of A [rank, in], B [out, rank] and alpha / rank."""
+FACTORS = _DOWN, _UP = "lora_A", "lora_B"
+"""Names beside the weight of A [rank, in] and B [out, rank]."""
+SCALE = "lora_scale"
+"""Name of alpha / rank beside them."""
 _JOINT, _LINEAR = "in_proj_weight", "weight"
 """Names of weights that can be adapted: queries, keys and values of attention as one; a linear layer's."""
 
@@ -60,12 +62,17 @@ def without_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors of a state dict by the names of a plain model, adapters added to their weights."""
     plain = dict(tensors)
     for name in tensors:
-        if name.rpartition(".")[2] == _SCALE:
-            place = name.removesuffix(_SCALE)
-            parts = [plain.pop(place + part) for part in (_DOWN, _UP, _SCALE)]
-            weight = place + (_JOINT if place + _JOINT in plain else _LINEAR)
+        if name.rpartition(".")[2] == SCALE:
+            place = name.removesuffix(SCALE)
+            parts = [plain.pop(place + part) for part in (*FACTORS, SCALE)]
+            weight = name_beside(place, plain)
             plain[weight] = merged(plain[weight], *parts)
     return plain
+
+
+def name_beside(place: str, tensors: Mapping[str, Tensor]) -> str:
+    """Returns the name of the weight that is adapted in a module; `place` is its name with a dot."""
+    return place + (_JOINT if place + _JOINT in tensors else _LINEAR)
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ def _add(weight: _Weight, settings: Model, draw: torch.Generator) -> int:
     nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=draw)
     module.register_parameter(_DOWN, nn.Parameter(down.to(own)))
     module.register_parameter(_UP, nn.Parameter(own.new_zeros(len(own), rank)))
-    module.register_buffer(_SCALE, own.new_tensor(settings.lora_scale))
+    module.register_buffer(SCALE, own.new_tensor(settings.lora_scale))
     # The instance keeps its settings, hooks and names.
     module.__class__ = _adapted(type(module), weight.key)  # type: ignore[arg-type]
     return rank * sum(own.shape)

@@ -14,7 +14,13 @@ _SECTIONS = ("data", "model", "optim", "eval")
 _OF_THE_MACHINE = {"data.workers", "data.index", "model.cache_dir", "model.offline"}
 """Keys of these sections that say something of the machine alone."""
 _ABOUT_JOB = "What differs from Clipship's defaults; of paths the last part."
-_LIBRARY = {"open_clip": "open_clip", "hf": "transformers", "safetensors": "open_clip", "onnx": "onnx"}
+_LIBRARY = {
+    "open_clip": "open_clip",
+    "hf": "transformers",
+    "peft": "peft",
+    "safetensors": "open_clip",
+    "onnx": "onnx",
+}
 
 
 def model_card(name: str, to: str, license_name: str, manifest: Mapping[str, Any]) -> str:

@@ -121,12 +121,13 @@ of fewer patches has more samples instead.
 ## Out of here
 
 `clipship export runs/NAME out --to open_clip` writes a folder that open_clip loads as
-`local-dir:out`, `--to hf` one for transformers, `--to onnx` a graph for each tower, `--to
-safetensors` weights alone, each with a model card. Every form is loaded with the program that it is
-for and compared with the model: features of random pixels and of captions, the pixels of odd-sized
-pictures, the tokens of captions with curly quotes and full-width letters. Where they differ, the
-command says what differs and keeps nothing. For transformers, the tokenizer that is written cleans
-captions as open_clip does; mojibake, which open_clip repairs, stays as it is there.
+`local-dir:out`, `--to hf` one for transformers, `--to peft` the adapters of LoRA alone, `--to onnx`
+a graph for each tower, `--to safetensors` weights alone, each with a model card. Every form is
+loaded with the program that it is for and compared with the model: features of random pixels and of
+captions, the pixels of odd-sized pictures, the tokens of captions with curly quotes and full-width
+letters. Where they differ, the command says what differs and keeps nothing. For transformers, the
+tokenizer that is written cleans captions as open_clip does; mojibake, which open_clip repairs,
+stays as it is there.
 
 ## All models
 

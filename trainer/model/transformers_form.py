@@ -25,7 +25,7 @@ def write_transformers(made: Export) -> None:
     """`CLIPModel.from_pretrained`, or `ChineseCLIPModel.from_pretrained` for a BERT with pooling cls."""
     from trainer.model.transformers_form import write_openai_tokenizer, write_tokenizer  # an extra
 
-    kind, config = _transformers_config(made)
+    kind, config = transformers_config(made)
     made.write_weights(WEIGHTS, from_open_clip(made.weights, kind))
     made.write("config.json", config)
     made.write("preprocessor_config.json", _preprocessor(made, kind))
@@ -38,16 +38,16 @@ def write_transformers(made: Export) -> None:
     write_tokenizer(made)
 
 
-def _transformers_config(made: Export) -> tuple[Format, dict[str, Any]]:
+def transformers_config(made: Export) -> tuple[Format, dict[str, Any]]:
     """Returns transformers' kind of the model, and its config. Raises InputError if it has none."""
     image, model = made.clip.model.visual, made.clip.model
     if reason := _not_in_transformers(image, made.text, model):
         raise InputError(
-            f"--to hf: transformers has no such model: {reason}; --to open_clip takes every model"
+            f"--to {made.to}: transformers has no such model: {reason}; --to open_clip takes every model"
         )
     config = made.config
     vision = _sizes(image, config["vision_cfg"], config)
-    vision |= {"image_size": _edge(image), "patch_size": _edge(image, "patch_size")}
+    vision |= {"image_size": _edge(made, image), "patch_size": _edge(made, image, "patch_size")}
     width = config["embed_dim"]
     common = {"vision_config": vision, "projection_dim": width, "torch_dtype": "float32"}
     if isinstance(made.text, TextTower):
@@ -97,11 +97,11 @@ def _sizes(tower: Any, part: Mapping[str, Any], config: Mapping[str, Any]) -> di
     }
 
 
-def _edge(image: Any, name: str = "image_size") -> int:
+def _edge(made: Export, image: Any, name: str = "image_size") -> int:
     height, width = getattr(image, name)
     if height != width:
         raise InputError(
-            f"--to hf: transformers has no {name} of {height} x {width}; --to open_clip takes it"
+            f"--to {made.to}: transformers has no {name} of {height} x {width}; --to open_clip takes it"
         )
     return int(height)
 
@@ -109,7 +109,7 @@ def _edge(image: Any, name: str = "image_size") -> int:
 def _preprocessor(made: Export, kind: Format) -> dict[str, Any]:
     image: Any = made.clip.model.visual
     preprocess = image.preprocess_cfg
-    edge, squash = _edge(image), preprocess["resize_mode"] == "squash"
+    edge, squash = _edge(made, image), preprocess["resize_mode"] == "squash"
     name = "CLIP" if kind == "transformers CLIPModel" else "ChineseCLIP"
     return {
         "image_processor_type": f"{name}ImageProcessor",
