@@ -236,7 +236,7 @@ def _model(job: Job) -> str:
     )
     compiled = ", compiled" if job.model.compile else ""
     own = f"{job.model.name}{_text_tower(job.model)}{_any_shape(job.model)}"
-    return f"{own}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{compiled}"
+    return f"{own}, {job.model.precision}, {job.optim.loss_text}{start}{towers}{compiled}"
 
 
 def _any_shape(model: Model) -> str:
