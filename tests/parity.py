@@ -24,7 +24,7 @@ def main() -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "0")  # as in tests.conftest: ranks share the cores
     has_horovod = importlib.util.find_spec("horovod") is not None
     print(
-        f"{'ranks':>5} {'backend':8} {'launcher':14} {'model':12} {'loss':7} {'tile':>4} "
+        f"{'ranks':>5} {'backend':8} {'launcher':14} {'model':12} {'loss':7} {'positives':9} {'tile':>4} "
         f"{'accumulation':>12} {'relative error':>15}"
     )
     with warm_starts():
@@ -63,6 +63,7 @@ def _rows(backend: str, launcher: str) -> Iterator[dict[str, Any]]:
 def _line(row: dict[str, Any]) -> str:
     return (
         f"{row['ranks']:>5} {row['backend']:8} {row['launcher']:14} {row['model']:12} {row['loss']:7} "
+        f"{row['positives']:9} "
         f"{row['tile']:>4} {row['accumulation']:>12} {row['relative_error']:>15.2e}"
     )
 

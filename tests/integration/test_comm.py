@@ -28,7 +28,7 @@ IN_ORDER = (
 )
 """Cases of `rank_cases` that leave the group as they found it, so that one start serves all of them."""
 OF_THE_WORLDS_SIZE = ("collectives", "objects", "gradients_through_collectives", "batch_norm")
-CASES_OF_PARITY = 13
+CASES_OF_PARITY = 17
 
 
 def start_of(backend: str, launcher: str) -> Any:

@@ -17,7 +17,7 @@ class Echo:
         self.device = torch.device(device)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().repeat(self.world.size, 1)
+        return torch.cat([tensor.detach()] * self.world.size)
 
     def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
         gathered = self.all_gather(tensor)

@@ -34,11 +34,11 @@ TILE = 3
 
 def main(backend: str) -> None:
     world = detect(os.environ, os.uname().nodename)
-    comm = connect(_job(backend, "tiny-vit", "clip", 0, GLOBAL_BATCH), world, os.environ)
-    for name, loss, tile, accumulation in _cases():
+    comm = connect(_job(backend, "tiny-vit", "clip", "pairs", 0, GLOBAL_BATCH), world, os.environ)
+    for name, loss, positives, tile, accumulation in _cases():
         if GLOBAL_BATCH // world.size < accumulation:
             continue
-        job = _job(backend, name, loss, tile, GLOBAL_BATCH // world.size // accumulation)
+        job = _job(backend, name, loss, positives, tile, GLOBAL_BATCH // world.size // accumulation)
         with whole_precision():
             error = comm.all_gather_object(_worst_error(job, comm))
         if world.rank == 0:
@@ -48,6 +48,7 @@ def main(backend: str) -> None:
                 "launcher": world.launcher,
                 "model": name,
                 "loss": loss,
+                "positives": positives,
                 "tile": tile,
                 "accumulation": accumulation,
             }
@@ -56,18 +57,20 @@ def main(backend: str) -> None:
     comm.close()
 
 
-def _cases() -> Iterator[tuple[str, str, int, int]]:
+def _cases() -> Iterator[tuple[str, str, str, int, int]]:
     for loss in ("clip", "siglip"):
         for accumulation in (1, 2, 4):
-            yield "tiny-vit", loss, 0, accumulation
+            yield "tiny-vit", loss, "pairs", 0, accumulation
         for accumulation in (1, 2):
-            yield "tiny-vit", loss, TILE, accumulation
-    yield "tiny-resnet", "clip", 0, 1  # its batch norm takes statistics over all ranks
+            yield "tiny-vit", loss, "pairs", TILE, accumulation
+        for tile in (0, TILE):
+            yield "tiny-vit", loss, "captions", tile, 2
+    yield "tiny-resnet", "clip", "pairs", 0, 1  # its batch norm takes statistics over all ranks
     for accumulation in (1, 2):
-        yield "tiny-naflex", "siglip", 0, accumulation
+        yield "tiny-naflex", "siglip", "pairs", 0, accumulation
 
 
-def _job(backend: str, name: str, loss: str, tile: int, micro_batch: int) -> Job:
+def _job(backend: str, name: str, loss: str, positives: str, tile: int, micro_batch: int) -> Job:
     return Job.model_validate(
         {
             "name": "parity",
@@ -81,6 +84,7 @@ def _job(backend: str, name: str, loss: str, tile: int, micro_batch: int) -> Job
                 "max_batch_size_per_gpu": micro_batch,
                 "steps": 1,
                 "loss": loss,
+                "positives": positives,
                 "loss_tile": tile,
             },
             "comm": {"backend": backend},
@@ -98,6 +102,8 @@ def _worst_error(job: Job, comm: Comm) -> float:
     built = build_model(job, batch_plan, comm)
     clip = built.model.double().train()
     images, tokens = _whole_batch(built)
+    if job.optim.labelled:
+        tokens[::3] = tokens[0]
     expected = _reference(job, images, tokens)
     step = TrainStep(job, batch_plan, comm, clip)
     own = slice(
@@ -151,12 +157,26 @@ def _whole_batch(built: Clip) -> tuple[Tensor, Tensor]:
 
 
 def _reference(job: Job, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-    """Gradients by name, of the whole batch in this process alone."""
+    """Gradients by name, of the whole batch in this process alone, by open_clip's loss or by labels."""
     clip = untrained(job).model.double().train()
     out = clip(images, tokens)
     losses = {"clip": open_clip.loss.ClipLoss(), "siglip": open_clip.loss.SigLipLoss()}
-    losses[job.optim.loss](*out).backward()
+    if job.optim.labelled:
+        _labelled(tokens, *out).backward()
+    else:
+        losses[job.optim.loss](*out).backward()
     return {name: _grad(parameter) for name, parameter in clip.named_parameters()}
+
+
+def _labelled(
+    tokens: Tensor, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    same = (tokens[:, None] == tokens).all(2).double()
+    logits = scale * image @ text.T
+    if bias is not None:
+        return -nn.functional.logsigmoid((2 * same - 1) * (logits + bias)).sum() / len(same)
+    rows = logits.log_softmax(0) + logits.log_softmax(1)
+    return -(same / same.sum(1, keepdim=True) * rows).sum() / (2 * len(same))
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:

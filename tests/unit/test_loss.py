@@ -54,22 +54,36 @@ def _assert_exact(actual: Tensor | None, expected: Tensor | None) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-15)
 
 
-def _share(kind: str, tile: int, comm: Any, inputs: list[Tensor], smoothing: float = 0.0) -> Tensor:
+def _share(
+    kind: str,
+    tile: int,
+    comm: Any,
+    inputs: list[Tensor],
+    smoothing: float = 0.0,
+    groups: Tensor | None = None,
+) -> Tensor:
     image, text, scale, *bias = inputs
     keys = {"loss": kind, "loss_tile": tile, "label_smoothing": smoothing}
     loss = RankLoss(tiny_job(optim=keys), comm)
-    return loss(image, text, scale, bias[0] if bias else None)
+    return loss(image, text, scale, bias[0] if bias else None, groups=groups)
 
 
 def _together(
-    kind: str, batch: Sequence[Tensor], ranks: int, tile: int, frozen: str, smoothing: float = 0.0
+    kind: str,
+    batch: Sequence[Tensor],
+    ranks: int,
+    tile: int,
+    frozen: str,
+    smoothing: float = 0.0,
+    groups: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The same of ranks: shares are added, gradients of features put together, others added."""
     rows = SAMPLES // ranks
 
     def rank_main(comm: Any) -> tuple[Tensor, list[Tensor | None]]:
-        inputs = _inputs(batch, slice(comm.world.rank * rows, (comm.world.rank + 1) * rows), frozen)
-        share = _share(kind, tile, comm, inputs, smoothing)
+        own = slice(comm.world.rank * rows, (comm.world.rank + 1) * rows)
+        inputs = _inputs(batch, own, frozen)
+        share = _share(kind, tile, comm, inputs, smoothing, None if groups is None else groups[own])
         share.backward()
         return share.detach(), [tensor.grad for tensor in inputs]
 
@@ -227,6 +241,71 @@ def test_siglip_without_a_bias_is_refused(tile: int) -> None:
             _share("siglip", tile, comm, _batch("clip"))
 
     run_ranks(1, rank_main)
+
+
+GROUPS = torch.tensor([3, 5, 3, 7, -2, 3, 5, 9, 11, -2, 3, 0])
+"""Groups of the samples: some alone, others in two, three or four places, also of other ranks."""
+
+
+def _by_definition(
+    kind: str, batch: Sequence[Tensor], frozen: str, smoothing: float
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The loss of one process with labels of all pairs as a matrix, and its gradients."""
+    inputs = _inputs(batch, slice(None), frozen)
+    image, text, scale, *bias = inputs
+    same = (GROUPS[:, None] == GROUPS[None]).double()
+    logits = scale * image @ text.T
+    if kind == "siglip":
+        loss = -torch.nn.functional.logsigmoid((2 * same - 1) * (logits + bias[0])).sum() / SAMPLES
+    else:
+        target = same / same.sum(1, keepdim=True) * (1 - smoothing) + smoothing / SAMPLES
+        loss = -(target * (logits.log_softmax(0) + logits.log_softmax(1))).sum() / (2 * SAMPLES)
+    loss.backward()
+    return loss.detach(), [tensor.grad for tensor in inputs]
+
+
+@pytest.mark.parametrize("frozen", ["", "image", "text"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("tile", [0, 1, 5, 64])
+@pytest.mark.parametrize(("kind", "smoothing"), [("clip", 0.0), ("clip", SMOOTHING), ("siglip", 0.0)])
+def test_groups_of_positives_give_the_loss_and_gradient_of_their_definition(
+    kind: str, smoothing: float, tile: int, ranks: int, frozen: str
+) -> None:
+    batch = _batch(kind)
+    loss, gradients = _together(kind, batch, ranks, tile, frozen, smoothing, GROUPS)
+    expected_loss, expected = _by_definition(kind, batch, frozen, smoothing)
+    assert loss != _whole(kind, batch, frozen)[0]
+    _assert_exact(loss, expected_loss)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        assert (gradient is None) == (wanted is None)
+        if gradient is not None:
+            _assert_exact(gradient, wanted)
+
+
+@pytest.mark.parametrize("tile", [0, 5])
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_samples_that_are_each_alone_in_their_group_have_the_loss_of_pairs(kind: str, tile: int) -> None:
+    batch = _batch(kind)
+    loss, gradients = _together(kind, batch, 2, tile, "", groups=torch.arange(SAMPLES))
+    expected_loss, expected = _whole(kind, batch, "")
+    _assert_exact(loss, expected_loss)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        _assert_exact(gradient, wanted)
+
+
+@pytest.mark.parametrize("tile", [0, 2])
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_groups_travel_in_one_gather_of_a_number_for_each_sample(kind: str, tile: int) -> None:
+    batch, rows = _batch(kind), SAMPLES // 2
+
+    def rank_main(comm: Any) -> list[tuple[str, tuple[int, ...]]]:
+        own = slice(comm.world.rank * rows, (comm.world.rank + 1) * rows)
+        _share(kind, tile, comm, _inputs(batch, own, ""), groups=GROUPS[own]).backward()
+        return comm.sent  # type: ignore[no-any-return]
+
+    groups, *others = run_ranks(2, rank_main)[0]
+    assert groups == ("all_gather", (rows,))
+    assert others == _sent(kind, tile, "", ranks=2)
 
 
 def test_every_loss_has_a_form_in_tiles() -> None:

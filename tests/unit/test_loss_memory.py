@@ -19,15 +19,17 @@ ROWS, WIDTH, TILE_ROWS = 128, 32, 16
 KINDS = pytest.mark.parametrize("kind", ["clip", "siglip"])
 
 
-def peak(kind: str, ranks: int, tile: int) -> int:
+def peak(kind: str, ranks: int, tile: int, positives: str = "pairs") -> int:
     """Peak bytes of a loss and its backward pass, beyond the features themselves."""
     inputs = [torch.randn(ROWS, WIDTH).requires_grad_() for _ in range(2)]
     inputs += [torch.tensor(number).requires_grad_() for number in (10.0, -10.0)]
-    job = tiny_job(optim={"loss": kind, "loss_tile": tile})
+    job = tiny_job(optim={"loss": kind, "loss_tile": tile, "positives": positives})
     loss = RankLoss(job, Echo(ranks, "cpu"))  # type: ignore[arg-type]
-    with LiveBytes(inputs) as live:
+    groups = torch.arange(ROWS) // 2
+    with LiveBytes([*inputs, groups]) as live:
         image, text, scale, bias = inputs
-        loss(image, text, scale, bias if kind == "siglip" else None).backward()
+        labels = groups if job.optim.labelled else None
+        loss(image, text, scale, bias if kind == "siglip" else None, groups=labels).backward()
     gradients = sum(tensor.grad.nbytes for tensor in inputs if tensor.grad is not None)
     assert live.now == gradients, "the count ends with what is left"
     return int(live.peak)
@@ -52,6 +54,14 @@ def test_the_plain_loss_takes_more_and_as_much_as_the_rule_says(kind: str, ranks
     ruled = plain_bytes(ROWS, ranks * ROWS, WIDTH)
     of_the_cpu = ranks * ROWS**2 * 4 if kind == "siglip" else 0  # its log-sigmoid has a buffer
     assert plain == pytest.approx(ruled + of_the_cpu, rel=0.1)
+
+
+@KINDS
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_labels_of_pairs_take_no_more_than_the_rule_says(kind: str, ranks: int) -> None:
+    assert peak(kind, ranks, TILE_ROWS, "captions") <= limit(ranks)
+    ruled = plain_bytes(ROWS, ranks * ROWS, WIDTH, labelled=True)
+    assert 0.6 * ruled < peak(kind, ranks, 0, "captions") <= 1.05 * ruled
 
 
 def test_memory_of_siglip_in_tiles_does_not_grow_with_the_number_of_ranks() -> None:

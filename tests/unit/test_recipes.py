@@ -53,6 +53,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "lora": {"model": {"lora_rank": 2, "lora_alpha": 4.0}, "optim": {"ema_decay": 0.8}},
     "lora in one tower": {"model": {"lora_rank": 2, "lora_towers": "text"}, "optim": {"optimizer": "muon"}},
     "siglip": {"optim": {"loss": "siglip"}},
+    "equal captions": {"optim": {"positives": "captions"}},
+    "equal captions for siglip": {"optim": {"loss": "siglip", "positives": "captions", "loss_tile": 3}},
     "label smoothing": {"optim": {"label_smoothing": 0.1}},
     "coca": {"config": COCA, "optim": {"loss": "coca", "caption_weight": 1.5}},
     "teacher": {"model": {"teacher": VIT}, "optim": {"distill_weight": 2.0}},
@@ -88,12 +90,14 @@ def job_of(recipe: str, ranks: int) -> Job:
 
 
 def samples(step: TrainStep, number: int) -> tuple[Tensor, Tensor]:
-    """Images and tokens of a step's global batch."""
+    """Images and tokens of a step's global batch, in which three samples have the same caption."""
     draw = torch.Generator().manual_seed(number)
     side: Any = step.model.get_submodule("visual").image_size
     height, width = side if isinstance(side, tuple) else (side, side)
     images = torch.randn(SAMPLES, 3, height, width, generator=draw, dtype=torch.float64)
-    return images, torch.randint(1, 1000, (SAMPLES, 16), generator=draw)
+    tokens = torch.randint(1, 1000, (SAMPLES, 16), generator=draw)
+    tokens[SAMPLES // 2 :: 2] = tokens[0]
+    return images, tokens
 
 
 def batches(step: TrainStep, job: Job, rank: int, ranks: int, number: int) -> list[MicroBatch]:

@@ -86,7 +86,7 @@ def _lines(
     def in_columns(*cells: str) -> str:
         return "".join(f"{cell:>15}" for cell in cells)
 
-    yield "model", f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss"
+    yield "model", f"{job.model.name}, {job.model.precision}, {job.optim.loss_text}"
     yield "assumed", f"{many(each, 'sample')} on each {gpu}; {fabric}: {FABRIC_RATES[fabric].source}"
     yield "", f"an estimate from peak rates, not measured ({_PAGE})"
     yield "", in_columns("GPUs", "step, ms", "waits, ms", "loss, ms", "efficiency", "network alone")

@@ -9,18 +9,19 @@ from trainer.text.wording import many
 TILE = 2048
 """Rows, and columns, of a tile that is chosen: 16 MiB of float32, in which a matrix product is fast."""
 _MEMORY_SHARE = 10
-_LOGITS = 4
+_LOGITS, _LABELS = 4, 2
 _HALF = ("bf16", "fp16")
 
 
-def plain_bytes(n: int, N: int, D: int, value_bytes: int = 4) -> int:
+def plain_bytes(n: int, N: int, D: int, value_bytes: int = 4, *, labelled: bool = False) -> int:
     """Returns the bytes that the plain loss adds at its peak on one rank.
 
     It holds four matrices of n x N values (for CLIP the logits and their log-softmax, in both directions; for
     SigLIP logits, signs, their product and its log-sigmoid), and the gathered features of images and texts
-    (SigLIP gathers texts alone, and so takes a little less).
+    (SigLIP gathers texts alone, and so takes a little less). With labels of pairs (`labelled`) it also holds
+    their target, and its product with one of the others.
     """
-    return (_LOGITS * n * N + 2 * N * D) * value_bytes
+    return ((_LOGITS + _LABELS * labelled) * n * N + 2 * N * D) * value_bytes
 
 
 def spares_network(contrast: Contrast, nodes: int) -> bool:

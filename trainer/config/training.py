@@ -365,6 +365,11 @@ class Optim(Section):
     """clip: softmax over the global batch (arXiv 2103.00020); siglip: a sigmoid for each pair (arXiv
     2303.15343); coca: clip, and the model learns to write the captions, which takes one of open_clip's CoCa
     models (arXiv 2205.01917)."""
+    positives: Literal["pairs", "captions"] = "pairs"
+    """pairs: an image and its own caption belong together, and all other pairs of a step do not. captions: an
+    image also belongs to the equal captions of other samples, for data that repeats captions (products, names
+    of classes): clip spreads the target evenly over them (UniCL, arXiv 2204.03610), and for siglip their
+    pairs are matches. Captions are equal if their tokens are, as the model gets them. Not for coca."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the softmax's target that goes to all samples of the global batch alike, the rest to the
     sample's own pair. For the losses clip and coca."""
@@ -456,6 +461,16 @@ class Optim(Section):
     """Step until which the EMA is the weights themselves."""
 
     @property
+    def labelled(self) -> bool:
+        """True if pairs are positives by their captions, so that any may be."""
+        return self.positives == "captions"
+
+    @property
+    def loss_text(self) -> str:
+        """The loss for people."""
+        return f"{self.loss} loss" + " with equal captions as positives" * self.labelled
+
+    @property
     def logit_scale_limit(self) -> float | None:
         """The logit scale's limit: `max_logit_scale`, or the value in the loss's paper; None for no limit."""
         return self.max_logit_scale or LOSSES[self.loss].logit_scale_limit
@@ -481,6 +496,11 @@ class Optim(Section):
         if self.label_smoothing and LOSSES[self.loss].contrast == "siglip":
             raise ValueError(
                 "label_smoothing changes the target of a softmax, and the siglip loss has none: remove it"
+            )
+        if self.labelled and LOSSES[self.loss].captions:
+            raise ValueError(
+                f'positives = "captions" is for the losses clip and siglip, and not for {self.loss}: choose '
+                "one of them, or leave it out"
             )
         if self.cooldown_share and self.schedule != "constant":
             raise ValueError(

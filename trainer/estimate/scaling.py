@@ -210,7 +210,8 @@ def weak_scaling(
 
 def in_tiles(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> bool:
     """Returns whether the ranks compute the loss in tiles."""
-    plain = plain_bytes(plan.batch_size_per_rank, plan.global_batch_size, shape.embed_dim)
+    samples = plan.batch_size_per_rank, plan.global_batch_size
+    plain = plain_bytes(*samples, shape.embed_dim, labelled=job.optim.labelled)
     spares = spares_network(LOSSES[job.optim.loss].contrast, -(-plan.world_size // NODE_GPUS))
     return tile_rows(job.optim.loss_tile, plain, gpu.memory, spares=spares) > 0
 

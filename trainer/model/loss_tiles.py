@@ -14,6 +14,7 @@ The gradient of x_i follows from all texts, r_i and every c_j; that of y_j from 
 So ranks gather the features once, without a graph, and then the normalisers r and c, 2 N values. Each then
 computes the whole gradient of its own features from a second look at its logits: no gradient of N x D values
 travels. The plain form has as many products: it computes its part of the gradient of all ranks' features.
+Positives with equal captions take the place of [i = j], each by its share of the target.
 With the share e of each target smoothed over all samples, 2 z_ii becomes 2 (1 - e) z_ii + 2 e mean_j z_ij:
 what is added is a product with the sum of all rows, and no look at single logits.
 
@@ -35,11 +36,14 @@ from torch.autograd.function import once_differentiable
 from trainer.comm.protocol import Comm
 from trainer.model.gpu_math import products_in_tf32
 from trainer.model.loss import needed_bias
-from trainer.model.tile_kernels import PLAIN, TileKernels
+from trainer.model.positives import Positives
+from trainer.model.tile_kernels import PLAIN, TileKernels, siglip_weights_by_sign
 
 Gathered = Callable[[], Tensor]
 """Waits for the images of all ranks, which `Comm.start_all_gather` has begun to gather: -> [N, D]."""
-TiledShare = Callable[[Comm, Tensor, Tensor, Tensor, Tensor | None, "Tiles", Gathered | None], Tensor]
+TiledShare = Callable[
+    [Comm, Tensor, Tensor, Tensor, Tensor | None, "Tiles", Gathered | None, Positives | None], Tensor
+]
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,15 @@ def clip_share_in_tiles(
     bias: Tensor | None,
     tiles: Tiles,
     images: Gathered | None = None,
+    positives: Positives | None = None,
 ) -> Tensor:
     """Returns what `loss.clip_share` returns, from tiles of logits. Collective.
 
-    A bias moves all logits of a softmax alike: it changes nothing, and its gradient is zero. Images are
-    gathered here unless `images` brings them.
+    With `positives` that holds for the sum over the ranks: a rank's share has the targets of one of its
+    modalities twice. A bias moves all logits of a softmax alike: it changes nothing, and its gradient is
+    zero. Images are gathered here unless `images` brings them.
     """
-    return _in_graph(_clip, comm, image_nD, text_nD, scale, bias, tiles, images)
+    return _in_graph(_clip, comm, image_nD, text_nD, scale, bias, tiles, images, positives)
 
 
 def siglip_share_in_tiles(
@@ -80,13 +86,14 @@ def siglip_share_in_tiles(
     bias: Tensor | None,
     tiles: Tiles,
     _images: Gathered | None = None,
+    positives: Positives | None = None,
 ) -> Tensor:
     """Returns what `loss.siglip_share` returns, from tiles of logits.
 
     If only the text tower is trained, images go round the ring, without a gradient; the share is then that of
     this rank's texts. Raises ValueError if the model has no logit bias. Collective.
     """
-    return _in_graph(_siglip, comm, image_nD, text_nD, scale, needed_bias(bias), tiles)
+    return _in_graph(_siglip, comm, image_nD, text_nD, scale, needed_bias(bias), tiles, positives=positives)
 
 
 TILED_SHARES: dict[str, TiledShare] = {"clip": clip_share_in_tiles, "siglip": siglip_share_in_tiles}
@@ -108,6 +115,7 @@ class _Task:
     swapped: bool
     """True if `own` are the texts."""
     images: Gathered | None
+    positives: Positives | None
 
     @property
     def rows(self) -> int:
@@ -166,6 +174,7 @@ def _in_graph(
     bias: Tensor | None,
     tiles: Tiles,
     images: Gathered | None = None,
+    positives: Positives | None = None,
 ) -> Tensor:
     inputs = [tensor for tensor in (image_nD, text_nD, scale, bias) if tensor is not None]
     graded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
@@ -174,7 +183,9 @@ def _in_graph(
     own_nD, other_nD = (text_nD, image_nD) if swapped else (image_nD, text_nD)
     with torch.no_grad(), products_in_tf32(tiles.tf32):
         both = graded and image and text
-        known = form(_Task(comm, own_nD, other_nD, scale, bias, tiles, graded, both, swapped, images))
+        known = form(
+            _Task(comm, own_nD, other_nD, scale, bias, tiles, graded, both, swapped, images, positives)
+        )
         if known.own_nD is None:
             return known.share
         scale_grad = _dot(known.own_nD, own_nD, tiles.rows) / scale
@@ -262,14 +273,20 @@ class _Gathered:
 
 
 def _normalisers(task: _Task, own_nD: Tensor, others: _Gathered) -> tuple[Tensor, Tensor]:
-    """Returns the log-sum-exp of the logits of each own row, and its logit with its match, both [n]."""
+    """Returns the log-sum-exp of the logits of each own row, and its logit with its match, both [n].
+
+    Of several matches it is the mean.
+    """
     norm_n = own_nD.new_full((len(own_nD),), -torch.inf)
-    match_n = own_nD.new_empty(len(own_nD))
+    match_n = own_nD.new_zeros(len(own_nD))
     for row, rows_RD in _blocks(task, own_nD):
         norm_R = norm_n[row : row + len(rows_RD)]
         for column, columns_CD in others.blocks(task.columns):
             logits_RC = rows_RD @ columns_CD.T
-            if (matches := _matches(logits_RC, task.first + row, column)) is not None:
+            if task.positives is not None:
+                target_RC = task.positives.target(task.first + row, column, logits_RC)
+                match_n[row : row + len(rows_RD)] += target_RC.mul_(logits_RC).sum(1)
+            elif (matches := _matches(logits_RC, task.first + row, column)) is not None:
                 place = max(column - task.first, row)
                 match_n[place : place + len(matches)] = matches
             task.tiles.kernels.add_to_norm(logits_RC, norm_R)
@@ -287,7 +304,10 @@ def _gradient(
             logits_RC = rows_RD @ columns_CD.T
             there = slice(column, column + len(columns_CD))
             weights_RC = task.tiles.kernels.clip_weights(logits_RC, own_norm_n[here], other_norm_N[there])
-            if (matches := _matches(weights_RC, task.first + row, column)) is not None:
+            if task.positives is not None:
+                target_RC = task.positives.target(task.first + row, column, weights_RC)
+                weights_RC.sub_(target_RC, alpha=2 * (1 - task.tiles.smoothing))
+            elif (matches := _matches(weights_RC, task.first + row, column)) is not None:
                 matches.sub_(2 * (1 - task.tiles.smoothing))
             out_nD[here].addmm_(weights_RC, columns_CD)
     if task.tiles.smoothing:
@@ -315,7 +335,8 @@ def _siglip(task: _Task) -> _Known:
         if stop:
             guest_nD = comm.shift(guest_nD)
             guest_grad_nD = None if guest_grad_nD is None else comm.shift(guest_grad_nD)
-        _add_pairs(task, guest_nD, stop == 0, sums, own_grad_nD, guest_grad_nD)
+        guest = (comm.world.rank - stop) % size
+        _add_pairs(task, guest_nD, guest * len(guest_nD), sums, own_grad_nD, guest_grad_nD)
     del guest_nD
     if guest_grad_nD is not None and size > 1:
         guest_grad_nD = comm.shift(guest_grad_nD)  # home
@@ -329,22 +350,28 @@ def _siglip(task: _Task) -> _Known:
 def _add_pairs(
     task: _Task,
     guest_nD: Tensor,
-    matching: bool,
+    guest: int,
     sums_2: Tensor,
     own_grad_nD: Tensor | None,
     guest_grad_nD: Tensor | None,
 ) -> None:
     """Adds the pairs of own rows and a guest's rows to the sums and gradients, which lack the factors.
 
-    Pair (i, i) is a match if `matching`. The sums are those of the pairs' losses and of their gradients.
+    `guest` is the place of the guest's first row among all. The sums are those of the pairs' losses and of
+    their gradients.
     """
     assert task.bias is not None
     bias, kernels = task.bias.detach(), task.tiles.kernels
     for row, rows_RD in _blocks(task, task.own_nD):
         for column in range(0, len(guest_nD), task.columns):
             columns_CD = guest_nD[column : column + task.columns]
-            match = row - column if matching else len(columns_CD)  # beyond the last column: none
-            weights_RC = kernels.siglip_weights(rows_RD @ columns_CD.T, bias, sums_2, match)
+            logits_RC = rows_RD @ columns_CD.T
+            if task.positives is None:
+                match = row - column if guest == task.first else len(columns_CD)  # beyond the last: none
+                weights_RC = kernels.siglip_weights(logits_RC, bias, sums_2, match)
+            else:
+                same_RC = task.positives.same(task.first + row, guest + column, logits_RC)
+                weights_RC = siglip_weights_by_sign(logits_RC, bias, sums_2, same_RC)
             if own_grad_nD is None:
                 continue
             own_grad_nD[row : row + len(rows_RD)].addmm_(weights_RC, columns_CD)

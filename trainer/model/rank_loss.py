@@ -12,8 +12,9 @@ from trainer.config.loss_tile import in_tf32, plain_bytes, spares_network, tile_
 from trainer.config.losses import LOSSES
 from trainer.model.loss import SHARES
 from trainer.model.loss_tiles import TILED_SHARES, Gathered, Tiles
+from trainer.model.positives import Positives
 from trainer.model.teacher import Judgement, distilled_share
-from trainer.model.tile_kernels import kernels_for
+from trainer.model.tile_kernels import PLAIN, kernels_for
 from trainer.sysinfo.memory import host_bytes
 
 log = logging.getLogger("clipship")
@@ -27,7 +28,7 @@ class RankLoss:
         self._smoothing = job.optim.label_smoothing
         self._distilled = job.optim.distill_weight if job.model.teacher is not None else None
         self._temperature = job.optim.distill_temperature
-        self._model = job.model
+        self._model, self._labelled = job.model, job.optim.labelled
         # The forms communicate differently, so all ranks must choose by the same numbers.
         self._memory, self._nodes = _smallest_memory(comm)
         self._tiles: Tiles | None = None
@@ -48,16 +49,23 @@ class RankLoss:
         scale: Tensor,
         bias: Tensor | None,
         teacher: Judgement | None = None,
+        groups: Tensor | None = None,
     ) -> Tensor:
         """Returns the share, a scalar with its graph; the shares of all ranks add up to the loss.
 
         `trainer.model.loss` says what the letters mean. Every rank has as many samples as this one. `teacher`
-        is what the job's teacher makes of them.
+        is what the job's teacher makes of them, `groups` what `caption_groups` does.
         """
         tiles = self._tiles = self._tiles or self._choose(image_nD)
         images, self._images = self._images, None
+        alone = self._comm.world.size == 1
+        positives = (
+            groups if groups is None else Positives(groups if alone else self._comm.all_gather(groups))
+        )
         if tiles.rows:
-            return TILED_SHARES[self._name](self._comm, image_nD, text_nD, scale, bias, tiles, images)
+            return TILED_SHARES[self._name](
+                self._comm, image_nD, text_nD, scale, bias, tiles, images, positives
+            )
 
         gathered: list[tuple[Tensor, Tensor]] = []
 
@@ -70,7 +78,7 @@ class RankLoss:
             return gathered[-1][1]
 
         first = self._comm.world.rank * len(image_nD)
-        share = SHARES[self._name](image_nD, text_nD, scale, bias, gather, first, self._smoothing)
+        share = SHARES[self._name](image_nD, text_nD, scale, bias, gather, first, self._smoothing, positives)
         if self._distilled is None or teacher is None:
             return share
         distilled = distilled_share(image_nD, text_nD, scale, teacher, gather, self._temperature)
@@ -80,7 +88,9 @@ class RankLoss:
         if self._distilled is not None:  # a teacher judges whole rows
             return Tiles(0)
         n, width = image_nD.shape
-        plain = plain_bytes(n, n * self._comm.world.size, width, image_nD.element_size())
+        plain = plain_bytes(
+            n, n * self._comm.world.size, width, image_nD.element_size(), labelled=self._labelled
+        )
         spares = spares_network(self._name, self._nodes)
         rows = tile_rows(self._setting, plain, self._memory, spares=spares)
         if not rows:
@@ -89,6 +99,7 @@ class RankLoss:
         tf32 = self._comm.device.type == "cuda" and in_tf32(self._model.precision, self._model.kernels)
         clauses = [tile_text(self._setting, rows, plain, self._memory, self._nodes), clause]
         clauses += ["products in TF32"] * tf32
+        clauses += ["those of equal captions not fused"] * (self._labelled and kernels is not PLAIN)
         log.info("%-12s %s", "loss", ", ".join(filter(None, clauses)))
         return Tiles(rows, kernels, tf32, self._smoothing)
 

@@ -76,7 +76,12 @@ def _fusible_clip(logits_RC: Tensor, norm_R: Tensor, norm_C: Tensor) -> Tensor:
 def _fusible_siglip(logits_RC: Tensor, bias: Tensor, sums_2: Tensor, match: int) -> Tensor:
     row_R1 = torch.arange(logits_RC.shape[0], device=logits_RC.device)[:, None]
     column_C = torch.arange(logits_RC.shape[1], device=logits_RC.device)
-    sign_RC = torch.where(column_C - row_R1 == match, -1.0, 1.0)
+    return siglip_weights_by_sign(logits_RC, bias, sums_2, column_C - row_R1 == match)
+
+
+def siglip_weights_by_sign(logits_RC: Tensor, bias: Tensor, sums_2: Tensor, match_RC: Tensor) -> Tensor:
+    """Does what `TileKernels.siglip_weights` does where any pairs may match, operation by operation."""
+    sign_RC = torch.where(match_RC, -1.0, 1.0)
     cost_RC = sign_RC * (logits_RC + bias)
     weights_RC = sign_RC * cost_RC.sigmoid()
     sums_2.add_(torch.stack([-F.logsigmoid(-cost_RC).sum(), weights_RC.sum()]))

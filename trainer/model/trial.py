@@ -98,7 +98,7 @@ def _loss(model: nn.Module) -> Tensor:
     tokens = torch.zeros(_BATCH, min(int(length), 77), dtype=torch.int64, device=_META)
     out = named(model(images, tokens))
     share = SHARES["clip" if out.bias is None else "siglip"]
-    contrast = share(out.image, out.text, out.scale, out.bias, lambda rows: rows, 0, 0.0)
+    contrast = share(out.image, out.text, out.scale, out.bias, lambda rows: rows, 0, 0.0, None)
     if out.written is None:
         return contrast
     return contrast + caption_share(out.written, tokens, -1, torch.tensor(tokens.numel(), device=_META))

@@ -238,7 +238,7 @@ def _model(job: Job) -> str:
     adapted = f", LoRA of rank {job.model.lora_rank} in {where}" if job.model.lora_rank else ""
     compiled = ", compiled" if job.model.compile else ""
     own = f"{job.model.name}{_text_tower(job.model)}{_any_shape(job.model)}"
-    return f"{own}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{adapted}{compiled}"
+    return f"{own}, {job.model.precision}, {job.optim.loss_text}{start}{towers}{adapted}{compiled}"
 
 
 def _any_shape(model: Model) -> str:

@@ -312,7 +312,7 @@ def _announce(
         f"{comm.name} on {comm.device} "
         f"({', '.join(f'{name} {value}' for name, value in comm.versions().items())})",
     )
-    _say("model", f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss")
+    _say("model", f"{job.model.name}, {job.model.precision}, {job.optim.loss_text}")
     _say("batch", batch_text(job, batch_plan))
     _say(
         "data",

@@ -39,6 +39,7 @@ from trainer.model.optimizer import build_optimizer
 from trainer.model.outputs import Outputs, half_type, on_image_features, outputs
 from trainer.model.packages import NOT_ITS_LOSS
 from trainer.model.packed_captions import Packed
+from trainer.model.positives import caption_groups, padding_of
 from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.sync_batch_norm import RunningStatistics
@@ -162,7 +163,7 @@ class TrainStep:
         total = self._tokens_to_write([batch])
         with on_image_features(self.model, self._loss.image_features_ready):
             out = self._forward(self._reducer.module, batch, step, 0)
-        share = self._contrast(out, self._judgement([batch]))
+        share = self._contrast(out, [batch])
         if total is not None:
             share = share + self._written_share(out, batch, total)
         self._scaled(share).backward()
@@ -171,7 +172,7 @@ class TrainStep:
     def _accumulated(self, batches: Sequence[MicroBatch], step: int) -> Tensor:
         total = self._tokens_to_write(batches)
         leaves, logits = self._leaves(batches, step)
-        share = self._contrast(Outputs(*leaves, *logits), self._judgement(batches))
+        share = self._contrast(Outputs(*leaves, *logits), batches)
         self._scaled(share).backward()
         whole = share.detach()
         wanted = [
@@ -244,8 +245,15 @@ class TrainStep:
             return None
         return joined([self._teacher(self._images(batch), batch.rows) for batch in batches])
 
-    def _contrast(self, out: Outputs, judgement: Judgement | None = None) -> Tensor:
-        share = self._loss(out.image, out.text, out.scale, out.bias, judgement)
+    def _groups(self, batches: Sequence[MicroBatch]) -> Tensor | None:
+        """Returns the group of each sample, of which all are positives; None if only pairs are."""
+        if not self._job.optim.labelled:
+            return None
+        return caption_groups([batch.tokens for batch in batches], padding_of(self.model))
+
+    def _contrast(self, out: Outputs, batches: Sequence[MicroBatch]) -> Tensor:
+        judgement, groups = self._judgement(batches), self._groups(batches)
+        share = self._loss(out.image, out.text, out.scale, out.bias, judgement, groups)
         return share * self._job.optim.contrast_weight if self._captions else share
 
     def _tokens_to_write(self, batches: Sequence[MicroBatch]) -> Tensor | None:
