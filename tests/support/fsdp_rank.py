@@ -319,9 +319,12 @@ def the_rest(folder: Path, train: TrainStep, comm: Comm, job: Job) -> None:
     if comm.world.rank == 0:
         torch.save(untrained(tiny_job()).model.state_dict(), begin)
     comm.barrier(60.0)
-    cases: list[dict[str, Any]] = [{"lock_image": True}, {"grad_checkpointing": True}]
-    for model in (*cases, {"lora_rank": 3, "pretrained": str(begin)}):
+    lora: dict[str, Any] = {"lora_rank": 3, "pretrained": str(begin)}
+    cases: list[dict[str, Any]] = [{"lock_image": True}, {"grad_checkpointing": True}, lora]
+    for model in cases:
         steps_are_those_of_one_process(comm, job_of(settings, comm.world.size, **model))
+    half, exact = (job_of(settings, comm.world.size, precision, **lora) for precision in ("bf16", "fp64"))
+    a_gradient_gathered_in_bf16_is_that_of_one_process_with_rounded_weights(comm, half, exact)
     plain = job_of(settings, comm.world.size)
     anchored = plain.optim.model_copy(update={"anchor": 50.0})
     steps_are_those_of_one_process(comm, plain.model_copy(update={"optim": anchored}))
