@@ -22,6 +22,7 @@ from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.training import run, setup_of
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
+from trainer.model.build import untrained
 from trainer.world.launchers import World
 
 nullgpu: Any = importlib.import_module("nullgpu")
@@ -39,6 +40,8 @@ EVA = {
 }
 DROPOUT = {**json.loads(Path(VIT).read_text())}
 DROPOUT["vision_cfg"] = {**DROPOUT["vision_cfg"], "patch_dropout": 0.5}
+FIRST = "first.pt"
+"""Name of weights to begin with, in the run's folder."""
 WARM_STEPS = 3
 """Steps after which torch's allocators have all the memory that a step needs."""
 
@@ -72,6 +75,13 @@ CASES = (
         "micro-batches in bf16, siglip in tiles",
         precision="bf16",
         optim={"loss": "siglip", "loss_tile": 4, "max_batch_size_per_gpu": 8},
+    ),
+    Case("anchor in fp16", precision="fp16", optim={"anchor": 0.1}, model={"init": FIRST}),
+    Case("equal captions in bf16", precision="bf16", optim={"positives": "captions"}),
+    Case(
+        "equal captions for siglip in tiles",
+        precision="bf16",
+        optim={"loss": "siglip", "positives": "captions", "loss_tile": 4},
     ),
     Case("checkpointed activations", precision="bf16", model={"grad_checkpointing": True}),
     Case("patch dropout", DROPOUT, "bf16"),
@@ -182,6 +192,10 @@ def steps_of(gpu: Comm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[C
                 path = folder / "model.json"
                 path.write_text(json.dumps(config))
                 config = str(path)
+            model = {"name": config, "precision": case.precision, **(case.model or {})}
+            if "init" in model:
+                model["init"] = str(folder / model["init"])
+                torch.save(untrained(tiny_job(config=config)).model.state_dict(), model["init"])
             gc.collect()
             torch.cuda.empty_cache()  # else a case would find the memory of others
             last = case.warm_steps + 5
@@ -191,7 +205,7 @@ def steps_of(gpu: Comm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[C
                         folder,
                         gpu,
                         dict,
-                        model={"name": config, "precision": case.precision, **(case.model or {})},
+                        model=model,
                         optim={"steps": last + 1, **(case.optim or {})},
                         eval={"zero_shot": (), "retrieval": ()},
                         logging={"every_steps": 2},
