@@ -26,7 +26,7 @@ def test_the_mixture_of_a_killed_run_is_that_of_both_files(tmp_path: Path, backe
     run = TinyRun(tmp_path)
     run.write(
         model={"init": str(tmp_path / "first.pt")},
-        optim={"steps": STEPS, "lr": 1e-2},
+        optim={"steps": STEPS, "lr": 1e-2, "anchor": 2.0},  # which takes the same copy of the first weights
         comm={"backend": backend},
         checkpoint={"every_steps": 3},
         eval={"retrieval": [str(tmp_path / shard)], "batch_size": 4, "mix": SHARE},

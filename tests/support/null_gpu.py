@@ -40,8 +40,10 @@ EVA = {
 }
 DROPOUT = {**json.loads(Path(VIT).read_text())}
 DROPOUT["vision_cfg"] = {**DROPOUT["vision_cfg"], "patch_dropout": 0.5}
-LORA = {"lora_rank": 4, "pretrained": "begin.pt"}
-"""LoRA beside weights of the tiny ViT that a case finds in its folder."""
+FIRST = "first.pt"
+"""Name of weights to begin with, in the run's folder."""
+LORA = {"lora_rank": 4, "pretrained": FIRST}
+"""LoRA beside weights of the tiny ViT."""
 WARM_STEPS = 3
 """Steps after which torch's allocators have all the memory that a step needs."""
 
@@ -75,6 +77,13 @@ CASES = (
         "micro-batches in bf16, siglip in tiles",
         precision="bf16",
         optim={"loss": "siglip", "loss_tile": 4, "max_batch_size_per_gpu": 8},
+    ),
+    Case("anchor in fp16", precision="fp16", optim={"anchor": 0.1}, model={"init": FIRST}),
+    Case("equal captions in bf16", precision="bf16", optim={"positives": "captions"}),
+    Case(
+        "equal captions for siglip in tiles",
+        precision="bf16",
+        optim={"loss": "siglip", "positives": "captions", "loss_tile": 4},
     ),
     Case("checkpointed activations", precision="bf16", model={"grad_checkpointing": True}),
     Case("patch dropout", DROPOUT, "bf16"),
@@ -188,9 +197,9 @@ def steps_of(gpu: Comm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[C
                 path.write_text(json.dumps(config))
                 config = str(path)
             model = {"name": config, "precision": case.precision, **(case.model or {})}
-            if "pretrained" in model:
-                model["pretrained"] = str(folder / model["pretrained"])
-                torch.save(untrained(tiny_job(config=config)).model.state_dict(), model["pretrained"])
+            for key in {"init", "pretrained"} & model.keys():
+                model[key] = str(folder / model[key])
+                torch.save(untrained(tiny_job(config=config)).model.state_dict(), model[key])
             gc.collect()
             torch.cuda.empty_cache()  # else a case would find the memory of others
             last = case.warm_steps + 5
