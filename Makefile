@@ -24,8 +24,8 @@ KIT_ARGS ?=
 NULLGPU ?= ../shared/nullgpu/run
 MODELS ?=
 OPEN_CLIP ?=
-OPEN_CLIP_TESTS := $(addprefix tests/unit/test_,captioning.py compile.py ema.py export.py foreign_models.py from_open_clip.py fused_block.py import_weights.py initial_weights.py \
-	kernels.py loading.py locking.py naflex.py step.py teacher.py text_size.py text_towers.py weight_names.py data_tokens.py open_clip_4.py models_page.py optimizer.py packages.py) tests/integration/test_trajectory.py
+OPEN_CLIP_TESTS := $(addprefix tests/unit/test_,anchor.py captioning.py compile.py ema.py export.py foreign_models.py from_open_clip.py fused_block.py import_weights.py initial_weights.py \
+	kernels.py loading.py locking.py lora.py naflex.py step.py teacher.py text_size.py text_towers.py weight_names.py data_tokens.py open_clip_4.py models_page.py optimizer.py packages.py positives.py) tests/integration/test_trajectory.py
 STACK ?=
 PARITY_ARGS ?=
 PYXIS_PREFIX ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/pyxis
