@@ -99,7 +99,7 @@ class RankLoss:
         tf32 = self._comm.device.type == "cuda" and in_tf32(self._model.precision, self._model.kernels)
         clauses = [tile_text(self._setting, rows, plain, self._memory, self._nodes), clause]
         clauses += ["products in TF32"] * tf32
-        clauses += ["those of equal captions not fused"] * (self._labelled and kernels is not PLAIN)
+        clauses += ["labels of equal captions not fused"] * (self._labelled and kernels is not PLAIN)
         log.info("%-12s %s", "loss", ", ".join(filter(None, clauses)))
         return Tiles(rows, kernels, tf32, self._smoothing)
 
