@@ -61,6 +61,11 @@ def test_a_constant_rate_without_cooldown_stays() -> None:
     assert {learning_rate(settings, step, 100) for step in range(10, 101)} == {1e-3}
 
 
+def test_sgd_without_momentum_is_refused() -> None:
+    with pytest.raises(ValueError, match="beta1 = 0 leaves sgd no momentum"):
+        tiny_job(optim={"optimizer": "sgd", "beta1": 0.0})
+
+
 def test_a_cooldown_of_another_schedule_is_refused() -> None:
     with pytest.raises(ValueError, match="cooldown_share belongs to"):
         Optim(global_batch_size=8, steps=10, cooldown_share=0.2)

@@ -488,6 +488,14 @@ class Optim(Section):
         return self.state_values(parameters, others) + parameters * (self.anchor > 0)
 
     @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> "Optim":
+        if self.optimizer == "sgd" and not self.beta1:
+            raise ValueError(
+                "beta1 = 0 leaves sgd no momentum, and Nesterov's form of it needs some: set beta1, such as 0.9"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _lengths(self) -> "Optim":
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either epochs or steps")
