@@ -491,7 +491,7 @@ class Optim(Section):
     def _nesterov_has_momentum(self) -> "Optim":
         if self.optimizer == "sgd" and not self.beta1:
             raise ValueError(
-                "beta1 = 0 leaves sgd no momentum, and Nesterov's form of it needs some: set beta1, such as 0.9"
+                "beta1 = 0 leaves sgd no momentum, and Nesterov's form needs some: set beta1, such as 0.9"
             )
         return self
 
