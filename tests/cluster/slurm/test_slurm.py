@@ -273,6 +273,17 @@ def test_another_number_of_ranks_than_rendered_is_refused(demo: Demo) -> None:
     assert "is for 4 ranks, but Slurm gives it 2" in (demo.folder / f"slurm-{job}.out").read_text()
 
 
+def test_a_part_of_a_heterogeneous_job_does_not_train_alone(demo: Demo) -> None:
+    script = demo.folder / "mixed.sbatch"
+    job = demo.write("mixed", resources={"nodes": 1})
+    script.write_text(demo.clipship("render", "slurm", str(job)).stdout)
+    sent = ("sbatch", "--parsable", "--nodes=1", ":", "--nodes=1", "--ntasks=1", str(script))
+    number = demo.cluster.run(*sent, cwd=demo.folder).stdout.strip()
+    assert demo.wait("mixed", number)["ExitCode"] == "2:0"
+    said = (demo.folder / f"slurm-{number}.out").read_text()
+    assert "Slurm gives it 2 in one of 2 parts of a heterogeneous job" in said
+
+
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
