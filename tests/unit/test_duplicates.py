@@ -77,7 +77,7 @@ def test_lists_find_the_near_ones_and_say_which_share(monkeypatch: pytest.Monkey
     assert near.sum() >= 400
     assert (found.cosines <= expected.cosines + 1e-5).all(), "never nearer than the nearest"
     share = float((found.cosines[near] >= 0.95).mean())
-    assert recall(vectors, found, 0.95) == pytest.approx(share, abs=0.05)
+    assert recall(vectors, found, [0.95]) == [pytest.approx(share, abs=0.05)]
     assert share > 0.9
     numbers = found.numbers[near & (found.cosines >= 0.95)]
     assert (numbers < np.flatnonzero(near & (found.cosines >= 0.95))).all(), "earlier ones alone"
@@ -88,8 +88,8 @@ def test_recall_tells_what_was_missed() -> None:
     found = plain(vectors)
     near = np.flatnonzero(found.cosines >= 0.95)
     found.cosines[near[::2]] = 0.5
-    assert recall(vectors, found, 0.95) == pytest.approx(0.5, abs=0.01)
-    assert np.isnan(recall(unit(50, 1), plain(unit(50, 1)), 0.999))
+    assert recall(vectors, found, [0.95]) == [pytest.approx(0.5, abs=0.01)]
+    assert np.isnan(recall(unit(50, 1), plain(unit(50, 1)), [0.999])).all()
 
 
 def write_features(

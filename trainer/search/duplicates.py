@@ -69,7 +69,8 @@ def method_for(vectors: Vectors) -> Method:
 
 def found_share(vectors: Vectors, found: Nearest, method: Method) -> dict[str, float]:
     """Returns the share of the near-duplicates that the method found, by cosine."""
-    return {f"{least:g}": 1.0 if method == "exact" else recall(vectors, found, least) for least in THRESHOLDS}
+    shares = [1.0] * len(THRESHOLDS) if method == "exact" else recall(vectors, found, THRESHOLDS)
+    return {f"{least:g}": share for least, share in zip(THRESHOLDS, shares, strict=True)}
 
 
 def counts(found: Nearest) -> dict[str, int]:

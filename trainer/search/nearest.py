@@ -5,7 +5,7 @@ A vector that is near an earlier one is a near-duplicate of it, whatever thresho
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,15 +71,20 @@ def by_lists(vectors: Vectors, tell: Tell) -> Nearest:
     return found
 
 
-def recall(vectors: Vectors, found: Nearest, least: float) -> float:
-    """Returns the share of the near-duplicates, of a cosine of at least `least`, that were found as such.
+def recall(vectors: Vectors, found: Nearest, thresholds: Sequence[float]) -> list[float]:
+    """Returns, for each cosine, the share of the near-duplicates as near as that which were found as such.
 
     Exact answers are computed for SAMPLE vectors; NaN if no near-duplicate is among them.
     """
     chosen = np.random.default_rng(0).choice(len(vectors), min(SAMPLE, len(vectors)), replace=False)
-    cosines, _ = _nearest_before(torch.from_numpy(vectors), torch.from_numpy(np.sort(chosen)))
-    true = cosines.numpy() >= least
-    return float((found.cosines[np.sort(chosen)][true] >= least).mean()) if true.any() else math.nan
+    rows = np.sort(chosen)
+    exact_cosines = _nearest_before(torch.from_numpy(vectors), torch.from_numpy(rows))[0].numpy()
+
+    def share(least: float) -> float:
+        true = exact_cosines >= least
+        return float((found.cosines[rows][true] >= least).mean()) if true.any() else math.nan
+
+    return [share(least) for least in thresholds]
 
 
 def exact_seconds(vectors: Vectors) -> float:
