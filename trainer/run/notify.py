@@ -89,15 +89,14 @@ SILENT = Notifier("", (), {})
 
 
 def _body(address: str, text: str, facts: Mapping[str, object]) -> dict[str, Any]:
+    form = _form_of(address)
+    return form(text) if form else {"text": text, **facts}
+
+
+def _form_of(address: str) -> Callable[[str], dict[str, Any]] | None:
+    """Returns the form of the service at an address; None for one that has none of its own."""
     host = urlsplit(address).hostname
-    for hosts, form in _FORMS.items():
-        if host in hosts:
-            return form(text)
-    return {"text": text, **facts}
-
-
-def _is_of_a_service(address: str) -> bool:
-    return any(urlsplit(address).hostname in hosts for hosts in _FORMS)
+    return next((form for hosts, form in _FORMS.items() if host in hosts), None)
 
 
 def _post(address: str, body: Mapping[str, Any]) -> None:
@@ -114,7 +113,7 @@ def _post(address: str, body: Mapping[str, Any]) -> None:
         told = json.loads(said)
     except ValueError:
         return  # most services answer a word
-    if not _is_of_a_service(address) or not isinstance(told, dict):
+    if _form_of(address) is None or not isinstance(told, dict):
         return  # a code may mean anything
     if any(told.get(name) not in (None, 0, "0") for name in _REFUSALS):
         raise ValueError(json.dumps(told, ensure_ascii=False)[:200])
