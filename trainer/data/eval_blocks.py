@@ -4,7 +4,7 @@ Loader processes read, decode and transform the images.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from trainer.data.arena import Arena
 from trainer.data.blocks import read_sample
-from trainer.data.loading import loaded
+from trainer.data.loading import Loaded, loaded
 from trainer.data.pictures import MOST_PIXELS, decode
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.sample_requests import EvalRequests, SampleRequest
@@ -66,12 +66,8 @@ def eval_blocks(
     Any number of samples will do; a rank for which no block is left yields none. `skip_bad` leaves bad
     samples out; otherwise the first raises BadSample.
     """
-    requests = EvalRequests(source.shard_sizes(), rank=rank, world_size=world_size, block=block)
-
-    def dataset(arena: Arena | None) -> EvalBlocks:
-        return EvalBlocks(UsableSamples(source, block, transform, most_pixels, skip_bad, arena))
-
-    return loaded(source, requests, dataset, min(workers, len(requests)), pin_memory=pin_memory)
+    samples = UsableSamples(source, block, transform, most_pixels, skip_bad)
+    return loaded_blocks(samples, EvalBlocks, rank, world_size, workers, pin_memory=pin_memory)
 
 
 class EvalBlocks(Dataset[EvalBlock | InputError]):
@@ -141,3 +137,24 @@ class UsableSamples:
         images = pictures[0].new_zeros(self.block, *pictures[0].shape)
         torch.stack(list(pictures), out=images[: len(pictures)])
         return images
+
+
+def loaded_blocks(
+    samples: UsableSamples,
+    dataset_of: Callable[[UsableSamples], Dataset[Loaded | InputError]],
+    rank: int,
+    world_size: int,
+    workers: int,
+    *,
+    pin_memory: bool = False,
+) -> Iterator[Loaded]:
+    """Yields what a data set makes of this rank's blocks of samples, by at most `workers` processes."""
+    source = samples.source
+    requests = EvalRequests(source.shard_sizes(), rank=rank, world_size=world_size, block=samples.block)
+    return loaded(
+        source,
+        requests,
+        lambda arena: dataset_of(replace(samples, arena=arena)),
+        min(workers, len(requests)),
+        pin_memory=pin_memory,
+    )

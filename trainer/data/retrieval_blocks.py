@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from trainer.data.arena import Arena
-from trainer.data.eval_blocks import Transform, UsableSamples
-from trainer.data.loading import loaded
+from trainer.data.eval_blocks import Transform, UsableSamples, loaded_blocks
 from trainer.data.pictures import MOST_PIXELS
 from trainer.data.sample import BadSample, Source
-from trainer.data.sample_requests import EvalRequests, SampleRequest
+from trainer.data.sample_requests import SampleRequest
 from trainer.data.tokens import Tokenizer
 from trainer.errors import InputError
 
@@ -65,14 +63,8 @@ def retrieval_blocks(
     Any number of images will do; a rank for which no block is left yields none. `skip_bad` is as for
     `eval_blocks`.
     """
-    requests = EvalRequests(source.shard_sizes(), rank=rank, world_size=world_size, block=block)
-
-    def dataset(arena: Arena | None) -> RetrievalBlocks:
-        return RetrievalBlocks(
-            UsableSamples(source, block, transform, most_pixels, skip_bad, arena), tokenizer
-        )
-
-    return loaded(source, requests, dataset, min(workers, len(requests)))
+    samples = UsableSamples(source, block, transform, most_pixels, skip_bad)
+    return loaded_blocks(samples, lambda each: RetrievalBlocks(each, tokenizer), rank, world_size, workers)
 
 
 class RetrievalBlocks(Dataset[RetrievalBlock | InputError]):
