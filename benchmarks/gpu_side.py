@@ -82,6 +82,7 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
     """Runs `trainer.train` on images as bytes, as our loader gives them."""
     import trainer.model.build as build
     import trainer.train.main as program
+    import trainer.train.opened as opened
     import trainer.train.prefetch as prefetch
     from trainer.config.loader import dump_job
     from trainer.data.bad_samples import Skipped
@@ -101,7 +102,7 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
     build._tokenizer_of = lambda *_: NoTokenizer()
     build.quick = lambda tokenizer: tokenizer  # type: ignore[attr-defined]
     # A tokenizer's package, too, may be missing.
-    program.check_packages = lambda job: None  # type: ignore[attr-defined]
+    opened.check_packages = lambda job: None  # type: ignore[attr-defined]
     path = folder / "job.toml"
     path.write_text(dump_job(case.job(samples, steps)))
     program.main(path)

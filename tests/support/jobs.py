@@ -16,7 +16,13 @@ VIT = str(MODELS / "tiny-vit.json")
 RESNET = str(MODELS / "tiny-resnet.json")
 
 
-def tiny_job(*, config: str = VIT, name: str = "tiny", **sections: dict[str, Any]) -> Job:
+def tiny_job(
+    *,
+    config: str = VIT,
+    name: str = "tiny",
+    stage: tuple[dict[str, Any], ...] = (),
+    **sections: dict[str, Any],
+) -> Job:
     """A job of a few steps on synthetic samples; keys of a section replace the ones here."""
     job: dict[str, Any] = {
         "data": {"format": "synthetic", "synthetic_samples": 64, "workers": 0},
@@ -25,7 +31,7 @@ def tiny_job(*, config: str = VIT, name: str = "tiny", **sections: dict[str, Any
     }
     for section, keys in sections.items():
         job[section] = {**job.get(section, {}), **keys}
-    return Job.model_validate({"name": name, **job})
+    return Job.model_validate({"name": name, **job, **({"stage": stage} if stage else {})})
 
 
 def small_job(*, config: str = VIT, **sections: Any) -> Job:

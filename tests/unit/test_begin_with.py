@@ -8,12 +8,13 @@ import open_clip
 import pytest
 import torch
 
-from tests.support.jobs import VIT, tiny_job
+from tests.support.jobs import COCA, VIT, tiny_job
 from tests.support.text_towers import make_tower
 from trainer.config import Model
 from trainer.errors import InputError
 from trainer.model.build import Clip, untrained
 from trainer.model.catalog import check_init
+from trainer.model.init import stretched
 
 
 @pytest.fixture
@@ -106,3 +107,34 @@ def test_check_refuses_what_cannot_begin(name: str, init: str, words: str) -> No
 def test_two_beginnings_are_refused(weights: str) -> None:
     with pytest.raises(ValueError, match="init and pretrained both say where weights come from"):
         tiny_job(model={"init": weights, "pretrained": weights})
+
+
+def test_the_first_positions_stay_and_the_others_are_stretched_as_in_long_clip(tmp_path: Path) -> None:
+    """Long-CLIP's table, written out: place 20 + 4 k + r lies r quarters of the way from 20 + k to its next."""
+    given = torch.randn(77, 3, dtype=torch.float64)
+    found = stretched(given, 248, 20)
+    assert torch.equal(found[:20], given[:20])
+    for k in range(57):
+        begin = given[20 + k]
+        step = given[21 + k] - begin if k < 56 else begin - given[19 + k]
+        for r in range(4):
+            assert torch.allclose(found[20 + 4 * k + r], begin + r / 4 * step, atol=1e-12)
+
+
+@pytest.mark.parametrize("tower", ["plain", "custom"])
+def test_a_longer_context_keeps_its_first_positions(tmp_path: Path, tower: str) -> None:
+    optim = {"loss": "coca"} if tower == "custom" else {}
+    config = COCA if tower == "custom" else VIT
+    name = "text.positional_embedding" if tower == "custom" else "positional_embedding"
+    first = untrained(tiny_job(config=config, optim=optim)).model
+    torch.save(first.state_dict(), tmp_path / "first.pt")
+    before = first.state_dict()[name]
+    length, keep = len(before) + 6, 4
+    settings = {"init": str(tmp_path / "first.pt"), "context_length": length, "init_max_missing": 0.0}
+    clip = untrained(tiny_job(config=config, optim=optim, model={**settings, "init_keep_positions": keep}))
+    found = clip.model.state_dict()[name]
+    assert torch.equal(found[:keep], before[:keep])
+    assert torch.equal(found, stretched(before, len(found), keep))
+    assert f"{name} keeps {keep} positions, and the others are stretched from {len(before)}" in "\n".join(
+        clip.notes
+    )

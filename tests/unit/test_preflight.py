@@ -27,7 +27,7 @@ from trainer.preflight.repeat import FRESH_S, check_again, has_passed
 from trainer.preflight.table import lines
 from trainer.run.exit_record import RANK_DIR
 from trainer.run.layout import Run
-from trainer.train.main import _report_findings
+from trainer.train.prepare import _report_findings
 from trainer.world.condemned import condemned
 from trainer.world.launchers import detect
 

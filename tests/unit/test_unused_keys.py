@@ -41,6 +41,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"optim": {"distill_temperature": 0.07}},
         {"model": {"teacher": "ViT-B-32", "teacher_pretrained": "openai"}},
     ),
+    (
+        "model.init_keep_positions",
+        {"model": {"init_keep_positions": 20}},
+        {"model": {"init": "weights.pt"}},
+    ),
     ("data.shuffle_window", {"data": {**SHARDS, "shuffle_window": 8}}, {"data": {"order": "window"}}),
     (
         "data.block_samples",

@@ -33,6 +33,8 @@ class RunIdentity:
     """Digest of the weights that `optim.anchor` pulls to, by the key that names them; empty without it."""
     order: Mapping[str, Any] = field(default_factory=dict)
     """The order of the samples, as `trainer.data.choose_order` has it; empty as long as it is not known."""
+    begin: int = 0
+    """Steps of the stages before this one, whose job this is."""
 
     def facts(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the run."""
@@ -43,6 +45,7 @@ class RunIdentity:
             "model_files": dict(self.model_files),
             "eval_files": dict(self.eval_files),
             "anchor": dict(self.anchor),
+            "stage_begin": self.begin,
             "job": recorded(self.job),
         }
 
@@ -51,6 +54,9 @@ class RunIdentity:
 
         What an older Clipship did not write is not compared.
         """
+        begin = before.get("stage_begin", 0)
+        if begin != self.begin:
+            return [f"the stages before it had {many(begin, 'step')} there and have {self.begin:,} here"]
         return [
             *differences(*self._jobs_with_order(before)),
             *self._of_model(before),

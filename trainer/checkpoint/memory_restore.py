@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.identity import RunIdentity, recorded_order
-from trainer.checkpoint.memory_state import Kept, forget, kept_steps
+from trainer.checkpoint.memory_state import Kept, clear, forget, kept_steps
 from trainer.checkpoint.state import TrainState
 from trainer.comm.backends import keeps_in_memory
 from trainer.comm.protocol import Comm
@@ -109,6 +109,16 @@ def node_memory(job: Job, comm: Comm, env: Mapping[str, str]) -> NodeMemory | No
     had_any = handed_over or (folder is not None and newest_kept(folder, start) > 0)
     part = peers.index(comm.world.rank)
     return NodeMemory(folder, start, part, len(peers), peers[0], tuple(kept), had_any)
+
+
+def emptied(memory: NodeMemory | None, comm: Comm, timeout_s: float) -> NodeMemory | None:
+    """Collective: gives up all that is kept, for a state of another form; None if nothing is kept at all."""
+    if memory is None:
+        return None
+    if memory.folder is not None and comm.world.rank == memory.leader:
+        clear(memory.folder, memory.start)
+    comm.barrier(timeout_s)
+    return replace(memory, kept=(), had_any=False)
 
 
 def _handed_over(job: Job, comm: Comm, env: Mapping[str, str], start: str) -> list[Kept]:

@@ -149,6 +149,14 @@ def forget(folder: Path, start: str, but: int) -> None:
             remove_headers(folder, (header.name for header in step.headers))
 
 
+def clear(folder: Path, start: str) -> None:
+    """Gives up all steps of this start in the folder, and the memory that they take."""
+    forget(folder, start, 0)
+    for buffer in range(BUFFERS):
+        for path in folder.glob(data_file("*", buffer)):
+            path.unlink(missing_ok=True)
+
+
 def bytes_kept(folder: Path) -> int:
     """Returns the bytes that the steps in the folder take already."""
     return sum(path.stat().st_blocks * 512 for path in folder.glob("*.data"))

@@ -14,11 +14,12 @@ from typing import Any
 from trainer.checkpoint import files, foreign, state
 from trainer.checkpoint.files import BrokenCheckpoint
 from trainer.checkpoint.identity import RunIdentity, recorded_order
-from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, restore_from_memory
+from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, choose, restore_from_memory
 from trainer.checkpoint.scatter import scatter
 from trainer.checkpoint.state import TrainState, WholeState
 from trainer.comm.backends import keeps_in_memory
 from trainer.comm.protocol import Comm
+from trainer.comm.rank_zero import of_rank_0
 from trainer.comm.replicas import broadcast_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import schedule
@@ -140,6 +141,34 @@ def _from_memory(
     return StartPoint(found.step, None, found, found.order)
 
 
+def begin_stage(comm: Comm, train: TrainState, step: int) -> StartPoint:
+    """Collective: makes the ranks equal, whose model has its stage's first weights, after `step` steps."""
+    if not train.shards.split:
+        broadcast_replicas(comm, train.model, train.optimizer)
+    return StartPoint(step, None)
+
+
+def step_to_go_on(job: Job, comm: Comm, checkpoints: Path, memory: NodeMemory | None) -> int:
+    """Collective: returns the step from which `restore` would go on, for who must know it before.
+
+    Raises InputError on every rank.
+    """
+    kept = memory.kept if memory is not None else ()
+    offers = comm.all_gather_object([(each.step, each.digest) for each in kept])
+    wanted = _wanted(job, comm)
+
+    def found() -> int:
+        in_memory = choose(offers, newest_step(checkpoints)).step
+        if in_memory or wanted == "never":
+            return in_memory
+        folder, manifest = _written_since(wanted, checkpoints)
+        if folder is None:
+            _, manifest = _chosen(wanted, checkpoints)
+        return int(manifest.get("step", 0))
+
+    return int(of_rank_0(comm, found))
+
+
 def best_value(job: Job, comm: Comm, checkpoints: Path) -> float:
     """Collective: returns the best value of the metric `checkpoint.best` so far, the same on every rank.
 
@@ -256,7 +285,7 @@ def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], run: RunIdent
             "to start from its weights alone, "
             f"set model.pretrained = {folder / files.WEIGHTS} in a run of another name"
         )
-    steps = schedule(run.job, run.samples).steps
+    steps = run.begin + schedule(run.job, run.samples).steps
     if manifest["step"] > steps:
         raise InputError(
             f"{folder} is at step {manifest['step']}, and the job ends at step {steps}: --longer and "

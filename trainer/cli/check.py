@@ -30,7 +30,8 @@ def command(
     it has name, run_folder, ranks, samples, steps, global_batch_size, batch_size_per_rank,
     micro_batch_size, accumulation, checkpoint_bytes, disk_free_bytes and save_s (from a request to stop to
     the checkpoint); for GPUs gpu_bytes, samples_per_s and hours, which are estimates; warnings; no_effect
-    (key -> reason); and rows, the lines of the table by topic. What is not known is null.
+    (key -> reason); and rows, the lines of the table by topic. What is not known is null. A job with
+    [[stage]] has stages, a list with the steps, global_batch_size and estimates of each later one.
 
     Examples:
       clipship check job.toml

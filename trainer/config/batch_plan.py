@@ -105,10 +105,22 @@ def _divisors_near(total: int, wanted: int) -> str:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Length of the run, and of one epoch, in optimizer steps."""
+    """Length of a run's stage, of which most have one, and of an epoch in it, in optimizer steps."""
 
     epoch_steps: int
     steps: int
+    """Last step of the stage, counted from the run's begin."""
+    begin: int = 0
+    """Steps of the stages before."""
+    samples_before: int = 0
+    """Samples of the stages before."""
+    last: int = 0
+    """Last step of the run."""
+
+    @property
+    def own_steps(self) -> int:
+        """Number of the stage's own steps."""
+        return self.steps - self.begin
 
 
 def steps_per_epoch(samples: int, global_batch_size: int) -> int:
@@ -117,7 +129,7 @@ def steps_per_epoch(samples: int, global_batch_size: int) -> int:
 
 
 def schedule(job: Job, samples: int) -> Schedule:
-    """Returns the run's length for that many samples per epoch.
+    """Returns the length of a job without stages for that many samples per epoch.
 
     The samples at an epoch's end that fill no global batch are left out. Raises InputError if an epoch has no
     step at all.
@@ -128,4 +140,5 @@ def schedule(job: Job, samples: int) -> Schedule:
             f"the data has {many(samples, 'sample')}, fewer than optim.global_batch_size = "
             f"{job.optim.global_batch_size}: give more data, or a smaller global batch"
         )
-    return Schedule(epoch_steps, job.optim.steps or (job.optim.epochs or 0) * epoch_steps)
+    steps = job.optim.steps or (job.optim.epochs or 0) * epoch_steps
+    return Schedule(epoch_steps, steps, last=steps)

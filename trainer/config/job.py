@@ -4,7 +4,7 @@
 means unset. Uses no torch, no clock, no network and no file.
 """
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, StringConstraints, create_model, field_validator, model_validator
 
@@ -72,6 +72,11 @@ class Job(Section):
     stack: Annotated[Stack, MAY_CHANGE, _WITH_IMAGE] = optional_section(Stack)
     image: Annotated[Image, MAY_CHANGE, _WITH_IMAGE] = optional_section(Image)
     resources: Annotated[Resources, MAY_CHANGE] = optional_section(Resources)
+
+    stage: tuple[dict[str, Any], ...] = ()
+    """Stages that follow the job's own training, each a table [[stage]] with a name and keys of [model],
+    [optim] and [data] in place of the job's, such as optim.steps = 2000 and model.image_size = 336. Each
+    begins with the weights of the one before, fitted to its size, and with a new optimizer. Empty: one."""
 
     if TYPE_CHECKING:  # the schedulers' sections, which are added below for each of SECTIONS
         slurm: Slurm

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from trainer.config.job import Job
 from trainer.config.keys import with_paths_from
 from trainer.config.overrides import Override, apply_overrides, parse_overrides
+from trainer.config.stages import StageProblem, merged, stages_of, with_stage_paths
 from trainer.config.toml_lines import Key, Lines, line_of_a_long_key
 from trainer.errors import InputError
 from trainer.safe_io.plain import open_regular
@@ -73,15 +74,7 @@ def own_keys(job: Job, *, but_defaults: bool = False) -> dict[str, Any]:
     changed = job.model_dump(exclude_none=True, exclude_defaults=True)
     if but_defaults:
         return changed
-    return _merged(job.model_dump(exclude_none=True, exclude_unset=True), changed)
-
-
-def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    both = dict(one)
-    for key, value in other.items():
-        nested = isinstance(value, dict) and isinstance(one.get(key), dict)
-        both[key] = _merged(one[key], value) if nested else value
-    return both
+    return merged(job.model_dump(exclude_none=True, exclude_unset=True), changed)
 
 
 def recorded(job: Job) -> dict[str, Any]:
@@ -98,7 +91,7 @@ def resolve_paths(job: Job, base: Path) -> Job:
 
     Idempotent.
     """
-    return with_paths_from(job, base)
+    return with_paths_from(with_stage_paths(job, base), base)
 
 
 def _read(path: Path) -> str:
@@ -167,7 +160,9 @@ def _validated(
     if odd := _odd_value(table):
         raise _refusal([odd], origin, lines(), changes)
     try:
-        return Job.model_validate(_with_tuples(table))
+        return _with_stages(table)
+    except StageProblem as error:
+        raise _refusal(error.problems, origin, lines(), changes) from None
     except ValidationError as error:
         text_keys = [
             problem["loc"] for problem in error.errors(include_url=False) if problem["type"] == "string_type"
@@ -179,9 +174,18 @@ def _validated(
     ]
     apply_overrides(table, [replace(change, value=change.text) for change in meant_as_text])
     try:
-        return Job.model_validate(_with_tuples(table))
+        return _with_stages(table)
+    except StageProblem as error:
+        raise _refusal(error.problems, origin, lines(), changes) from None
     except ValidationError as error:
         raise _refusal(error, origin, lines(), changes) from None
+
+
+def _with_stages(table: dict[str, Any]) -> Job:
+    """Returns the job. Raises ValidationError, and StageProblem if one of its stages is no job."""
+    job: Job = Job.model_validate(_with_tuples(table))
+    stages_of(job)
+    return job
 
 
 def _refusal(

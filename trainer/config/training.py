@@ -35,6 +35,9 @@ _IF_LR_FALLS = OnlyIf(
     'optim.schedule = "constant" without optim.cooldown_share never falls',
 )
 _WITH_COOLDOWN = OnlyIf(lambda job: job.optim.cooldown_share > 0, "optim.cooldown_share is 0")
+_WITH_INIT = OnlyIf(
+    lambda job: job.model.init is not None or bool(job.stage), "there is no model.init, and no [[stage]]"
+)
 _WITH_LORA = OnlyIf(lambda job: job.model.lora_rank is not None, "model.lora_rank is not set")
 _WITH_DECAY = OnlyIf(
     lambda job: job.optim.weight_decay > 0 or job.optim.anchor > 0, "optim.weight_decay = 0 decays nothing"
@@ -89,6 +92,10 @@ class Model(Section):
     "timm": timm's own weights for an image tower of timm (ImageNet, mostly)."""
     init_max_missing: Share = 0.05
     """Largest share of the parameters that `init` may lack; they begin as they would without it."""
+    init_keep_positions: Annotated[Count, _WITH_INIT] = 0
+    """First positions of captions that keep their place where `init` has fewer than context_length; those
+    behind them are stretched over the rest. 20 with 248 tokens: as Long-CLIP does (arXiv 2403.15378). 0: all
+    are interpolated."""
     teacher: Annotated[Text | None, JobPath(when=is_config_file)] = None
     """Model from whose judgement of pairs the trained one learns, too (distillation): a model that open_clip
     knows, or the path of a config file. It must take the same images and captions, stays as it is, and is in

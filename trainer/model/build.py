@@ -180,7 +180,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         if begins:
             initialise_decoder(model)
         if initial_weights and job.model.init not in (None, TIMM):
-            notes += init_from(model, Path(weights_file(str(job.model.init))), job.model.init_max_missing)
+            notes += init_from(model, Path(weights_file(str(job.model.init))), job.model)
     if text is not None:
         check_caption_length(model, text.config["context_length"])
     if LOSSES[job.optim.loss].has_bias and initial_weights:

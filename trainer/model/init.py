@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import open_clip.factory as open_clip_factory
+import torch
 from open_clip.convert import convert_state_dict
 from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Size, Tensor, nn
 
 from trainer.checkpoint.weights import cause
+from trainer.config import Model
 from trainer.errors import InputError
 from trainer.text.wording import many
 
@@ -24,15 +26,16 @@ _NAMED = 5
 _TIMM_POSITIONS = "visual.trunk.pos_embed"
 
 
-def init_from(model: nn.Module, path: Path, most_missing: float) -> list[str]:
+def init_from(model: nn.Module, path: Path, settings: Model) -> list[str]:
     """Loads what fits of the weights file into the model; returns sentences about what does not.
 
-    Raises InputError if more than a share `most_missing` of the model's parameters is not in the file.
+    Raises InputError if more than a share `init_max_missing` of the model's parameters is not in the file.
     """
+    most_missing = settings.init_max_missing
     weights = open_clip_factory.load_state_dict(str(path), weights_only=True)
     before = {name: tensor.shape for name, tensor in weights.items()}
     try:
-        fitted = _fitted(model, weights)
+        fitted = _fitted(model, weights, settings.init_keep_positions)
     except (AssertionError, RuntimeError, ValueError) as problem:
         raise InputError(
             f"model.init: {path} does not fit the model ({cause(problem)}): only resolution, caption length "
@@ -55,21 +58,43 @@ def init_from(model: nn.Module, path: Path, most_missing: float) -> list[str]:
     notes = [f"init: {lacks}; they begin as without model.init"] if missing else []
     if unexpected:
         notes.append(f"init: {path} has parameters that this model lacks: {_listed(unexpected)}")
-    return [*(notes or [f"init: all weights of {path} fit"]), *_interpolated(before, loaded)]
+    return [
+        *(notes or [f"init: all weights of {path} fit"]),
+        *_interpolated(before, loaded, settings.init_keep_positions),
+    ]
 
 
-def _interpolated(before: Mapping[str, Size], loaded: Mapping[str, Tensor]) -> Iterator[str]:
+def _interpolated(before: Mapping[str, Size], loaded: Mapping[str, Tensor], keep: int) -> Iterator[str]:
     """Yields a sentence for each table of positions that has another length than in the file."""
     for name, tensor in loaded.items():
         there = before.get(name) or before.get(name.removeprefix("text."))
         if name.endswith(("positional_embedding", "pos_embed")) and there and there != tensor.shape:
+            text = not name.startswith("visual.") and 0 < keep < there[-2] < tensor.shape[-2]
+            how = (
+                f"keeps {many(keep, 'position')}, and the others are stretched" if text else "is interpolated"
+            )
             yield (
-                f"init: {name} is interpolated from {many(there[-2], 'position')} to "
+                f"init: {name} {how} from {many(there[-2], 'position')} to "
                 f"{tensor.shape[-2]:,}: no model was trained with those, so let it train before it is judged"
             )
 
 
-def _fitted(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def stretched(positions_PD: Tensor, length: int, keep: int) -> Tensor:
+    """Returns a longer table of positions [length, D]: the first `keep` as they are, the others stretched.
+
+    Each of the others stands for as much of the given table as any other; behind the last place of that, the
+    line of its last two goes on. With 20 of 77 and 248 that is Long-CLIP's table (arXiv 2403.15378).
+    """
+    most = len(positions_PD) - 1
+    ratio = (len(positions_PD) - keep) / (length - keep)
+    places = keep + ratio * torch.arange(length - keep, dtype=torch.float64)
+    left = places.floor().long().clamp(max=most - 1)
+    share = (places - left).unsqueeze(1).to(positions_PD.dtype)
+    tail = positions_PD[left] + share * (positions_PD[left + 1] - positions_PD[left])
+    return torch.cat([positions_PD[:keep], tail])
+
+
+def _fitted(model: Any, weights: dict[str, Tensor], keep: int) -> dict[str, Tensor]:
     """Returns the weights under the model's names, with tables of positions of its sizes."""
     weights = dict(convert_state_dict(model, weights))
     custom = hasattr(model, "text")
@@ -81,7 +106,11 @@ def _fitted(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     if scale is not None and scale.shape != model.logit_scale.shape:
         weights["logit_scale"] = scale.reshape(model.logit_scale.shape)
     resize_pos_embed(weights, model)
-    if getattr(model.text if custom else model, "positional_embedding", None) is not None:
+    own = getattr(model.text if custom else model, "positional_embedding", None)
+    if own is not None:
+        name = "text.positional_embedding" if custom else "positional_embedding"
+        if name in weights and 0 < keep < len(weights[name]) < len(own):
+            weights[name] = stretched(weights[name], len(own), keep)
         resize_text_pos_embed(weights, model)
     if (places := weights.get(_TIMM_POSITIONS)) is not None:
         weights[_TIMM_POSITIONS] = _timm_positions(model, places)

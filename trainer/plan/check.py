@@ -28,6 +28,7 @@ from trainer.model.catalog import check_init, check_model, check_pretrained, che
 from trainer.model.host_compiler import check_compiler
 from trainer.model.image_tokens import check_image_tokens
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
+from trainer.plan.stages import check_stages
 from trainer.run.checkpoints import check_resume, newest_step
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
@@ -64,6 +65,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_resume(job.checkpoint.resume, None if fresh else run_folder(job) / CHECKPOINTS),
         lambda: check_run_folder(job, fresh=fresh),
         lambda: None if elsewhere else _check_copies(job, fresh=fresh),
+        lambda: check_stages(job, world_size, files=True),
     )
     samples = None
     problems: list[str] = []
@@ -93,6 +95,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
         checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
     if not _runs_elsewhere(job):
         checks += [lambda: _check_packages(job), lambda: check_storage(job)]
+    checks.append(lambda: check_stages(job, world_size, files=False))
     _refuse(checks)
     return None if FORMATS[job.data.kind].unit else job.data.synthetic_samples
 

@@ -11,6 +11,7 @@ from trainer.estimate.step_speed import step_speed
 from trainer.plan.begun_order import with_order
 from trainer.plan.describe import Facts, all_warnings, rows_of, total_steps
 from trainer.plan.device import on_gpus
+from trainer.plan.stages import later_stages, samples_of
 from trainer.plan.unused_keys import unused_keys
 from trainer.run.folder import run_folder
 
@@ -25,6 +26,10 @@ def check_fields(
     facts = Facts.of(job, world_size, samples, local=local, files=files)
     batch_plan, disk, save = facts.batch_plan, facts.disk, facts.save
     steps = total_steps(job, samples)
+    stages = [
+        _of_stage(title, stage, world_size, samples_of(job, stage, samples), local=local)
+        for title, stage in later_stages(job)
+    ]
     size = checkpoint_bytes(job)
     return {
         "name": job.name,
@@ -40,10 +45,20 @@ def check_fields(
         "disk_free_bytes": None if disk is None else disk.free,
         "save_s": None if save is None else save.seconds,
         **_of_gpu(job, world_size, steps, local=local),
+        **({"stages": stages} if stages else {}),
         "warnings": list(all_warnings(facts)),
         "no_effect": {key: why for keys, why in unused_keys(with_order(job)) for key in keys},
         "rows": _joined(rows_of(facts)),
     }
+
+
+def _of_stage(
+    title: str, job: Job, world_size: int, samples: int | None, *, local: bool
+) -> dict[str, float | str | None]:
+    """Returns the fields about a later stage."""
+    steps = total_steps(job, samples)
+    about = {"stage": title, "steps": steps, "global_batch_size": job.optim.global_batch_size}
+    return {**about, **_of_gpu(job, world_size, steps, local=local)}
 
 
 def _of_gpu(job: Job, world_size: int, steps: int | None, *, local: bool) -> dict[str, float | None]:

@@ -15,6 +15,7 @@ from trainer.config.learning_rate import words
 from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.stack_table import KnownBad, table
+from trainer.config.stages import NAME
 from trainer.data.image_folder import image_folder
 from trainer.data.reading_plan import reading_rows
 from trainer.data.shard_names import expand_shards
@@ -35,6 +36,7 @@ from trainer.plan.save import SaveTime, save_rows, save_time, too_little_notice
 from trainer.plan.scores import score_rows
 from trainer.plan.secret_values import secret_warnings
 from trainer.plan.spares import no_spares_here, spares_by_hand, with_spares
+from trainer.plan.stages import later_stages, samples_of, stage_keys
 from trainer.plan.start_reading import start_rows
 from trainer.plan.state_memory import in_memory, too_little_memory
 from trainer.plan.suite import suite_rows
@@ -118,6 +120,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),
         ("optimizer", _optimizer(job)),
+        *_stages(facts),
         ("evaluation", _evaluation(job, files=files)),
         *suite_rows(job.eval, files=files),
         *(("in memory", text) for text in in_memory(job)),
@@ -146,7 +149,35 @@ def all_warnings(facts: Facts) -> Iterator[str]:
         yield from too_little_notice(job, facts.save)
     if on_gpus(job, local=local):
         yield from too_large(job, facts.batch_plan)
-    yield from warnings(job, facts.samples, local=local)
+    own = list(warnings(job, facts.samples, local=local))
+    yield from own
+    yield from (text for text in _of_stages(facts) if text.partition(": ")[2] not in own)
+
+
+def _of_stages(facts: Facts) -> Iterator[str]:
+    """Yields the warnings about each later stage, which begin with its title."""
+    for title, stage in later_stages(facts.job):
+        if on_gpus(stage, local=facts.local):
+            world_size = facts.batch_plan.world_size
+            for text in too_large(stage, plan(with_gpu_limit(stage, world_size), world_size)):
+                yield f"{title}: {text}"
+        for text in warnings(stage, samples_of(facts.job, stage, facts.samples), local=facts.local):
+            yield f"{title}: {text}"
+
+
+def _stages(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yields rows about each later stage: its own keys, its length, and what it takes of a GPU."""
+    job, world_size = facts.job, facts.batch_plan.world_size
+    for number, (title, stage) in enumerate(later_stages(job), 2):
+        keys = ", ".join(f"{key} = {_plain(value)}" for key, value in stage_keys(job, number))
+        yield title.partition(" (")[0], f"{job.stage[number - 2].get(NAME, '')}: {keys}".removeprefix(": ")
+        samples, planned = samples_of(job, stage, facts.samples), with_gpu_limit(stage, world_size)
+        own = plan(planned, world_size)
+        yield "", f"steps {_steps(stage, samples)}; batch {batch_text(planned, own)}"
+        yield "", _learning(stage)
+        if on_gpus(job, local=facts.local):
+            for topic, text in gpu_rows(stage, own, total_steps(stage, samples)):
+                yield "", f"{topic} {text}".strip()
 
 
 def _summaries(job: Job) -> Iterator[tuple[str, str]]:
@@ -376,6 +407,11 @@ def _evaluation(job: Job, *, files: bool) -> str:
     every = [f"every {many(job.eval.every_steps, 'step')}"] if job.eval.every_steps else []
     every += [f"every {many(job.eval.every_epochs, 'epoch')}"] if job.eval.every_epochs else []
     return ", ".join([" and ".join(parts), *every, "at the end"])
+
+
+def _plain(value: object) -> str:
+    """Returns a value as a job file shows it."""
+    return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
 def _named(patterns: Sequence[str]) -> str:

@@ -19,11 +19,11 @@ _LOG_TAIL = 64 * 1024
 def total_steps(facts: RunFacts) -> int | None:
     """Returns the run's number of steps; None if it is not known.
 
-    The job gives it, or else, if it follows from epochs and samples, rank 0's log.
+    The job gives it, or else, if it follows from epochs and samples or from several stages, rank 0's log.
     """
     optim = facts.job.get("optim")
     steps = optim.get("steps") if isinstance(optim, dict) else None
-    if isinstance(steps, int):
+    if isinstance(steps, int) and not facts.job.get("stage"):
         return steps
     try:
         totals = _TOTAL.findall(last_text(facts.folder / LOGS / rank_log(0), _LOG_TAIL))

@@ -15,7 +15,7 @@ from trainer.errors import EXIT_DONE, EXIT_PREEMPTED
 PLANNED = "taken in"
 """Kind of a restart that follows from no fault: nodes came back."""
 CAUSES: dict[str, str] = {
-    "start": "starting: from the allocation's begin to the first step",
+    "start": "starting: from the begin of the allocation, or of a stage, to the first step",
     "data": "waiting for data",
     "checkpoint": "saving checkpoints, as far as training waited",
     "evaluation": "evaluating",
@@ -85,7 +85,7 @@ class GenerationTimes:
     began: float
     """Time when the supervisors began, or when the fault was reported that ended the generation before."""
     is_first: bool
-    """True if it is the first generation of its start."""
+    """True if it is the first generation of its start, or a later stage of the run in the same one."""
     last: float
     """Time of its last line."""
     ready: float | None = None
@@ -289,7 +289,8 @@ def _begin(found: list[GenerationTimes], event: Mapping[str, Any], at: float) ->
     if same and found[-1].ready is None and found[-1].ended is None:
         found[-1] = replace(found[-1], ready=at, last=at, from_step=from_step)
         return
-    if same:  # the supervisors began again, too
+    next_stage = same and found[-1].closed
+    if same:  # the supervisors began again, too, or the run went to its next stage
         before = found[-1]
         began = before.ended if before.ended is not None else before.last
         found[-1] = replace(before, ended=began)
@@ -298,7 +299,9 @@ def _begin(found: list[GenerationTimes], event: Mapping[str, Any], at: float) ->
         if found:  # one start at a time writes a run folder
             began = max(began, found[-1].last if found[-1].ended is None else found[-1].ended)
     found.append(
-        GenerationTimes(start, number, min(began, at), not same, last=at, ready=at, from_step=from_step)
+        GenerationTimes(
+            start, number, min(began, at), not same or next_stage, last=at, ready=at, from_step=from_step
+        )
     )
 
 

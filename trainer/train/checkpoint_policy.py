@@ -128,7 +128,8 @@ class CheckpointPolicy:
 
     def _is_evaluation_due(self, step: int) -> bool:
         epochs = self._evaluation.every_epochs
-        at_epoch = epochs is not None and step % (epochs * self._schedule.epoch_steps) == 0
+        own, epoch = step - self._schedule.begin, self._schedule.epoch_steps
+        at_epoch = epochs is not None and own % (epochs * epoch) == 0
         return at_epoch or self._is_due(step, self._evaluation.every_steps) or self._is_last(step)
 
     def _is_due(self, step: int, every: int | None) -> bool:

@@ -63,7 +63,7 @@ class Loop:
         self._comm.heartbeat.begin_phase("first step", first)
         for step in range(first, self._steps + 1) if not stop else ():
             stop, save = self._requests_of_all(step)
-            rate = learning_rate(self._job.optim, step - 1, self._steps)
+            rate = learning_rate(self._job.optim, self._own(step) - 1, self._setup.schedule.own_steps)
             result = self._traced_step(step, rate)
             is_logged = step == first or self._is_due(step, self._job.logging.every_steps)
             record = self._record(step, rate, result) if is_logged else self._known()
@@ -77,11 +77,13 @@ class Loop:
         # This start has no step left: the run was killed or stopped between the last checkpoint and the
         # result.
         if self._steps_done == self._steps and self._setup.start.memory is None:
-            metrics, stop = self._save_and_evaluate(self._steps, stop=False, save=False)
+            metrics, stop = self._save_and_evaluate(
+                self._steps, stop=False, save=False, known=self._evaluated(self._steps)
+            )
         copies = self._close(stop)
         monitors = self._monitors
         return TrainResult(
-            steps=self._steps,
+            steps=self._setup.schedule.last,
             saved_step=self._policy.saved_step,
             stopped=stop,
             metrics=metrics,
@@ -98,11 +100,21 @@ class Loop:
         """
         if self._setup.start.memory is None:
             return {}, False
-        step, metrics = self._steps_done, None
-        if self._comm.world.rank == 0:
-            metrics = evaluation_of(self._setup.run.metrics, step)
-        metrics = self._comm.broadcast_object(metrics)
-        return self._save_and_evaluate(step, stop=False, save=self._policy.missed(step), known=metrics)
+        step = self._steps_done
+        known = self._evaluated(step)
+        return self._save_and_evaluate(step, stop=False, save=self._policy.missed(step), known=known)
+
+    def _evaluated(self, step: int) -> Metrics | None:
+        """Collective: returns the metrics that metrics.jsonl has of a step; None if it has none."""
+        is_first = self._comm.world.rank == 0
+        metrics: Metrics | None = self._comm.broadcast_object(
+            evaluation_of(self._setup.run.metrics, step) if is_first else None
+        )
+        return metrics
+
+    def _own(self, step: int) -> int:
+        """Returns the number of a step of the run within its stage."""
+        return step - self._setup.schedule.begin
 
     def _is_due(self, step: int, every: int | None) -> bool:
         return is_due(step, every, self._steps)
@@ -162,7 +174,7 @@ class Loop:
             if not is_first:
                 self._comm.heartbeat.begin_phase("step", step)
             set_learning_rate(train_step.optimizer, rate)
-            result = train_step(batches, step - 1)
+            result = train_step(batches, self._own(step) - 1)
             if is_first:  # from now on there is something to save
                 self._comm.heartbeat.begin_phase("step", step)
                 self._setup.writer.reserve(train_step)
@@ -187,10 +199,10 @@ class Loop:
         They are written when they are read. The future then has the values that are written.
         """
         written: Future[Mapping[str, object]] = Future()
-        monitors, size = self._monitors, self._setup.plan.global_batch_size
+        monitors, setup = self._monitors, self._setup
         lap = monitors.clock.pop(monitors.stragglers.pop_comm_s())
-        times, epoch = lap.per_step(), (step - 1) // self._setup.schedule.epoch_steps
-        scale = self._setup.clip.model.get_parameter("logit_scale").detach().exp()
+        times, epoch = lap.per_step(), (self._own(step) - 1) // setup.schedule.epoch_steps
+        scale = setup.clip.model.get_parameter("logit_scale").detach().exp()
         counts = {"bad_samples": monitors.skipped.count, **(TALLY.pop().figures if self._reads_files else {})}
         about_ranks = monitors.rank_stats.gather(
             step, lap, counts, [result.loss_share, result.grad_norm, scale]
@@ -203,12 +215,12 @@ class Loop:
             record = Record(
                 step,
                 epoch,
-                step * size,
+                setup.samples_after(step),
                 sum(loss_share for loss_share, _, _ in rows),
                 rate,
                 grad_norm,
                 logit_scale,
-                size / times["step_s"],
+                setup.plan.global_batch_size / times["step_s"],
                 **times,
                 bad_samples=int(totals["bad_samples"]),
             )
@@ -304,9 +316,9 @@ class Loop:
         setup = self._setup
         return {
             "model": self._job.model.name,
-            "epoch": step // setup.schedule.epoch_steps,
-            "batch_in_epoch": step % setup.schedule.epoch_steps,
-            "samples": step * setup.plan.global_batch_size,
+            "epoch": self._own(step) // setup.schedule.epoch_steps,
+            "batch_in_epoch": self._own(step) % setup.schedule.epoch_steps,
+            "samples": setup.samples_after(step),
             "world_size": self._comm.world.size,
             "metrics": dict(metrics),
             "versions": versions(),

@@ -68,7 +68,7 @@ def _open_goodput(setup: TrainSetup) -> GoodputRecorder:
 
 
 def _open_telemetry(setup: TrainSetup) -> Telemetry:
-    steps, steps_done = setup.schedule.steps, setup.start.steps_done
+    steps, steps_done = setup.schedule.last, setup.start.steps_done
     world = setup.comm.world
     if world.rank:
         return Telemetry(None, steps, steps_done)

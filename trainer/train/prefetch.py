@@ -59,7 +59,7 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
 def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
     """Yields this rank's micro-batches as the loader gives them, and counts skipped samples."""
     job, steps_done = setup.job, setup.start.steps_done
-    epoch, batch = divmod(steps_done, setup.schedule.epoch_steps)
+    epoch, batch = divmod(steps_done - setup.schedule.begin, setup.schedule.epoch_steps)
     stream = train_batches(
         setup.source,
         plan=setup.plan,

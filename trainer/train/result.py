@@ -68,7 +68,7 @@ def write_result(setup: TrainSetup, result: TrainResult) -> None:
             "exit_code": EXIT_DONE,
             "reason": "done",
             "steps": result.steps,
-            "samples": result.steps * setup.plan.global_batch_size,
+            "samples": setup.samples_after(result.steps),
             "loss": last_loss(setup.run.metrics),
             "resume": setup.job.checkpoint.resume,
             "device": ", ".join(devices),

@@ -51,3 +51,8 @@ class TrainSetup:
     """Copies the checkpoints; None on all ranks but 0, and if the job does not ask for that."""
     keeper: MemoryKeeper | None = None
     """Keeps the newest steps in memory; None if the job does not ask for that."""
+
+    def samples_after(self, step: int) -> int:
+        """Returns how many samples the run has seen after a step of this stage."""
+        own = step - self.schedule.begin
+        return self.schedule.samples_before + own * self.plan.global_batch_size

@@ -1,0 +1,143 @@
+"""A run of several stages: each begins where the one before ended, and goes on as a run of its own would."""
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.jobs import tiny_job
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.errors import InputError
+from trainer.train.main import train_whole
+from trainer.train.opened import open_whole
+
+STAGES: tuple[dict[str, Any], ...] = (
+    {"name": "large", "model": {"image_size": 64}, "optim": {"steps": 5}},
+    {"optim": {"global_batch_size": 8, "lr": 1e-4, "steps": 3}, "model": {"context_length": 20}},
+)
+
+
+@pytest.fixture(autouse=True)
+def signal_as_before() -> Iterator[None]:
+    """Undoes after the test what a rank does with its signal."""
+    on_stop = signal.getsignal(signal.SIGUSR2)
+    yield
+    signal.signal(signal.SIGUSR2, on_stop)
+
+
+def staged(folder: Path, stages: tuple[dict[str, Any], ...] = STAGES, **sections: Any) -> Job:
+    checkpoint = {"every_steps": 2, "keep": 20, **sections.pop("checkpoint", {})}
+    return tiny_job(
+        stage=stages,
+        logging={"runs": str(folder), "tensorboard": False, "every_steps": 1},
+        health={"preflight": False},
+        checkpoint=checkpoint,
+        **sections,
+    )
+
+
+def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    path = folder / "tiny" / "checkpoints" / f"step-{step:08d}" / "model.pt"
+    found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
+    return found
+
+
+def lines(folder: Path) -> list[tuple[int, float, int]]:
+    events = [json.loads(line) for line in (folder / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    return [(event["step"], event["loss"], event["samples"]) for event in events if "loss" in event]
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def train(job: Job, comm: Comm) -> None:
+    opened = open_whole(job, comm)
+    assert opened is not None
+    train_whole(opened)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder for the one run that all tests of this module begin with."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def whole(kept: Path, tmp_path: Path, alone: Comm) -> Path:
+    """A folder with a copy of a whole run of `staged`."""
+    if not (kept / "tiny").exists():
+        train(staged(kept), alone)
+    shutil.copytree(kept / "tiny", tmp_path / "tiny")
+    return tmp_path
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Makes the run one that was killed behind the checkpoint of the step."""
+    (folder / "tiny" / "result.json").unlink()
+    for path in (folder / "tiny" / "checkpoints").glob("step-*"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+
+
+def test_each_stage_is_the_run_that_its_job_alone_would_be(whole: Path, alone: Comm) -> None:
+    begins = (4, 9)
+    for number, (stage, begin) in enumerate(zip(STAGES, begins, strict=True), 1):
+        first = {"init": str(whole / "tiny" / "checkpoints" / f"step-{begin:08d}")}
+        folder = whole / str(number)
+        own = staged(folder, (), model={**stage.get("model", {}), **first}, optim=stage["optim"])
+        train(own.model_copy(update={"seed": number}), alone)
+        length = stage["optim"]["steps"]
+        assert same(weights(whole, begin + length), weights(folder, length))
+        theirs = [(step, loss) for step, loss, _ in lines(whole)]
+        assert theirs[begin : begin + length] == [(begin + step, loss) for step, loss, _ in lines(folder)]
+    assert [samples for *_, samples in lines(whole)][3::4] == [64, 128, 168]
+    result = json.loads((whole / "tiny" / "result.json").read_text())
+    assert (result["steps"], result["samples"]) == (12, 4 * 16 + 5 * 16 + 3 * 8)
+
+
+@pytest.mark.parametrize("step", [2, 4, 6, 9, 10])
+def test_a_run_that_was_killed_goes_on_in_its_stage(whole: Path, alone: Comm, step: int) -> None:
+    expected, logged = weights(whole, 12), lines(whole)
+    forget_after(whole, step)
+    train(staged(whole), alone)
+    assert same(weights(whole, 12), expected)
+    assert lines(whole) == logged
+    assert open_whole(staged(whole), alone) is None, "it is done"
+
+
+def test_a_broken_checkpoint_of_a_stage_lets_the_run_go_on_in_the_one_before(
+    whole: Path, alone: Comm
+) -> None:
+    expected = weights(whole, 12)
+    forget_after(whole, 6)
+    (whole / "tiny" / "checkpoints" / "step-00000006" / "model.pt").write_bytes(b"broken")
+    train(staged(whole), alone)
+    assert same(weights(whole, 12), expected)
+
+
+def test_another_length_of_a_stage_is_another_run(whole: Path, alone: Comm) -> None:
+    (whole / "tiny" / "result.json").unlink()
+    longer = ({**STAGES[0], "optim": {"steps": 7}}, STAGES[1])
+    with pytest.raises(InputError, match=r"the run of another job: stage is .* there and"):
+        open_whole(staged(whole, longer), alone)
+
+
+def test_a_checkpoint_knows_the_steps_of_the_stages_before(whole: Path, alone: Comm) -> None:
+    asked = {"resume": str(whole / "tiny" / "checkpoints" / "step-00000006")}
+    shorter = staged(whole / "other", optim={"steps": 3}, checkpoint=asked)
+    with pytest.raises(InputError, match="the stages before it had 4 steps there and have 3 here"):
+        train(shorter, alone)
+
+
+def test_data_of_a_stage_are_looked_for_before_the_first_one_begins(tmp_path: Path, alone: Comm) -> None:
+    missing = ({"data": {"format": "webdataset", "train": (str(tmp_path / "none.tar"),)}},)
+    with pytest.raises(InputError, match=r"none\.tar"):
+        open_whole(staged(tmp_path, missing), alone)
+    assert not (tmp_path / "tiny").exists()

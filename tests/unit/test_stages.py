@@ -1,0 +1,110 @@
+"""`[[stage]]` in a job file: the job of each stage, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from trainer.config import Job
+from trainer.config.loader import dump_job, load_job
+from trainer.config.stages import stage_title, stages_of
+from trainer.errors import InputError
+
+JOB = """
+name = "staged"
+[data]
+train = ["shards/*.tar"]
+[model]
+name = "ViT-B-32"
+pretrained = "first.pt"
+image_size = 112
+[optim]
+global_batch_size = 64
+epochs = 3
+lr = 1e-3
+"""
+TWO = """
+[[stage]]
+name = "224 pixels"
+model.image_size = 224
+optim.steps = 200
+
+[[stage]]
+[stage.data]
+train = ["clean/*.tar"]
+augment.gray_scale_prob = 0.1
+[stage.optim]
+lr = 1e-5
+"""
+
+
+def loaded(tmp_path: Path, stages: str, job: str = JOB) -> Job:
+    path = tmp_path / "job.toml"
+    path.write_text(job + stages)
+    return load_job(path)
+
+
+def refused(tmp_path: Path, stages: str, job: str = JOB) -> str:
+    with pytest.raises(InputError) as problem:
+        loaded(tmp_path, stages, job)
+    return str(problem.value).replace(f"{tmp_path}/", "")
+
+
+def test_a_stage_is_the_job_with_its_own_keys_in_place_of_the_jobs(tmp_path: Path) -> None:
+    job = loaded(tmp_path, TWO)
+    first, second, third = stages_of(job)
+    assert first == job.model_copy(update={"stage": ()})
+    assert (second.model.image_size, second.optim.steps, second.optim.epochs) == (224, 200, None)
+    assert (second.optim.lr, second.data, second.seed) == (1e-3, first.data, 1)
+    assert (third.model.image_size, third.optim.epochs, third.optim.lr) == (112, 3, 1e-5)
+    assert third.data.train == (f"{tmp_path}/clean/*.tar",), "a path of the job file's folder"
+    assert (third.data.augment.gray_scale_prob, third.seed) == (0.1, 2)
+    assert {each.model.pretrained for each in (second, third)} == {None}, "the stage before has the weights"
+    assert [stage_title(job, number) for number in (1, 2, 3)] == [
+        "stage 1",
+        "stage 2 (224 pixels)",
+        "stage 3",
+    ]
+
+
+def test_a_job_with_stages_is_written_and_read_again(tmp_path: Path) -> None:
+    job = loaded(tmp_path, TWO)
+    (tmp_path / "written.toml").write_text(dump_job(job))
+    again = load_job(tmp_path / "written.toml")
+    assert again == job
+    assert stages_of(again) == stages_of(job)
+
+
+def test_a_job_without_stages_is_its_only_stage(tmp_path: Path) -> None:
+    job = loaded(tmp_path, "")
+    assert stages_of(job) == (job,)
+
+
+@pytest.mark.parametrize(
+    ("stages", "problem"),
+    [
+        ("[[stage]]\noptim.lr = -1.0\n", "job.toml:14: stage.optim.lr: stage 2: must be greater than 0"),
+        ("[[stage]]\noptim.stepz = 3\n", "stage.optim.stepz: stage 2: no stage has optim.stepz of its own"),
+        ("[[stage]]\nmodel.name = 'ViT-B-16'\n", "stage 2: no stage has model.name of its own"),
+        ("[[stage]]\noptim.loss = 'siglip'\n", "stage 2: no stage has optim.loss of its own"),
+        ("[[stage]]\ncomm.backend = 'fsdp'\n", "stage 2: it has a name and sections data, model, optim"),
+        ("[[stage]]\noptim = 3\n", "stage 2: it has a name and sections data, model, optim"),
+        ("[[stage]]\n[[stage]]\nname = 3\n", "stage 3: a name has 1 to 100 printable characters"),
+        ("[[stage]]\nname = 'a\\u001bb'\n".replace("'", '"'), "stage 2: a name has 1 to 100 printable"),
+        ("[stage]\nname = 'x'\n", "stage: expected a list in brackets"),
+    ],
+)  # fmt: skip
+def test_a_stage_that_is_no_job_is_refused_with_its_number(tmp_path: Path, stages: str, problem: str) -> None:
+    assert problem in refused(tmp_path, stages)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("lr = 1e-3", "lr = 1e-3\nanchor = 1.0", "optim.anchor"),
+        ("image_size = 112", "image_size = 112\nlora_rank = 4", "model.lora_rank"),
+        ("[optim]", "[eval]\nmix = 0.5\n[optim]", "eval.mix"),
+    ],
+)
+def test_what_needs_the_first_weights_has_no_stages(tmp_path: Path, old: str, new: str, key: str) -> None:
+    assert f"not with {key}, which" in refused(tmp_path, TWO, JOB.replace(old, new))
+    loaded(tmp_path, "", JOB.replace(old, new))

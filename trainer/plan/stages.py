@@ -1,0 +1,73 @@
+"""Checks the stages that follow a job's own training, and lists each one's own keys. Imports no torch."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trainer.comm.backends import check_backend
+from trainer.config import Job
+from trainer.config.batch_plan import plan, schedule
+from trainer.config.stages import NAME, stage_title, stages_of
+from trainer.data.check import check_data
+from trainer.errors import InputError, problems_of
+from trainer.estimate.fit import check_micro_batch
+from trainer.model.catalog import check_teacher
+from trainer.model.image_tokens import check_image_tokens
+from trainer.model.packages import check_loss, check_teacher_tokens, check_text_mask
+
+
+def later_stages(job: Job) -> list[tuple[str, Job]]:
+    """Returns title and job of each stage but the first."""
+    return [(stage_title(job, number), own) for number, own in enumerate(stages_of(job)[1:], 2)]
+
+
+def check_stages(job: Job, world_size: int, *, files: bool) -> None:
+    """Raises InputError that lists the problems of the later stages; `files` lets their data be opened."""
+    problems = [
+        f"{title}: {line}"
+        for title, own in later_stages(job)
+        for text in problems_of(_checks(job, own, world_size, files=files))
+        for line in text.splitlines()
+    ]
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def _checks(first: Job, own: Job, world_size: int, *, files: bool) -> list[Callable[[], object]]:
+    """Returns the checks of what a stage may have for itself."""
+    checks: list[Callable[[], object]] = [
+        lambda: plan(own, world_size),
+        lambda: check_micro_batch(own, world_size),
+        lambda: check_backend(own, world_size),
+        lambda: check_image_tokens(own.model),
+        lambda: check_loss(own),
+    ]
+    if files:
+        checks += [
+            lambda: check_teacher(own.model),
+            lambda: check_teacher_tokens(own.model),
+            lambda: check_text_mask(own),
+        ]
+    if files and own.data != first.data:
+        checks.append(lambda: _check_length(own))
+    return checks
+
+
+def _check_length(job: Job) -> None:
+    if (samples := check_data(job.data)) is not None:
+        schedule(job, samples)
+
+
+def stage_keys(job: Job, number: int) -> Iterator[tuple[str, Any]]:
+    """Yields the keys that a stage has for itself, such as model.image_size, each with its value."""
+    pending = [(section, keys) for section, keys in job.stage[number - 2].items() if section != NAME]
+    while pending:
+        key, value = pending.pop(0)
+        if isinstance(value, dict):
+            pending[:0] = [(f"{key}.{name}", inner) for name, inner in value.items()]
+        else:
+            yield key, value
+
+
+def samples_of(job: Job, stage: Job, samples: int | None) -> int | None:
+    """Returns the samples of a stage's epoch: those of the job if the data are the same, else None."""
+    return samples if stage.data == job.data else None
