@@ -110,7 +110,7 @@ def test_two_beginnings_are_refused(weights: str) -> None:
 
 
 def test_the_first_positions_stay_and_the_others_are_stretched_as_in_long_clip(tmp_path: Path) -> None:
-    """Long-CLIP's table, written out: place 20 + 4 k + r lies r quarters of the way from 20 + k to its next."""
+    """Long-CLIP's table, written out: 20 + 4 k + r lies r quarters of the way from 20 + k to its next."""
     given = torch.randn(77, 3, dtype=torch.float64)
     found = stretched(given, 248, 20)
     assert torch.equal(found[:20], given[:20])
