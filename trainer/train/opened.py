@@ -37,9 +37,9 @@ class OpenRun:
     run: Run
     stages: Sequence[RunStage]
     number: int
-    """Index of that stage in `stages`."""
+    """Number of that stage in `stages`, from 0."""
     memory: NodeMemory | None
-    """What this node keeps in memory; None if the job keeps nothing there."""
+    """Steps that this node keeps in memory; None if the job keeps none."""
     requests: Requests
     started: float
     """Value of time.monotonic() when this start, or the stage in it, began to prepare."""
