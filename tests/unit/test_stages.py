@@ -6,8 +6,9 @@ import pytest
 
 from trainer.config import Job
 from trainer.config.loader import dump_job, load_job
-from trainer.config.stages import stage_title, stages_of
+from trainer.config.stages import paths_of_ranks, stage_title, stages_of
 from trainer.errors import InputError
+from trainer.plan.new_length import NewLength, with_length
 
 JOB = """
 name = "staged"
@@ -108,3 +109,18 @@ def test_a_stage_that_is_no_job_is_refused_with_its_number(tmp_path: Path, stage
 def test_what_needs_the_first_weights_has_no_stages(tmp_path: Path, old: str, new: str, key: str) -> None:
     assert f"not with {key}, which" in refused(tmp_path, TWO, JOB.replace(old, new))
     loaded(tmp_path, "", JOB.replace(old, new))
+
+
+def test_data_of_stages_are_seen_by_ranks_and_reached_in_object_storage(tmp_path: Path) -> None:
+    job = loaded(
+        tmp_path, '[[stage]]\ndata.train = "s3://bucket/{0..9}.tar"\n[[stage]]\ndata.train = "late/*.tar"\n'
+    )
+    assert "s3://bucket/{0..9}.tar" in job.addresses
+    assert f"{tmp_path}/late/*.tar" in dict(paths_of_ranks(job))
+    assert f"{tmp_path}/shards/*.tar" in dict(paths_of_ranks(job))
+
+
+def test_a_run_of_several_stages_gets_no_other_length(tmp_path: Path) -> None:
+    loaded(tmp_path, TWO)
+    with pytest.raises(InputError, match="--longer: a run of several stages has the lengths of its job"):
+        with_length(tmp_path / "job.toml", (), NewLength("longer", "steps", "900"))

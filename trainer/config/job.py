@@ -4,6 +4,7 @@
 means unset. Uses no torch, no clock, no network and no file.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, StringConstraints, create_model, field_validator, model_validator
@@ -106,7 +107,22 @@ class Job(Section):
         """The names that may be addresses of object storage."""
         others = (self.checkpoint.copy_to, self.eval.class_names, self.eval.templates)
         single = (name for name in others if isinstance(name, str))
-        return (*self.data.train, *self.data.scores, *self.eval.retrieval, *self.eval.zero_shot, *single)
+        return (
+            *(*self.data.train, *self.data.scores, *self._data_of_stages),
+            *(*self.eval.retrieval, *self.eval.zero_shot, *single),
+        )
+
+    @property
+    def _data_of_stages(self) -> Iterator[str]:
+        """The names of data that the stages have for themselves; a stage may not be checked yet."""
+        for table in self.stage:
+            data = table.get("data")
+            if not isinstance(data, dict):
+                continue
+            for key in ("train", "scores"):
+                given = data.get(key, ())
+                names = given if isinstance(given, tuple) else (given,)
+                yield from (name for name in names if isinstance(name, str))
 
     @property
     def in_image(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from trainer.config.keys import section_of, with_paths_from
+from trainer.config.keys import JobPath, rank_paths, section_of, with_paths_from
 from trainer.config.toml_lines import Key
 from trainer.text.near import did_you_mean
 
@@ -73,6 +73,11 @@ def stage_title(job: "Job", number: int) -> str:
     """Returns what a stage is called: its number, and its name if it has one."""
     name = job.stage[number - 2].get(NAME) if number > 1 else None
     return f"stage {number}" + (f" ({name})" if name else "")
+
+
+def paths_of_ranks(job: "Job") -> Iterator[tuple[str, JobPath]]:
+    """Yields `rank_paths` of every stage, each path once."""
+    yield from {path: mark for own in stages_of(job) for path, mark in rank_paths(own)}.items()
 
 
 def with_stage_paths(job: "Job", base: Path) -> "Job":

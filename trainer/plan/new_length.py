@@ -80,6 +80,11 @@ def with_length(job_path: Path, overrides: Sequence[str], length: NewLength) -> 
     overrides = (*overrides, *length.changes)
     job = load_job(job_path, overrides)
     folder = run_folder(job)
+    if job.stage:
+        raise InputError(
+            f"--{length.option}: a run of several stages has the lengths of its job; to train its model "
+            "further, give another run model.init with its checkpoint"
+        )
     if not (folder / JOB_FILE).is_file():
         raise InputError(
             f"--{length.option} goes on with a run, and {folder} has none: set optim.steps in the job file"

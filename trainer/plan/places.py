@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from trainer.config import Job
-from trainer.config.keys import rank_paths
+from trainer.config.stages import paths_of_ranks
 
 _OWN_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm")
 _PLACEHOLDERS = (".example", ".invalid", ".test")
@@ -19,7 +19,7 @@ def odd_places(job: Job) -> Iterator[str]:
             f"image.tag = {job.image.tag}: {registry} is a placeholder, from which no node can pull: write "
             "the name of your registry"
         )
-    paths = dict.fromkeys(path for path, mark in rank_paths(job) if not mark.made)
+    paths = dict.fromkeys(path for path, mark in paths_of_ranks(job) if not mark.made)
     for path in paths:
         if (folder := _own_folder(path)) and not _mounted(path, job):
             yield (

@@ -10,9 +10,9 @@ from trainer.comm.backends import check_lost_nodes, check_restarts, many_without
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.fabric_fit import fabric_problems
-from trainer.config.keys import rank_paths
 from trainer.config.kubernetes import object_name
 from trainer.config.loader import own_keys
+from trainer.config.stages import paths_of_ranks
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError, problems_of
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
@@ -233,6 +233,6 @@ def _outside(job: Job) -> Iterator[str]:
     The run folder is left out, because it has its own check, and so is what travels with the job.
     """
     elsewhere = {job.logging.runs, *(file.path for file in carried(job))}
-    for path, _ in rank_paths(job):
+    for path, _ in paths_of_ranks(job):
         if path not in elsewhere and on_volume(path, job) is None:
             yield path

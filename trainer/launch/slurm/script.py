@@ -14,9 +14,9 @@ import tomli_w
 
 from trainer.comm.backends import meeting_variables, over_mpi, starts_again
 from trainer.config import Job
-from trainer.config.keys import rank_paths
 from trainer.config.loader import own_keys
 from trainer.config.slurm import GpuRequest
+from trainer.config.stages import paths_of_ranks
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
 from trainer.launch.image_name import for_enroot
@@ -342,7 +342,7 @@ def _created_folders(job: Job) -> list[str]:
 
     A container's tool would refuse to mount missing ones.
     """
-    folders = [folder for folder, mark in rank_paths(job) if mark.made]
+    folders = [folder for folder, mark in paths_of_ranks(job) if mark.made]
     return [
         folder for folder in folders if not any(_within(folder, target) for target in _mount_targets(job))
     ]
@@ -353,7 +353,7 @@ def _folders(job: Job) -> list[str]:
 
     A folder within another one is left out, because it is seen with it.
     """
-    folders = {path if mark.kind == "folder" else _fixed_folder(path) for path, mark in rank_paths(job)}
+    folders = {path if mark.kind == "folder" else _fixed_folder(path) for path, mark in paths_of_ranks(job)}
     return sorted(
         folder
         for folder in folders
