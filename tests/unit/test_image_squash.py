@@ -232,7 +232,7 @@ def test_a_full_disk_is_told_before_anything_is_made(
 ) -> None:
     docker.image.attrs["Size"] = 9 * 10**9
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * 10**9))
-    with pytest.raises(ClusterError, match=r"has 2.0 GB free, and the image has 9.0, .* --any-disk"):
+    with pytest.raises(ClusterError, match=r"has 2.0 GB free, and the image has 9.0 before .* --any-disk"):
         squash(job(images))
     assert docker.created == []
     assert squash(job(images), any_disk=True).is_file()

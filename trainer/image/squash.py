@@ -135,8 +135,8 @@ def _make(source: _Source, tag: str, path: Path) -> None:
 def _check_space(folder: Path, needed: int) -> None:
     if (free := shutil.disk_usage(folder).free) < needed:
         raise ClusterError(
-            f"{folder} has {free / 1e9:.1f} GB free, and the image has {needed / 1e9:.1f}, of which the file "
-            "usually takes half: make room, or continue at your own risk with --any-disk"
+            f"{folder} has {free / 1e9:.1f} GB free, and the image has {needed / 1e9:.1f} before it is "
+            "compressed: make room, or continue at your own risk with --any-disk"
         )
 
 
