@@ -222,7 +222,7 @@ def test_a_file_of_another_size_than_was_written_is_not_taken_and_made_again(
     path.write_bytes(b"abc")
     same, said = with_image_file(job(images))
     assert same.slurm.image is None
-    assert said.startswith(f"{path} has not the 6 bytes that were written, so that 2 nodes import")
+    assert said.startswith(f"{images} has no file of {TAG}, so that each of 2 nodes imports the image")
     assert squash(job(images)) == path
     assert path.read_bytes() == b"abcdef"
 
@@ -308,7 +308,9 @@ slurm = {{ container = "pyxis", gpus = "none", image_dir = "images" }}
     assert f"clipship: {there} (0.00 GB, of 20" in said
     assert f"holds {TAG}, so that none of 1 node imports it; if the name means another image by now" in said
     assert main(["check", str(tmp_path / "job.toml"), "--no-data"]) == 0
-    assert f"image       {there} (0.00 GB" in capsys.readouterr().out.replace("\n            ", " ")
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"image {TAG} (torch " in said
+    assert f"; {there} (0.00 GB" in said
     there.unlink()
     assert main(["render", "slurm", str(tmp_path / "job.toml")]) == 0
     script, said = capsys.readouterr()
@@ -332,8 +334,8 @@ def test_the_file_of_another_image_of_that_name_is_not_taken_in_silence(
     found, said = with_image_file(job(images))
     assert found.slurm.image is None
     assert said.startswith(
-        f"{images} has no file of {TAG} as Docker has it here, {OTHER}: {there} is another, so that 2 nodes "
-        "import the image from its registry"
+        f"{images} has no file of {TAG} as Docker has it here, {OTHER}: {there} is another, so that each "
+        "of 2 nodes imports the image from its registry"
     )
 
 
@@ -363,7 +365,7 @@ def test_a_record_that_cannot_be_read_is_none(there: Path, images: Path, text: s
 def test_a_folder_that_is_not_seen_here_is_said(tmp_path: Path) -> None:
     found, said = with_image_file(job(tmp_path / "nowhere"))
     assert found.slurm.image is None
-    assert "nowhere cannot be read here (No such file or directory), so that 2 nodes import" in said
+    assert "nowhere cannot be read here (No such file or directory), so that each of 2 nodes imports" in said
 
 
 @pytest.mark.parametrize(

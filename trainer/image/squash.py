@@ -65,7 +65,7 @@ def squash(job: Job, *, any_disk: bool = False) -> Path:
     path = path_of(image_dir, tag, source.digests[0])
     made = file_in(path.parent)
     try:
-        if made is None or not made.is_whole():
+        if made is None:
             _check_space(image_dir, 0 if any_disk else source.unpacked_bytes)
             _make(source, tag, path)
         else:
@@ -126,8 +126,7 @@ def _make(source: _Source, tag: str, path: Path) -> None:
             _read_back(folder / path.name)
             record(folder / path.name, (tag,), source.digests)
     except OSError:
-        others = file_in(path.parent)
-        if others is None or not others.is_whole():
+        if file_in(path.parent) is None:
             raise
         say("another command has made this file meanwhile")
 

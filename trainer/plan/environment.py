@@ -23,12 +23,11 @@ _PACKAGES = {"open_clip": "open_clip_torch"}
 def environment_row(job: Job, *, local: bool) -> tuple[str, str]:
     """Returns what the ranks run in: the image, the Python that a scheduler's section names, or this one."""
     for name, section in () if local else job.schedulers.items():
-        if chosen := scheduler(name).settled(job)[1]:
-            return "image", chosen
         if text := section.environment:
             return "image" if section.uses_image else "environment", text
         if section.uses_image and job.image.tag is not None:
-            return "image", f"{job.image.tag} ({_stack(job)})"
+            chosen = scheduler(name).settled(job)[1]
+            return "image", f"{job.image.tag} ({_stack(job)}){chosen and f'; {chosen}'}"
     names = dict.fromkeys(("torch", "open_clip", BACKENDS[job.comm.backend].library))
     versions = {name: installed(_PACKAGES.get(name, name)) for name in names}
     parts = [f"{name} {found}" for name, found in versions.items() if found]

@@ -35,13 +35,6 @@ class ImageFile:
     made: str
     """Time of the record, in UTC (ISO 8601)."""
 
-    def is_whole(self) -> bool:
-        """Returns whether the file has the size that it was made with."""
-        try:
-            return self.path.stat().st_size == self.bytes
-        except OSError:
-            return False
-
 
 def path_of(image_dir: Path, tag: str, digest: str) -> Path:
     """Returns the path of an image's file: NAME-DIGEST/image.sqsh."""
@@ -57,11 +50,13 @@ def record(path: Path, tags: Iterable[str], digests: Iterable[str]) -> None:
 
 
 def file_in(folder: Path) -> ImageFile | None:
-    """Returns what the folder's record says; None if there is none, or none that can be read."""
+    """Returns the folder's file; None if there is none, or none of the size that was recorded."""
+    path = folder / _FILE
     try:
         fields = read_json(folder / _RECORD)
         tags, digests = (frozenset(map(str, fields[name])) for name in ("tags", "digests"))
-        return ImageFile(folder / _FILE, tags, digests, int(fields["bytes"]), str(fields["made"]))
+        size = path.stat().st_size
+        return ImageFile(path, tags, digests, size, str(fields["made"])) if size == fields["bytes"] else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -78,7 +73,7 @@ def with_image_file(job: Job) -> tuple[Job, str]:
     nodes = many(job.resources.nodes + job.recovery.spare_nodes, "node")
     if found is None:
         return job, (
-            f"{why}, so that {nodes} import the image from its registry unless they have it in a cache: "
+            f"{why}, so that each of {nodes} imports the image from its registry unless its cache has it: "
             "`clipship image squash JOB` makes the file, once for all"
         )
     size = f"{found.bytes / 1e9:,.2f} GB, of {found.made[:10]}"
@@ -102,8 +97,6 @@ def _choose(image_dir: Path, tag: str) -> tuple[ImageFile | None, str]:
     if not fitting:
         is_now = f" as Docker has it here, {min(now)}: {tagged[-1].path} is another" if tagged else ""
         return None, f"{image_dir} has no file of {tag}{is_now}"
-    if not fitting[-1].is_whole():
-        return None, f"{fitting[-1].path} has not the {fitting[-1].bytes:,} bytes that were written"
     unknown = "; if the name means another image by now, that is not known here: a digest in it would say"
     return fitting[-1], "" if now else unknown
 
