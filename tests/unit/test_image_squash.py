@@ -23,6 +23,7 @@ from trainer.config import Job
 from trainer.errors import ClusterError
 from trainer.image import squash as squashing
 from trainer.image.squash import squash
+from trainer.launch.schedulers import settled
 from trainer.launch.slurm.image_file import with_image_file
 
 TAG = "registry.example/team/clipship:0.1"
@@ -316,6 +317,14 @@ slurm = {{ container = "pyxis", gpus = "none", image_dir = "images" }}
     script, said = capsys.readouterr()
     assert "--container-image='registry.example#team/clipship:0.1'" in script
     assert "`clipship image squash JOB` makes the file, once for all" in said
+
+
+def test_what_was_chosen_for_the_runs_of_a_sweep_is_said_once(
+    there: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = settled([job(images), job(images)], "slurm")
+    assert [found.slurm.image for found in jobs] == [str(there)] * 2
+    assert capsys.readouterr().err.count("imports it") == 1
 
 
 def test_a_file_is_taken_if_the_daemon_here_has_the_same_image(
