@@ -145,8 +145,16 @@ def test_the_file_has_what_enroot_reads_of_an_image(docker: Daemon, images: Path
 @pytest.mark.parametrize(
     ("program", "script", "said"),
     [
-        ("mksquashfs", f'{KEEP}; echo "No space left on device" >&2; exit 1', "exit code 1: No space left"),
-        ("mksquashfs", "exec 0<&-; echo 'zstd is not known' >&2; exit 1", "zstd is not known\nneeded is"),
+        (
+            "mksquashfs",
+            f'{KEEP}; echo "No space left on device" >&2; exit 1',
+            r"exit code 1 .*:\nNo space left",
+        ),
+        (
+            "mksquashfs",
+            "exec 0<&-; echo 'zstd is not known' >&2; exit 1",
+            r"needed is squashfs-tools 4.5 (.|\n)*zstd",
+        ),
         ("unsquashfs", "echo 'corruption detected' >&2; exit 1", "cannot be read back: corruption detected"),
     ],
     ids=["full disk", "other version", "not readable"],

@@ -35,7 +35,8 @@ _AS_ENROOT = ("-all-root", "-root-mode", "755", "-no-xattrs", "-wildcards", "-e"
 _ARCH = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 """Values of image.platform, as enroot calls them."""
 _PACKAGE = "squashfs-tools 4.5 or newer (package squashfs-tools; Debian 12 and Ubuntu 22.04 have it)"
-_LAST_BYTES = 2000
+_FIRST_BYTES = 1000
+"""Part of the errors of mksquashfs that is shown: all options follow one that it does not know."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _files_for_enroot(tag: str, config: Mapping[str, Any]) -> bytes:
 def _squash_stream(chunks: Iterable[bytes], size: int, file: Path) -> None:
     """Write the files of a tar, which comes in chunks, as squashfs.
 
-    Raises ClusterError with the last words of mksquashfs.
+    Raises ClusterError with the errors of mksquashfs.
     """
     command = ["mksquashfs", "-", str(file), "-tar", "-noappend", "-quiet", "-no-progress"]
     command += [*_COMPRESSION, *_AS_ENROOT]
@@ -189,9 +190,9 @@ def _squash_stream(chunks: Iterable[bytes], size: int, file: Path) -> None:
                 done(count, max(count, size))
         said.seek(0)
         if process.returncode:
-            last = said.read()[-_LAST_BYTES:].decode(errors="replace").strip()
+            why = said.read(_FIRST_BYTES).decode(errors="replace").strip()
             raise ClusterError(
-                f"mksquashfs ended with exit code {process.returncode}: {last}\nneeded is {_PACKAGE}"
+                f"mksquashfs ended with exit code {process.returncode} (needed is {_PACKAGE}):\n{why}"
             )
 
 
