@@ -27,6 +27,7 @@ EXAMPLES = {
 NEEDED = {
     "model.teacher": {"teacher_pretrained": "openai"},
     "model.teacher_pretrained": {"teacher": "ViT-B-32"},
+    "slurm.image_dir": {"container": "pyxis"},
     "slurm.container_binary": {"container": "apptainer", "image": "/clip.sif"},
 }
 """Values of its section without which a key is refused."""

@@ -95,7 +95,11 @@ CASES: dict[str, dict[str, Any]] = {
         "slurm": PYXIS | {"image": "/images/clip.sqsh"},
         "env": {"LIST": "a,b"},
     },
-    "torch-pyxis-cpu": {"slurm": PYXIS | {"gpus": "none"}, "comm": {"nccl": {"socket_ifname": "=eth0"}}},
+    "torch-pyxis-cpu": {
+        "slurm": {"container": "pyxis", "image_dir": "/shared/images", "gpus": "none"},
+        "image": {"tag": PYXIS["image"]},
+        "comm": {"nccl": {"socket_ifname": "=eth0"}},
+    },
     "torch-apptainer": {
         "slurm": {"container": "apptainer", "image": "/images/clip.sif"},
         "env": {"LIST": "a,b"},

@@ -141,3 +141,17 @@ def wheelhouse(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None
     from trainer.image.wheelhouse import fill
 
     click.echo(f"{folder} has {many(fill(_load(job_path, overrides), folder), 'file')}", err=True)
+
+
+@command.command()
+@job_argument
+@set_option
+@click.option("--any-disk", is_flag=True, help="Do not check that slurm.image_dir has enough space.")
+def squash(job_path: Path, overrides: tuple[str, ...], any_disk: bool) -> None:
+    """Make the file in slurm.image_dir from which pyxis starts JOB's image; prints its path.
+
+    No node then imports the image. It comes from the local Docker daemon, else by enroot from its registry.
+    """
+    from trainer.image.squash import squash as make
+
+    click.echo(make(_load(job_path, overrides), any_disk=any_disk))

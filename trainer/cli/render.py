@@ -1,6 +1,7 @@
 """The command `clipship render KIND JOB`: prints the text that would be built or submitted.
 
-Pure: it uses no daemon, no cluster, no clock and no torch.
+Pure: it uses no daemon, no cluster, no clock and no torch. Only slurm.image_dir is looked into: the script
+names the file that is there.
 """
 
 from collections.abc import Callable
@@ -67,7 +68,7 @@ def _command(kind: str) -> click.Command:
     @set_option
     def render(job_path: Path, overrides: tuple[str, ...]) -> None:
         from trainer.config.loader import load_job
-        from trainer.launch.schedulers import scheduler
+        from trainer.launch.schedulers import scheduler, settled
         from trainer.plan.secret_values import secret_warnings
 
         job = load_job(job_path, overrides)
@@ -75,6 +76,7 @@ def _command(kind: str) -> click.Command:
             click.echo(_IMAGES[kind][0](job), nl=False)
             return
         place = scheduler(kind)
+        [job] = settled([job], kind)
         click.echo(place.render(job), nl=False)
         for text in (*place.warnings(job), *secret_warnings(job)):
             say(f"warning: {text}")

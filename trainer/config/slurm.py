@@ -115,6 +115,10 @@ class Slurm(SchedulerSection):
     image: Annotated[OneLine | None, JobPath(when=is_image_file, ranks=False)] = None
     """Image of the container: a file (.sqsh for pyxis, .sif for apptainer) or a registry's name. None:
     image.tag."""
+    image_dir: Annotated[OneLine | None, JobPath("folder", ranks=False)] = None
+    """Folder of files that `clipship image squash` makes for pyxis, once for each image. All nodes see it,
+    and `clipship submit` takes the file of image.tag where it is there. None: each node imports the image at
+    every start."""
     mounts: tuple[OneLine, ...] = ()
     """Folders that the container sees, "/host/folder:/folder[:ro]". Those that the job file names are mounted
     automatically."""
@@ -212,7 +216,7 @@ class Slurm(SchedulerSection):
         fits(_NETWORK_NAME, '"{}" must consist of letters, digits and any of . _ - @ :')
     )
 
-    @field_validator("constraint", "image", "python", "container_binary", "output")
+    @field_validator("constraint", "image", "image_dir", "python", "container_binary", "output")
     @classmethod
     def _one_line(cls, value: str | None) -> str | None:
         if value is not None and not value.isprintable():
@@ -343,6 +347,12 @@ class Slurm(SchedulerSection):
             raise ValueError(
                 f'{key} is for container = "apptainer", and container = "{self.container}"'
                 + ("; options of pyxis belong to slurm.srun" if self.container == "pyxis" else "")
+            )
+        if self.image_dir and (self.image or self.container != "pyxis"):
+            other = f'image = "{self.image}"' if self.image else f'container = "{self.container}"'
+            raise ValueError(
+                f'image_dir has files of image.tag for container = "pyxis", and this section has {other}: '
+                "leave out one of the two"
             )
         if self.launcher == "mpirun" and self.srun:
             raise ValueError('srun has options of srun, and launcher = "mpirun" starts the ranks without it')

@@ -93,6 +93,19 @@ def daemon(what: str) -> Iterator[Any]:
         raise ClusterError(f"{what}: {problem}") from None
 
 
+def stored_image(connected: Any, image: str) -> Any:
+    """Returns the daemon's image of that name. Raises ClusterError if it has none."""
+    from docker.errors import ImageNotFound
+
+    try:
+        return connected.images.get(image)
+    except ImageNotFound:
+        raise ClusterError(
+            f"there is no image {image} on this machine: build or pull it; `docker images` lists the images "
+            "that are here"
+        ) from None
+
+
 def _unreachable(problem: str) -> str:
     if "Permission denied" in problem:
         return "the Docker daemon refuses this user: join the group docker (newgrp docker), or run as root"

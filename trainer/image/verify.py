@@ -10,7 +10,7 @@ from typing import Any
 from trainer.config.stack_table import StackRow, table
 from trainer.errors import ClusterError
 from trainer.image.build_errors import likely_cause
-from trainer.image.daemon import daemon
+from trainer.image.daemon import daemon, stored_image
 
 _PYTHON = "/opt/clipship/bin/python"
 _SELFTEST = ("-P", "-m", "trainer.image.selftest")
@@ -47,15 +47,7 @@ def packages(image: str) -> list[tuple[str, str, str, str]]:
 def labels(image: str) -> Mapping[str, str]:
     """Returns the image's labels. Raises ClusterError if the image is not on this machine."""
     with daemon(image) as connected:
-        from docker.errors import ImageNotFound
-
-        try:
-            stored: Mapping[str, str] = connected.images.get(image).labels
-        except ImageNotFound:
-            raise ClusterError(
-                f"there is no image {image} on this machine: build or pull it; `docker images` lists the "
-                "images that are here"
-            ) from None
+        stored: Mapping[str, str] = stored_image(connected, image).labels
     return stored
 
 

@@ -104,6 +104,7 @@ def submit(job: "Job", to: str, warnings: Iterable[str]) -> Path:
     The warnings are said before the scheduler gets the job.
     """
     control = reachable(to)
+    [job] = settled([job], to)
     try:
         with removed_if_refused([control.record_folder(job)]):
             folder = prepare(job, to)
@@ -118,6 +119,15 @@ def submit(job: "Job", to: str, warnings: Iterable[str]) -> Path:
         ) from None
     print(submission.id, flush=True)
     return folder
+
+
+def settled(jobs: Iterable["Job"], to: str) -> list["Job"]:
+    """Returns the jobs as they go to the scheduler now, and says what was chosen for them."""
+    place = scheduler(to)
+    found = [place.settled(job) for job in jobs]
+    for sentence in dict.fromkeys(sentence for _, sentence in found if sentence):
+        say(sentence)
+    return [job for job, _ in found]
 
 
 def prepare(job: "Job", to: str) -> Path:

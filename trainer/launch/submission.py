@@ -69,6 +69,13 @@ class Scheduler(ABC):
         """Returns the launcher of the job's ranks there, as the backends know it; None if that is open."""
         return None
 
+    def settled(self, job: "Job") -> tuple["Job", str]:
+        """Returns the job as it goes there now, where that depends on files of this machine.
+
+        The sentence says what was chosen; "" for nothing.
+        """
+        return job, ""
+
     def warnings(self, job: "Job") -> Iterator[str]:
         """Yields a sentence for each setting that is allowed but rarely meant."""
         yield from ()

@@ -11,6 +11,7 @@ from trainer.comm.backends import BACKENDS
 from trainer.config import Job
 from trainer.config.stack_table import table
 from trainer.data.storage import storage_needed
+from trainer.launch.schedulers import scheduler
 from trainer.model.packages import needed, not_named
 from trainer.sysinfo.versions import installed
 from trainer.telemetry.writers import SERVICES
@@ -21,11 +22,12 @@ _PACKAGES = {"open_clip": "open_clip_torch"}
 
 def environment_row(job: Job, *, local: bool) -> tuple[str, str]:
     """Returns what the ranks run in: the image, the Python that a scheduler's section names, or this one."""
-    for section in () if local else job.schedulers.values():
+    for name, section in () if local else job.schedulers.items():
         if text := section.environment:
             return "image" if section.uses_image else "environment", text
         if section.uses_image and job.image.tag is not None:
-            return "image", f"{job.image.tag} ({_stack(job)})"
+            chosen = scheduler(name).settled(job)[1]
+            return "image", f"{job.image.tag} ({_stack(job)}){chosen and f'; {chosen}'}"
     names = dict.fromkeys(("torch", "open_clip", BACKENDS[job.comm.backend].library))
     versions = {name: installed(_PACKAGES.get(name, name)) for name in names}
     parts = [f"{name} {found}" for name, found in versions.items() if found]

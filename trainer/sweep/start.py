@@ -14,7 +14,7 @@ from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError
 from trainer.launch import local
 from trainer.launch.hosts import Host
-from trainer.launch.schedulers import prepare, scheduler, submit
+from trainer.launch.schedulers import prepare, scheduler, settled, submit
 from trainer.launch.submission import read_record, record, removed_if_refused
 from trainer.plan.check import check_job, check_submission
 from trainer.plan.secret_values import secret_warnings
@@ -60,7 +60,8 @@ def _submitted(trials: Sequence[Trial], to: str, folder: Path, parallel: int | N
         say(f"warning: {warning}")
     place = scheduler(to)
     with removed_if_refused([place.record_folder(trial.job) for trial in trials]):
-        runs = [(trial.job, prepare(trial.job, to)) for trial in trials]
+        jobs = settled([trial.job for trial in trials], to)
+        runs = [(job, prepare(job, to)) for job in jobs]
         for own, submission in place.submit_together(runs, folder, parallel):
             record(own, submission)
             click.echo(submission.id)

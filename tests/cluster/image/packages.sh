@@ -2,4 +2,4 @@
 # Installs the Debian packages that the image's tests need, where this machine lacks one; only that needs root.
 set -euo pipefail
 
-exec "$(dirname "${BASH_SOURCE[0]}")/../../install-packages.sh" debootstrap docker-registry docker.io iptables openssh-client
+exec "$(dirname "${BASH_SOURCE[0]}")/../../install-packages.sh" debootstrap docker-registry docker.io iptables openssh-client squashfs-tools

@@ -7,6 +7,7 @@ must win. One test trains in the product's own image, if the Docker daemon has o
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.image.daemon import mirror
+from tests.cluster.image.daemon import daemon, docker, mirror
+from tests.cluster.image.images import clipship
 from tests.cluster.slurm.cluster import REPOSITORY
 from tests.cluster.slurm.going_on import RANK, Cell, cells, check_goes_on, processes
 from tests.cluster.slurm.runs import HOSTILE, SHORT, Demo
@@ -139,6 +141,30 @@ def test_the_jobs_variables_win_over_those_of_the_image(
         assert len(variables["CLIPSHIP_TOKEN"]) == 32
         assert variables["ALSO_OF_THE_SHELL"] == "image"
     assert len({variables["CLIPSHIP_TOKEN"] for variables in found}) == 1
+
+
+def test_a_job_starts_from_the_file_that_image_squash_made(demo: Demo, container: dict[str, object]) -> None:
+    """The image is that of the other tests, out of a Docker daemon, with a variable of its own."""
+    if shutil.which("dockerd") is None:
+        pytest.skip("no dockerd on PATH: `make test-image` installs it")
+    tag, images = "clipship-test-pyxis:1", demo.folder / "images"
+    images.mkdir()
+    slurm = container | {"image": None, "image_dir": str(images), "python": demo.stand_in()}
+    sections: dict[str, dict[str, object]] = {"slurm": slurm, "image": {"tag": tag}}
+    with daemon(demo.folder):
+        tar = ["tar", "-C", str(demo.folder / "root"), "-c", "."]
+        with subprocess.Popen(tar, stdout=subprocess.PIPE) as root:
+            change = ["--change", "ENV ONLY_IMAGE=of-docker"]
+            subprocess.run(["docker", "import", *change, "-", tag], stdin=root.stdout, check=True)
+        try:
+            made = clipship("image", "squash", str(demo.write("squashed", **sections)))
+        finally:
+            docker("rmi", "--force", tag)
+    assert made.returncode == 0, made.stderr
+    found = demo.variables("squashed", **sections)
+    script = (demo.run("squashed") / "artefacts/train.sbatch").read_text()
+    assert f"--container-image={made.stdout.strip()} " in script
+    assert {variables["ONLY_IMAGE"] for variables in found} == {"of-docker"}
 
 
 def test_a_killed_rank_ends_the_job_and_leaves_no_container(demo: Demo, container: dict[str, object]) -> None:

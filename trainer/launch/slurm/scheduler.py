@@ -13,6 +13,7 @@ from trainer.config import Job
 from trainer.errors import ClusterError, InputError
 from trainer.launch.slurm import validate
 from trainer.launch.slurm.array import Run, groups, submit_array
+from trainer.launch.slurm.image_file import with_image_file
 from trainer.launch.slurm.queue import ENDED_STATES, accounted, queued
 from trainer.launch.slurm.sbatch import (
     SCRIPT,
@@ -43,6 +44,9 @@ class SlurmScheduler(Scheduler):
 
     def launcher(self, job: Job) -> Launcher:
         return validate.launcher(job)
+
+    def settled(self, job: Job) -> tuple[Job, str]:
+        return with_image_file(job)
 
     def warnings(self, job: Job) -> Iterator[str]:
         return validate.warnings(job)
