@@ -101,15 +101,22 @@ def verify(image: str) -> None:
 
 @command.command()
 @click.argument("image", metavar="IMAGE")
-def sbom(image: str) -> None:
+@click.option(
+    "--to",
+    type=click.Choice(["lines", "cyclonedx", "spdx"]),
+    default="lines",
+    show_default=True,
+    help="lines: tabs between the columns; CycloneDX 1.6 or SPDX 2.3 as JSON, for scanners.",
+)
+def sbom(image: str, to: str) -> None:
     """List the packages installed in IMAGE, one per line: origin, name, version, licence.
 
-    Columns are separated by tabs, and the order is fixed.
+    The order is fixed. A document names the image by its digest, and is checked against its standard.
     """
-    from trainer.image.verify import packages
+    from trainer.image.sbom_documents import written
+    from trainer.image.verify import contents
 
-    for row in packages(image):
-        click.echo("\t".join(row))
+    click.echo(written(to, lambda: contents(image)), nl=False)
 
 
 @command.command()

@@ -5,12 +5,14 @@ Uses the Docker SDK; imports no torch.
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from trainer.config.stack_table import StackRow, table
 from trainer.errors import ClusterError
 from trainer.image.build_errors import likely_cause
 from trainer.image.daemon import daemon, stored_image
+from trainer.image.sbom_documents import Contents, Package
 
 _PYTHON = "/opt/clipship/bin/python"
 _SELFTEST = ("-P", "-m", "trainer.image.selftest")
@@ -36,12 +38,16 @@ def has_own_torch(image: str) -> bool:
     return labels(image).get("org.clipship.torch") == _OF_BASE
 
 
-def packages(image: str) -> list[tuple[str, str, str, str]]:
-    """Returns origin (python or system), name, version and licence of each installed package, sorted."""
-    rows: list[tuple[str, str, str, str]] = [
-        tuple(row) for row in json.loads(_run(image, [_PYTHON, "-P", "-m", "trainer.image.sbom"]))
-    ]
-    return rows
+def contents(image: str) -> Contents:
+    """Returns the installed packages of the image, sorted, and what the image is."""
+    rows = json.loads(_run(image, [_PYTHON, "-P", "-m", "trainer.image.sbom"]))
+    release = _run(image, ["cat", "/etc/os-release"]).splitlines()
+    systems = (line.removeprefix("ID=").strip("\"'") for line in release if line.startswith("ID="))
+    with daemon(image) as connected:
+        stored = stored_image(connected, image)
+    created = datetime.fromisoformat(stored.attrs["Created"]).astimezone(UTC).replace(microsecond=0)
+    packages = tuple(Package(*row) for row in rows)
+    return Contents(image, stored.id, created, next(systems, "debian"), packages)
 
 
 def labels(image: str) -> Mapping[str, str]:
