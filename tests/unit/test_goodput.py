@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.report.times import restart_steps
 from trainer.run import goodput_log
 from trainer.run.exit_files import ExitFiles
 from trainer.run.layout import EXIT_FILE, GOODPUT_FILE
@@ -293,3 +294,16 @@ def test_line_that_a_killed_process_left_unfinished_spoils_no_other(tmp_path: Pa
 def test_begin_of_a_start_comes_from_its_variable(value: str | None, expected: float) -> None:
     env = {} if value is None else {goodput_log.BEGAN: value}
     assert goodput_log.began(env, 3.0) == expected
+
+
+def test_the_next_stage_of_a_run_starts_again_and_is_no_recovery() -> None:
+    close = {"event": "close", "time": 124, "step": 11, "generation": 1, "start": "a"}
+    stage = begin(130, from_step=11, began=100)
+    events = [*HALF, close, stage, steps(131, 12, 1, 1), steps(141, 22, 10, 10)]
+    times = goodput(events)
+    found = generations(events)
+    assert [(its.from_step, its.next_stage) for its in found] == [(0, False), (11, True)]
+    assert lost(times)["start"] == pytest.approx(12 + 6, abs=1.0)
+    assert "recovery" not in lost(times)
+    assert restart_steps(found) == []
+    assert restart_steps(found, stages=True) == [11]

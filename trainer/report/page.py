@@ -72,6 +72,8 @@ def render(template: str, reload_s: float | None, **facts: Any) -> str:
 def page(facts: RunFacts, reload_s: float | None = None) -> str:
     """Returns the page's text, the same for the same facts."""
     metrics, began_again = facts.metrics, restart_steps(facts.times)
+    stages = restart_steps(facts.times, stages=True)
+    marks = sorted({*began_again, *stages})
     return render(
         "page.html.j2",
         reload_s,
@@ -80,11 +82,10 @@ def page(facts: RunFacts, reload_s: float | None = None) -> str:
         status=status(facts),
         not_finite=not_finite(metrics.records),
         tiles=tiles(facts),
-        training=marked(training_charts(metrics.records), _last_step(metrics.records), began_again),
-        evaluation=marked(
-            evaluation_charts(metrics.evaluations), _last_step(metrics.evaluations), began_again
-        ),
+        training=marked(training_charts(metrics.records), _last_step(metrics.records), marks),
+        evaluation=marked(evaluation_charts(metrics.evaluations), _last_step(metrics.evaluations), marks),
         began_again=began_again,
+        stages=stages,
         times=time_charts(facts.times),
         restarts=restart_rows(facts),
         metrics=metric_rows(metrics.evaluations),

@@ -63,9 +63,13 @@ def time_charts(all_times: Sequence[GenerationTimes]) -> list[Chart]:
     return [_bar(whole), *([_columns(all_times, times)] if len(times) > 1 else [])]
 
 
-def restart_steps(all_times: Sequence[GenerationTimes]) -> list[int]:
-    """Returns the steps from which ranks went on after they had begun again, in this start or a new one."""
-    return sorted({its.from_step for its in all_times[1:] if its.ready is not None})[:_MARKS]
+def restart_steps(all_times: Sequence[GenerationTimes], *, stages: bool = False) -> list[int]:
+    """Returns the steps from which ranks went on after they had begun again, in this start or a new one.
+
+    With `stages`, those after which they began a later stage of their run.
+    """
+    began = (its for its in all_times[1:] if its.ready is not None and its.next_stage == stages)
+    return sorted({its.from_step for its in began})[:_MARKS]
 
 
 def marked(charts: Sequence[Chart], last: float, steps: Sequence[int]) -> list[Chart]:
@@ -178,7 +182,7 @@ def _columns(all_times: Sequence[GenerationTimes], times: Sequence[Goodput]) -> 
     )
     return Chart(
         title="Time by cause, for each start and generation",
-        note="dashed: the ranks began again",
+        note="dashed: the ranks began again, or a stage",
         svg=svg + grid(y) + edges,
         x_labels=_time_labels(x),
         y_labels=[Label(100 - 100 * share, f"{share:.0%}") for share in y.ticks()],

@@ -85,7 +85,7 @@ class GenerationTimes:
     began: float
     """Time when the supervisors began, or when the fault was reported that ended the generation before."""
     is_first: bool
-    """True if it is the first generation of its start, or a later stage of the run in the same one."""
+    """True if it is the first generation of its start."""
     last: float
     """Time of its last line."""
     ready: float | None = None
@@ -106,6 +106,8 @@ class GenerationTimes:
     """Line about the restart that followed."""
     restart: Mapping[str, Any] = field(default_factory=dict)
     """Line about the restart that began this generation."""
+    next_stage: bool = False
+    """True if the same ranks went on to the next stage of their run."""
 
     @property
     def step(self) -> int:
@@ -173,7 +175,7 @@ def _account(its: GenerationTimes, kept: float, following: int | None, usual_s: 
     went on, None if there is none.
     """
     ledger = _Ledger()
-    startup = "start" if its.is_first else "recovery"
+    startup = "start" if its.is_first or its.next_stage else "recovery"
     until = its.ready if its.ready is not None else its.ended if its.ended is not None else its.last
     is_planned = its.restart.get("kind") == PLANNED
     detect_s = 0.0 if is_planned else _number(_table(its.restart.get("parts")).get("detect"))
@@ -298,11 +300,8 @@ def _begin(found: list[GenerationTimes], event: Mapping[str, Any], at: float) ->
         began = _number(event.get("began")) or at
         if found:  # one start at a time writes a run folder
             began = max(began, found[-1].last if found[-1].ended is None else found[-1].ended)
-    found.append(
-        GenerationTimes(
-            start, number, min(began, at), not same or next_stage, last=at, ready=at, from_step=from_step
-        )
-    )
+    its = GenerationTimes(start, number, min(began, at), not same, last=at, ready=at, from_step=from_step)
+    found.append(replace(its, next_stage=next_stage))
 
 
 def _end(found: list[GenerationTimes], event: Mapping[str, Any], at: float) -> None:
