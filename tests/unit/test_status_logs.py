@@ -72,7 +72,7 @@ def test_status_says_how_much_of_the_time_was_useful_and_where_the_rest_went(
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("useful", "lost"))]
     assert rows == [
         "useful      89.5 % of 3:10 in steps that counted",
-        "lost          5.3 %    10.0 s  starting: from the begin of the allocation, or of a stage, to the first step",
+        "lost          5.3 %    10.0 s  starting: from the begin of allocation or stage to the first step",
         "lost          5.3 %    10.0 s  waiting for data",
     ]
 

@@ -15,7 +15,7 @@ from trainer.errors import EXIT_DONE, EXIT_PREEMPTED
 PLANNED = "taken in"
 """Kind of a restart that follows from no fault: nodes came back."""
 CAUSES: dict[str, str] = {
-    "start": "starting: from the begin of the allocation, or of a stage, to the first step",
+    "start": "starting: from the begin of allocation or stage to the first step",
     "data": "waiting for data",
     "checkpoint": "saving checkpoints, as far as training waited",
     "evaluation": "evaluating",
