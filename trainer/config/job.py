@@ -101,7 +101,8 @@ class Job(Section):
         """The names that may be addresses of object storage."""
         others = (self.checkpoint.copy_to, self.eval.class_names, self.eval.templates)
         single = (name for name in others if isinstance(name, str))
-        return (*self.data.train, *self.data.scores, *self.eval.retrieval, *self.eval.zero_shot, *single)
+        tables = (*self.data.scores, *self.model.targets)
+        return (*self.data.train, *tables, *self.eval.retrieval, *self.eval.zero_shot, *single)
 
     @property
     def in_image(self) -> bool:
@@ -189,19 +190,27 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _teachers_judge_all_pairs(self) -> "Job":
-        if self.model.teacher is None:
+        key = self.model.judged_by
+        if key is None:
             return self
         if self.optim.loss != "clip":
             raise ValueError(
-                f'model.teacher needs optim.loss = "clip", whose rows it judges, and not "{self.optim.loss}"'
+                f'{key} needs optim.loss = "clip", whose rows it judges, and not "{self.optim.loss}"'
             )
         if self.optim.loss_tile:
-            raise ValueError(
-                "model.teacher needs all logits at once: set optim.loss_tile = 0, or leave it out"
-            )
+            raise ValueError(f"{key} needs all logits at once: set optim.loss_tile = 0, or leave it out")
         if self.optim.max_batch_size_per_gpu == "auto":
             raise ValueError(
-                'optim.max_batch_size_per_gpu = "auto" does not know what model.teacher takes: give a number'
+                f'optim.max_batch_size_per_gpu = "auto" does not know what {key} takes: give a number'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _targets_have_shards(self) -> "Job":
+        if self.model.targets and ("scores" not in FORMATS[self.data.kind].reads or self.data.streams):
+            raise ValueError(
+                "model.targets has a file for each shard, Parquet or Arrow file of data.train, and not for "
+                ".csv and .tsv tables, streams and synthetic data: `clipship pack` makes shards of a table"
             )
         return self
 

@@ -7,6 +7,7 @@ model, and of which version of the shard. pyarrow is imported when a file is wri
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -17,27 +18,35 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import Job
+from trainer.config import Data, Job, is_remote
+from trainer.config.formats import FORMATS
 from trainer.data.files import Stamp, opened, persistent, stamp
 from trainer.data.index import THREADS
 from trainer.data.row_groups import readable
+from trainer.data.shard_names import expand_names
 from trainer.data.store import names, put
 from trainer.errors import InputError
 from trainer.run.model_identity import model_identity
 from trainer.text.masking import masked
+from trainer.text.wording import many
 
 FOLDER = "features"
 """Folder beside a shard that has its features, unless another one is named."""
 KEY, SHARD, COSINE = "key", "shard", "cosine"
 """Columns by which samples are found, and that of their scores."""
-ROWS = 4096
-"""Rows of a row group."""
+GROUP_BYTES = 2**20
+"""Features in a row group, at least, unless the file ends: a group is what is read for some samples."""
 ABOUT = "clipship"
 """Key of the metadata that say what the features are."""
 Dtype = Literal["fp16", "fp32"]
 DTYPES: Mapping[Dtype, type] = {"fp16": np.float16, "fp32": np.float32}
 FORMAT = 1
 """Number that changes with the way in which features are computed."""
+READ_BY = (
+    "image_key", "image_column", "caption_key", "caption_column", "caption_template", "caption_lines",
+    "encoding"
+)  # fmt: skip
+"""Keys of [data] that say what a sample's image and captions are, and which of them is the first."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,13 @@ class About:
     rows: int = 0
     bad: Mapping[str, int] = field(default_factory=dict)
     """Samples that have none, by cause."""
+    width: int = 0
+    """Number of a feature's values; 0 in a file of an older Clipship, which says nothing of what follows."""
+    logit_scale: float = 0.0
+    """Factor by which the model multiplies cosines, and what it adds then; None: it adds nothing."""
+    logit_bias: float | None = None
+    read_by: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of [data] by which samples were read, of those that tell one image and caption from another."""
 
     def is_of(self, version: Stamp) -> bool:
         """Returns whether the features are those of this version of the shard."""
@@ -67,7 +83,13 @@ def about_model(job: Job, dtype: Dtype) -> About:
     identity = json.dumps([FORMAT, *model_identity(job), dtype])
     weights = f" with {Path(job.model.pretrained).name}" if job.model.pretrained else ""
     words = f"{Path(job.model.name).name}{weights} in {job.model.precision}, stored in {dtype}"
-    return About(hashlib.sha256(identity.encode()).hexdigest()[:32], words, 0, "")
+    made_by = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    return About(made_by, words, 0, "", read_by=read_by(job.retrieval_data))
+
+
+def read_by(data: Data) -> dict[str, Any]:
+    """Returns the keys of READ_BY that the data's format reads, as JSON has their values."""
+    return data.model_dump(mode="json", include={key for key in READ_BY if key in FORMATS[data.kind].reads})
 
 
 class FeatureRows(NamedTuple):
@@ -110,6 +132,26 @@ def feature_files(shards: Sequence[str], out: str | None) -> dict[str, str]:
 def _file_of(shard: str, out: str | None) -> str:
     folder, slash, name = shard.partition("?")[0].rpartition("/")
     return f"{out.rstrip('/') if out else f'{folder}{slash}{FOLDER}'}/{stem(name)}.parquet"
+
+
+def folder_named(pattern: str) -> str:
+    """Returns the one folder, here or at an address, that a pattern names; "" if it names something else."""
+    if is_remote(pattern):
+        folder = pattern.rstrip("/")
+        return "" if "." in folder.rpartition("/")[2] else folder
+    found = expand_names(pattern)
+    return found[0] if len(found) == 1 and os.path.isdir(found[0]) else ""
+
+
+def files_in(folder: str, shards: Sequence[str], key: str) -> tuple[str, ...]:
+    """Returns the file of each shard in a folder, which a key of the job names. Raises InputError."""
+    held, wanted = set(names(folder)), [f"{stem(shard)}.parquet" for shard in shards]
+    if missing := [name for name in wanted if name not in held]:
+        raise InputError(
+            f"{key}: {folder} lacks {len(missing):,} of {many(len(wanted), 'file')}, one for each shard; the "
+            f"first is {missing[0]}"
+        )
+    return tuple(f"{folder}/{name}" for name in wanted)
 
 
 def stem(shard: str) -> str:
@@ -174,7 +216,8 @@ class FeatureWriter:
     def add(self, rows: FeatureRows) -> None:
         """Takes further rows of the shard."""
         self._waiting.append(rows)
-        if sum(len(part.keys) for part in self._waiting) >= ROWS:
+        values = sum(part.images.size + part.texts.size for part in self._waiting)
+        if values * np.dtype(self._dtype).itemsize >= GROUP_BYTES:
             self._flush()
 
     def write(self, file: str, about: About) -> None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -78,6 +80,8 @@ class Batch:
     keys: list[str]
     bad: tuple[BadSample, ...] = ()
     """Samples that were skipped; others took their places."""
+    targets: Tensor | None = None
+    """Features that teachers have stored of each picture and caption, [samples, 2, D]; None without any."""
     reading: Reading = NOTHING
     """Cost of reading in its loader process since the batch before."""
 
@@ -86,18 +90,24 @@ class Batch:
 
         torch's loader calls it.
         """
-        return replace(self, images=self.images.pin_memory(), tokens=self.tokens.pin_memory())
+        targets = None if self.targets is None else self.targets.pin_memory()
+        return replace(
+            self, images=self.images.pin_memory(), tokens=self.tokens.pin_memory(), targets=targets
+        )
 
     def __reduce__(self) -> tuple[Callable[..., "Batch"], tuple[object, ...]]:
-        # Tokens and positions travel inside the message: opening shared memory takes longer than a copy.
-        small = {"tokens": self.tokens.numpy(), "positions": self.positions.numpy()}
+        # What is small travels inside the message: opening shared memory takes longer than a copy.
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        small = {name: fields[name].numpy() for name in _SMALL if fields[name] is not None}
         return _received, ({**fields, **small, "images": to_send(self.images)},)
+
+
+_SMALL = ("tokens", "positions", "targets")
 
 
 def _received(values: dict[str, Any]) -> Batch:
     """Returns the batch that another process has sent."""
-    tensors = {name: torch.from_numpy(values[name]) for name in ("tokens", "positions")}
+    tensors = {name: torch.from_numpy(values[name]) for name in _SMALL if values[name] is not None}
     return Batch(**{**values, **tensors, "images": received(values["images"])})
 
 
@@ -189,6 +199,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         writes_into = isinstance(pixels, WritesInto)
         captions: list[str] = []
         keys: list[str] = []
+        targets: list[NDArray[np.floating[Any]]] = []
         bad: list[BadSample] = []
         for place, (position, sample) in enumerate(
             zip(request.positions.tolist(), request.samples.tolist(), strict=True)
@@ -206,6 +217,9 @@ class TrainBatches(Dataset[Batch | InputError]):
                 self._caption_choice(raw, position_seed(self._seed, request.epoch, position, "caption"))
             )
             keys.append(raw.key)
+            if raw.target is not None:
+                pictures = len(raw.target) - len(raw.captions)
+                targets.append(raw.target[[0, pictures + raw.captions.index(captions[-1])]])
         return Batch(
             images,
             self._tokens(captions, request),
@@ -214,6 +228,7 @@ class TrainBatches(Dataset[Batch | InputError]):
             captions,
             keys,
             tuple(bad),
+            torch.from_numpy(np.stack(targets)) if targets else None,
             TALLY.pop(),
         )
 

@@ -62,7 +62,7 @@ def embed(job: Job, comm: Comm, dtype: Dtype, out: str = "") -> dict[str, Any]:
     if kept:
         log.info("%-12s %s of %s there already", "features", many(len(kept), "shard"), f"{len(files):,}")
     job, clip = trained_clip(job, comm)
-    shards = _Shards(job, clip, comm, dtype, model)
+    shards = _Shards(job, clip, comm, dtype, _with_head(model, job, clip, comm))
     rounds, progress = Rounds(comm, stop_of(comm)), Progress("embed", len(left), "shards written")
     mine = islice(left, comm.world.rank, None, comm.world.size)
     with evaluating(clip.model):
@@ -89,12 +89,28 @@ def _kept(files: Mapping[str, str], model: About, comm: Comm) -> dict[str, About
     return {shard: About(**about) for shard, about in kept.items()}
 
 
+def _with_head(about: About, job: Job, clip: Clip, comm: Comm) -> About:
+    """Returns what files say of the model, with what is known when it is built.
+
+    A shard without a usable sample does not tell how many values a feature has.
+    """
+    width = text_features(clip, clip.tokenizer([""]), job.model.precision, comm.device).shape[1]
+    model: Any = clip.model
+    bias = getattr(model, "logit_bias", None)
+    return replace(
+        about,
+        width=width,
+        logit_scale=model.logit_scale.exp().item(),
+        logit_bias=None if bias is None else bias.item(),
+    )
+
+
 class _Shards:
     """Embeds the shards of one rank."""
 
     def __init__(self, job: Job, clip: Clip, comm: Comm, dtype: Dtype, model: About) -> None:
         self._job, self._clip, self._comm, self._dtype, self._model = job, clip, comm, dtype, model
-        self._size = job.eval.batch_size
+        self._size, self._width = job.eval.batch_size, model.width
         self.done: list[About] = []
         """Files that were written."""
         self.examples: list[str] = []
@@ -102,7 +118,6 @@ class _Shards:
 
     def blocks(self, shards: Iterator[str], files: Mapping[str, str]) -> Iterator[None]:
         """Embeds the shards one after the other; yields after each block of samples."""
-        width = self._width()
         for shard in shards:
             self._comm.heartbeat.begin_phase("evaluation")  # its time limit is that of one shard
             version = version_of(shard)
@@ -114,7 +129,7 @@ class _Shards:
             numbers = range(len(source))
             for block in captioned_blocks(self._clip, source, self._job):
                 own, numbers = numbers[: self._size], numbers[self._size :]
-                found = self._rows(block, own, width)
+                found = self._rows(block, own, self._width)
                 writer.add(found)
                 samples, rows = samples + block.valid, rows + len(found.keys)
                 counts.update(bad.cause for bad in block.bad)
@@ -126,11 +141,6 @@ class _Shards:
 
     def _show(self, bad: Sequence[object]) -> None:
         self.examples += map(str, bad[: SHOWN - len(self.examples)])
-
-    def _width(self) -> int:
-        """Returns the number of a feature's values, which a shard without a usable sample does not tell."""
-        tokens, precision = self._clip.tokenizer([""]), self._job.model.precision
-        return text_features(self._clip, tokens, precision, self._comm.device).shape[1]
 
     def _opened(self, shard: str) -> Source:
         data = self._job.retrieval_data

@@ -51,6 +51,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_init(job.model),
         lambda: check_teacher(job.model),
         lambda: check_teacher_tokens(job.model),
+        lambda: _check_targets(job),
         lambda: check_tag(job.model.name, job.model.pretrained),
         lambda: check_text_mask(job),
         lambda: check_evaluation(job.eval),
@@ -101,6 +102,14 @@ def _reach_storage(job: Job) -> None:
     """Lets this process ask object storage as [data.storage] says, if the job names any."""
     if stores_of(job.addresses):
         use_storage(job)
+
+
+def _check_targets(job: Job) -> None:
+    """Raises InputError if what teachers have stored is not that of the training data."""
+    if job.model.targets:
+        from trainer.data.targets import check_targets  # with numpy, which other jobs need not have here
+
+        check_targets(job)
 
 
 def _check_copies(job: Job, *, fresh: bool) -> None:

@@ -43,7 +43,7 @@ from trainer.config.results import EMA, MIX
 from trainer.copies.copier import copier_of
 from trainer.data.bad_samples import name_left_out
 from trainer.data.choose_order import order_of_run
-from trainer.data.distributed_index import open_together
+from trainer.data.distributed_index import open_targets, open_together
 from trainer.data.identity import data_rows
 from trainer.data.order import epoch_samples
 from trainer.data.processes import start_process_server
@@ -51,6 +51,7 @@ from trainer.data.sample import InUnits, Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.storage import use_storage
 from trainer.data.streams import loader_processes
+from trainer.data.targets import Targets
 from trainer.estimate.fit import with_micro_batch
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import Clip, build_model, give_initial_weights
@@ -139,6 +140,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     check_teacher_tokens(job.model)
     comm.heartbeat.begin_stage("data index")
     source = open_together(job, comm)
+    targets = open_targets(job, source, comm)
     evaluation = Evaluation(job, comm, run_folder(job))
     weights = shard_weights(job.data, source.units if isinstance(source, InUnits) else None)
     samples = epoch_samples(source.shard_sizes(), weights)
@@ -150,6 +152,8 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         return None
     _announce(planned, comm, run, batch_plan, source, samples, length)
     evaluation.say_left_out()  # the rank's log file is open by now
+    for stored in targets.teachers if targets else ():
+        _say("targets", str(stored))
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
     splits = row_of(job).splits_model
@@ -179,7 +183,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if asks_for_memory(job) and not keeps_in_memory(job):
         _say("in memory", disk_only(job))
     memory = node_memory(job, comm, os.environ)
-    identity = _identity(job, comm, clip, source, samples, evaluation.contents(), begin)
+    identity = _identity(job, comm, clip, source, targets, samples, evaluation.contents(), begin)
     start = restore(job, comm, run.checkpoints, step, identity, memory)
     if has_state and start.is_beginning:  # what was there is damaged
         give_initial_weights(job, clip.model)
@@ -213,6 +217,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         clip=clip,
         train_step=step,
         source=source,
+        targets=targets,
         weights=weights,
         order=order,
         evaluate=partial(_evaluate, evaluation, clip, step, mixture, requests, keeper),
@@ -231,12 +236,13 @@ def _identity(
     comm: Comm,
     clip: Clip,
     source: Source,
+    targets: Targets | None,
     samples: int,
     words: Mapping[str, Sequence[str]],
     begin: Mapping[str, str],
 ) -> RunIdentity:
     """Collective: returns what the run is, as rank 0 finds it."""
-    rows = data_rows(job.data, source) if comm.world.rank == 0 else []
+    rows = data_rows(job.data, source, targets) if comm.world.rank == 0 else []
     data_files = comm.broadcast_object(digest_of(rows) if rows else "")
     eval_files = {key: digest_of(lines) for key, lines in words.items()}
     anchor = begin if job.optim.anchor else {}
