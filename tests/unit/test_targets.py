@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 from pyarrow import parquet
 from pydantic import ValidationError
@@ -24,6 +25,7 @@ from torch import Tensor
 from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.thread_ranks import run_ranks
 from tests.support.training import setup_of
+from trainer.cli.embed import command
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.data import feature_files
@@ -34,14 +36,20 @@ from trainer.data.distributed_index import open_targets, open_together
 from trainer.data.feature_files import ABOUT
 from trainer.data.identity import data_rows
 from trainer.data.loader import Batch
+from trainer.data.patches import Budget, PatchCrop
+from trainer.data.pixels import RandomCrop, reduction
 from trainer.data.sample import BadSample
 from trainer.data.shard_files import write_shard
 from trainer.data.targets import JudgedBlocks, check_targets
+from trainer.data.views import crop_of_views, view_seed
 from trainer.errors import InputError
 from trainer.evaluate.embed import embed
 from trainer.model.build import untrained
 from trainer.model.teacher import build_teacher
+from trainer.plan import trained as plan_of_trained
 from trainer.plan.trained import embed_job
+from trainer.run.checkpoints import TrainedModel
+from trainer.search.duplicates import read_pictures
 from trainer.train.prefetch import global_batches
 from trainer.train.setup import TrainSetup
 from trainer.train.step import TrainStep
@@ -82,10 +90,9 @@ def weights_of(config: str, seed: int, path: Path) -> str:
     return str(path)
 
 
-def embedded(weights: str, config: str, shards: str, out: Path, *changes: str) -> str:
-    changes = ("eval.batch_size=4", "data.workers=0", *changes)
-    job = embed_job(weights, config, [shards], 1, changes)
-    run_ranks(1, lambda comm: embed(job, comm, "fp32", str(out)))
+def embedded(weights: str, config: str, shards: str, out: Path, of: Job | None = None, views: int = 0) -> str:
+    job = embed_job(weights, config, [shards], 1, ("eval.batch_size=4", "data.workers=0"), of)
+    run_ranks(1, lambda comm: embed(job, comm, "fp32", str(out), str(views)))
     return str(out)
 
 
@@ -332,6 +339,19 @@ def test_a_key_that_comes_twice_has_no_target(stored: Stored, tmp_path: Path, al
         beside.read(0)
 
 
+def test_a_row_group_of_lost_samples_alone_can_be_read(stored: Stored, tmp_path: Path, alone: Comm) -> None:
+    def lost(table: Any) -> Any:
+        for name in ("image", "text"):
+            nothing = pyarrow.nulls(len(table), table[name].type)
+            table = table.set_column(table.schema.get_field_index(name), name, nothing)
+        problems = pyarrow.array(["broken"] * len(table))
+        return table.set_column(table.schema.get_field_index("problem"), "problem", problems)
+
+    _, beside = opened(job_of(stored, changed_copy(stored, tmp_path / "features", lost)), alone)
+    with pytest.raises(BadSample, match=r"model\.targets: broken"):
+        beside.read_at(beside.read_block(0, 9, arena := Arena()).places[0], arena)
+
+
 def same(table: Any) -> Any:
     return table
 
@@ -341,12 +361,12 @@ def same(table: Any) -> Any:
     [
         (
             {"width": 0},
-            "older Clipship and lacks the teacher's logit scale: remove it, and write it again: clip",
+            "older Clipship and lacks the teacher's logit scale. Remove it, and write it again: clip",
         ),
-        ({"changed": "1"}, r"0\.parquet is of another version of .*0\.tar: remove it"),
+        ({"changed": "1"}, r"0\.parquet is of another version of .*0\.tar\. Remove it"),
         (
-            {"read_by": {"caption_key": ["json:alt"]}},
-            r"of other images or captions \(data\.image_key = None there and \['jpg', .*, with --set",
+            {"read_by": {"data.caption_key": ["json:alt"]}},
+            r"of other pictures or captions: data\.image_key is None there and \['jpg', .*--of JOB",
         ),
     ],
 )
@@ -416,3 +436,115 @@ def test_targets_travel_between_processes(stored: Stored, alone: Comm) -> None:
     assert pickle.loads(pickle.dumps(batch)).targets is None
     batch = dataclasses.replace(batch, targets=targets)
     assert torch.equal(pickle.loads(pickle.dumps(batch)).targets, targets)
+
+
+AUGMENTED = {
+    "crop_scale": (0.3, 1.0),
+    "augment": {"color_jitter": (0.3, 0.3, 0.3, 0.1), "color_jitter_prob": 0.8, "gray_scale_prob": 0.3},
+}
+"""Changes that draw from generators of their own, so that ranks may be threads."""
+VIEWS = 3
+
+
+@pytest.fixture(scope="module")
+def of_views(stored: Stored) -> str:
+    """The folder of the features of three views of each sample."""
+    out = Path(stored.folder).parent / "views"
+    return embedded(stored.weights, VIT, stored.shards, out, job_of(stored, data=AUGMENTED), VIEWS)
+
+
+def test_a_stored_view_is_what_the_teacher_makes_of_the_picture_that_the_student_gets(
+    stored: Stored, of_views: str, alone: Comm
+) -> None:
+    setup = begun(job_of(stored, of_views, data=AUGMENTED), alone)
+    teacher: Any = untrained(tiny_job()).model.eval()
+    teacher.load_state_dict(torch.load(stored.weights))
+    rows = {row["key"]: row["image"] for row in rows_in(of_views)}
+    crop = crop_of_views(setup.clip.images.crop)
+    raws = {raw.key: raw for raw in map(setup.source.read, range(len(setup.source)))}
+    seen = set()
+    for step in islice(global_batches(setup, Skipped(1.0)), STEPS):
+        for number, key in enumerate(step[0].keys):
+            pictures = [crop(raws[key], view_seed(0, raws[key], view)) for view in range(VIEWS)]
+            [drawn] = [
+                at for at, each in enumerate(pictures) if torch.equal(each[:3], step[0].images[number][:3])
+            ]
+            image = step[0].judgements[0][0][number]
+            assert torch.equal(image, torch.tensor(rows[key][drawn]))
+            seen.add((key, drawn))
+        assert step[0].normalise is not None
+        with torch.no_grad():
+            made = teacher.encode_image(step[0].normalise(step[0].images), normalize=True)
+        torch.testing.assert_close(step[0].judgements[0][0], made, rtol=0, atol=1e-6)
+    assert {drawn for _, drawn in seen} == set(range(VIEWS))
+    assert len(seen) > len(raws)  # other views in the second epoch
+
+
+def test_a_resume_draws_the_same_views_on_any_number_of_ranks(
+    stored: Stored, of_views: str, monkeypatch: pytest.MonkeyPatch, alone: Comm
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # threads cannot set one
+    job = job_of(stored, of_views, data=AUGMENTED, model={"precision": "fp64"})
+    whole, cut = begun(job, alone), begun(job, alone)
+    losses = trained(whole, STEPS)
+    assert trained(cut, 2) == losses[:2]
+    again = dataclasses.replace(begun(job, alone, steps_done=2), train_step=cut.train_step)
+    assert trained(again, STEPS - 2) == losses[2:]
+    two = run_ranks(2, lambda comm: trained(begun(job, comm), STEPS))
+    assert two[0] == pytest.approx(losses, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [64, 224, 448])
+def test_models_of_any_image_size_see_the_same_part_of_a_view(size: int) -> None:
+    part = crop_of_views(RandomCrop((336, 336), scale=(0.1, 1.0)))
+    for seed, (height, width) in enumerate([(3000, 2000), (640, 480), (90, 1200), (64, 64), (31, 33)]):
+        box = part.box(height, width, seed)
+        assert dataclasses.replace(part, size=(size, size)).box(height, width, seed) == box
+        by = reduction(box, (size, size))
+        assert all(edge % by == 0 for edge in box)
+
+
+def test_views_of_another_job_are_refused(stored: Stored, of_views: str, tmp_path: Path) -> None:
+    def message(job: Job, seed: int = 0) -> str:
+        with pytest.raises(InputError) as caught:
+            check_targets(job.model_copy(update={"seed": seed}))
+        return str(caught.value).splitlines()[0]
+
+    fits = job_of(stored, of_views, data=AUGMENTED)
+    check_targets(fits)
+    assert "seed is 0 there and 1 here. Remove it" in message(fits, seed=1)
+    other = message(job_of(stored, of_views, data={**AUGMENTED, "crop_scale": (0.5, 1.0)}))
+    assert "pictures or captions: data.crop_scale is [0.3, 1.0] there and [0.5, 1.0] here. Remove it" in other
+    assert other.endswith(f"--of JOB --views {VIEWS}")
+    both = message(job_of(stored, of_views, stored.folder, data=AUGMENTED))
+    assert both == f"model.targets: {of_views} has 3 views of a picture and {stored.folder} 0: store as many"
+
+
+def test_features_of_views_are_not_those_of_pictures(stored: Stored, of_views: str) -> None:
+    with pytest.raises(InputError, match="features of views, not of whole pictures"):
+        read_pictures(of_views)
+    with pytest.raises(InputError, match="made otherwise than those asked for"):
+        embedded(stored.weights, VIT, stored.shards, Path(of_views))
+    row = rows_in(of_views)[0]
+    cosines = [float(np.dot(view, row["text"])) for view in row["image"]]
+    assert len(cosines) == VIEWS
+    assert row["cosine"] == pytest.approx(np.mean(cosines), abs=1e-6)
+
+
+def test_models_that_take_pictures_of_any_shape_have_no_views() -> None:
+    with pytest.raises(InputError, match=r"a model with model\.image_tokens takes none"):
+        crop_of_views(PatchCrop(Budget(16, (4, 4))))
+
+
+def test_views_need_the_job_that_draws_them() -> None:
+    found = CliRunner().invoke(command, ["ViT-B-32:openai", "a.tar", "--views", "2"], standalone_mode=False)
+    assert "name the job with --of" in str(found.exception)
+
+
+def test_a_run_that_was_trained_on_targets_is_evaluated_without_them(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(stored).model_dump(exclude_unset=True)
+    trained_one = TrainedModel(VIT, stored.weights, job)
+    monkeypatch.setattr(plan_of_trained, "find_trained", lambda _: trained_one)
+    assert embed_job("runs/student", None, [stored.shards], 1, ()).model.targets == ()

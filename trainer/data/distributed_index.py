@@ -36,7 +36,7 @@ from trainer.data.scores import forget_tables, scores_of
 from trainer.data.shard_names import expand_shards
 from trainer.data.shards import shard_selection
 from trainer.data.source import open_source, open_with_index, selection_of
-from trainer.data.targets import StoredTeacher, Targets, only, stored_teachers
+from trainer.data.targets import StoredTeacher, Targets, one_each, stored_teachers
 from trainer.errors import EncodedError, InputError, StorageError, decode_error, encode_error
 from trainer.run.folder import run_folder
 from trainer.run.layout import INDEX
@@ -82,7 +82,8 @@ def open_targets(job: Job, source: Source, comm: Comm) -> Targets | None:
     of_ranks, problems = _of_each_rank(comm, lambda: stored_teachers(job, versions, rank, ranks))
     _raise_alike(problems)
     of_folders = map(chain.from_iterable, zip(*of_ranks, strict=True))
-    return Targets(job, index, [only([StoredTeacher(*each) for each in folder]) for folder in of_folders])
+    teachers = one_each([[StoredTeacher(*each) for each in of_folder] for of_folder in of_folders])
+    return Targets(job, index, teachers)
 
 
 def _same_files(data: Data, comm: Comm) -> list[str]:

@@ -1,6 +1,7 @@
 """Files of features, as `clipship embed` writes them: Parquet, one for each shard, or none yet. No torch.
 
-A row is a caption of a sample: shard, key, row, caption, image, text, cosine, problem. A sample that cannot
+A row is a caption of a sample: shard, key, row, caption, image, text, cosine, problem. The image's feature
+is that of the whole picture, or there is one for each of several views. A sample that cannot
 be used has one row, with its problem and neither features nor cosine. The file's metadata say by which
 model, and of which version of the shard. pyarrow is imported when a file is written or read.
 """
@@ -71,25 +72,33 @@ class About:
     """Factor by which the model multiplies cosines, and what it adds then; None: it adds nothing."""
     logit_bias: float | None = None
     read_by: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of [data] by which samples were read, of those that tell one image and caption from another."""
+    """Keys of the job by which samples were read, of those that tell one picture and caption from another."""
+    views: int = 0
+    """Pictures of each sample, as training augments them, that have features; 0: the whole picture has."""
 
     def is_of(self, version: Stamp) -> bool:
         """Returns whether the features are those of this version of the shard."""
         return (self.size, self.changed) == version
 
 
-def about_model(job: Job, dtype: Dtype) -> About:
+def about_model(job: Job, dtype: Dtype, views: int = 0) -> About:
     """Returns what files say of the job's model; the shard's version is not there yet."""
-    identity = json.dumps([FORMAT, *model_identity(job), dtype])
+    identity = json.dumps([FORMAT, *model_identity(job), dtype, *([views] if views else [])])
     weights = f" with {Path(job.model.pretrained).name}" if job.model.pretrained else ""
-    words = f"{Path(job.model.name).name}{weights} in {job.model.precision}, stored in {dtype}"
+    of_views = f" for {many(views, 'view')}" if views else ""
+    words = f"{Path(job.model.name).name}{weights} in {job.model.precision}, stored in {dtype}{of_views}"
     made_by = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    return About(made_by, words, 0, "", read_by=read_by(job.retrieval_data))
+    return About(made_by, words, 0, "", views=views, read_by=read_by(job.retrieval_data, job.seed, views))
 
 
-def read_by(data: Data) -> dict[str, Any]:
-    """Returns the keys of READ_BY that the data's format reads, as JSON has their values."""
-    return data.model_dump(mode="json", include={key for key in READ_BY if key in FORMATS[data.kind].reads})
+def read_by(data: Data, seed: int, views: int) -> dict[str, Any]:
+    """Returns the keys of READ_BY that the data's format reads, and those that views follow from.
+
+    Their values are as JSON has them.
+    """
+    keys = {key for key in READ_BY if key in FORMATS[data.kind].reads}
+    read = data.model_dump(mode="json", include=keys | ({"crop_scale", "augment"} if views else set()))
+    return {**{f"data.{key}": value for key, value in read.items()}, **({"seed": seed} if views else {})}
 
 
 class FeatureRows(NamedTuple):
@@ -103,7 +112,7 @@ class FeatureRows(NamedTuple):
     problems: NDArray[np.object_]
     """Why a sample has no features; its other values then mean nothing."""
     images: NDArray[np.float32]
-    """Unit vectors [rows, D]."""
+    """Unit vectors [rows, D], or of views [rows, views, D]."""
     texts: NDArray[np.float32]
     cosines: NDArray[np.float32]
 
@@ -160,11 +169,11 @@ def stem(shard: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def kept_files(files: Mapping[str, str], made_by: str) -> dict[str, About]:
+def kept_files(files: Mapping[str, str], model: About) -> dict[str, About]:
     """Returns what the files that are there say, by shard, if they are those of the shard as it is.
 
-    Raises InputError for a file of another model, or of another program: nothing is replaced but features of
-    an older version of a shard.
+    Raises InputError for a file of another model, of other captions, or of another program: nothing is
+    replaced but features of an older version of a shard.
     """
     folders = {file.rpartition("/")[0] for file in files.values()}
     held = {f"{folder}/{name}" for folder in folders for name in names(folder)}
@@ -173,7 +182,7 @@ def kept_files(files: Mapping[str, str], made_by: str) -> dict[str, About]:
         found = dict(zip(shards, pool.map(lambda shard: read_about(files[shard]), shards), strict=True))
         versions = dict(zip(shards, pool.map(version_of, shards), strict=True))
     for shard, about in found.items():
-        if about.made_by != made_by:
+        if about.made_by != model.made_by or (about.width and about.read_by != model.read_by):
             raise InputError(
                 f"{files[shard]} holds features by {about.model}, made otherwise than those asked for: give "
                 "another --out, or remove the file"
@@ -249,6 +258,8 @@ def _table(parts: Sequence[FeatureRows], shard: str, dtype: type) -> Any:
     def vectors(values: Sequence[NDArray[np.float32]]) -> Any:
         rows: NDArray[Any] = np.concatenate(values).astype(dtype)
         flat, mask = pyarrow.array(rows.reshape(-1)), pyarrow.array(lost)
+        for width in rows.shape[:1:-1]:
+            flat = pyarrow.FixedSizeListArray.from_arrays(flat, width)
         return pyarrow.FixedSizeListArray.from_arrays(flat, rows.shape[1], mask=mask)
 
     same = pyarrow.DictionaryArray.from_arrays(np.zeros(len(why), dtype=np.int32), [shard])

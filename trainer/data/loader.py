@@ -29,6 +29,7 @@ from trainer.data.reading import NOTHING, TALLY, Reading
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.sample_requests import SampleRequest, TrainRequests
 from trainer.data.tokens import Masks, Tokenizer
+from trainer.data.views import view_seed
 from trainer.errors import InputError
 
 Pixels = Callable[[RawSample, int], Tensor]
@@ -90,10 +91,8 @@ class Batch:
 
         torch's loader calls it.
         """
-        targets = None if self.targets is None else self.targets.pin_memory()
-        return replace(
-            self, images=self.images.pin_memory(), tokens=self.tokens.pin_memory(), targets=targets
-        )
+        sent = {name: getattr(self, name) for name in ("images", "tokens", "targets")}
+        return replace(self, **{name: each.pin_memory() for name, each in sent.items() if each is not None})
 
     def __reduce__(self) -> tuple[Callable[..., "Batch"], tuple[object, ...]]:
         # What is small travels inside the message: opening shared memory takes longer than a copy.
@@ -137,6 +136,7 @@ def train_batches(
     weights: Sequence[float] | None = None,
     skip_bad: bool = False,
     caption_choice: Choice = random_caption,
+    views: int = 0,
     epochs: int | None = None,
     start_epoch: int = 0,
     start_batch: int = 0,
@@ -149,7 +149,8 @@ def train_batches(
     It starts at `start_batch` of `start_epoch`. It ends after epoch `epochs` - 1, or after `most_batches`
     global batches, behind which nothing is read; with both None it never ends. Over all ranks, no sample
     comes more often than its shard's weight says. `skip_bad` replaces bad samples, and `caption_choice` takes
-    one of a sample's captions. In the order of lanes blocks are read ahead, `ahead_bytes` of them.
+    one of a sample's captions. With `views`, teachers have seen so many pictures of each sample, of
+    which one is drawn. In the order of lanes blocks are read ahead, `ahead_bytes` of them.
     Raises InputError for samples that cannot be read or decoded.
     """
     sizes = source.shard_sizes()
@@ -161,7 +162,7 @@ def train_batches(
     )
 
     def dataset(arena: Arena | None) -> TrainBatches:
-        return TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice, arena)
+        return TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice, arena, views)
 
     return loaded(source, requests, dataset, workers, pin_memory=pin_memory, ahead_bytes=ahead_bytes)
 
@@ -178,8 +179,9 @@ class TrainBatches(Dataset[Batch | InputError]):
         skip_bad: bool,
         caption_choice: Choice,
         arena: Arena | None = None,
+        views: int = 0,
     ) -> None:
-        self._source, self._arena = source, arena
+        self._source, self._arena, self._views = source, arena, views
         self._seed = seed
         self._pixels = pixels
         self._tokenizer = tokenizer
@@ -218,8 +220,8 @@ class TrainBatches(Dataset[Batch | InputError]):
             )
             keys.append(raw.key)
             if raw.target is not None:
-                pictures = len(raw.target) - len(raw.captions)
-                targets.append(raw.target[[0, pictures + raw.captions.index(captions[-1])]])
+                text = len(raw.target) - len(raw.captions) + raw.captions.index(captions[-1])
+                targets.append(raw.target[[self._view(request.epoch, position), text]])
         return Batch(
             images,
             self._tokens(captions, request),
@@ -258,7 +260,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         for attempt in range(MOST_SUBSTITUTES):
             try:
                 raw = read_sample(self._source, sample, at, self._arena)
-                return raw, crop(raw, position_seed(self._seed, epoch, position, "augmentation"))
+                return raw, crop(raw, self._picture_seed(raw, epoch, position))
             except BadSample as error:
                 if not self._skip_bad:
                     raise
@@ -266,6 +268,15 @@ class TrainBatches(Dataset[Batch | InputError]):
             sample = position_seed(self._seed, epoch, position, f"substitute {attempt}") % len(self._source)
             at = None
         raise InputError(f"{MOST_SUBSTITUTES} samples in a row cannot be used; the last one: {bad[-1]}")
+
+    def _view(self, epoch: int, position: int) -> int:
+        """Returns the number of the view at a position; 0 without views."""
+        return self._views and position_seed(self._seed, epoch, position, "view") % self._views
+
+    def _picture_seed(self, raw: RawSample, epoch: int, position: int) -> int:
+        if self._views:
+            return view_seed(self._seed, raw, self._view(epoch, position))
+        return position_seed(self._seed, epoch, position, "augmentation")
 
     def _pixels_of(self, request: SampleRequest) -> tuple[Pixels, int]:
         """Returns the function for a request's samples, and most bytes of one; 0: all have as many."""

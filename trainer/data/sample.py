@@ -92,7 +92,7 @@ class RawSample:
     caption_counts: tuple[int, ...] = ()
     """Number of captions of each key that they come from, in their order; empty if there is one key."""
     target: NDArray[np.floating[Any]] | None = None
-    """What teachers have stored of it, if the source has that: features [images + captions, D], of the
+    """Features [images + captions, D] that teachers have stored of it, if the source has them: those of
     pictures first, those of several teachers side by side."""
 
 

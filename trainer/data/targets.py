@@ -36,6 +36,7 @@ from trainer.data.feature_files import (
 )
 from trainer.data.files import Stamp
 from trainer.data.index import THREADS, Index, raise_all, versions_of
+from trainer.data.indexed import Indexed
 from trainer.data.recent import Recent
 from trainer.data.row_groups import OPEN_FILES, GroupReader, ParquetGroups
 from trainer.data.sample import BadSample, LeftOut, Numbering, RawSample, Source
@@ -55,16 +56,18 @@ Vectors = NDArray[np.floating[Any]]
 
 
 class StoredTeacher(NamedTuple):
-    """What the files of a folder say of the teacher that made them."""
+    """A teacher, as the files of a folder describe it."""
 
     folder: str
     model: str
     made_by: str
     width: int
     logit_scale: float
+    views: int
 
     def __str__(self) -> str:
-        return f"{self.model}, in {self.folder}: what it makes of whole pictures"
+        seen = "the pictures that training draws from" if self.views else "whole pictures, not their crops"
+        return f"{self.model}, in {self.folder}: it has seen {seen}"
 
 
 def stored_teachers(
@@ -76,57 +79,59 @@ def stored_teachers(
     """
     require("pyarrow")
     found = []
-    for folder in map(_folder, job.model.targets):
+    for pattern in job.model.targets:
+        if not (folder := folder_named(pattern)):
+            made = "`clipship embed TEACHER SHARDS --out FOLDER` makes one"
+            raise InputError(f"{_KEY}: {pattern} is no folder: {made}")
         files = files_in(folder, list(versions), _KEY)[first::step]
         with ThreadPoolExecutor(THREADS) as pool:
             abouts = list(pool.map(read_about, files))
         rows = zip(files, list(versions.items())[first::step], abouts, strict=True)
         problems = [problem for file, shard, about in rows if (problem := _problem(file, shard, about, job))]
         raise_all([InputError(f"{_KEY}: {problem}") for problem in problems])
-        teachers = {StoredTeacher(folder, *attrgetter(*StoredTeacher._fields[1:])(about)) for about in abouts}
-        found.append(list(teachers))
+        facts = attrgetter(*StoredTeacher._fields[1:])
+        found.append(list(dict.fromkeys(StoredTeacher(folder, *facts(about)) for about in abouts)))
     return found
 
 
-def only(teachers: Sequence[StoredTeacher]) -> StoredTeacher:
-    """Returns the one teacher of a folder. Raises InputError if there are others."""
-    models = sorted(f"{teacher.model} ({teacher.made_by[:8]})" for teacher in set(teachers))
-    if len(models) > 1:
+def one_each(of_folders: Sequence[Sequence[StoredTeacher]]) -> list[StoredTeacher]:
+    """Returns the teacher of each folder. Raises InputError if one has several, or if their views differ."""
+    for teachers in of_folders:
+        if others := [teacher for teacher in teachers if teacher != teachers[0]]:
+            raise InputError(
+                f"{_KEY}: {others[0].folder} holds features of several models ({teachers[0].model}; "
+                f"{others[0].model}): write all with one"
+            )
+    found = [teachers[0] for teachers in of_folders]
+    if other := next((teacher for teacher in found if teacher.views != found[0].views), None):
         raise InputError(
-            f"{_KEY}: {teachers[0].folder} holds features of several models ({', '.join(models[:2])}): write "
-            "all with one"
+            f"{_KEY}: {found[0].folder} has {many(found[0].views, 'view')} of a picture and {other.folder} "
+            f"{other.views:,}: store as many"
         )
-    return teachers[0]
+    return found
 
 
 def check_targets(job: Job) -> None:
     """Raises InputError for targets that are not those of the job's training data."""
-    for teachers in stored_teachers(job, versions_of(expand_shards(job.data.train))):
-        only(teachers)
-
-
-def _folder(pattern: str) -> str:
-    if folder := folder_named(pattern):
-        return folder
-    raise InputError(
-        f"{_KEY}: {pattern} is no folder: `clipship embed TEACHER SHARDS --out FOLDER` makes one"
-    )
+    one_each(stored_teachers(job, versions_of(expand_shards(job.data.train))))
 
 
 def _problem(file: str, shard: tuple[str, Stamp], about: About, job: Job) -> str:
     """Returns what is wrong with a file; "" if nothing is."""
-    again = (
-        f"remove it, and write it again: clipship embed TEACHER {shard[0]} --out {file.rpartition('/')[0]}"
-    )
+    views = f" --views {about.views}" if about.views else ""
+    again = f"{shard[0]} --out {file.rpartition('/')[0]} --of JOB{views}"
+    here = read_by(job.data, job.seed, about.views)
+    other = next((key for key in here if here[key] != about.read_by.get(key)), "")
     if not about.width:
-        return f"{file} is of an older Clipship and lacks the teacher's logit scale: {again}"
-    if not about.is_of(shard[1]):
-        return f"{file} is of another version of {shard[0]}: {again}"
-    here = read_by(job.data)
-    if other := [key for key in here if here[key] != about.read_by.get(key)]:
-        given = f"data.{other[0]} = {about.read_by.get(other[0])!r} there and {here[other[0]]!r} here"
-        return f"{file} has features of other images or captions ({given}): {again}, with --set"
-    return ""
+        why = "is of an older Clipship and lacks the teacher's logit scale"
+    elif not about.is_of(shard[1]):
+        why = f"is of another version of {shard[0]}"
+    elif other:
+        given = f"{other} is {about.read_by.get(other)} there and {here[other]} here"
+        why = f"is of other pictures or captions: {given}"
+    else:
+        return ""
+    return f"{file} {why}. Remove it, and write it again: clipship embed TEACHER {again}"
 
 
 class _Group(NamedTuple):
@@ -139,7 +144,7 @@ class _Group(NamedTuple):
     place: NDArray[np.int64]
     """Place of each row among those that have features."""
     images: Vectors
-    """[rows with features, 1, D]."""
+    """[rows with features, views, D]; one view is the whole picture."""
     texts: Vectors
     """[rows with features, D]."""
 
@@ -159,10 +164,10 @@ class _Group(NamedTuple):
 class _Features:
     """The files of one folder. Threads may call it."""
 
-    def __init__(self, files: Mapping[str, str], width: int, job: Job) -> None:
-        """`files` are those of the shards."""
+    def __init__(self, teacher: StoredTeacher, shards: Sequence[str], job: Job) -> None:
+        files = feature_files(shards, teacher.folder)
         index = Index(tuple(files.values()), (_UNSEEN,) * len(files))
-        self._files, self._width = files, width
+        self._files, self._shape = files, (max(1, teacher.views), teacher.width)
         self._reader = GroupReader("parquet", _COLUMNS, _LARGEST_GROUP, BlockReader(index))
         self._reader.blocks.cache = cache_of(job.data)
         self._groups: Recent[tuple[str, int], _Group] = Recent(MOST_BYTES, attrgetter("size"))
@@ -212,8 +217,8 @@ class _Features:
             rows,
             problems,
             np.cumsum(valid) - 1,
-            _vectors(table["image"]).reshape(int(valid.sum()), -1, self._width),
-            _vectors(table["text"]).reshape(-1, self._width),
+            _vectors(table["image"]).reshape(-1, *self._shape),
+            _vectors(table["text"]).reshape(-1, self._shape[1]),
         )
 
 
@@ -233,9 +238,8 @@ class Targets:
 
     def __init__(self, job: Job, index: Index, teachers: Sequence[StoredTeacher]) -> None:
         self.teachers = tuple(teachers)
-        self._folders = [
-            _Features(feature_files(index.paths, teacher.folder), teacher.width, job) for teacher in teachers
-        ]
+        self.views = teachers[0].views
+        self._folders = [_Features(teacher, index.paths, job) for teacher in teachers]
 
     def find(self, shard: str, keys: Sequence[str], near: int) -> list[Vectors | str]:
         """Returns the features of samples of a shard, those of the teachers side by side, or why not."""
@@ -259,31 +263,39 @@ def _joined(parts: Sequence[Vectors | str]) -> Vectors | str:
 class Judged:
     """Source of samples with their targets."""
 
-    def __init__(self, source: Any, targets: Targets) -> None:
+    def __init__(self, source: Source, targets: Targets) -> None:
         """`source` has an index."""
         self._source, self._targets = source, targets
-        self._files = Numbering([len(entry) for entry in source.index.entries])
+        self._index = cast(Indexed, source).index
+        self._files = Numbering([len(entry) for entry in self._index.entries])
 
     @property
     def left_out(self) -> LeftOut:
-        found: LeftOut = self._source.left_out
-        return found
+        return self._source.left_out
 
     def __len__(self) -> int:
         return len(self._source)
 
     def shard_sizes(self) -> list[int]:
-        sizes: list[int] = self._source.shard_sizes()
-        return sizes
+        return self._source.shard_sizes()
 
     def read(self, index: int) -> RawSample:
         raw = self._source.read(index)
-        return _judged(raw, self._find(index, [raw.key])[0])
+        return self._judged(raw, self._find(index, [raw.key])[0])
 
     def _find(self, first: int, keys: Sequence[str]) -> list[Vectors | str]:
         """Returns the targets of consecutive samples of one shard."""
         number, row = self._files.locate(first)
-        return self._targets.find(self._source.index.paths[number], keys, row)
+        return self._targets.find(self._index.paths[number], keys, row)
+
+    def _judged(self, raw: RawSample, target: Vectors | str) -> RawSample:
+        """Returns the sample with its target. Raises BadSample if it has none."""
+        if not isinstance(target, str):
+            texts = len(target) - max(1, self._targets.views)
+            if texts == len(raw.captions):
+                return replace(raw, target=target)
+            target = f"it has {many(len(raw.captions), 'caption')}, and {many(texts, 'text feature')}"
+        raise BadSample(raw.origin, raw.key, _CAUSE, f"{_KEY}: {target}")
 
 
 class JudgedPlace(NamedTuple):
@@ -301,16 +313,16 @@ class JudgedPlace(NamedTuple):
 class JudgedBlocks(Judged):
     """The same of a source that is read in blocks: implements `trainer.data.blocks.InBlocks`."""
 
-    @property
-    def keep_bytes(self) -> int:
-        return int(self._source.keep_bytes)
+    def __init__(self, source: Any, targets: Targets) -> None:
+        super().__init__(source, targets)
+        self._blocks: InBlocks = source
+        self.keep_bytes = self._blocks.keep_bytes
 
     def block_of(self, first: int, count: int) -> tuple[int, int]:
-        block: tuple[int, int] = self._source.block_of(first, count)
-        return block
+        return self._blocks.block_of(first, count)
 
     def read_block(self, first: int, count: int, arena: Arena) -> Block:
-        block = self._source.read_block(first, count, arena)
+        block = self._blocks.read_block(first, count, arena)
         found = self._find(first, [place.key for place in block.places])
         content = [b"" if isinstance(rows, str) else rows.tobytes() for rows in found]
         kept = arena.put(b"".join(content))
@@ -319,25 +331,13 @@ class JudgedBlocks(Judged):
         return Block(places, [*block.ranges, kept], block.size + kept.size)
 
     def read_at(self, place: JudgedPlace, arena: Arena) -> RawSample:
-        raw = self._source.read_at(place.sample, arena)
-        if place.problem:
-            return _judged(raw, place.problem)
         dtype = np.dtype(place.dtype)
         content = arena.read(place.at, math.prod(place.shape) * dtype.itemsize)
-        return _judged(raw, np.frombuffer(content, dtype).reshape(place.shape))
+        rows: Vectors = np.frombuffer(content, dtype).reshape(place.shape)
+        return self._judged(self._blocks.read_at(place.sample, arena), place.problem or rows)
 
 
 def _placed(sample: Any, at: int, target: Vectors | str) -> JudgedPlace:
     if isinstance(target, str):
-        return JudgedPlace(sample, at, (0, 0), "", target)
+        return JudgedPlace(sample, at, (0, 0), "f2", target)
     return JudgedPlace(sample, at, (len(target), target.shape[1]), target.dtype.str)
-
-
-def _judged(raw: RawSample, target: Vectors | str) -> RawSample:
-    """Returns the sample with its target. Raises BadSample if it has none."""
-    if isinstance(target, str):
-        raise BadSample(raw.origin, raw.key, _CAUSE, f"{_KEY}: {target}")
-    if len(target) - 1 != len(raw.captions):
-        held = f"{many(len(raw.captions), 'caption')}, and {many(len(target) - 1, 'text feature')}"
-        raise BadSample(raw.origin, raw.key, _CAUSE, f"{_KEY}: it has {held}")
-    return replace(raw, target=target)

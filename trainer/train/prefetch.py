@@ -24,6 +24,7 @@ from trainer.data.reading import TALLY
 from trainer.data.streams import loader_processes
 from trainer.data.targets import StoredTeacher
 from trainer.data.tokens import with_mask
+from trainer.data.views import crop_of_views
 from trainer.model.caption_length import CaptionLength
 from trainer.model.packed_captions import Packed, pack
 from trainer.model.teacher import Judgement
@@ -62,20 +63,22 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
 
 def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
     """Yields this rank's micro-batches as the loader gives them, and counts skipped samples."""
-    job, steps_done = setup.job, setup.start.steps_done
+    job, steps_done, targets = setup.job, setup.start.steps_done, setup.targets
+    views, crop = targets.views if targets else 0, setup.clip.images.crop
     epoch, batch = divmod(steps_done, setup.schedule.epoch_steps)
     stream = train_batches(
-        setup.targets.beside(setup.source) if setup.targets else setup.source,
+        targets.beside(setup.source) if targets else setup.source,
         plan=setup.plan,
         rank=setup.comm.world.rank,
         seed=job.seed,
         order=setup.order,
-        pixels=setup.clip.images.crop,
+        pixels=crop_of_views(crop) if views else crop,
         tokenizer=with_mask(setup.clip.tokenizer, job.data.text_mask),
         workers=loader_processes(setup.source, job.data.workers),
         weights=setup.weights,
         skip_bad=job.data.on_bad_sample == "skip",
         caption_choice=choice_by(job.data),
+        views=views,
         start_epoch=epoch,
         start_batch=batch,
         most_batches=setup.schedule.steps - steps_done,

@@ -51,6 +51,6 @@ class TrainSetup:
     copier: Copier | None = None
     """Copies the checkpoints; None on all ranks but 0, and if the job does not ask for that."""
     targets: Targets | None = None
-    """What teachers have stored of the samples; None if the job names nothing of that kind."""
+    """Features that teachers have stored of the samples; None if the job names none."""
     keeper: MemoryKeeper | None = None
     """Keeps the newest steps in memory; None if the job does not ask for that."""

@@ -64,7 +64,7 @@ class MicroBatch:
     places: Sequence[int] | None = None
     """Places of the samples in the rank's share of the batch; None: they follow those of the one before."""
     judgements: Sequence[Judgement] = ()
-    """What teachers have stored of the samples."""
+    """Judgements of the teachers that have stored theirs."""
 
     @property
     def rows(self) -> Tensor:
