@@ -415,7 +415,6 @@ def test_other_features_make_another_run(stored: Stored, tmp_path: Path, alone: 
         ({"model": {"teacher": VIT, "teacher_pretrained": "a.pt"}}, "give one of the two"),
         ({"optim": {"loss": "siglip"}}, r'model\.targets needs optim\.loss = "clip"'),
         ({"optim": {"loss_tile": 64}}, r"model\.targets needs all logits at once"),
-        ({"optim": {"max_batch_size_per_gpu": "auto"}}, r"what model\.targets takes: give a number"),
         ({"data": {"train": ("a.csv",)}}, r"not for \.csv and \.tsv tables"),
         ({"data": {"train": ("pipe:cat a.tar",), "stream_samples": 8}}, "streams and synthetic data"),
     ],

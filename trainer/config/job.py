@@ -199,11 +199,16 @@ class Job(Section):
             )
         if self.optim.loss_tile:
             raise ValueError(f"{key} needs all logits at once: set optim.loss_tile = 0, or leave it out")
-        if self.optim.max_batch_size_per_gpu == "auto":
+        if self.optim.max_batch_size_per_gpu == "auto" and self.model.teacher is not None:
             raise ValueError(
-                f'optim.max_batch_size_per_gpu = "auto" does not know what {key} takes: give a number'
+                'optim.max_batch_size_per_gpu = "auto" does not know what model.teacher takes: give a number'
             )
         return self
+
+    @property
+    def loss_tile(self) -> int | None:
+        """Setting of the loss's tiles: `optim.loss_tile`, or 0 since teachers judge whole rows."""
+        return self.optim.loss_tile if self.model.judged_by is None else 0
 
     @model_validator(mode="after")
     def _targets_have_shards(self) -> "Job":

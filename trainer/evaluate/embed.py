@@ -166,8 +166,8 @@ class _Shards:
         numbers = block.image_of_caption.long()
         of_image = torch.searchsorted(torch.tensor(block.numbers).long(), numbers)
         images = images[of_image]
-        of_views = images.double().reshape(len(images), -1, self._shape[-1]), texts.double()[:, None]
-        cosines = torch.nn.functional.cosine_similarity(*of_views, dim=2).mean(1)
+        of_views = images.double().reshape(len(images), self._model.views or 1, self._model.width)
+        cosines = torch.nn.functional.cosine_similarity(of_views, texts.double()[:, None], dim=2).mean(1)
         return FeatureRows(
             numbers.numpy(),
             (torch.arange(len(numbers)) - torch.searchsorted(numbers, numbers)).numpy(),

@@ -25,7 +25,7 @@ class RankLoss:
     """Computes this rank's share of the job's contrastive loss. Collective, and so is its construction."""
 
     def __init__(self, job: Job, comm: Comm) -> None:
-        self._name, self._setting, self._comm = LOSSES[job.optim.loss].contrast, job.optim.loss_tile, comm
+        self._name, self._setting, self._comm = LOSSES[job.optim.loss].contrast, job.loss_tile, comm
         self._smoothing = job.optim.label_smoothing
         self._distilled = job.optim.distill_weight if job.model.judged_by is not None else None
         self._temperature = job.optim.distill_temperature
@@ -88,8 +88,6 @@ class RankLoss:
         return share + self._distilled * torch.stack(distilled).mean()
 
     def _choose(self, image_nD: Tensor) -> Tiles:
-        if self._distilled is not None:  # a teacher judges whole rows
-            return Tiles(0)
         n, width = image_nD.shape
         plain = plain_bytes(
             n, n * self._comm.world.size, width, image_nD.element_size(), labelled=self._labelled
