@@ -209,6 +209,22 @@ def test_a_job_that_allows_no_bad_sample_ends(weights: str, tmp_path: Path) -> N
         embedded(job_of(weights, f"{folder}/0.tar", overrides=["data.on_bad_sample=fail"]))
 
 
+def test_files_of_other_captions_are_not_kept(weights: str, shards: Path) -> None:
+    embedded(job_of(weights, f"{shards}/0.tar"))
+    other = job_of(weights, f"{shards}/0.tar", overrides=["data.caption_lines=one"])
+    with pytest.raises(InputError, match=r"made otherwise than those asked for: give another --out"):
+        embedded(other)
+
+
+def test_a_file_says_the_models_scale_and_how_samples_were_read(weights: str, shards: Path) -> None:
+    embedded(job_of(weights, f"{shards}/0.tar"))
+    about = read_about(str(shards / "features" / "0.parquet"))
+    assert (about.width, about.logit_bias, about.views) == (32, None, 0)
+    assert about.logit_scale == pytest.approx(1 / 0.07, rel=1e-6)
+    assert about.read_by["data.caption_key"] == ["txt"]
+    assert "data.image_column" not in about.read_by
+
+
 def test_features_of_another_model_are_refused(weights: str, shards: Path, tmp_path: Path) -> None:
     embedded(job_of(weights, f"{shards}/0.tar"))
     other = tmp_path / "other.pt"

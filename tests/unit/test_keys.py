@@ -42,6 +42,8 @@ def job_with(key: str, value: object) -> Job:
     }
     if key == "data.train":
         table["data"] = {}
+    if key == "model.targets":
+        table["data"] = {"train": "/a.tar"}
     *sections, name = key.split(".")
     inner = table
     for section in sections:

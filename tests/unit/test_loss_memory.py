@@ -19,17 +19,22 @@ ROWS, WIDTH, TILE_ROWS = 128, 32, 16
 KINDS = pytest.mark.parametrize("kind", ["clip", "siglip"])
 
 
-def peak(kind: str, ranks: int, tile: int, positives: str = "pairs") -> int:
+def peak(kind: str, ranks: int, tile: int | None, positives: str = "pairs", teachers: int = 0) -> int:
     """Peak bytes of a loss and its backward pass, beyond the features themselves."""
     inputs = [torch.randn(ROWS, WIDTH).requires_grad_() for _ in range(2)]
     inputs += [torch.tensor(number).requires_grad_() for number in (10.0, -10.0)]
-    job = tiny_job(optim={"loss": kind, "loss_tile": tile, "positives": positives})
+    job = tiny_job(
+        optim={"loss": kind, "loss_tile": tile, "positives": positives},
+        data={"format": "auto", "train": ("a.tar",)},
+        model={"targets": ("f",) * teachers},
+    )
+    judgements = [(inputs[0].detach().clone(), inputs[1].detach().clone(), inputs[2].detach())] * teachers
     loss = RankLoss(job, Echo(ranks, "cpu"))  # type: ignore[arg-type]
     groups = torch.arange(ROWS) // 2
-    with LiveBytes([*inputs, groups]) as live:
+    with LiveBytes([*inputs, groups, *(tensor for judgement in judgements for tensor in judgement)]) as live:
         image, text, scale, bias = inputs
         labels = groups if job.optim.labelled else None
-        loss(image, text, scale, bias if kind == "siglip" else None, groups=labels).backward()
+        loss(image, text, scale, bias if kind == "siglip" else None, judgements, groups=labels).backward()
     gradients = sum(tensor.grad.nbytes for tensor in inputs if tensor.grad is not None)
     assert live.now == gradients, "the count ends with what is left"
     return int(live.peak)
@@ -62,6 +67,13 @@ def test_labels_of_pairs_take_no_more_than_the_rule_says(kind: str, ranks: int) 
     assert peak(kind, ranks, TILE_ROWS, "captions") <= limit(ranks)
     ruled = plain_bytes(ROWS, ranks * ROWS, WIDTH, labelled=True)
     assert 0.6 * ruled < peak(kind, ranks, 0, "captions") <= 1.05 * ruled
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("teachers", [1, 3])
+def test_each_teacher_takes_as_much_as_a_loss_without_any(ranks: int, teachers: int) -> None:
+    ruled = plain_bytes(ROWS, ranks * ROWS, WIDTH, teachers=teachers)
+    assert peak("clip", ranks, None, teachers=teachers) == pytest.approx(ruled, rel=0.1)
 
 
 def test_memory_of_siglip_in_tiles_does_not_grow_with_the_number_of_ranks() -> None:

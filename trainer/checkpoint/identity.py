@@ -101,7 +101,9 @@ class RunIdentity:
             yield f"data.train had {many(before['data_samples'], 'sample')} then and has {self.samples} now"
         elif self.data_files and before.get("data_files", "") not in ("", self.data_files):
             scores = ", or data.scores other values," if self.job.data.scores else ""
-            yield f"the files of data.train have other sizes or other numbers of samples{scores} than then"
+            targets = ", or model.targets other features," if self.job.model.targets else ""
+            changed = f"other sizes or other numbers of samples{scores}{targets}"
+            yield f"the files of data.train have {changed} than then"
 
 
 def recorded_order(facts: Mapping[str, Any]) -> dict[str, Any]:

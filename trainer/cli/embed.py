@@ -6,6 +6,7 @@ Imports no torch.
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,7 +22,7 @@ from trainer.cli.options import (
     weights_model_option,
 )
 from trainer.cli.output import print_json
-from trainer.errors import EXIT_DONE
+from trainer.errors import EXIT_DONE, InputError
 from trainer.text.terminal import say
 from trainer.text.wording import many
 
@@ -41,6 +42,12 @@ from trainer.text.wording import many
     show_default=True,
     help="Type of the stored features; cosines are those before.",
 )
+@click.option(
+    "--of",
+    metavar="JOB",
+    help="Job file that is to train on what is stored (model.targets): SHARDS are read as its [data] says.",
+)
+@count_option("--views", "With --of: store N features of each image, of N pictures as JOB augments them.")
 @weights_model_option
 @count_option("--nproc", "Number of ranks on this machine. [default: 1]")
 @hosts_option
@@ -50,6 +57,8 @@ def command(
     shards: tuple[str, ...],
     out: str | None,
     dtype: str,
+    of: str | None,
+    views: int | None,
     model: str | None,
     nproc: int | None,
     hosts: str | None,
@@ -64,10 +73,15 @@ def command(
     that are there are kept: the same command goes on after any end. One JSON object goes to stdout. With
     --hosts, all hosts must see the working folder.
 
+    With --views, JOB draws for each epoch and sample one of the N pictures that the model has seen here, and
+    learns from what it made of that one.
+
     Examples:
       clipship embed runs/digits 'shards/*.tar' --nproc 2
+      clipship embed ViT-L-14:openai 'shards/*.tar' --out targets --of job.toml --views 8
       clipship embed ViT-B-32:openai 's3://pool/{000..999}.tar' --out s3://pool/features --hosts a:8,b:8
     """
+    from trainer.config.loader import load_job
     from trainer.data.feature_files import feature_files
     from trainer.data.shard_names import expand_shards, refuse_streams
     from trainer.launch.evaluation import evaluated
@@ -79,9 +93,11 @@ def command(
     refuse_streams(shards)
     require("pyarrow")
     place = _place(out)
-    job = embed_job(checkpoint, model, shards, ranks, overrides)
+    if views and of is None:
+        raise InputError("--views stores pictures as a job augments them: name the job with --of")
+    job = embed_job(checkpoint, model, shards, ranks, overrides, load_job(Path(of)) if of else None)
     feature_files(expand_shards(job.retrieval_data.train), place or None)
-    words = (dtype, *([place] if place else []))
+    words = (dtype, place, str(views or 0))
     code, found = evaluated(job, "embed", *words, nproc=None if named_hosts else ranks, hosts=named_hosts)
     if code:
         return code

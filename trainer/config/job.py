@@ -108,7 +108,7 @@ class Job(Section):
         others = (self.checkpoint.copy_to, self.eval.class_names, self.eval.templates)
         single = (name for name in others if isinstance(name, str))
         return (
-            *(*self.data.train, *self.data.scores, *self._data_of_stages),
+            *(*self.data.train, *self.data.scores, *self.model.targets, *self._data_of_stages),
             *(*self.eval.retrieval, *self.eval.zero_shot, *single),
         )
 
@@ -210,19 +210,32 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _teachers_judge_all_pairs(self) -> "Job":
-        if self.model.teacher is None:
+        key = self.model.judged_by
+        if key is None:
             return self
         if self.optim.loss != "clip":
             raise ValueError(
-                f'model.teacher needs optim.loss = "clip", whose rows it judges, and not "{self.optim.loss}"'
+                f'{key} needs optim.loss = "clip", whose rows it judges, and not "{self.optim.loss}"'
             )
         if self.optim.loss_tile:
-            raise ValueError(
-                "model.teacher needs all logits at once: set optim.loss_tile = 0, or leave it out"
-            )
-        if self.optim.max_batch_size_per_gpu == "auto":
+            raise ValueError(f"{key} needs all logits at once: set optim.loss_tile = 0, or leave it out")
+        if self.optim.max_batch_size_per_gpu == "auto" and self.model.teacher is not None:
             raise ValueError(
                 'optim.max_batch_size_per_gpu = "auto" does not know what model.teacher takes: give a number'
+            )
+        return self
+
+    @property
+    def loss_tile(self) -> int | None:
+        """Setting of the loss's tiles: `optim.loss_tile`, or 0 since teachers judge whole rows."""
+        return self.optim.loss_tile if self.model.judged_by is None else 0
+
+    @model_validator(mode="after")
+    def _targets_have_shards(self) -> "Job":
+        if self.model.targets and ("scores" not in FORMATS[self.data.kind].reads or self.data.streams):
+            raise ValueError(
+                "model.targets has a file for each shard, Parquet or Arrow file of data.train, and not for "
+                ".csv and .tsv tables, streams and synthetic data: `clipship pack` makes shards of a table"
             )
         return self
 

@@ -13,15 +13,19 @@ _LOGITS, _LABELS = 4, 2
 _HALF = ("bf16", "fp16")
 
 
-def plain_bytes(n: int, N: int, D: int, value_bytes: int = 4, *, labelled: bool = False) -> int:
+def plain_bytes(
+    n: int, N: int, D: int, value_bytes: int = 4, *, labelled: bool = False, teachers: int = 0
+) -> int:
     """Returns the bytes that the plain loss adds at its peak on one rank.
 
     It holds four matrices of n x N values (for CLIP the logits and their log-softmax, in both directions; for
     SigLIP logits, signs, their product and its log-sigmoid), and the gathered features of images and texts
     (SigLIP gathers texts alone, and so takes a little less). With labels of pairs (`labelled`) it also holds
-    their target, and its product with one of the others.
+    their target, and its product with one of the others. Each teacher takes as much as a loss without any:
+    the softmax of its rows and the log-softmax of the model's, in both directions, and its features.
     """
-    return ((_LOGITS + _LABELS * labelled) * n * N + 2 * N * D) * value_bytes
+    without = _LOGITS * n * N + 2 * N * D
+    return (without * (1 + teachers) + _LABELS * labelled * n * N) * value_bytes
 
 
 def spares_network(contrast: Contrast, nodes: int) -> bool:

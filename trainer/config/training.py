@@ -22,7 +22,9 @@ Weights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(mi
 Channels = tuple[float, float, float]
 
 _WITH_CAPTIONS = OnlyIf(lambda job: LOSSES[job.optim.loss].captions, 'optim.loss is not "coca"')
-_WITH_TEACHER = OnlyIf(lambda job: job.model.teacher is not None, "there is no model.teacher")
+_WITH_TEACHER = OnlyIf(
+    lambda job: job.model.judged_by is not None, "there is neither model.teacher nor model.targets"
+)
 _IF_IMAGE_TRAINS = OnlyIf(
     lambda job: job.model.unlocked[0] != 0, "model.lock_image = true trains nothing of the image tower"
 )
@@ -103,6 +105,11 @@ class Model(Section):
     teacher_pretrained: Annotated[Text | None, JobPath(when=is_weights)] = None
     """Weights of the teacher, as for `pretrained`, but no run folder and no RUN/best: name one of its
     checkpoints. Every start loads them, and a run folder stands for another checkpoint as it grows."""
+    targets: Annotated[tuple[Text, ...], JobPath("patterns")] = ()
+    """In place of a teacher that judges each batch, what one has stored: a folder of features of the training
+    data, as `clipship embed TEACHER SHARDS --out FOLDER` writes them, with a file for each shard. The teacher
+    may take other images and captions than the model. Of several folders, each is a teacher, and the mean of
+    what they add to the loss counts. A sample without features is a bad one."""
     text: Annotated[Text | None, JobPath("folder", when=is_text_folder)] = None
     """Text tower in place of that of the config, with its tokenizer: "hf:NAME", a model on the Hugging
     Face hub, or a folder with its files (config.json, the tokenizer, weights). Its weights are where training
@@ -225,6 +232,13 @@ class Model(Section):
         return self.locked if self.unlock_after_step is None else (None, None)
 
     @property
+    def judged_by(self) -> str | None:
+        """The key that names what the model learns from beside its data; None if there is nothing."""
+        if self.teacher is not None:
+            return "model.teacher"
+        return "model.targets" if self.targets else None
+
+    @property
     def lora(self) -> tuple[int, int]:
         """Ranks of LoRA in the image tower and in the text tower; 0: it has none."""
         rank = self.lora_rank or 0
@@ -293,6 +307,10 @@ class Model(Section):
         if (self.teacher is None) != (self.teacher_pretrained is None):
             raise ValueError(
                 "teacher and teacher_pretrained belong together: the model to learn from, and its weights"
+            )
+        if self.teacher is not None and self.targets:
+            raise ValueError(
+                "teacher judges each batch, and targets are what teachers have stored: give one of the two"
             )
         return self
 
@@ -383,8 +401,8 @@ class Optim(Section):
     contrast_weight: Annotated[NonNegative, _WITH_CAPTIONS] = 1.0
     """Factor of the contrastive part of the coca loss."""
     distill_weight: Annotated[NonNegative, _WITH_TEACHER] = 1.0
-    """Factor of what is added to the loss with `model.teacher`: the cross-entropy of the model's rows of
-    logits with those of the teacher, after the softmax."""
+    """Factor of what is added to the loss with `model.teacher` or `model.targets`: the cross-entropy of the
+    model's rows of logits with those of the teacher, after the softmax."""
     distill_temperature: Annotated[AboveZero | None, _WITH_TEACHER] = None
     """Temperature of the teacher's softmax, by which its cosines are divided (arXiv 2311.17049). Higher: the
     model learns more of what the teacher finds alike, and less of the one pair that it finds best. None: the

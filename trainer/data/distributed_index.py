@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,11 +30,13 @@ from trainer.data.index import (
     versions_of,
     write_catalogue,
 )
+from trainer.data.indexed import Indexed
 from trainer.data.sample import Source
 from trainer.data.scores import forget_tables, scores_of
 from trainer.data.shard_names import expand_shards
 from trainer.data.shards import shard_selection
 from trainer.data.source import open_source, open_with_index, selection_of
+from trainer.data.targets import StoredTeacher, Targets, one_each, stored_teachers
 from trainer.errors import EncodedError, InputError, StorageError, decode_error, encode_error
 from trainer.run.folder import run_folder
 from trainer.run.layout import INDEX
@@ -61,6 +64,26 @@ def open_together(job: Job, comm: Comm) -> Source:
     index = _index_together(job, comm, paths, selection)
     forget_tables()
     return open_with_index(index, data, Allowed.by(data))
+
+
+def open_targets(job: Job, source: Source, comm: Comm) -> Targets | None:
+    """Collective: returns what teachers have stored of the samples; None if the job names nothing of that.
+
+    Each rank looks at the files of a part of the shards. Raises InputError on all ranks alike.
+    """
+    if not job.model.targets:
+        return None
+    assert isinstance(source, Indexed)
+    index = source.index
+    versions = {
+        path: Stamp(entry.size, entry.changed) for path, entry in zip(index.paths, index.entries, strict=True)
+    }
+    rank, ranks = comm.world.rank, comm.world.size
+    of_ranks, problems = _of_each_rank(comm, lambda: stored_teachers(job, versions, rank, ranks))
+    _raise_alike(problems)
+    of_folders = map(chain.from_iterable, zip(*of_ranks, strict=True))
+    teachers = one_each([[StoredTeacher(*each) for each in of_folder] for of_folder in of_folders])
+    return Targets(job, index, teachers)
 
 
 def _same_files(data: Data, comm: Comm) -> list[str]:

@@ -113,6 +113,8 @@ class UsableSamples:
     skip_bad: bool
     arena: Arena | None = None
     """Memory into which blocks have been read ahead; None: each sample is read when its turn comes."""
+    pictures: Callable[[RawSample], Tensor] | None = None
+    """Function from a sample to several pictures, in place of the transform."""
 
     def of_block(self, request: SampleRequest) -> Usable:
         """Returns the samples of a block; raises BadSample unless `skip_bad`, and the request's problem."""
@@ -123,7 +125,8 @@ class UsableSamples:
         for number, place in zip_longest(request.samples.tolist(), request.places):
             try:
                 raw = read_sample(self.source, number, place, self.arena)
-                found.append((number, raw, self.transform(decode(raw, self.most_pixels))))
+                made = self.pictures(raw) if self.pictures else self.transform(decode(raw, self.most_pixels))
+                found.append((number, raw, made))
             except BadSample as error:
                 if not self.skip_bad:
                     raise

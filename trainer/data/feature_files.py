@@ -1,12 +1,14 @@
 """Files of features, as `clipship embed` writes them: Parquet, one for each shard, or none yet. No torch.
 
-A row is a caption of a sample: shard, key, row, caption, image, text, cosine, problem. A sample that cannot
+A row is a caption of a sample: shard, key, row, caption, image, text, cosine, problem. The image's feature
+is that of the whole picture, or there is one for each of several views. A sample that cannot
 be used has one row, with its problem and neither features nor cosine. The file's metadata say by which
 model, and of which version of the shard. pyarrow is imported when a file is written or read.
 """
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -17,27 +19,35 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import Job
+from trainer.config import Data, Job, is_remote
+from trainer.config.formats import FORMATS
 from trainer.data.files import Stamp, opened, persistent, stamp
 from trainer.data.index import THREADS
 from trainer.data.row_groups import readable
+from trainer.data.shard_names import expand_names
 from trainer.data.store import names, put
 from trainer.errors import InputError
 from trainer.run.model_identity import model_identity
 from trainer.text.masking import masked
+from trainer.text.wording import many
 
 FOLDER = "features"
 """Folder beside a shard that has its features, unless another one is named."""
 KEY, SHARD, COSINE = "key", "shard", "cosine"
 """Columns by which samples are found, and that of their scores."""
-ROWS = 4096
-"""Rows of a row group."""
+GROUP_BYTES = 2**20
+"""Features in a row group, at least, unless the file ends: a group is what is read for some samples."""
 ABOUT = "clipship"
 """Key of the metadata that say what the features are."""
 Dtype = Literal["fp16", "fp32"]
 DTYPES: Mapping[Dtype, type] = {"fp16": np.float16, "fp32": np.float32}
 FORMAT = 1
 """Number that changes with the way in which features are computed."""
+READ_BY = (
+    "image_key", "image_column", "caption_key", "caption_column", "caption_template", "caption_lines",
+    "encoding"
+)  # fmt: skip
+"""Keys of [data] that say what a sample's image and captions are, and which of them is the first."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +66,39 @@ class About:
     rows: int = 0
     bad: Mapping[str, int] = field(default_factory=dict)
     """Samples that have none, by cause."""
+    width: int = 0
+    """Number of a feature's values; 0 in a file of an older Clipship, which says nothing of what follows."""
+    logit_scale: float = 0.0
+    """Factor by which the model multiplies cosines, and what it adds then; None: it adds nothing."""
+    logit_bias: float | None = None
+    read_by: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the job by which samples were read, of those that tell one picture and caption from another."""
+    views: int = 0
+    """Pictures of each sample, as training augments them, that have features; 0: the whole picture has."""
 
     def is_of(self, version: Stamp) -> bool:
         """Returns whether the features are those of this version of the shard."""
         return (self.size, self.changed) == version
 
 
-def about_model(job: Job, dtype: Dtype) -> About:
+def about_model(job: Job, dtype: Dtype, views: int = 0) -> About:
     """Returns what files say of the job's model; the shard's version is not there yet."""
-    identity = json.dumps([FORMAT, *model_identity(job), dtype])
+    identity = json.dumps([FORMAT, *model_identity(job), dtype, *([views] if views else [])])
     weights = f" with {Path(job.model.pretrained).name}" if job.model.pretrained else ""
-    words = f"{Path(job.model.name).name}{weights} in {job.model.precision}, stored in {dtype}"
-    return About(hashlib.sha256(identity.encode()).hexdigest()[:32], words, 0, "")
+    of_views = f" for {many(views, 'view')}" if views else ""
+    words = f"{Path(job.model.name).name}{weights} in {job.model.precision}, stored in {dtype}{of_views}"
+    made_by = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    return About(made_by, words, 0, "", views=views, read_by=read_by(job.retrieval_data, job.seed, views))
+
+
+def read_by(data: Data, seed: int, views: int) -> dict[str, Any]:
+    """Returns the keys of READ_BY that the data's format reads, and those that views follow from.
+
+    Their values are as JSON has them.
+    """
+    keys = {key for key in READ_BY if key in FORMATS[data.kind].reads}
+    read = data.model_dump(mode="json", include=keys | ({"crop_scale", "augment"} if views else set()))
+    return {**{f"data.{key}": value for key, value in read.items()}, **({"seed": seed} if views else {})}
 
 
 class FeatureRows(NamedTuple):
@@ -81,7 +112,7 @@ class FeatureRows(NamedTuple):
     problems: NDArray[np.object_]
     """Why a sample has no features; its other values then mean nothing."""
     images: NDArray[np.float32]
-    """Unit vectors [rows, D]."""
+    """Unit vectors [rows, D], or of views [rows, views, D]."""
     texts: NDArray[np.float32]
     cosines: NDArray[np.float32]
 
@@ -112,17 +143,37 @@ def _file_of(shard: str, out: str | None) -> str:
     return f"{out.rstrip('/') if out else f'{folder}{slash}{FOLDER}'}/{stem(name)}.parquet"
 
 
+def folder_named(pattern: str) -> str:
+    """Returns the one folder, here or at an address, that a pattern names; "" if it names something else."""
+    if is_remote(pattern):
+        folder = pattern.rstrip("/")
+        return "" if "." in folder.rpartition("/")[2] else folder
+    found = expand_names(pattern)
+    return found[0] if len(found) == 1 and os.path.isdir(found[0]) else ""
+
+
+def files_in(folder: str, shards: Sequence[str], key: str) -> tuple[str, ...]:
+    """Returns the file of each shard in a folder, which a key of the job names. Raises InputError."""
+    held, wanted = set(names(folder)), [f"{stem(shard)}.parquet" for shard in shards]
+    if missing := [name for name in wanted if name not in held]:
+        raise InputError(
+            f"{key}: {folder} lacks {len(missing):,} of {many(len(wanted), 'file')}, one for each shard; the "
+            f"first is {missing[0]}"
+        )
+    return tuple(f"{folder}/{name}" for name in wanted)
+
+
 def stem(shard: str) -> str:
     """Returns the name of a shard without folder and ending: its features have it, too."""
     name = shard.partition("?")[0].rpartition("/")[2]
     return name.rpartition(".")[0] or name
 
 
-def kept_files(files: Mapping[str, str], made_by: str) -> dict[str, About]:
+def kept_files(files: Mapping[str, str], model: About) -> dict[str, About]:
     """Returns what the files that are there say, by shard, if they are those of the shard as it is.
 
-    Raises InputError for a file of another model, or of another program: nothing is replaced but features of
-    an older version of a shard.
+    Raises InputError for a file of another model, of other captions, or of another program: nothing is
+    replaced but features of an older version of a shard.
     """
     folders = {file.rpartition("/")[0] for file in files.values()}
     held = {f"{folder}/{name}" for folder in folders for name in names(folder)}
@@ -131,7 +182,7 @@ def kept_files(files: Mapping[str, str], made_by: str) -> dict[str, About]:
         found = dict(zip(shards, pool.map(lambda shard: read_about(files[shard]), shards), strict=True))
         versions = dict(zip(shards, pool.map(version_of, shards), strict=True))
     for shard, about in found.items():
-        if about.made_by != made_by:
+        if about.made_by != model.made_by or (about.width and about.read_by != model.read_by):
             raise InputError(
                 f"{files[shard]} holds features by {about.model}, made otherwise than those asked for: give "
                 "another --out, or remove the file"
@@ -174,7 +225,8 @@ class FeatureWriter:
     def add(self, rows: FeatureRows) -> None:
         """Takes further rows of the shard."""
         self._waiting.append(rows)
-        if sum(len(part.keys) for part in self._waiting) >= ROWS:
+        values = sum(part.images.size + part.texts.size for part in self._waiting)
+        if values * np.dtype(self._dtype).itemsize >= GROUP_BYTES:
             self._flush()
 
     def write(self, file: str, about: About) -> None:
@@ -206,6 +258,8 @@ def _table(parts: Sequence[FeatureRows], shard: str, dtype: type) -> Any:
     def vectors(values: Sequence[NDArray[np.float32]]) -> Any:
         rows: NDArray[Any] = np.concatenate(values).astype(dtype)
         flat, mask = pyarrow.array(rows.reshape(-1)), pyarrow.array(lost)
+        for width in rows.shape[:1:-1]:
+            flat = pyarrow.FixedSizeListArray.from_arrays(flat, width)
         return pyarrow.FixedSizeListArray.from_arrays(flat, rows.shape[1], mask=mask)
 
     same = pyarrow.DictionaryArray.from_arrays(np.zeros(len(why), dtype=np.int32), [shard])

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -27,6 +29,7 @@ from trainer.data.reading import NOTHING, TALLY, Reading
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.sample_requests import SampleRequest, TrainRequests
 from trainer.data.tokens import Masks, Tokenizer
+from trainer.data.views import view_seed
 from trainer.errors import InputError
 
 Pixels = Callable[[RawSample, int], Tensor]
@@ -78,6 +81,8 @@ class Batch:
     keys: list[str]
     bad: tuple[BadSample, ...] = ()
     """Samples that were skipped; others took their places."""
+    targets: Tensor | None = None
+    """Features that teachers have stored of each picture and caption, [samples, 2, D]; None without any."""
     reading: Reading = NOTHING
     """Cost of reading in its loader process since the batch before."""
 
@@ -86,18 +91,22 @@ class Batch:
 
         torch's loader calls it.
         """
-        return replace(self, images=self.images.pin_memory(), tokens=self.tokens.pin_memory())
+        sent = {name: getattr(self, name) for name in ("images", "tokens", "targets")}
+        return replace(self, **{name: each.pin_memory() for name, each in sent.items() if each is not None})
 
     def __reduce__(self) -> tuple[Callable[..., "Batch"], tuple[object, ...]]:
-        # Tokens and positions travel inside the message: opening shared memory takes longer than a copy.
-        small = {"tokens": self.tokens.numpy(), "positions": self.positions.numpy()}
+        # What is small travels inside the message: opening shared memory takes longer than a copy.
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        small = {name: fields[name].numpy() for name in _SMALL if fields[name] is not None}
         return _received, ({**fields, **small, "images": to_send(self.images)},)
+
+
+_SMALL = ("tokens", "positions", "targets")
 
 
 def _received(values: dict[str, Any]) -> Batch:
     """Returns the batch that another process has sent."""
-    tensors = {name: torch.from_numpy(values[name]) for name in ("tokens", "positions")}
+    tensors = {name: torch.from_numpy(values[name]) for name in _SMALL if values[name] is not None}
     return Batch(**{**values, **tensors, "images": received(values["images"])})
 
 
@@ -127,6 +136,7 @@ def train_batches(
     weights: Sequence[float] | None = None,
     skip_bad: bool = False,
     caption_choice: Choice = random_caption,
+    views: int = 0,
     epochs: int | None = None,
     start_epoch: int = 0,
     start_batch: int = 0,
@@ -139,7 +149,8 @@ def train_batches(
     It starts at `start_batch` of `start_epoch`. It ends after epoch `epochs` - 1, or after `most_batches`
     global batches, behind which nothing is read; with both None it never ends. Over all ranks, no sample
     comes more often than its shard's weight says. `skip_bad` replaces bad samples, and `caption_choice` takes
-    one of a sample's captions. In the order of lanes blocks are read ahead, `ahead_bytes` of them.
+    one of a sample's captions. With `views`, teachers have seen so many pictures of each sample, of
+    which one is drawn. In the order of lanes blocks are read ahead, `ahead_bytes` of them.
     Raises InputError for samples that cannot be read or decoded.
     """
     sizes = source.shard_sizes()
@@ -151,7 +162,7 @@ def train_batches(
     )
 
     def dataset(arena: Arena | None) -> TrainBatches:
-        return TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice, arena)
+        return TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice, arena, views)
 
     return loaded(source, requests, dataset, workers, pin_memory=pin_memory, ahead_bytes=ahead_bytes)
 
@@ -168,8 +179,9 @@ class TrainBatches(Dataset[Batch | InputError]):
         skip_bad: bool,
         caption_choice: Choice,
         arena: Arena | None = None,
+        views: int = 0,
     ) -> None:
-        self._source, self._arena = source, arena
+        self._source, self._arena, self._views = source, arena, views
         self._seed = seed
         self._pixels = pixels
         self._tokenizer = tokenizer
@@ -189,6 +201,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         writes_into = isinstance(pixels, WritesInto)
         captions: list[str] = []
         keys: list[str] = []
+        targets: list[NDArray[np.floating[Any]]] = []
         bad: list[BadSample] = []
         for place, (position, sample) in enumerate(
             zip(request.positions.tolist(), request.samples.tolist(), strict=True)
@@ -206,6 +219,9 @@ class TrainBatches(Dataset[Batch | InputError]):
                 self._caption_choice(raw, position_seed(self._seed, request.epoch, position, "caption"))
             )
             keys.append(raw.key)
+            if raw.target is not None:
+                text = len(raw.target) - len(raw.captions) + raw.captions.index(captions[-1])
+                targets.append(raw.target[[self._view(request.epoch, position), text]])
         return Batch(
             images,
             self._tokens(captions, request),
@@ -214,6 +230,7 @@ class TrainBatches(Dataset[Batch | InputError]):
             captions,
             keys,
             tuple(bad),
+            torch.from_numpy(np.stack(targets)) if targets else None,
             TALLY.pop(),
         )
 
@@ -243,7 +260,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         for attempt in range(MOST_SUBSTITUTES):
             try:
                 raw = read_sample(self._source, sample, at, self._arena)
-                return raw, crop(raw, position_seed(self._seed, epoch, position, "augmentation"))
+                return raw, crop(raw, self._picture_seed(raw, epoch, position))
             except BadSample as error:
                 if not self._skip_bad:
                     raise
@@ -251,6 +268,15 @@ class TrainBatches(Dataset[Batch | InputError]):
             sample = position_seed(self._seed, epoch, position, f"substitute {attempt}") % len(self._source)
             at = None
         raise InputError(f"{MOST_SUBSTITUTES} samples in a row cannot be used; the last one: {bad[-1]}")
+
+    def _view(self, epoch: int, position: int) -> int:
+        """Returns the number of the view at a position; 0 without views."""
+        return self._views and position_seed(self._seed, epoch, position, "view") % self._views
+
+    def _picture_seed(self, raw: RawSample, epoch: int, position: int) -> int:
+        if self._views:
+            return view_seed(self._seed, raw, self._view(epoch, position))
+        return position_seed(self._seed, epoch, position, "augmentation")
 
     def _pixels_of(self, request: SampleRequest) -> tuple[Pixels, int]:
         """Returns the function for a request's samples, and most bytes of one; 0: all have as many."""

@@ -26,6 +26,8 @@ from trainer.internals import resize_into
 TRIES = 10
 REDUCTIONS = (8, 4, 2)
 """Factors by which the decoder can shrink an image while it decodes; these have fast paths."""
+LEAST_SIDE = 64
+"""Side of the smallest result for which a part of any size is cut between the decoder's pixels."""
 SOFT_COLOUR = 1.5
 """Ratio of crop to result, per side, from which the decoder may take the nearest colour.
 
@@ -77,6 +79,8 @@ class RandomCrop:
     most_pixels: int = MOST_PIXELS
     change: Callable[[Image.Image, int], Image.Image] | None = None
     """Function from the resized crop in RGB and the seed to other pixels of the same size."""
+    of_any_size: bool = False
+    """True: the same part of the image is kept, whatever the size of the result."""
 
     def __call__(self, raw: RawSample, seed: int) -> Tensor:
         out = torch.empty((*self.size, BYTES_OF_A_PIXEL), dtype=torch.uint8).permute(2, 0, 1)
@@ -97,7 +101,7 @@ class RandomCrop:
         edges are multiples of n, since it cannot cut between its pixels.
         """
         box = drawn(height, width, seed, self.scale, self.ratio)
-        by = reduction(box, self.size)
+        by = reduction(box, (LEAST_SIDE, LEAST_SIDE) if self.of_any_size else self.size)
         return Box(*(edge // by * by for edge in box))
 
 

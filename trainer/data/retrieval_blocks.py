@@ -16,6 +16,7 @@ from trainer.data.pictures import MOST_PIXELS
 from trainer.data.sample import BadSample, Source
 from trainer.data.sample_requests import SampleRequest
 from trainer.data.tokens import Tokenizer
+from trainer.data.views import Views
 from trainer.errors import InputError
 
 
@@ -26,7 +27,8 @@ class RetrievalBlock(NamedTuple):
     """
 
     images: Tensor
-    """Images as `Transform` returns them, float32 [block, ...]; empty if no sample can be used."""
+    """Images as `Transform` returns them, float32 [block, ...], or views [block, views, 3, height, width];
+    empty if no sample can be used."""
     numbers: tuple[int, ...]
     """Numbers of the images that can be used, in the whole set."""
     keys: tuple[str, ...]
@@ -57,13 +59,14 @@ def retrieval_blocks(
     workers: int,
     most_pixels: int = MOST_PIXELS,
     skip_bad: bool = False,
+    pictures: Views | None = None,
 ) -> Iterator[RetrievalBlock]:
     """Yields this rank's blocks: every `world_size`-th one.
 
     Any number of images will do; a rank for which no block is left yields none. `skip_bad` is as for
-    `eval_blocks`.
+    `eval_blocks`. `pictures` makes several views of an image, in place of the transform.
     """
-    samples = UsableSamples(source, block, transform, most_pixels, skip_bad)
+    samples = UsableSamples(source, block, transform, most_pixels, skip_bad, pictures=pictures)
     return loaded_blocks(samples, lambda each: RetrievalBlocks(each, tokenizer), rank, world_size, workers)
 
 

@@ -93,6 +93,11 @@ class ParquetGroups:
             if part.path_in_schema.partition(".")[0] in columns or part.path_in_schema in columns
         ]
 
+    def limits(self, column: str) -> list[tuple[Any, Any]]:
+        """Returns the least and the largest value of a column in each group, which the file must say."""
+        every = (self._chunks(group, [column])[0].statistics for group in range(len(self.sizes)))
+        return [(known.min, known.max) for known in every]
+
     def parts(self, group: int, columns: Sequence[str], most_gap: int = -1) -> list[tuple[int, int]]:
         """Returns where what is read of a group's columns begins and ends in the file.
 
@@ -271,6 +276,12 @@ class GroupReader:
         self.form, self.columns, self.limit_bytes, self.blocks = form, tuple(columns), limit_bytes, blocks
         self._known: Recent[str, Groups] = Recent(OPEN_FILES)
 
+    def groups(self, path: str) -> Groups:
+        """Returns the groups of a file, opened for this call alone."""
+        file = self.blocks.file(path)
+        with readable(path):
+            return self._known.get(path, lambda: groups_in(file, path, self.form)).through(file)
+
     def batches(self, path: str, group: int) -> Iterator[tuple[Any, int]]:
         """Yields the columns of a group as `Groups.read` does.
 
@@ -278,9 +289,8 @@ class GroupReader:
         StorageError if the file stays unreadable.
         """
         held = 0
-        file = self.blocks.file(path)
+        groups = self.groups(path)
         with readable(path):
-            groups = self._known.get(path, lambda: groups_in(file, path, self.form)).through(file)
             groups.fetch(group, self.columns, gap_bytes(path))
             for batch, size in groups.read(group, self.columns):
                 held += size

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,9 @@ class RawSample:
     label: int | None = None
     caption_counts: tuple[int, ...] = ()
     """Number of captions of each key that they come from, in their order; empty if there is one key."""
+    target: NDArray[np.floating[Any]] | None = None
+    """Features [images + captions, D] that teachers have stored of it, if the source has them: those of
+    pictures first, those of several teachers side by side."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ has a table for each shard, under the shard's name, as `clipship embed` writes t
 """
 
 import io
-import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,17 +19,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import Data, is_remote
+from trainer.config import Data
 from trainer.config.filters import BY_KEY, CLIP_SCORE, LISTED, Filter, parse_filter, score_column
-from trainer.data.feature_files import COSINE, KEY, SHARD, key_text, stem
+from trainer.data.feature_files import COSINE, KEY, SHARD, files_in, folder_named, key_text, stem
 from trainer.data.files import opened, persistent
 from trainer.data.index import THREADS
 from trainer.data.row_groups import readable
-from trainer.data.shard_names import expand_key, expand_names, expand_shards
-from trainer.data.store import names, read
+from trainer.data.shard_names import expand_key, expand_shards
+from trainer.data.store import read
 from trainer.errors import InputError
 from trainer.sysinfo.extras import require
-from trainer.text.wording import many
 
 _KEYS = (KEY, "uid")
 """Columns that hold keys; the first that a table has is taken."""
@@ -172,31 +170,14 @@ def forget_tables() -> None:
 
 def _files(patterns: Sequence[str], shards: Sequence[str]) -> tuple[tuple[str, ...], str]:
     """Returns the tables, and the folder if a folder with one for each shard is named."""
-    if folder := _folder(patterns):
-        held, wanted = set(names(folder)), [f"{stem(shard)}.parquet" for shard in shards]
-        if missing := [name for name in wanted if name not in held]:
-            raise InputError(
-                f"data.scores: {folder} lacks {len(missing):,} of {many(len(wanted), 'file')}, one for each "
-                f"shard; the first is {missing[0]}"
-            )
-        return tuple(f"{folder}/{name}" for name in wanted), folder
+    if folder := folder_named(patterns[0]) if len(patterns) == 1 else "":
+        return files_in(folder, shards, "data.scores"), folder
     files = tuple(expand_key("data.scores", patterns))
     if others := [file for file in files if not file.endswith(_TABLES)]:
         raise InputError(
             f"data.scores: {others[0]}: scores are {', '.join(_TABLES)}, or one folder of .parquet"
         )
     return files, ""
-
-
-def _folder(patterns: Sequence[str]) -> str:
-    """Returns the folder, here or at an address, that is named alone; "" if tables are named."""
-    if is_remote(patterns[0]):
-        folders = [patterns[0].rstrip("/")]
-        is_one = "." not in folders[0].rpartition("/")[2]
-    else:
-        folders = expand_names(patterns[0])
-        is_one = len(folders) == 1 and os.path.isdir(folders[0])
-    return folders[0] if len(patterns) == 1 and is_one else ""
 
 
 def _identity(files: Sequence[str], columns: Sequence[str]) -> str:

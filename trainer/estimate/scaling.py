@@ -213,7 +213,7 @@ def in_tiles(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> bool:
     samples = plan.batch_size_per_rank, plan.global_batch_size
     plain = plain_bytes(*samples, shape.embed_dim, labelled=job.optim.labelled)
     spares = spares_network(LOSSES[job.optim.loss].contrast, -(-plan.world_size // NODE_GPUS))
-    return tile_rows(job.optim.loss_tile, plain, gpu.memory, spares=spares) > 0
+    return tile_rows(job.loss_tile, plain, gpu.memory, spares=spares) > 0
 
 
 def _loss_type(job: Job, *, tiles: bool) -> str:

@@ -204,9 +204,10 @@ def _at_work(tower: Tower, value: int, norm: int, *, checkpointed: bool) -> int:
 def _loss(shape: Architecture, job: Job, plan: BatchPlan, gpu_bytes: int | None) -> int:
     """Returns what the loss takes: all logits of the rank at once, or tiles of them."""
     n, everybody, width = plan.batch_size_per_rank, plan.global_batch_size, shape.embed_dim
-    plain = plain_bytes(n, everybody, width, labelled=job.optim.labelled)
+    teachers = len(job.model.targets)
+    plain = plain_bytes(n, everybody, width, labelled=job.optim.labelled, teachers=teachers)
     spares = spares_network(LOSSES[job.optim.loss].contrast, job.resources.nodes)
-    rows = tile_rows(job.optim.loss_tile, plain, gpu_bytes, spares=spares)
+    rows = tile_rows(job.loss_tile, plain, gpu_bytes, spares=spares)
     if not rows:
         return plain
     return 2 * everybody * width * _FLOAT + _TILES * rows**2 * _FLOAT + _TILE_REST

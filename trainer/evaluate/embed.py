@@ -32,6 +32,7 @@ from trainer.data.feature_files import (
 from trainer.data.retrieval_blocks import RetrievalBlock
 from trainer.data.shard_names import expand_shards
 from trainer.data.source import Source, open_source
+from trainer.data.views import Views, crop_of_views
 from trainer.evaluate.features import (
     block_features,
     captioned_blocks,
@@ -47,22 +48,23 @@ from trainer.text.wording import many
 log = logging.getLogger("clipship")
 
 
-def embed(job: Job, comm: Comm, dtype: Dtype, out: str = "") -> dict[str, Any]:
+def embed(job: Job, comm: Comm, dtype: Dtype, out: str = "", views: str = "0") -> dict[str, Any]:
     """Collective: writes the features of the shards that `eval.retrieval` names, beside them or into `out`.
 
+    With views, those of so many pictures of each sample, as the job's [data] augments them.
     Returns the number of shards and of those that were there, of samples and rows, the bad samples by cause
     and some of their names. Raises InputError, and Preempted if a stop is asked for.
     """
     log_work(job, comm)
     files = feature_files(expand_shards(job.retrieval_data.train), out or None)
-    model = about_model(job, dtype)
+    model = about_model(job, dtype, int(views))
     comm.heartbeat.begin_stage("data index")
     kept = _kept(files, model, comm)
     left = [shard for shard in files if shard not in kept]
     if kept:
         log.info("%-12s %s of %s there already", "features", many(len(kept), "shard"), f"{len(files):,}")
     job, clip = trained_clip(job, comm)
-    shards = _Shards(job, clip, comm, dtype, model)
+    shards = _Shards(job, clip, comm, dtype, _with_head(model, job, clip, comm))
     rounds, progress = Rounds(comm, stop_of(comm)), Progress("embed", len(left), "shards written")
     mine = islice(left, comm.world.rank, None, comm.world.size)
     with evaluating(clip.model):
@@ -84,9 +86,20 @@ def embed(job: Job, comm: Comm, dtype: Dtype, out: str = "") -> dict[str, Any]:
 def _kept(files: Mapping[str, str], model: About, comm: Comm) -> dict[str, About]:
     """Collective: returns what rank 0 finds of the files. Raises its InputError on all ranks."""
     kept = of_rank_0(
-        comm, lambda: {shard: asdict(about) for shard, about in kept_files(files, model.made_by).items()}
+        comm, lambda: {shard: asdict(about) for shard, about in kept_files(files, model).items()}
     )
     return {shard: About(**about) for shard, about in kept.items()}
+
+
+def _with_head(about: About, job: Job, clip: Clip, comm: Comm) -> About:
+    """Returns what files say of the model, with what is known when it is built.
+
+    A shard without a usable sample does not tell how many values a feature has.
+    """
+    width = text_features(clip, clip.tokenizer([""]), job.model.precision, comm.device).shape[1]
+    model: Any = clip.model
+    scale, bias = model.logit_scale.exp().item(), getattr(model, "logit_bias", None)
+    return replace(about, width=width, logit_scale=scale, logit_bias=None if bias is None else bias.item())
 
 
 class _Shards:
@@ -95,6 +108,11 @@ class _Shards:
     def __init__(self, job: Job, clip: Clip, comm: Comm, dtype: Dtype, model: About) -> None:
         self._job, self._clip, self._comm, self._dtype, self._model = job, clip, comm, dtype, model
         self._size = job.eval.batch_size
+        self._shape = (*[model.views] * bool(model.views), model.width)
+        self._views: Views | None = None
+        if model.views:
+            crop = crop_of_views(clip.images.crop)
+            self._views = Views(crop, model.views, job.seed, clip.mean, clip.std)
         self.done: list[About] = []
         """Files that were written."""
         self.examples: list[str] = []
@@ -102,7 +120,6 @@ class _Shards:
 
     def blocks(self, shards: Iterator[str], files: Mapping[str, str]) -> Iterator[None]:
         """Embeds the shards one after the other; yields after each block of samples."""
-        width = self._width()
         for shard in shards:
             self._comm.heartbeat.begin_phase("evaluation")  # its time limit is that of one shard
             version = version_of(shard)
@@ -112,9 +129,9 @@ class _Shards:
             self._show(source.left_out.named)
             samples = rows = 0
             numbers = range(len(source))
-            for block in captioned_blocks(self._clip, source, self._job):
+            for block in captioned_blocks(self._clip, source, self._job, pictures=self._views):
                 own, numbers = numbers[: self._size], numbers[self._size :]
-                found = self._rows(block, own, width)
+                found = self._rows(block, own)
                 writer.add(found)
                 samples, rows = samples + block.valid, rows + len(found.keys)
                 counts.update(bad.cause for bad in block.bad)
@@ -127,25 +144,20 @@ class _Shards:
     def _show(self, bad: Sequence[object]) -> None:
         self.examples += map(str, bad[: SHOWN - len(self.examples)])
 
-    def _width(self) -> int:
-        """Returns the number of a feature's values, which a shard without a usable sample does not tell."""
-        tokens, precision = self._clip.tokenizer([""]), self._job.model.precision
-        return text_features(self._clip, tokens, precision, self._comm.device).shape[1]
-
     def _opened(self, shard: str) -> Source:
         data = self._job.retrieval_data
         allowed = ANY if data.on_bad_sample == "skip" else Allowed.by(data)
         return open_source(data.model_copy(update={"train": (shard,)}), allowed=allowed)
 
-    def _rows(self, block: RetrievalBlock, numbers: range, width: int) -> FeatureRows:
+    def _rows(self, block: RetrievalBlock, numbers: range) -> FeatureRows:
         """Returns the rows of the samples of a block, which have these numbers, in their order."""
-        parts = self._usable(block, width), _lost(block, numbers, width)
+        parts = self._usable(block), _lost(block, numbers, self._shape)
         order = np.argsort(np.concatenate([part.numbers for part in parts]), kind="stable")
         pairs: Iterator[Any] = zip(*parts, strict=True)
         return FeatureRows(*(np.concatenate(pair)[order] for pair in pairs))
 
-    def _usable(self, block: RetrievalBlock, width: int) -> FeatureRows:
-        images = texts = torch.zeros(0, width)
+    def _usable(self, block: RetrievalBlock) -> FeatureRows:
+        images, texts = torch.zeros(0, *self._shape), torch.zeros(0, self._shape[-1])
         if block.valid:
             found = block_features(self._clip, block, self._job, self._comm.device)
             images, texts = (features.float().cpu() for features in found)
@@ -154,7 +166,8 @@ class _Shards:
         numbers = block.image_of_caption.long()
         of_image = torch.searchsorted(torch.tensor(block.numbers).long(), numbers)
         images = images[of_image]
-        cosines = torch.nn.functional.cosine_similarity(images.double(), texts.double(), dim=1)
+        of_views = images.double().reshape(len(images), self._model.views or 1, self._model.width)
+        cosines = torch.nn.functional.cosine_similarity(of_views, texts.double()[:, None], dim=2).mean(1)
         return FeatureRows(
             numbers.numpy(),
             (torch.arange(len(numbers)) - torch.searchsorted(numbers, numbers)).numpy(),
@@ -166,12 +179,12 @@ class _Shards:
         )
 
 
-def _lost(block: RetrievalBlock, numbers: range, width: int) -> FeatureRows:
+def _lost(block: RetrievalBlock, numbers: range, shape: Sequence[int]) -> FeatureRows:
     """Returns a row for each sample of the block that cannot be used."""
     lost = np.array(sorted(set(numbers) - set(block.numbers)), dtype=np.int64)
-    nothing = np.zeros((len(lost), width), dtype=np.float32)
+    images, nothing = (np.zeros((len(lost), *each), dtype=np.float32) for each in (shape, shape[-1:]))
     keys, problems = _objects([bad.key for bad in block.bad]), _objects([bad.what for bad in block.bad])
-    return FeatureRows(lost, np.zeros_like(lost), keys, problems, nothing, nothing, nothing[:, 0])
+    return FeatureRows(lost, np.zeros_like(lost), keys, problems, images, nothing, nothing[:, 0])
 
 
 def _objects(values: Sequence[str | None]) -> NDArray[np.object_]:

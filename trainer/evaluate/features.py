@@ -15,9 +15,13 @@ from trainer.config import Job, Precision
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
 from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
 from trainer.data.source import Source
+from trainer.data.views import Views
 from trainer.errors import InputError
 from trainer.model.build import Clip
 from trainer.model.outputs import autocast
+
+_OF_VIEWS = 5
+"""Dimensions of images of which each is several views."""
 
 
 @contextmanager
@@ -39,11 +43,14 @@ def labelled_blocks(clip: Clip, source: Source, job: Job, comm: Comm) -> Iterato
 
 
 def captioned_blocks(
-    clip: Clip, source: Source, job: Job, rank: int = 0, world_size: int = 1
+    clip: Clip, source: Source, job: Job, rank: int = 0, world_size: int = 1, pictures: Views | None = None
 ) -> Iterator[RetrievalBlock]:
-    """Yields a rank's blocks of captioned images, or all, as the model and the job's keys want them."""
-    loading = _loading(clip, job)
-    return retrieval_blocks(source, rank=rank, world_size=world_size, tokenizer=clip.tokenizer, **loading)
+    """Yields a rank's blocks of captioned images, or all, as the model and the job's keys want them.
+
+    With `pictures` each image is several.
+    """
+    loading = {**_loading(clip, job), "tokenizer": clip.tokenizer, "pictures": pictures}
+    return retrieval_blocks(source, rank=rank, world_size=world_size, **loading)
 
 
 def _loading(clip: Clip, job: Job) -> dict[str, Any]:
@@ -59,8 +66,10 @@ def _loading(clip: Clip, job: Job) -> dict[str, Any]:
 def image_features(clip: Clip, images: Tensor, precision: Precision, device: torch.device) -> Tensor:
     """Returns unit vectors [n, D] of images, [n, ...] of what `Clip.eval_transform` gives.
 
-    They are in the precision of the forward pass.
+    They are in the precision of the forward pass. Of views, [n, views, 3, H, W], there is one for each.
     """
+    if images.dim() == _OF_VIEWS:
+        return torch.stack([image_features(clip, each, precision, device) for each in images.unbind(1)], 1)
     images = images.to(device, torch.float64 if precision == "fp64" else images.dtype)
     with autocast(device, precision):
         features: Tensor = clip.model.encode_image(images, normalize=True)  # type: ignore[operator]

@@ -1,6 +1,7 @@
 """The loss as a rank computes it: plain or in tiles, whichever the job or the memory asks for."""
 
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,9 +25,9 @@ class RankLoss:
     """Computes this rank's share of the job's contrastive loss. Collective, and so is its construction."""
 
     def __init__(self, job: Job, comm: Comm) -> None:
-        self._name, self._setting, self._comm = LOSSES[job.optim.loss].contrast, job.optim.loss_tile, comm
+        self._name, self._setting, self._comm = LOSSES[job.optim.loss].contrast, job.loss_tile, comm
         self._smoothing = job.optim.label_smoothing
-        self._distilled = job.optim.distill_weight if job.model.teacher is not None else None
+        self._distilled = job.optim.distill_weight if job.model.judged_by is not None else None
         self._temperature = job.optim.distill_temperature
         self._model, self._labelled = job.model, job.optim.labelled
         # The forms communicate differently, so all ranks must choose by the same numbers.
@@ -48,13 +49,13 @@ class RankLoss:
         text_nD: Tensor,
         scale: Tensor,
         bias: Tensor | None,
-        teacher: Judgement | None = None,
+        judgements: Sequence[Judgement] = (),
         groups: Tensor | None = None,
     ) -> Tensor:
         """Returns the share, a scalar with its graph; the shares of all ranks add up to the loss.
 
-        `trainer.model.loss` says what the letters mean. Every rank has as many samples as this one. `teacher`
-        is what the job's teacher makes of them, `groups` what `caption_groups` does.
+        `trainer.model.loss` says what the letters mean. Every rank has as many samples as this one.
+        `judgements` are what the job's teachers make of them, `groups` what `caption_groups` does.
         """
         tiles = self._tiles = self._tiles or self._choose(image_nD)
         images, self._images = self._images, None
@@ -79,14 +80,14 @@ class RankLoss:
 
         first = self._comm.world.rank * len(image_nD)
         share = SHARES[self._name](image_nD, text_nD, scale, bias, gather, first, self._smoothing, positives)
-        if self._distilled is None or teacher is None:
+        if self._distilled is None or not judgements:
             return share
-        distilled = distilled_share(image_nD, text_nD, scale, teacher, gather, self._temperature)
-        return share + self._distilled * distilled
+        distilled = [
+            distilled_share(image_nD, text_nD, scale, each, gather, self._temperature) for each in judgements
+        ]
+        return share + self._distilled * torch.stack(distilled).mean()
 
     def _choose(self, image_nD: Tensor) -> Tiles:
-        if self._distilled is not None:  # a teacher judges whole rows
-            return Tiles(0)
         n, width = image_nD.shape
         plain = plain_bytes(
             n, n * self._comm.world.size, width, image_nD.element_size(), labelled=self._labelled

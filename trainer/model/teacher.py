@@ -1,8 +1,9 @@
 """A frozen model from whose judgement of pairs the trained one learns, too: distillation.
 
-Both models see the same samples. Each row of the student's logits is compared with the softmax of the
-teacher's row by cross-entropy, in both directions, and the mean over the global batch is added to the
-contrastive loss. The letters are those of `loss.py`, and ranks' shares add up as there.
+Both models see the same samples, or the teacher has seen them beforehand (`trainer.data.targets`). Each row
+of the student's logits is compared with the softmax of the teacher's row by cross-entropy, in both
+directions, and the mean over the global batch is added to the contrastive loss. The letters are those of
+`loss.py`, and ranks' shares add up as there.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,10 @@ from trainer.model.loss import Gather
 from trainer.model.outputs import features
 
 Judgement = tuple[Tensor, Tensor, Tensor]
-"""A teacher's image features [n, D], text features [n, D] and logit scale; its D may be another."""
+"""A teacher's image features [n, D], text features [n, D] and logit scale; its D may be another.
+
+They are of the type of the student's features.
+"""
 
 
 @dataclass(frozen=True)

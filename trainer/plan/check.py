@@ -28,7 +28,7 @@ from trainer.model.catalog import check_init, check_model, check_pretrained, che
 from trainer.model.host_compiler import check_compiler
 from trainer.model.image_tokens import check_image_tokens
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
-from trainer.plan.stages import check_stages
+from trainer.plan.stages import check_stages, check_stored
 from trainer.run.checkpoints import check_resume, newest_step
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
@@ -52,6 +52,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_init(job.model),
         lambda: check_teacher(job.model),
         lambda: check_teacher_tokens(job.model),
+        lambda: check_stored(job),
         lambda: check_tag(job.model.name, job.model.pretrained),
         lambda: check_text_mask(job),
         lambda: check_evaluation(job.eval),

@@ -46,10 +46,19 @@ def _checks(first: Job, own: Job, world_size: int, *, files: bool) -> list[Calla
             lambda: check_teacher(own.model),
             lambda: check_teacher_tokens(own.model),
             lambda: check_text_mask(own),
+            lambda: check_stored(own),
         ]
     if files and own.data != first.data:
         checks.append(lambda: _check_length(own))
     return checks
+
+
+def check_stored(job: Job) -> None:
+    """Raises InputError if what teachers have stored is not that of the training data."""
+    if job.model.targets:
+        from trainer.data.targets import check_targets  # with numpy, which other jobs need not have here
+
+        check_targets(job)
 
 
 def _check_length(job: Job) -> None:

@@ -21,7 +21,7 @@ LONGEST_S = 6 * 3600.0
 """Default time limit of an evaluation, in seconds. Nothing else waits for it, as training would; a longer
 evaluation hangs or needs `--set timeouts.eval_s=...`."""
 
-_OF_TRAINING: Mapping[str, Any] = {"init": None, "lora_rank": None}
+_OF_TRAINING: Mapping[str, Any] = {"init": None, "lora_rank": None, "targets": []}
 _NO_TRAINING_DATA: Mapping[str, Any] = {"train": [], "weights": None, "filters": [], "scores": []}
 
 
@@ -124,13 +124,22 @@ def export_job(checkpoint: str, model: str | None) -> Job:
 
 
 def embed_job(
-    checkpoint: str, model: str | None, shards: Sequence[str], ranks: int, overrides: Sequence[str]
+    checkpoint: str,
+    model: str | None,
+    shards: Sequence[str],
+    ranks: int,
+    overrides: Sequence[str],
+    of: Job | None = None,
 ) -> Job:
     """Returns a job that only embeds shards, as the retrieval set of an evaluation.
 
-    How samples are read comes from the checkpoint's run. Raises InputError that lists every problem.
+    How samples are read comes from the job `of` that is to train on them, or from the checkpoint's run.
+    Raises InputError that lists every problem.
     """
     table, evaluation = _table_of_trained(checkpoint, model)
+    if of is not None:
+        table["data"] = {**of.data.model_dump(exclude_unset=True), "format": "synthetic", **_NO_TRAINING_DATA}
+        table["seed"] = of.seed
     table |= {
         "name": "embed",
         "optim": {"global_batch_size": ranks, "steps": 1},

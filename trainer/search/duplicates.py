@@ -47,7 +47,10 @@ def read_pictures(folder: str) -> Pictures:
     import pyarrow
 
     files = [f"{folder}/{name}" for name in names(folder) if name.endswith(".parquet")]
-    models = {about.made_by: about.model for about in map(read_about, files)}
+    abouts = list(map(read_about, files))
+    models = {about.made_by: about.model for about in abouts}
+    if any(about.views for about in abouts):
+        raise InputError(f"{folder} holds features of views, not of whole pictures: embed without --views")
     if len(models) > 1:
         raise InputError(
             f"{folder} holds features of {many(len(models), 'model')}, which cannot be compared: "

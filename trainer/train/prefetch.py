@@ -5,7 +5,7 @@ On a GPU the next step's micro-batches are copied while this step computes.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +22,12 @@ from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import normalised
 from trainer.data.reading import TALLY
 from trainer.data.streams import loader_processes
+from trainer.data.targets import StoredTeacher
 from trainer.data.tokens import with_mask
+from trainer.data.views import crop_of_views
 from trainer.model.caption_length import CaptionLength
 from trainer.model.packed_captions import Packed, pack
+from trainer.model.teacher import Judgement
 from trainer.train.by_length import ByLength
 from trainer.train.setup import TrainSetup
 from trainer.train.step import MicroBatch
@@ -34,8 +37,9 @@ _WHOLE_STEPS = 2
 
 Memory for shorter captions fits in that for longer ones, but not the other way round.
 """
-Sent = tuple[Tensor, Tensor | Packed, Sequence[str], Sequence[int] | None]
-"""Images and tokens on the device, the samples' keys, and their places if they are in another order."""
+Sent = tuple[list[Any], Sequence[str], Sequence[int] | None]
+"""Images, tokens and, if there are any, stored targets on the device; the samples' keys, and their places if
+they are in another order."""
 
 
 def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBatch]]:
@@ -50,28 +54,31 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
     rule, normalise = clip.kernels.caption_length, clip.images.normalised
     by_length = None if rule is None else ByLength(rule, tells=setup.comm.world.rank == 0)
     parts = None if clip.images.one_size else partial(passes, setup.job, setup.plan)
+    channels, teachers = (clip.mean, clip.std), setup.targets.teachers if setup.targets else ()
     prefetcher = Prefetcher(
-        setup.comm.device, dtype, clip.mean, clip.std, rule, whole_steps, by_length, normalise, parts
+        setup.comm.device, dtype, *channels, rule, whole_steps, by_length, normalise, parts, teachers
     )
     return prefetcher.steps(_loaded(setup, skipped), setup.plan.accumulation)
 
 
 def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
     """Yields this rank's micro-batches as the loader gives them, and counts skipped samples."""
-    job, steps_done = setup.job, setup.start.steps_done
+    job, steps_done, targets = setup.job, setup.start.steps_done, setup.targets
+    views, crop = targets.views if targets else 0, setup.clip.images.crop
     epoch, batch = divmod(steps_done - setup.schedule.begin, setup.schedule.epoch_steps)
     stream = train_batches(
-        setup.source,
+        targets.beside(setup.source) if targets else setup.source,
         plan=setup.plan,
         rank=setup.comm.world.rank,
         seed=job.seed,
         order=setup.order,
-        pixels=setup.clip.images.crop,
+        pixels=crop_of_views(crop) if views else crop,
         tokenizer=with_mask(setup.clip.tokenizer, job.data.text_mask),
         workers=loader_processes(setup.source, job.data.workers),
         weights=setup.weights,
         skip_bad=job.data.on_bad_sample == "skip",
         caption_choice=choice_by(job.data),
+        views=views,
         start_epoch=epoch,
         start_batch=batch,
         most_batches=setup.schedule.steps - steps_done,
@@ -105,6 +112,7 @@ class _Part(NamedTuple):
     """Those of the loader's micro-batches that they came in."""
     tokens: Tensor
     keys: Sequence[str]
+    targets: Sequence[Tensor]
 
 
 class Prefetcher:
@@ -114,7 +122,7 @@ class Prefetcher:
     channel. Captions are packed or cut as `caption_length` says; without it they stay as they are. On a GPU
     all of their tokens are computed in the first `whole_steps` steps. `by_length` may let other samples of a
     step pass together. `passes` says in how many micro-batches a step passes whose images have so many
-    patches: a divisor of those that are loaded.
+    patches: a divisor of those that are loaded. `teachers` have stored the targets, side by side.
     """
 
     def __init__(
@@ -128,12 +136,15 @@ class Prefetcher:
         by_length: ByLength | None = None,
         normalise: Callable[[Tensor, Tensor, Tensor], Tensor] = normalised,
         passes: Callable[[int], int] | None = None,
+        teachers: Sequence[StoredTeacher] = (),
     ) -> None:
         self._device, self._caption_length, self._whole_steps = device, caption_length, whole_steps
         self._by_length, self._normalise, self._passes = by_length, normalise, passes
         self._mean, self._std = (
             to_device(torch.tensor(channels, dtype=dtype), device) for channels in (mean, std)
         )
+        self._widths = [teacher.width for teacher in teachers]
+        self._scales = to_device(torch.tensor([each.logit_scale for each in teachers], dtype=dtype), device)
 
     def steps(self, batches: Iterator[Batch], accumulation: int) -> Iterator[list[MicroBatch]]:
         """Yields the micro-batches of each step.
@@ -181,75 +192,78 @@ class Prefetcher:
         whole = on_gpu and self._whole_steps > 0
         if rule is not None and rule.packs and on_gpu:
             return [
-                (self._images(batch), self._packed(batch.tokens, rule, whole), batch.keys, None)
+                (self._brought(batch, self._packed(batch.tokens, rule, whole)), batch.keys, None)
                 for batch in group
             ]
         if rule is None or not group or whole:
-            return [(*self._brought(batch), batch.keys, None) for batch in group]
+            return [(self._brought(batch), batch.keys, None) for batch in group]
         order = None if self._by_length is None else self._by_length.order([batch.tokens for batch in group])
         if order is None:
             # Whole, and cut there: rows that do not follow one another would make the host wait.
             return [
-                (images, tokens[:, : rule(batch.tokens)], batch.keys, None)
+                ([images, tokens[:, : rule(batch.tokens)], *targets], batch.keys, None)
                 for batch in group
-                for images, tokens in [self._brought(batch)]
+                for images, tokens, *targets in [self._brought(batch)]
             ]
         return self._ordered(group, order, rule)
 
     def _ordered(self, group: list[_Part], order: Tensor, rule: CaptionLength) -> list[Sent]:
         size = len(group[0].keys)
         new_places = to_device(order.argsort(), self._device).split(size)
-        images, tokens = _moved(map(self._brought, group), new_places)
+        moved = _moved(map(self._brought, group), new_places)
         lengths = map(rule, torch.cat([batch.tokens for batch in group])[order].split(size))
         keys = [key for batch in group for key in batch.keys]
-        parts = zip(images.split(size), tokens.split(size), lengths, order.split(size), strict=True)
+        parts = zip(lengths, order.split(size), *(tensor.split(size) for tensor in moved), strict=True)
         return [
-            (pixels, ids[:, :length], [keys[place] for place in places.tolist()], places.tolist())
-            for pixels, ids, length, places in parts
+            ([images, ids[:, :length], *targets], [keys[place] for place in places.tolist()], places.tolist())
+            for length, places, images, ids, *targets in parts
         ]
 
-    def _brought(self, batch: _Part) -> tuple[Tensor, Tensor]:
-        return self._images(batch), batch.tokens.to(self._device, non_blocking=True)
+    def _brought(self, batch: _Part, tokens: Packed | None = None) -> list[Any]:
+        """Returns images, tokens and targets on the device; `tokens` are these if they are there already."""
+        ids = batch.tokens.to(self._device, non_blocking=True) if tokens is None else tokens
+        targets = [self._whole(batch.targets)] if batch.targets else []
+        return [self._whole(batch.images), ids, *targets]
 
-    def _images(self, batch: _Part) -> Tensor:
-        sent = [images.to(self._device, non_blocking=True) for images in batch.images]
+    def _whole(self, parts: Sequence[Tensor]) -> Tensor:
+        sent = [part.to(self._device, non_blocking=True) for part in parts]
         return sent[0] if len(sent) == 1 else torch.cat(sent)
 
     def _packed(self, tokens: Tensor, rule: CaptionLength, whole: bool) -> Packed:
         return pack(tokens, rule.needed(tokens), self._device, whole=whole)
 
-    def _received(self, images: Tensor, tokens: Tensor | Packed, *rest: Any) -> MicroBatch:
-        for tensor in (images, *(tokens if isinstance(tokens, Packed) else (tokens,))):
+    def _received(self, sent: list[Any], *rest: Any) -> MicroBatch:
+        for tensor in chain.from_iterable(each if isinstance(each, Packed) else (each,) for each in sent):
             # Another stream allocated their memory and would otherwise reuse it too early.
             tensor.record_stream(torch.cuda.current_stream(self._device))
-        return self._micro(images, tokens, *rest)
+        return self._micro(sent, *rest)
 
-    def _micro(
-        self, images: Tensor, tokens: Tensor | Packed, keys: Sequence[str], places: Sequence[int] | None
-    ) -> MicroBatch:
-        return MicroBatch(images, tokens, keys, self._normalised, places)
+    def _micro(self, sent: list[Any], keys: Sequence[str], places: Sequence[int] | None) -> MicroBatch:
+        images, tokens, *targets = sent
+        judgements = self._judgements(targets[0]) if targets else []
+        return MicroBatch(images, tokens, keys, self._normalised, places, judgements)
+
+    def _judgements(self, targets: Tensor) -> list[Judgement]:
+        """Returns what each teacher has stored, of targets [n, 2, D] with their features side by side."""
+        parts = targets.to(self._scales.dtype).split(self._widths, dim=2)
+        return [(part[:, 0], part[:, 1], scale) for part, scale in zip(parts, self._scales, strict=True)]
 
     def _normalised(self, images: Tensor) -> Tensor:
         return self._normalise(images, self._mean, self._std)
 
 
 def _together(batches: Sequence[Batch]) -> _Part:
-    if len(batches) == 1:
-        return _Part([batches[0].images], batches[0].tokens, batches[0].keys)
-    tokens = torch.cat([batch.tokens for batch in batches])
-    return _Part(
-        [batch.images for batch in batches], tokens, [key for batch in batches for key in batch.keys]
-    )
+    tokens = batches[0].tokens if len(batches) == 1 else torch.cat([batch.tokens for batch in batches])
+    keys = [key for batch in batches for key in batch.keys]
+    targets = [batch.targets for batch in batches if batch.targets is not None]
+    return _Part([batch.images for batch in batches], tokens, keys, targets)
 
 
-def _moved(parts: Iterator[tuple[Tensor, Tensor]], places: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns images and tokens of all parts, each sample at its new place; a part goes when it is copied."""
-    images = tokens = torch.empty(0)
-    for number, (some, ids) in enumerate(parts):
-        if not number:
-            images, tokens = (
-                each.new_empty(len(places) * len(each), *each.shape[1:]) for each in (some, ids)
-            )
-        images.index_copy_(0, places[number], some)
-        tokens.index_copy_(0, places[number], ids)
-    return images, tokens
+def _moved(parts: Iterator[list[Tensor]], places: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the tensors of all parts, each sample at its new place; a part goes when it is copied."""
+    moved: list[Tensor] = []
+    for number, part in enumerate(parts):
+        moved = moved or [each.new_empty(len(places) * len(each), *each.shape[1:]) for each in part]
+        for whole, each in zip(moved, part, strict=True):
+            whole.index_copy_(0, places[number], each)
+    return moved

@@ -69,6 +69,8 @@ def prepared(opened: OpenRun) -> TrainSetup:
     batch_plan = plan(planned, comm.world.size)
     _announce(planned, comm, run, batch_plan, stage)
     stage.evaluation.say_left_out()  # the rank's log file is open by now
+    for stored in stage.targets.teachers if stage.targets else ():
+        _say("targets", str(stored))
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
     splits = row_of(job).splits_model
@@ -138,6 +140,7 @@ def prepared(opened: OpenRun) -> TrainSetup:
         clip=clip,
         train_step=step,
         source=source,
+        targets=stage.targets,
         weights=stage.weights,
         order=order,
         evaluate=partial(_evaluate, stage.evaluation, clip, step, mixture, opened.requests, keeper),
@@ -154,7 +157,7 @@ def prepared(opened: OpenRun) -> TrainSetup:
 def _identity(stage: RunStage, comm: Comm, clip: Clip, begin: Mapping[str, str]) -> RunIdentity:
     """Collective: returns what the run is in this stage, as rank 0 finds it."""
     job = stage.job
-    rows = data_rows(job.data, stage.source) if comm.world.rank == 0 else []
+    rows = data_rows(job.data, stage.source, stage.targets) if comm.world.rank == 0 else []
     data_files = comm.broadcast_object(digest_of(rows) if rows else "")
     eval_files = {key: digest_of(lines) for key, lines in stage.evaluation.contents().items()}
     anchor = begin if job.optim.anchor else {}

@@ -13,6 +13,7 @@ from trainer.config.batch_plan import BatchPlan, Schedule
 from trainer.copies.copier import Copier
 from trainer.data.order import Order
 from trainer.data.source import Source
+from trainer.data.targets import Targets
 from trainer.model.build import Clip
 from trainer.run.layout import Run
 from trainer.train.checkpoint_policy import Metrics
@@ -49,6 +50,8 @@ class TrainSetup:
     """Value of time.monotonic() when this start began to prepare."""
     copier: Copier | None = None
     """Copies the checkpoints; None on all ranks but 0, and if the job does not ask for that."""
+    targets: Targets | None = None
+    """Features that teachers have stored of the samples; None if the job names none."""
     keeper: MemoryKeeper | None = None
     """Keeps the newest steps in memory; None if the job does not ask for that."""
 

@@ -8,11 +8,12 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import Schedule, schedule
 from trainer.config.stages import stage_title, stages_of
-from trainer.data.distributed_index import open_together
+from trainer.data.distributed_index import open_targets, open_together
 from trainer.data.order import epoch_samples
 from trainer.data.sample import InUnits
 from trainer.data.sample_counts import shard_weights
 from trainer.data.source import Source
+from trainer.data.targets import Targets
 from trainer.errors import InputError
 from trainer.evaluate.evaluation import Evaluation
 from trainer.run.best import folder_name
@@ -27,6 +28,8 @@ class RunStage:
     """Name for people; empty if the run has no other stage."""
     job: Job
     source: Source
+    targets: Targets | None
+    """Features that teachers have stored of the samples; None if the job names none."""
     weights: Sequence[float] | None
     """Weight of each shard: how many times an epoch contains its samples."""
     samples: int
@@ -68,12 +71,14 @@ def open_stages(job: Job, comm: Comm) -> list[RunStage]:
 def _opened(job: Job, comm: Comm, same: RunStage | None) -> RunStage:
     """Returns a stage as if it were alone; `same` is one with the same data, which is open."""
     if same is not None:
-        return replace(same, job=job, schedule=schedule(job, same.samples))
+        targets = open_targets(job, same.source, comm)
+        return replace(same, job=job, targets=targets, schedule=schedule(job, same.samples))
     source = open_together(job, comm)
+    targets = open_targets(job, source, comm)
     evaluation = Evaluation(job, comm, run_folder(job))
     weights = shard_weights(job.data, source.units if isinstance(source, InUnits) else None)
     samples = epoch_samples(source.shard_sizes(), weights)
-    return RunStage("", job, source, weights, samples, schedule(job, samples), evaluation)
+    return RunStage("", job, source, targets, weights, samples, schedule(job, samples), evaluation)
 
 
 def _check_begin(job: Job) -> None:

@@ -63,6 +63,8 @@ class MicroBatch:
     """
     places: Sequence[int] | None = None
     """Places of the samples in the rank's share of the batch; None: they follow those of the one before."""
+    judgements: Sequence[Judgement] = ()
+    """Judgements of the teachers that have stored theirs."""
 
     @property
     def rows(self) -> Tensor:
@@ -239,11 +241,11 @@ class TrainStep:
         half = half_type(self._job.model.precision)
         return images.to(half) if half is not None and images.dtype == torch.float32 else images
 
-    def _judgement(self, batches: Sequence[MicroBatch]) -> Judgement | None:
-        """Returns what the teacher makes of the micro-batches; None without one."""
-        if self._teacher is None:
-            return None
-        return joined([self._teacher(self._images(batch), batch.rows) for batch in batches])
+    def _judgements(self, batches: Sequence[MicroBatch]) -> list[Judgement]:
+        """Returns what each teacher makes of the micro-batches, now or beforehand; none without one."""
+        if self._teacher is not None:
+            return [joined([self._teacher(self._images(batch), batch.rows) for batch in batches])]
+        return [joined(parts) for parts in zip(*(batch.judgements for batch in batches), strict=True)]
 
     def _groups(self, batches: Sequence[MicroBatch]) -> Tensor | None:
         """Returns the group of each sample, of which all are positives; None if only pairs are."""
@@ -252,8 +254,8 @@ class TrainStep:
         return caption_groups([batch.tokens for batch in batches], padding_of(self.model))
 
     def _contrast(self, out: Outputs, batches: Sequence[MicroBatch]) -> Tensor:
-        judgement, groups = self._judgement(batches), self._groups(batches)
-        share = self._loss(out.image, out.text, out.scale, out.bias, judgement, groups)
+        judgements, groups = self._judgements(batches), self._groups(batches)
+        share = self._loss(out.image, out.text, out.scale, out.bias, judgements, groups)
         return share * self._job.optim.contrast_weight if self._captions else share
 
     def _tokens_to_write(self, batches: Sequence[MicroBatch]) -> Tensor | None:
