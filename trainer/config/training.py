@@ -278,6 +278,11 @@ class Model(Section):
         given = self.image_tokens
         return (given,) if isinstance(given, int) else given or ()
 
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
     @field_validator("image_std")
     @classmethod
     def _divides(cls, value: Channels | None) -> Channels | None:
