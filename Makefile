@@ -157,7 +157,7 @@ test-pyxis: venv horovod ## on that Slurm in containers of a real pyxis, built f
 	tests/cluster/slurm/pyxis.sh '$(PYXIS_PREFIX)'
 	CLIPSHIP_PYXIS='$(PYXIS_PREFIX)' $(PY) -m pytest tests/cluster/slurm -m pyxis $(TEST_ARGS)
 
-test-kubernetes: venv ## real MPIJobs and Jobs on the cluster of KUBECONFIG, this machine a node of it; CLIPSHIP_IMAGE_OPENMPI4, _OPENMPI5 name images
+test-kubernetes: venv ## real MPIJobs, Jobs and TrainJobs on the cluster of KUBECONFIG, this machine a node of it; CLIPSHIP_IMAGE_OPENMPI4, _OPENMPI5 name images
 	@tests/cluster/kubernetes/packages.sh
 	$(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes and not full' $(TEST_ARGS)
 

@@ -1,6 +1,8 @@
 """The Indexed Job: what its values become, what it refuses, its state in words."""
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -12,10 +14,13 @@ from trainer.errors import (
     EXIT_PREEMPTED,
     EXIT_START_AGAIN,
     EXIT_TIMED_OUT,
+    ClusterError,
     InputError,
 )
+from trainer.launch.kubernetes import objects as kubernetes_objects
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.manifest import manifest
+from trainer.launch.kubernetes.objects import _create_own, _staying, _try_own, try_all
 from trainer.launch.kubernetes.state import state
 from trainer.launch.kubernetes.validate import summary
 
@@ -164,6 +169,21 @@ def test_the_state_is_one_word_and_its_reason(found: dict[str, Any], expected: s
     assert state(KINDS["job"], found).startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("ready", "expected"),
+    [
+        ([], "waiting: Kubeflow Trainer has not started it yet"),
+        ([False, False], "waiting, for "),
+        ([True, False], "running, for "),
+    ],
+)
+def test_a_trainjob_without_a_status_is_in_the_state_of_its_pods(ready: list[bool], expected: str) -> None:
+    pods = [
+        {**api_object(), "status": {"conditions": [{"type": "Ready", "status": str(each)}]}} for each in ready
+    ]
+    assert state(KINDS["trainjob"], api_object(), pods).startswith(expected)
+
+
 def test_a_failed_job_says_why() -> None:
     assert state(KINDS["job"], api_object("Failed", **STARTED)).endswith(" ago: Failed's message")
 
@@ -197,3 +217,64 @@ def test_a_trainjob_cannot_be_removed_by_itself() -> None:
     able = 'leave it out, or set kubernetes.kind = "mpijob" or "job"'
     with pytest.raises(InputError, match=f"ttl_s: TrainJobs have no use for it: {able}"):
         manifest(kubernetes_job(kubernetes={"kind": "trainjob", "ttl_s": 60}))
+
+
+UNSEEN = ClusterError("trainingRuntime must be created before the TrainJob is created")
+
+
+def answering(*answers: object) -> Any:
+    """A cluster with these answers to requests to create an object; the last one is given again and again."""
+    left = [*answers]
+
+    def create(*_: object, **__: object) -> object:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return SimpleNamespace(create=create)
+
+
+def test_a_trainjob_is_tried_although_its_runtime_exists_in_a_dry_run_only() -> None:
+    _try_own(answering(UNSEEN), KINDS["trainjob"], {})
+    with pytest.raises(ClusterError, match="quota"):
+        _try_own(answering(ClusterError("quota")), KINDS["trainjob"], {})
+    with pytest.raises(ClusterError, match="must be created"):
+        _try_own(answering(UNSEEN), KINDS["job"], {})
+
+
+def test_a_trainjob_is_created_as_soon_as_its_controller_has_seen_the_runtime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kubernetes_objects, "_POLL_S", 0.0)
+    made = {"kind": "TrainJob"}
+    assert _create_own(answering(UNSEEN, UNSEEN, made), KINDS["trainjob"], {}) == made
+    with pytest.raises(ClusterError, match="forbidden"):
+        _create_own(answering(ClusterError("forbidden")), KINDS["trainjob"], {})
+    monkeypatch.setattr(kubernetes_objects, "_WAIT_S", 0.0)
+    with pytest.raises(ClusterError, match="must be created"):
+        _create_own(answering(UNSEEN), KINDS["trainjob"], {})
+
+
+def test_a_runtime_that_is_being_deleted_is_waited_for_and_not_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Replacing it would take the finalizer away that holds it, and the new job's runtime with it."""
+    going = {"metadata": {"name": "x-job", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    monkeypatch.setattr(kubernetes_objects, "_POLL_S", 0.0)
+    monkeypatch.setattr(kubernetes_objects, "_read", answering(going, going, None).create)
+    runtime = ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime")
+    assert _staying(answering(None), runtime, "x-job") is None
+    monkeypatch.setattr(kubernetes_objects, "_WAIT_S", 0.0)
+    monkeypatch.setattr(kubernetes_objects, "_read", answering(going).create)
+    with pytest.raises(ClusterError, match="TrainingRuntime x-job is still being deleted after 0 s"):
+        _staying(answering(None), runtime, "x-job")
+
+
+def test_a_field_that_the_cluster_would_drop_without_a_word_is_refused_in_the_dry_run() -> None:
+    """Such as a gang of Volcano in a TrainingRuntime, on Kubeflow Trainer v2.0."""
+    cluster = MagicMock()
+    *beside, wanted = objects_of(manifest(kubernetes_job(kubernetes={"kind": "trainjob"})))
+    try_all(cluster, KINDS["trainjob"], beside, wanted, taken=False)
+    [runtime] = cluster.custom.create_namespaced_custom_object.call_args_list
+    assert runtime.kwargs == {"dry_run": "All", "field_validation": "Strict"}

@@ -584,6 +584,10 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
         ),
         ({"kubernetes": {"name": "a" * 60, "mounts": {"/scratch": "pvc:a"}}}, "use at most 54"),
         (
+            {"kubernetes": {"name": "a" * 50, "kind": "trainjob", "mounts": {"/scratch": "pvc:a"}}},
+            "use at most 44",
+        ),
+        (
             {"resources": {"nodes": 7000, "gpus_per_node": 1}, "optim": {"global_batch_size": 7000}},
             "a ConfigMap holds at most 1,048,576",
         ),

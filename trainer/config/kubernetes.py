@@ -355,15 +355,16 @@ def object_name(job_name: str, kubernetes: Kubernetes, workers: int) -> str:
     """Returns the name of the job's object: the given one, or one made from the job's name.
 
     The job's name is taken in lower case; if other characters or its length have to change, a hash of it is
-    added. `NAME-worker-N` and `NAME-launcher` are DNS labels of 63 characters at most. Raises ValueError if
-    the given name is too long.
+    added. `NAME-worker-N`, `NAME-launcher` and a TrainJob's `NAME-node-0-N-abcde` are DNS labels of 63
+    characters at most. Raises ValueError if the given name is too long.
     """
-    room = 63 - max(len(f"-worker-{workers - 1}"), len("-launcher"))
+    longest = "-node-0-99999-abcde" if kubernetes.kind == "trainjob" else f"-worker-{workers - 1}"
+    room = 63 - max(len(longest), len("-launcher"))
     if kubernetes.name is not None:
         if len(kubernetes.name) > room:
             raise ValueError(
                 f'"{kubernetes.name}" has {many(len(kubernetes.name), "character")}, and its pods, '
-                f"{kubernetes.name}-worker-{workers - 1}, may have 63 in all: use at most {room}"
+                f"{kubernetes.name}{longest}, may have 63 in all: use at most {room}"
             )
         return kubernetes.name
     if DNS_1035_LABEL.fullmatch(job_name) and len(job_name) <= room:

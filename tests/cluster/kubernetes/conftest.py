@@ -5,14 +5,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from tests.cluster.kubernetes.crds import crds
+from tests.cluster.kubernetes.crds import crds, defined
 from tests.cluster.kubernetes.runs import Demo
 from trainer.launch.kubernetes.cluster import Cluster, connect
 from trainer.launch.kubernetes.kinds import KINDS
@@ -36,31 +35,14 @@ def cluster() -> Iterator[Cluster]:
     found.core.delete_namespace(found.namespace)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def other_kinds(cluster: Cluster) -> Iterator[None]:
-    """Kinds of other projects without their controllers, where the cluster lacks them."""
-    there = {group.name for group in client.ApisApi(cluster.api).get_api_versions().groups}
-    missing = [crd for crd in crds() if crd["spec"]["group"] not in there]
-    extensions = client.ApiextensionsV1Api(cluster.api)
-    for crd in missing:
-        extensions.create_custom_resource_definition(crd)
-    for crd in missing:
-        _wait_for_kind(cluster, crd["spec"])
-    yield
-    for crd in missing:
-        extensions.delete_custom_resource_definition(crd["metadata"]["name"])
+    """Kinds of other projects without their controllers, where the cluster lacks them.
 
-
-def _wait_for_kind(found: Cluster, spec: dict[str, Any]) -> None:
-    """Waits until the API server serves a kind that has just been defined."""
-    place = spec["group"], spec["versions"][0]["name"], found.namespace, spec["names"]["plural"]
-    for _ in range(240):
-        try:
-            found.custom.list_namespaced_custom_object(*place)
-            return
-        except ApiException:
-            time.sleep(0.5)
-    pytest.fail(f"the API server does not serve {place[-1]}")
+    They go with the module: another one runs controllers with their own.
+    """
+    with defined(cluster, crds()):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -78,10 +60,11 @@ def _leave_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "demo" in request.fixturenames:
         found: Cluster = request.getfixturevalue("cluster")
-        for row in (KINDS["mpijob"], KINDS["job"]):
-            found.custom.delete_collection_namespaced_custom_object(
-                row.group, row.version, found.namespace, row.plural, propagation_policy="Background"
-            )
+        for row in reversed(KINDS.values()):  # a TrainJob before the Job that is made of it
+            with suppress(ApiException):  # a kind that the cluster does not know
+                found.custom.delete_collection_namespaced_custom_object(
+                    row.group, row.version, found.namespace, row.plural, propagation_policy="Background"
+                )
         deadline = time.monotonic() + 120
         while found.core.list_namespaced_pod(found.namespace).items and time.monotonic() < deadline:
             time.sleep(0.5)

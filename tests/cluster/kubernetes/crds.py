@@ -9,8 +9,10 @@ downloaded once, where a network allows: from its forge, else out of the Go modu
 import io
 import os
 import sys
+import time
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -18,7 +20,12 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import pytest
 import yaml
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+
+from trainer.launch.kubernetes.cluster import Cluster
 
 Crd = dict[str, Any]
 
@@ -132,6 +139,55 @@ def _downloaded() -> Path:
         with suppress(OSError):
             download(folder, name)
     return folder
+
+
+@contextmanager
+def defined(cluster: Cluster, kinds: Iterable[Crd]) -> Iterator[None]:
+    """Defines those of the kinds whose group the cluster lacks; they are gone after."""
+    missing = [crd for crd in kinds if not serves(cluster, crd["spec"]["group"])]
+    define(cluster, missing)
+    try:
+        yield
+    finally:
+        remove(cluster, missing)
+
+
+def serves(cluster: Cluster, group: str) -> bool:
+    """Returns whether the cluster has kinds of the group."""
+    return group in {found.name for found in client.ApisApi(cluster.api).get_api_versions().groups}
+
+
+def define(cluster: Cluster, kinds: Sequence[Crd]) -> None:
+    """Defines the kinds, and returns when the API server serves them."""
+    for crd in kinds:
+        client.ApiextensionsV1Api(cluster.api).create_custom_resource_definition(crd)
+    for crd in kinds:
+        _wait_for_kind(cluster, crd["spec"], served=True)
+
+
+def remove(cluster: Cluster, kinds: Sequence[Crd]) -> None:
+    """Deletes the kinds with all of their objects, and returns when they are gone."""
+    for crd in kinds:
+        client.ApiextensionsV1Api(cluster.api).delete_custom_resource_definition(crd["metadata"]["name"])
+    for crd in kinds:
+        _wait_for_kind(cluster, crd["spec"], served=False)
+
+
+def _wait_for_kind(cluster: Cluster, spec: Crd, *, served: bool) -> None:
+    """Waits until the API server serves a kind that has just been defined, or does so no more."""
+    version = next(version["name"] for version in spec["versions"] if version["served"])
+    place = spec["group"], version, spec["names"]["plural"]
+    for _ in range(240):
+        try:
+            cluster.custom.list_cluster_custom_object(*place)
+        except ApiException:
+            now = False
+        else:
+            now = True
+        if now == served:
+            return
+        time.sleep(0.5)
+    pytest.fail(f"the API server {'does not serve' if served else 'still serves'} {place[-1]}")
 
 
 def is_part(ours: Any, theirs: Any, place: str = "") -> list[str]:

@@ -80,7 +80,7 @@ class Demo:
         job["timeouts"] = {"silence_s": 60.0}  # a busy machine may leave a supervisor without CPU for long
         for section, keys in sections.items():
             job[section] = {**job.get(section, {}), **keys}
-        if job["kubernetes"].get("kind") == "job":
+        if job["kubernetes"].get("kind") != "mpijob":
             job["kubernetes"].pop("launcher_cpu")
         path = self.folder / "job-of-a-test.toml"
         path.write_text(tomli_w.dumps(job), encoding="utf-8")
@@ -180,11 +180,11 @@ class Demo:
             if pod["metadata"]["labels"]["training.kubeflow.org/job-role"] == role
         ]
 
-    def pods_of_index(self, job: str, index: int) -> list[dict[str, Any]]:
-        """Returns the pods of an Indexed Job that have had this index, oldest first."""
+    def pods_of_index(self, job: str, index: int, kind: str = "job") -> list[dict[str, Any]]:
+        """Returns the pods of an Indexed Job, or of a TrainJob, that have had this index, oldest first."""
         return [
             pod
-            for pod in pods_of(self.cluster, KINDS["job"], job)
+            for pod in pods_of(self.cluster, KINDS[kind], job)
             if pod["metadata"]["labels"][INDEX_LABEL] == str(index)
         ]
 

@@ -1,15 +1,13 @@
 """Real jobs in a queue of Kueue with room for one: who waits, who goes first, and where the pods go."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.cluster.kubernetes import kueue
+from tests.cluster.kubernetes.controllers import KUEUE, controlled, kubectl
 from tests.cluster.kubernetes.runs import DONE, Demo
 from tests.cluster.kubernetes.test_runs import SHORT, settings
 from trainer.launch.kubernetes.cluster import Cluster
@@ -32,7 +30,7 @@ QUOTAS = {QUEUE: "150m", RACKS: "1"}
 
 def objects(namespace: str) -> Iterator[dict[str, Any]]:
     """Yields two queues, the second of nodes with racks, and two priorities."""
-    api = {"apiVersion": f"{kueue.GROUP}/v1beta2"}
+    api = {"apiVersion": f"{KUEUE.group}/v1beta2"}
     yield api | {"kind": "Topology", "metadata": {"name": RACKS}, "spec": {"levels": [{"nodeLabel": RACK}]}}
     for name, quota in QUOTAS.items():
         placed = {"nodeLabels": {RACK: "r1"}, "topologyName": RACKS} if name == RACKS else {}
@@ -58,17 +56,14 @@ def objects(namespace: str) -> Iterator[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def queues(cluster: Cluster) -> Iterator[None]:
     """Queues of Kueue: of the cluster's own, or of one that runs for these tests."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clipship-kueue-")))
-        if not kueue.installed(cluster):
-            stack.enter_context(kueue.running(cluster, folder))
+    with controlled(cluster, KUEUE) as folder, ExitStack() as stack:
         made = folder / "queues.yaml"
         made.write_text(yaml.safe_dump_all(objects(cluster.namespace)))
         [node] = cluster.core.list_node().items
-        kueue.kubectl("label", "node", node.metadata.name, f"{RACK}=r1", "--overwrite")
-        stack.callback(kueue.kubectl, "label", "node", node.metadata.name, f"{RACK}-")
-        stack.callback(kueue.kubectl, "delete", "--timeout=60s", "-f", made)
-        kueue.kubectl("apply", "-f", made)
+        kubectl("label", "node", node.metadata.name, f"{RACK}=r1", "--overwrite")
+        stack.callback(kubectl, "label", "node", node.metadata.name, f"{RACK}-")
+        stack.callback(kubectl, "delete", "--timeout=60s", "-f", made)
+        kubectl("apply", "-f", made)
         yield
 
 

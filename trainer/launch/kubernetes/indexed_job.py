@@ -203,6 +203,7 @@ class TrainJobKind(IndexedJobKind):
     view = TrainJob
     template = "k8s/trainjob.yaml.j2"
     pod_label = JOBSET_NAME_LABEL
+    unseen = "must be created before the TrainJob"
     without = (*IndexedJobKind.without, "ttl_s")
 
     def pods(self, objects: Sequence[Object]) -> dict[str, Object]:
@@ -214,14 +215,6 @@ class TrainJobKind(IndexedJobKind):
     def workers(self, found: Object) -> int:
         """Returns the number of pods that a TrainJob asks for."""
         return int(found["spec"]["trainer"]["numNodes"])
-
-    def phase(self, found: Object) -> tuple[str, str] | None:
-        """Returns a word for what a TrainJob does, and since when; None if it has not been started."""
-        jobs = found.get("status", {}).get("jobsStatus", [])
-        if not jobs:
-            return None
-        ready = any(each.get("ready") for each in jobs)
-        return "running" if ready else "waiting", str(found["metadata"]["creationTimestamp"])
 
     def made_by(self, name: str) -> set[str]:
         return {f"{name}-node-0"}

@@ -56,6 +56,8 @@ class KindRow(ABC):
     """Such a pod, in messages."""
     without: ClassVar[tuple[str, ...]] = ()
     """Keys of [kubernetes] that mean nothing for this kind."""
+    unseen: ClassVar[str | None] = None
+    """Part of the words with which the controller refuses an object before it has seen those beside it."""
 
     @abstractmethod
     def pods(self, objects: Sequence[Object]) -> dict[str, Object]:
@@ -71,7 +73,7 @@ class KindRow(ABC):
 
     @abstractmethod
     def phase(self, found: Object) -> tuple[str, str] | None:
-        """Returns a word for what the object does, and since when; None if nothing has been done about it."""
+        """Returns a word for what the object does, and since when; None if its status does not say."""
 
     def made_by(self, name: str) -> set[str]:
         """Returns the names of other objects that the controller makes for an object of this name."""

@@ -1,5 +1,6 @@
 """Creates the objects of a manifest, after a dry run on the API server. Imports no torch."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -16,6 +17,9 @@ from trainer.launch.kubernetes.kind_row import KindRow, Known
 from trainer.launch.kubernetes.pods import beside_name
 
 _DRY_RUN = {"dry_run": "All"}
+_WAIT_S = 20.0
+"""For a controller to see an object that has been created or to let go of a deleted one: a second at most."""
+_POLL_S = 0.2
 ApiKind = tuple[str, str]
 """An object's apiVersion and kind."""
 
@@ -80,12 +84,12 @@ def try_all(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Ob
 
     `taken` says that an ended object still has the name; the new one is then tried under another name. Raises
     ClusterError for what is refused: schema, quota, pod security, unknown priority class or service account,
-    missing claims.
+    missing claims, and a field of an object beside the job's own that the cluster would drop without a word.
     """
     for item in beside:
-        _put(cluster, item, row, **_DRY_RUN)
+        _put(cluster, item, row, field_validation="Strict", **_DRY_RUN)
     name = wanted["metadata"]["name"]
-    cluster.create(row, _renamed(wanted, name) if taken else wanted, **_DRY_RUN)
+    _try_own(cluster, row, _renamed(wanted, name) if taken else wanted)
     pods = row.pods([*beside, wanted])
     for role, part in pods.items():
         _try_pod(cluster, name, role, part["template"])
@@ -104,10 +108,36 @@ def create(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Obj
     """
     for item in beside:
         _put(cluster, item, row)
-    created = cluster.create(row, wanted)
+    created = _create_own(cluster, row, wanted)
     for item in beside:
         _hand_over(cluster, row, api_kind(item), created)
     return str(created["metadata"]["uid"])
+
+
+def _try_own(cluster: Cluster, row: KindRow, wanted: Object) -> None:
+    """Try the job's own object, while those beside it may exist in a dry run only."""
+    try:
+        cluster.create(row, wanted, **_DRY_RUN)
+    except ClusterError as problem:
+        if not _is_early(row, problem):
+            raise
+
+
+def _create_own(cluster: Cluster, row: KindRow, wanted: Object) -> Object:
+    """Create the job's own object, as soon as its controller has seen those beside it."""
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            return cluster.create(row, wanted)
+        except ClusterError as problem:
+            if not _is_early(row, problem) or time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _is_early(row: KindRow, problem: ClusterError) -> bool:
+    """Returns whether the controller refuses the object only since it has not seen those beside it."""
+    return row.unseen is not None and row.unseen in str(problem)
 
 
 def adopt_what_kubectl_made(cluster: Cluster, row: KindRow, owner: Object) -> None:
@@ -159,7 +189,7 @@ def _put(cluster: Cluster, wanted: Object, row: KindRow, **options: Any) -> None
         except ApiException as problem:
             if problem.status != 409:
                 raise
-            existing = _read(cluster, kind, name)
+            existing = _staying(cluster, kind, name)
             if existing is None:  # an earlier object was being deleted
                 _method(cluster, kind, "create")(cluster.namespace, wanted, **options)
                 return
@@ -169,6 +199,21 @@ def _put(cluster: Cluster, wanted: Object, row: KindRow, **options: Any) -> None
                     "choose another name with --set kubernetes.name=..."
                 ) from None
             _method(cluster, kind, "replace")(name, cluster.namespace, wanted, **options)
+
+
+def _staying(cluster: Cluster, kind: ApiKind, name: str) -> Object | None:
+    """Returns the object; None if there is none of this name, once one that is being deleted is gone.
+
+    Its controller may hold such an object for a while: Kubeflow Trainer a TrainingRuntime, for a second.
+    """
+    deadline = time.monotonic() + _WAIT_S
+    while (found := _read(cluster, kind, name)) is not None and "deletionTimestamp" in found["metadata"]:
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"the earlier {kind[1]} {name} is still being deleted after {_WAIT_S:g} s: try again later"
+            )
+        time.sleep(_POLL_S)
+    return found
 
 
 def _read(cluster: Cluster, kind: ApiKind, name: str) -> Object | None:

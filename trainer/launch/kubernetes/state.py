@@ -39,7 +39,7 @@ def rows(cluster: Cluster, row: KindRow, name: str, found: Object | None, *, vis
     output = output_pods(row, pods)
     launchers = output if row.has_launcher else []
     workers = [pod for pod in pods if pod not in launchers]
-    result = [("state", state(row, found))]
+    result = [("state", state(row, found, pods))]
     if is_suspended(found) and (why := why_queued(cluster, found)):
         result.append(("queue", why))
     result += _launcher(launchers) if row.has_launcher else _messages(output)
@@ -62,7 +62,7 @@ def output_pods(row: KindRow, pods: Sequence[Object]) -> list[Object]:
     return [pod for pod in pods if row.output.items() <= pod["metadata"]["labels"].items()]
 
 
-def state(row: KindRow, found: Object) -> str:
+def state(row: KindRow, found: Object, pods: Sequence[Object] = ()) -> str:
     """Returns the state in one word, with its time and reason."""
     status = found.get("status", {})
     true = {
@@ -77,13 +77,20 @@ def state(row: KindRow, found: Object) -> str:
         return f"{'succeeded' if good else 'failed'}, {_ago(at)} ago{_why(good or true.get('Failed'))}"
     if "Suspended" in true or is_suspended(found):
         return "suspended: it waits for Kueue, or somebody suspended it"
-    if phase := row.phase(found):
+    if phase := row.phase(found) or _pods_phase(pods):
         word, since = phase
         return f"{word}, for {_ago(since)}{_why(true.get('Failed')) if word == 'failing' else ''}"
     silent = _seconds(found["metadata"]["creationTimestamp"]) > _UNHEARD_S
     return f"waiting: {row.controller} has not started it yet" + (
         " (does the operator run, and watch this namespace?)" if silent else ""
     )
+
+
+def _pods_phase(pods: Sequence[Object]) -> tuple[str, str] | None:
+    """Returns what the pods do: in Kubeflow Trainer v2.0 a TrainJob's status is empty until it ends."""
+    if not pods:
+        return None
+    return "running" if any(map(_ready, pods)) else "waiting", str(pods[0]["metadata"]["creationTimestamp"])
 
 
 def is_suspended(found: Object) -> bool:
