@@ -46,7 +46,7 @@ class Controller:
     served: tuple[str, ...]
     """Groups of the kinds whose webhooks it answers."""
     settings: Kind = field(default_factory=dict)
-    """What its file of settings has beside that of any controller; empty for one that reads no such file."""
+    """Content of its file of settings beside that of any controller; empty for one that reads no file."""
     flags: tuple[str, ...] = ("--config=config.yaml",)
     """Words of its command line; {port} is that of its webhooks."""
     changes: Mapping[str, str] = field(default_factory=dict)
