@@ -14,7 +14,7 @@ from trainer.text.wording import many
 
 SHARED_MEMORY = Path("/dev/shm")
 LARGER_BY = "kubernetes.shm_gb, docker run --shm-size, or a memory volume of slurmd's pod"
-"""What sets the size of /dev/shm in a container; without any, it has 64 MB."""
+"""Settings of the size of /dev/shm in a container, where it has 64 MB without any."""
 LEAST_OPEN_FILES = 256
 """Lowest number of open files that a process needs. A launcher, or a rank with a few loader processes, has
 about 100 files open; each further rank of the world takes one or two."""

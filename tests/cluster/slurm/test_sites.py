@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.site, pytest.mark.timeout(3600)]
 
 @dataclass(frozen=True)
 class Site:
-    """What an operator sets; left out is what needs its pods: addresses, keys, cgroups, paths."""
+    """Settings of an operator, without those that need its pods: addresses, keys, cgroups, paths."""
 
     settings: Mapping[str, str]
     files: Mapping[str, str]
