@@ -149,7 +149,7 @@ test-slurm-full: venv horovod ## the same, with preemption; once more with the S
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m slurm $(TEST_ARGS)
 	tests/cluster/slurm/newer.sh trixie "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m slurm $(TEST_ARGS)
-	tests/cluster/slurm/newer.sh sid "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m apptainer $(TEST_ARGS)
+	tests/cluster/slurm/newer.sh sid "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m 'apptainer or site' $(TEST_ARGS)
 	$(MAKE) test-pyxis
 
 test-pyxis: venv horovod ## on that Slurm in containers of a real pyxis, built from its forge or from the checkouts PYXIS_SOURCE and ENROOT_SOURCE

@@ -141,8 +141,8 @@ def test_memory_that_is_too_small_for_the_newest_steps_is_told_with_what_is_miss
     assert str(full.value) == (
         f"{tmp_path} of n1 has 10.0 MB free of 20.0 MB, and recovery.keep_in_memory takes 9.0 MB of it "
         "(twice weights and optimizer state), and the loaders 3.0 MB: make it 2.0 MB larger "
-        "(kubernetes.shm_gb, docker run --shm-size), or set recovery.keep_in_memory = false, so that "
-        "restarts begin at a checkpoint"
+        "(kubernetes.shm_gb, docker run --shm-size, or a memory volume of slurmd's pod), or set "
+        "recovery.keep_in_memory = false, so that restarts begin at a checkpoint"
     )
     with pytest.raises(MachineError, match=r"n1 has 11\.0 MB of memory, and .* give it 1\.0 MB more"):
         shortage.memory_for_state("n1", 12_000_000, taken=9_000_000)

@@ -15,6 +15,7 @@ from trainer.preflight.measurements import (
     rate,
     size,
 )
+from trainer.sysinfo.shortage import LARGER_BY
 from trainer.sysinfo.versions import unsupported
 from trainer.text.wording import many
 
@@ -76,7 +77,7 @@ def _nodes(measurements: Sequence[Measurements], needs: Needs) -> Iterator[Findi
         lambda r: r.shm_bytes,
         needs.shm_bytes,
         "of /dev/shm are free, but the batches that the loaders keep ready need {}: "
-        "raise docker run --shm-size or [kubernetes] shm_gb, or lower data.workers",
+        f"make it larger ({LARGER_BY}), or lower data.workers",
     )
     yield from _below(
         measurements,

@@ -13,6 +13,8 @@ from trainer.sysinfo.memory import host_bytes
 from trainer.text.wording import many
 
 SHARED_MEMORY = Path("/dev/shm")
+LARGER_BY = "kubernetes.shm_gb, docker run --shm-size, or a memory volume of slurmd's pod"
+"""Settings of the size of /dev/shm in a container, where it has 64 MB without any."""
 LEAST_OPEN_FILES = 256
 """Lowest number of open files that a process needs. A launcher, or a rank with a few loader processes, has
 about 100 files open; each further rank of the world takes one or two."""
@@ -62,8 +64,8 @@ def shared_memory_for_loaders(node: str, ranks: int, workers: int, batch_bytes: 
     keeps = f"{many(ranks, 'rank')} with data.workers = {workers} may keep {_mb(needed)} of images there"
     raise MachineError(
         f"{SHARED_MEMORY} of {node} has {_mb(room.free)} free of {_mb(room.total)}, and {keeps}: make it "
-        f"{_mb(needed - room.free)} larger (kubernetes.shm_gb, docker run --shm-size), or use fewer "
-        "data.workers or a smaller optim.max_batch_size_per_gpu"
+        f"{_mb(needed - room.free)} larger ({LARGER_BY}), or use fewer data.workers or a smaller "
+        "optim.max_batch_size_per_gpu"
     )
 
 
@@ -82,8 +84,8 @@ def memory_for_state(node: str, needed: int, taken: int = 0, beside: int = 0) ->
         also = f", and the loaders {_mb(beside)}" if beside else ""
         raise MachineError(
             f"{SHARED_MEMORY} of {node} has {_mb(room.free)} free of {_mb(room.total)}, and {keeps}{also}: "
-            f"make it {_mb(missing)} larger (kubernetes.shm_gb, docker run --shm-size), or set "
-            "recovery.keep_in_memory = false, so that restarts begin at a checkpoint"
+            f"make it {_mb(missing)} larger ({LARGER_BY}), or set recovery.keep_in_memory = false, so that "
+            "restarts begin at a checkpoint"
         )
     if needed > (total := host_bytes()):
         raise MachineError(

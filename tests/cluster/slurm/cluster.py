@@ -98,6 +98,10 @@ class Cluster:
     shared: Sequence[Path] = (REPOSITORY,)
     pyxis: Path | None = None
     """Folder that pyxis.sh has built: srun then starts containers."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Lines of slurm.conf by their keys, in place of this cluster's own; "" leaves a key out."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """More files of its folder, which is the users' home, too."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -117,6 +121,8 @@ class Cluster:
         }
         few_cores = {"OMPI_MCA_mpi_yield_when_idle": "1"}
         ours = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PYTHONPATH": str(REPOSITORY)}
+        if self.files:
+            ours["HOME"] = str(self.folder)
         if self.pyxis:
             ours["PATH"] = f"{self.folder}/bin:{self.pyxis}/bin:{kept['PATH']}"
         return {**kept, **open_mpi, **few_cores, **ours}
@@ -225,7 +231,12 @@ class Cluster:
             # A job's ports follow from its number: two clusters on this machine should differ in them.
             first_job=1 + secrets.randbelow(6000),
         )
-        (self.folder / "slurm.conf").write_text(config)
+        (self.folder / "slurm.conf").write_text(self._of_the_site(config))
+        for name, text in self.files.items():
+            path = self.folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
         (self.folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{name}\n" for name in _GPU_FILES))
         (self.folder / "hosts").write_text(
             " ".join([_ADDRESS, "localhost", socket.gethostname(), *NODES]) + "\n"
@@ -237,6 +248,12 @@ class Cluster:
         (self.folder / "state").mkdir(exist_ok=True)
         (self.folder / "munge.key").write_bytes(secrets.token_bytes(128))
         (self.folder / "munge.key").chmod(0o400)
+
+    def _of_the_site(self, config: str) -> str:
+        """Returns the lines with those of `settings` in place of their keys' own."""
+        kept = [line for line in config.splitlines() if line.partition("=")[0] not in self.settings]
+        own = [f"{key}={value.format(folder=self.folder)}" for key, value in self.settings.items() if value]
+        return "\n".join([*kept, *own, ""])
 
     def _munged(self) -> list[str]:
         places = {
