@@ -23,7 +23,10 @@ def peak(kind: str, ranks: int, tile: int | None, positives: str = "pairs", teac
     """Peak bytes of a loss and its backward pass, beyond the features themselves."""
     inputs = [torch.randn(ROWS, WIDTH).requires_grad_() for _ in range(2)]
     inputs += [torch.tensor(number).requires_grad_() for number in (10.0, -10.0)]
-    stored = {"data": {"format": "auto", "train": ("a.tar",)}, "model": {"targets": ("f",) * teachers}}
+    stored: dict[str, Any] = {
+        "data": {"format": "auto", "train": ("a.tar",)},
+        "model": {"targets": ("f",) * teachers},
+    }
     job = tiny_job(optim={"loss": kind, "loss_tile": tile, "positives": positives}, **stored)
     judgements = [(inputs[0].detach().clone(), inputs[1].detach().clone(), inputs[2].detach())] * teachers
     loss = RankLoss(job, Echo(ranks, "cpu"))  # type: ignore[arg-type]
