@@ -312,5 +312,11 @@ def _store(world: World, init_s: float) -> Store:
     # torch itself would listen on every interface.
     with socket.create_server((address, port), family=family) as listener:
         return TCPStore(
-            address, port, world.size, is_master=True, timeout=timeout, master_listen_fd=listener.detach()
+            address,
+            port,
+            world.size,
+            is_master=True,
+            timeout=timeout,
+            master_listen_fd=listener.detach(),
+            use_libuv=torch.__version__ >= "2.8",  # before, it takes no socket that listens already (#150215)
         )
