@@ -3,6 +3,7 @@
 They are found before the end of a run, not only at it.
 """
 
+import functools
 import io
 import threading
 from collections.abc import Collection, Iterator
@@ -25,7 +26,7 @@ from trainer.errors import InputError, Preempted, StorageError
 from trainer.evaluate import evaluation, ranking, retrieval, zero_shot
 from trainer.evaluate.evaluation import Evaluation, Metrics
 from trainer.evaluate.rounds import EvaluationFailed
-from trainer.model.build import build_model
+from trainer.model.build import build_model, untrained
 
 
 @pytest.fixture
@@ -47,11 +48,22 @@ def shard(tmp_path: Path) -> str:
 def evaluate(
     comm: Comm, run_folder: Path | None = None, most_pixels: int = 1600, /, **settings: Any
 ) -> Metrics:
-    """One evaluation by an untrained model."""
+    """One evaluation by an untrained model, the same for all: ranks that are threads draw from one generator."""
     data = {"max_image_pixels": most_pixels, **settings.pop("data", {})}
     job = tiny_job(eval=settings, data=data)
-    torch.manual_seed(1)
-    return Evaluation(job, comm, run_folder)(build_model(job, plan(job, 1), comm))
+    clip = build_model(job, plan(job, 1), comm)
+    with _drawing:
+        clip.model.load_state_dict(_weights())
+    return Evaluation(job, comm, run_folder)(clip)
+
+
+_drawing = threading.Lock()
+
+
+@functools.cache
+def _weights() -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = untrained(tiny_job()).model.state_dict()
+    return weights
 
 
 def test_images_of_an_evaluation_may_have_as_many_pixels_as_the_job_allows(

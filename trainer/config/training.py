@@ -281,6 +281,8 @@ class Model(Section):
     @field_validator("targets", mode="before")
     @classmethod
     def _one_or_many(cls, value: object) -> object:
+        if isinstance(value, list):  # of JSON
+            return tuple(value)
         return (value,) if isinstance(value, str) else value
 
     @field_validator("image_std")
