@@ -48,7 +48,7 @@ def shard(tmp_path: Path) -> str:
 def evaluate(
     comm: Comm, run_folder: Path | None = None, most_pixels: int = 1600, /, **settings: Any
 ) -> Metrics:
-    """One evaluation by an untrained model, the same for all: ranks that are threads draw from one generator."""
+    """One evaluation by an untrained model, one for all: ranks as threads draw from one generator."""
     data = {"max_image_pixels": most_pixels, **settings.pop("data", {})}
     job = tiny_job(eval=settings, data=data)
     clip = build_model(job, plan(job, 1), comm)
