@@ -119,12 +119,15 @@ def test_a_job_goes_on_in_its_allocation_without_a_lost_node(demo: Demo) -> None
 
 
 def test_a_job_whose_pod_is_deleted_is_queued_again(demo: Demo) -> None:
-    """Before a pod ends, Slinky's hook sets its node down, and Slurm queues the job again by itself."""
+    """When a pod ends, Slinky's hook sets its node down, and Slurm queues the job again by itself.
+
+    The node is killed first: a slurmd that still answers would bring it back, as this test's Slurm lets it.
+    """
     name = "deleted"
     job = demo.submit(name, resources=TWO_NODES, checkpoint={"every_steps": 5}, optim=SHORTENED)
     demo.wait_for_step(name, 7, job)
-    demo.cluster.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=pod-is-terminating")
     demo.cluster.kill_node("n2")
+    demo.cluster.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=pod-is-terminating")
     ended = demo.wait(name, job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), demo.output(name, job)
     assert sorted(demo.losses(name)) == list(range(1, STEPS + 1))
