@@ -27,7 +27,16 @@ from trainer.config.formats import FORMATS, format_of
 from trainer.config.keys import MAY_CHANGE, JobPath, OnlyIf
 from trainer.config.storage import Storage
 from trainer.config.stores import stores_of
-from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, each, is_stream, optional_section
+from trainer.config.types import (
+    STANDARD_INPUT,
+    Positive,
+    Section,
+    Text,
+    each,
+    is_stream,
+    one_or_many,
+    optional_section,
+)
 from trainer.text.wording import many
 
 Encoding = Literal[
@@ -230,12 +239,9 @@ class Data(Section):
     synthetic_samples: Annotated[Positive, _SYNTHETIC] = 1024
     """Samples in an epoch with format = "synthetic"."""
 
-    @field_validator(
+    _lists = field_validator(
         "train", "caption_key", "caption_column", "caption_template", "filters", "scores", mode="before"
-    )
-    @classmethod
-    def _one_or_many(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
+    )(one_or_many)
 
     @field_validator("crop_scale")
     @classmethod

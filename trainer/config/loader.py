@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from trainer.config.job import Job
 from trainer.config.keys import with_paths_from
 from trainer.config.overrides import Override, apply_overrides, parse_overrides
-from trainer.config.stages import StageProblem, merged, stages_of, with_stage_paths
+from trainer.config.stages import StageProblem, stages_of, with_stage_paths
+from trainer.config.tables import merged, with_tuples
 from trainer.config.toml_lines import Key, Lines, line_of_a_long_key
 from trainer.errors import InputError
 from trainer.safe_io.plain import open_regular
@@ -160,9 +161,22 @@ def _validated(
     if odd := _odd_value(table):
         raise _refusal([odd], origin, lines(), changes)
     try:
-        return _with_stages(table)
-    except StageProblem as error:
-        raise _refusal(error.problems, origin, lines(), changes) from None
+        job = _typed(table, changes)
+        stages_of(job)
+    except StageProblem as problem:
+        raise _refusal(problem.problems, origin, lines(), changes) from None
+    except ValidationError as problem:
+        raise _refusal(problem, origin, lines(), changes) from None
+    return job
+
+
+def _typed(table: dict[str, Any], changes: Sequence[Override]) -> Job:
+    """Returns the job of a table. Raises ValidationError.
+
+    An override may have given a text that looks like a number: then it is tried as a text.
+    """
+    try:
+        return _as_job(table)
     except ValidationError as error:
         text_keys = [
             problem["loc"] for problem in error.errors(include_url=False) if problem["type"] == "string_type"
@@ -173,18 +187,11 @@ def _validated(
         if change.is_bare() and any(key[: len(change.key)] == change.key for key in text_keys)
     ]
     apply_overrides(table, [replace(change, value=change.text) for change in meant_as_text])
-    try:
-        return _with_stages(table)
-    except StageProblem as error:
-        raise _refusal(error.problems, origin, lines(), changes) from None
-    except ValidationError as error:
-        raise _refusal(error, origin, lines(), changes) from None
+    return _as_job(table)
 
 
-def _with_stages(table: dict[str, Any]) -> Job:
-    """Returns the job. Raises ValidationError, and StageProblem if one of its stages is no job."""
-    job: Job = Job.model_validate(_with_tuples(table))
-    stages_of(job)
+def _as_job(table: dict[str, Any]) -> Job:
+    job: Job = Job.model_validate(with_tuples(table))
     return job
 
 
@@ -217,10 +224,3 @@ def _odd_value(table: dict[str, Any]) -> tuple[Key, str] | None:
         elif isinstance(value, list):
             pending += [(key, inner, depth + 1) for inner in value]
     return None
-
-
-def _with_tuples(value: object) -> object:
-    """Returns the value with lists made tuples: strict validation accepts only tuples, and TOML has lists."""
-    if isinstance(value, dict):
-        return {key: _with_tuples(inner) for key, inner in value.items()}
-    return tuple(_with_tuples(inner) for inner in value) if isinstance(value, list) else value

@@ -16,6 +16,7 @@ from trainer.config.types import (
     Text,
     is_remote,
     is_stream,
+    one_or_many,
     optional_section,
 )
 from trainer.text.masking import masked, secret_in
@@ -109,10 +110,7 @@ class Suite(Section):
     """Folders of own data sets, which the name "own" stands for. Each is laid out like a public one, or holds
     a folder of images for each class."""
 
-    @field_validator("names", "folders", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
+    _lists = field_validator("names", "folders", mode="before")(one_or_many)
 
 
 class Checkpoint(Section):
@@ -217,10 +215,7 @@ class Eval(Section):
         """True if the run evaluates, or if the job says where `clipship eval` finds a suite."""
         return self.in_the_run or bool(self.suite.root or self.suite.folders)
 
-    @field_validator("zero_shot", "retrieval", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
+    _lists = field_validator("zero_shot", "retrieval", mode="before")(one_or_many)
 
     @model_validator(mode="after")
     def _complete(self) -> "Eval":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from trainer.config.keys import JobPath, rank_paths, section_of, with_paths_from
+from trainer.config.tables import merged
 from trainer.config.toml_lines import Key
 from trainer.text.near import did_you_mean
 
@@ -76,8 +77,8 @@ def stage_title(job: "Job", number: int) -> str:
 
 
 def paths_of_ranks(job: "Job") -> Iterator[tuple[str, JobPath]]:
-    """Yields `rank_paths` of every stage, each path once."""
-    yield from {path: mark for own in stages_of(job) for path, mark in rank_paths(own)}.items()
+    """Yields `rank_paths` of every stage, each pair once: a folder may have one key that makes it."""
+    yield from dict.fromkeys(pair for own in stages_of(job) for pair in rank_paths(own))
 
 
 def with_stage_paths(job: "Job", base: Path) -> "Job":
@@ -160,12 +161,3 @@ def _allowed(job: type["Job"], section: str) -> list[str]:
         return list(_OF_MODEL)
     held = section_of(job.model_fields[section]) if section in ("optim", "data") else None
     return [key for key in held.model_fields if f"{section}.{key}" not in _NOT_OF_A_STAGE] if held else []
-
-
-def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns both tables together; a value of `other` takes the place of that of `one`."""
-    both = dict(one)
-    for key, value in other.items():
-        nested = isinstance(value, Mapping) and isinstance(one.get(key), Mapping)
-        both[key] = merged(one[key], value) if nested else value
-    return both

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from trainer.config.keys import MAY_CHANGE, ON_GPUS, JobPath, OnlyIf
 from trainer.config.losses import LOSSES, LossName
 from trainer.config.optimizers import OPTIMIZERS, OptimizerName
-from trainer.config.types import AboveZero, NonNegative, Positive, Section, Share, Text
+from trainer.config.types import AboveZero, NonNegative, Positive, Section, Share, Text, one_or_many
 from trainer.text.wording import many
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
@@ -278,12 +278,7 @@ class Model(Section):
         given = self.image_tokens
         return (given,) if isinstance(given, int) else given or ()
 
-    @field_validator("targets", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: object) -> object:
-        if isinstance(value, list):  # of JSON
-            return tuple(value)
-        return (value,) if isinstance(value, str) else value
+    _lists = field_validator("targets", mode="before")(one_or_many)
 
     @field_validator("image_std")
     @classmethod

@@ -95,6 +95,11 @@ def names_fit(pattern: re.Pattern[str], allowed: str) -> Callable[[Any], Any]:
     return checked(lambda names: refuse_names([names] if isinstance(names, str) else names, pattern, allowed))
 
 
+def one_or_many(value: object) -> object:
+    """Returns the value of a key that is a list: a text alone is a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
 class Section(BaseModel):
     """A table of the job file: frozen, strict (no "8" for 8), unknown keys refused.
 

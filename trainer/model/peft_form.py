@@ -3,7 +3,6 @@
 Attention has three products there for one of open_clip's: all three have its A, and a third of its B each.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import Model
+from trainer.config.tables import with_tuples
 from trainer.errors import InputError
 from trainer.model.build import untrained
 from trainer.model.exported import Export
@@ -96,7 +96,7 @@ def _refuse_others(made: Export, any_adapters: bool) -> None:
         raise InputError("--to peft: these weights have no adapters of LoRA: choose another form")
     manifest = Path(made.job.model.pretrained or "").parent / MANIFEST
     try:
-        model = Model.model_validate_json(json.dumps(read_json(manifest, links=True)["job"]["model"]))
+        model = Model.model_validate(with_tuples(read_json(manifest, links=True)["job"]["model"]))
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise InputError(
             f"--to peft: {manifest}, which says what the run trained, cannot be read ({problem}): give a "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from trainer.config.tables import as_toml, flat
 from trainer.report.folder import Numbers, RunFacts
 from trainer.report.metric_words import is_share, metric_names, metric_text
 from trainer.report.wording import number
@@ -55,23 +56,9 @@ def _unequal(topic: str, sides: Sequence[Mapping[str, str]]) -> Iterator[Differe
             yield Difference(topic, name, values)
 
 
-def _flat(table: Mapping[str, Any], section: str = "") -> dict[str, str]:
+def _flat(table: Mapping[str, Any]) -> dict[str, str]:
     """Returns the keys of a job with their sections' names, and values as TOML has them."""
-    found: dict[str, str] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{section}{key}.")
-        else:
-            found[f"{section}{key}"] = _toml(value)
-    return found
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return {key: as_toml(value) for key, value in flat(table)}
 
 
 def _environment(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.config import Job
 from trainer.config.loader import own_keys
+from trainer.config.tables import flat
 from trainer.errors import InputError, Preempted
 from trainer.run.layout import MLFLOW_ID_FILE
 from trainer.safe_io.atomic import write_whole
@@ -103,13 +104,5 @@ class Mlflow:
 def _parameters(job: Job) -> Iterator[tuple[str, str]]:
     """Yields what the job's file sets, without [env] and secrets, by dotted names."""
     table = masked_values({name: section for name, section in own_keys(job).items() if name != "env"})
-    for name, value in _flat(table):
+    for name, value in flat(table):
         yield name, str(value)[:_LONGEST]
-
-
-def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield before + name, value
