@@ -141,7 +141,7 @@ def _from_memory(
     return StartPoint(found.step, None, found, found.order)
 
 
-def begin_stage(comm: Comm, train: TrainState, step: int) -> StartPoint:
+def begin_anew(comm: Comm, train: TrainState, step: int) -> StartPoint:
     """Collective: makes the ranks equal, whose model has its stage's first weights, after `step` steps."""
     if not train.shards.split:
         broadcast_replicas(comm, train.model, train.optimizer)

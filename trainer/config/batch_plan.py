@@ -117,10 +117,19 @@ class Schedule:
     last: int = 0
     """Last step of the run."""
 
+    def own(self, step: int) -> int:
+        """Returns the number of a step of the run within its stage."""
+        return step - self.begin
+
     @property
     def own_steps(self) -> int:
         """Number of the stage's own steps."""
-        return self.steps - self.begin
+        return self.own(self.steps)
+
+    @property
+    def ends_run(self) -> bool:
+        """True for the last stage of the run, or the only one."""
+        return self.steps == self.last
 
 
 def steps_per_epoch(samples: int, global_batch_size: int) -> int:

@@ -128,8 +128,8 @@ class CheckpointPolicy:
 
     def _is_evaluation_due(self, step: int) -> bool:
         epochs = self._evaluation.every_epochs
-        own, epoch = step - self._schedule.begin, self._schedule.epoch_steps
-        at_epoch = epochs is not None and own % (epochs * epoch) == 0
+        own, epoch_steps = self._schedule.own(step), self._schedule.epoch_steps
+        at_epoch = epochs is not None and own % (epochs * epoch_steps) == 0
         return at_epoch or self._is_due(step, self._evaluation.every_steps) or self._is_last(step)
 
     def _is_due(self, step: int, every: int | None) -> bool:

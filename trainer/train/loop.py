@@ -42,6 +42,7 @@ class Loop:
         """`policy` begins at the step that `setup.start` has reached."""
         self._setup, self._monitors, self._policy = setup, monitors, policy
         self._job, self._comm = setup.job, setup.comm
+        self._schedule = setup.schedule
         self._steps_done, self._steps = setup.start.steps_done, setup.schedule.steps
         self._consensus = StepConsensus(setup.comm)
         self._batches = global_batches(setup, monitors.skipped)
@@ -63,7 +64,7 @@ class Loop:
         self._comm.heartbeat.begin_phase("first step", first)
         for step in range(first, self._steps + 1) if not stop else ():
             stop, save = self._requests_of_all(step)
-            rate = learning_rate(self._job.optim, self._own(step) - 1, self._setup.schedule.own_steps)
+            rate = learning_rate(self._job.optim, self._schedule.own(step) - 1, self._schedule.own_steps)
             result = self._traced_step(step, rate)
             is_logged = step == first or self._is_due(step, self._job.logging.every_steps)
             record = self._record(step, rate, result) if is_logged else self._known()
@@ -83,7 +84,7 @@ class Loop:
         copies = self._close(stop)
         monitors = self._monitors
         return TrainResult(
-            steps=self._setup.schedule.last,
+            steps=self._schedule.last,
             saved_step=self._policy.saved_step,
             stopped=stop,
             metrics=metrics,
@@ -111,10 +112,6 @@ class Loop:
             evaluation_of(self._setup.run.metrics, step) if is_first else None
         )
         return metrics
-
-    def _own(self, step: int) -> int:
-        """Returns the number of a step of the run within its stage."""
-        return step - self._setup.schedule.begin
 
     def _is_due(self, step: int, every: int | None) -> bool:
         return is_due(step, every, self._steps)
@@ -174,7 +171,7 @@ class Loop:
             if not is_first:
                 self._comm.heartbeat.begin_phase("step", step)
             set_learning_rate(train_step.optimizer, rate)
-            result = train_step(batches, self._own(step) - 1)
+            result = train_step(batches, self._schedule.own(step) - 1)
             if is_first:  # from now on there is something to save
                 self._comm.heartbeat.begin_phase("step", step)
                 self._setup.writer.reserve(train_step)
@@ -201,7 +198,7 @@ class Loop:
         written: Future[Mapping[str, object]] = Future()
         monitors, setup = self._monitors, self._setup
         lap = monitors.clock.pop(monitors.stragglers.pop_comm_s())
-        times, epoch = lap.per_step(), (self._own(step) - 1) // setup.schedule.epoch_steps
+        times, epoch = lap.per_step(), (self._schedule.own(step) - 1) // self._schedule.epoch_steps
         scale = setup.clip.model.get_parameter("logit_scale").detach().exp()
         counts = {"bad_samples": monitors.skipped.count, **(TALLY.pop().figures if self._reads_files else {})}
         about_ranks = monitors.rank_stats.gather(
@@ -316,8 +313,8 @@ class Loop:
         setup = self._setup
         return {
             "model": self._job.model.name,
-            "epoch": self._own(step) // setup.schedule.epoch_steps,
-            "batch_in_epoch": self._own(step) % setup.schedule.epoch_steps,
+            "epoch": self._schedule.own(step) // self._schedule.epoch_steps,
+            "batch_in_epoch": self._schedule.own(step) % self._schedule.epoch_steps,
             "samples": setup.samples_after(step),
             "world_size": self._comm.world.size,
             "metrics": dict(metrics),

@@ -84,7 +84,7 @@ def train_whole(opened: OpenRun) -> None:
     Raises Preempted if a request to stop ended it early.
     """
     train(prepared(opened))
-    while not opened.stage.is_last:
+    while not opened.stage.schedule.ends_run:
         opened.begin_next()
         train(prepared(opened))
 
@@ -104,7 +104,7 @@ def train(setup: TrainSetup) -> None:
     with open_monitors(setup) as monitors:
         result = Loop(setup, monitors, policy).run()
         result.raise_if_stopped()  # in the block, since metric writers record how the training ended
-    if setup.schedule.steps == setup.schedule.last:
+    if setup.schedule.ends_run:
         write_result(setup, result)
 
 

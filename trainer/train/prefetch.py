@@ -65,7 +65,7 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
     """Yields this rank's micro-batches as the loader gives them, and counts skipped samples."""
     job, steps_done, targets = setup.job, setup.start.steps_done, setup.targets
     views, crop = targets.views if targets else 0, setup.clip.images.crop
-    epoch, batch = divmod(steps_done - setup.schedule.begin, setup.schedule.epoch_steps)
+    epoch, batch = divmod(setup.schedule.own(steps_done), setup.schedule.epoch_steps)
     stream = train_batches(
         targets.beside(setup.source) if targets else setup.source,
         plan=setup.plan,

@@ -11,7 +11,7 @@ import torch
 
 from trainer.checkpoint.identity import RunIdentity, digest_of, digests
 from trainer.checkpoint.memory_keeper import MemoryKeeper
-from trainer.checkpoint.resume import begin_stage, expects_state, restore
+from trainer.checkpoint.resume import begin_anew, expects_state, restore
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.backends import (
     asks_for_memory,
@@ -88,10 +88,8 @@ def prepared(opened: OpenRun) -> TrainSetup:
         _say("teacher", f"{job.model.teacher} with {job.model.teacher_pretrained}")
     _check_shared_memory(job, batch_plan, clip, source, comm)
     comm.heartbeat.begin_stage("preflight")
-    if job.health.preflight and opened.goes_on and has_passed(comm, run.preflight):
-        _say("preflight", check_again(comm))
-    elif job.health.preflight and opened.goes_on:
-        _report_findings(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
+    if job.health.preflight and opened.goes_on:
+        _preflight(job, comm, batch_plan, clip, run)
     comm.heartbeat.begin_stage("restoring state")
     for note in clip.notes:
         _say("model", note)
@@ -108,7 +106,7 @@ def prepared(opened: OpenRun) -> TrainSetup:
     if opened.goes_on:
         start = restore(job, comm, run.checkpoints, step, identity, opened.memory)
     else:
-        start = begin_stage(comm, step, length.begin)
+        start = begin_anew(comm, step, length.begin)
     if has_state and start.is_beginning:  # what was there is damaged
         give_initial_weights(job, clip.model)
     if comm.world.rank == 0:
@@ -235,6 +233,14 @@ def _announce(job: Job, comm: Comm, run: Run, batch_plan: BatchPlan, stage: RunS
         _say("", f"{many(count, 'sample')} not used: {cause}")
     if world.rank == 0:
         name_left_out(source.left_out)
+
+
+def _preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, run: Run) -> None:
+    """Collective: measures the machines, or looks once more if they have passed in this start."""
+    if has_passed(comm, run.preflight):
+        _say("preflight", check_again(comm))
+    else:
+        _report_findings(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
 
 
 def _report_findings(report: PreflightReport, run: Run, comm: Comm) -> None:

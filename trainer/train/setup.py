@@ -57,5 +57,4 @@ class TrainSetup:
 
     def samples_after(self, step: int) -> int:
         """Returns how many samples the run has seen after a step of this stage."""
-        own = step - self.schedule.begin
-        return self.schedule.samples_before + own * self.plan.global_batch_size
+        return self.schedule.samples_before + self.schedule.own(step) * self.plan.global_batch_size

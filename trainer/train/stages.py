@@ -37,10 +37,6 @@ class RunStage:
     schedule: Schedule
     evaluation: Evaluation
 
-    @property
-    def is_last(self) -> bool:
-        return self.schedule.steps == self.schedule.last
-
     def beginning_with(self, checkpoints: Path) -> Job:
         """Returns the job whose model begins with the weights of the stage before, all of them."""
         weights = checkpoints / folder_name(self.schedule.begin)
@@ -55,17 +51,17 @@ def open_stages(job: Job, comm: Comm) -> list[RunStage]:
     """
     comm.heartbeat.begin_stage("data index")
     found: list[RunStage] = []
+    begin = samples = 0
     for number, own in enumerate(stages_of(job), 1):
-        before = found[-1].schedule if found else Schedule(0, 0)
         stage = _opened(own, comm, next((each for each in found if each.job.data == own.data), None))
-        length, seen = stage.schedule, 0
-        if found:
-            seen = before.samples_before + before.own_steps * found[-1].job.optim.global_batch_size
-        length = replace(length, steps=before.steps + length.steps, begin=before.steps, samples_before=seen)
+        length = replace(
+            stage.schedule, steps=begin + stage.schedule.steps, begin=begin, samples_before=samples
+        )
+        begin, samples = length.steps, samples + length.own_steps * own.optim.global_batch_size
         found.append(replace(stage, title=stage_title(job, number) if job.stage else "", schedule=length))
     if len(found) > 1:
         _check_begin(job)
-    return [replace(each, schedule=replace(each.schedule, last=found[-1].schedule.steps)) for each in found]
+    return [replace(each, schedule=replace(each.schedule, last=begin)) for each in found]
 
 
 def _opened(job: Job, comm: Comm, same: RunStage | None) -> RunStage:
