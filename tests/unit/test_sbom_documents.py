@@ -9,6 +9,7 @@ from cyclonedx.model.bom import Bom
 from spdx_tools.spdx.model import RelationshipType
 from spdx_tools.spdx.parser.parse_anything import parse_file
 
+from trainer.cli.image import _FORMS
 from trainer.errors import InputError
 from trainer.image.sbom_documents import FORMS, Contents, Package, written
 
@@ -27,6 +28,10 @@ CONTENTS = Contents(
 
 def document(to: str) -> str:
     return written(to, lambda: CONTENTS)
+
+
+def test_the_command_knows_every_form() -> None:
+    assert tuple(FORMS) == _FORMS
 
 
 def test_lines_are_the_packages_in_their_order() -> None:

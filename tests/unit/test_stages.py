@@ -8,7 +8,9 @@ from trainer.config import Job
 from trainer.config.loader import dump_job, load_job
 from trainer.config.stages import paths_of_ranks, stage_title, stages_of
 from trainer.errors import InputError
+from trainer.plan.check_json import check_fields
 from trainer.plan.new_length import NewLength, with_length
+from trainer.plan.stages import check_stages
 
 JOB = """
 name = "staged"
@@ -124,3 +126,29 @@ def test_a_run_of_several_stages_gets_no_other_length(tmp_path: Path) -> None:
     loaded(tmp_path, TWO)
     with pytest.raises(InputError, match="--longer: a run of several stages has the lengths of its job"):
         with_length(tmp_path / "job.toml", (), NewLength("longer", "steps", "900"))
+
+
+def test_check_plans_each_stage_and_says_what_is_odd_in_it(tmp_path: Path) -> None:
+    synthetic = JOB.replace('train = ["shards/*.tar"]', 'format = "synthetic"\nsynthetic_samples = 640')
+    gpus = '[resources]\ngpus_per_node = 1\ngpu = "H100"\n[slurm]\n'
+    stage = '[[stage]]\nname = "last"\nmodel.lock_image = true\noptim = { steps = 5, warmup_steps = 9 }\n'
+    job = loaded(tmp_path, gpus + stage, synthetic.replace('pretrained = "first.pt"\n', ""))
+    found = check_fields(job, 1, 640, local=False, files=False)
+    (about,) = found["stages"]
+    assert (found["steps"], about["stage"], about["steps"]) == (30, "stage 2 (last)", 5)
+    assert about["gpu_bytes"] > 0
+    assert about["hours"] > 0
+    first, steps, *_ = found["rows"]["stage 2"]
+    assert first == "last: model.lock_image = true, optim.steps = 5, optim.warmup_steps = 9"
+    assert steps.startswith("steps 5 = 0.5 epochs x 10 steps; batch 64 = 1 rank x 1 micro-batch x 64 samples")
+    late = [text for text in found["warnings"] if text.startswith("stage 2 (last): ")]
+    assert late == [
+        "stage 2 (last): warmup_steps 9 is longer than the run of 5 steps: lr 0.001 is never reached"
+    ]
+
+
+def test_problems_of_a_stage_are_named_with_it(tmp_path: Path) -> None:
+    synthetic = JOB.replace('train = ["shards/*.tar"]', 'format = "synthetic"\nsynthetic_samples = 640')
+    job = loaded(tmp_path, "[[stage]]\noptim.global_batch_size = 63\n", synthetic)
+    with pytest.raises(InputError, match=r"^stage 2: optim\.global_batch_size = 63 cannot be shared equally"):
+        check_stages(job, 2, files=False)

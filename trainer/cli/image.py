@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.options import Group, job_argument, set_option
+from trainer.cli.options import Group, NearChoice, job_argument, set_option
 from trainer.cli.output import print_json
 from trainer.text.paste import command as paste
 from trainer.text.terminal import say
@@ -13,6 +13,8 @@ from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.config import Job
+
+_FORMS = ("lines", "cyclonedx", "spdx")
 
 
 @click.group(cls=Group)
@@ -103,7 +105,7 @@ def verify(image: str) -> None:
 @click.argument("image", metavar="IMAGE")
 @click.option(
     "--to",
-    type=click.Choice(["lines", "cyclonedx", "spdx"]),
+    type=NearChoice(_FORMS),
     default="lines",
     show_default=True,
     help="lines: tabs between the columns; CycloneDX 1.6 or SPDX 2.3 as JSON, for scanners.",

@@ -11,7 +11,7 @@ from trainer.estimate.step_speed import step_speed
 from trainer.plan.begun_order import with_order
 from trainer.plan.describe import Facts, all_warnings, rows_of, total_steps
 from trainer.plan.device import on_gpus
-from trainer.plan.stages import later_stages, samples_of
+from trainer.plan.stages import LaterStage
 from trainer.plan.unused_keys import unused_keys
 from trainer.run.folder import run_folder
 
@@ -26,10 +26,7 @@ def check_fields(
     facts = Facts.of(job, world_size, samples, local=local, files=files)
     batch_plan, disk, save = facts.batch_plan, facts.disk, facts.save
     steps = total_steps(job, samples)
-    stages = [
-        _of_stage(title, stage, world_size, samples_of(job, stage, samples), local=local)
-        for title, stage in later_stages(job)
-    ]
+    stages = [_of_stage(stage, world_size, local=local) for stage in facts.later]
     size = checkpoint_bytes(job)
     return {
         "name": job.name,
@@ -52,13 +49,11 @@ def check_fields(
     }
 
 
-def _of_stage(
-    title: str, job: Job, world_size: int, samples: int | None, *, local: bool
-) -> dict[str, float | str | None]:
+def _of_stage(stage: LaterStage, world_size: int, *, local: bool) -> dict[str, float | str | None]:
     """Returns the fields about a later stage."""
-    steps = total_steps(job, samples)
-    about = {"stage": title, "steps": steps, "global_batch_size": job.optim.global_batch_size}
-    return {**about, **_of_gpu(job, world_size, steps, local=local)}
+    steps = total_steps(stage.job, stage.samples)
+    about = {"stage": stage.title, "steps": steps, "global_batch_size": stage.batch_plan.global_batch_size}
+    return {**about, **_of_gpu(stage.job, world_size, steps, local=local)}
 
 
 def _of_gpu(job: Job, world_size: int, steps: int | None, *, local: bool) -> dict[str, float | None]:

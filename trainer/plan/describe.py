@@ -15,7 +15,7 @@ from trainer.config.learning_rate import words
 from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.stack_table import KnownBad, table
-from trainer.config.stages import NAME
+from trainer.config.tables import as_toml
 from trainer.data.image_folder import image_folder
 from trainer.data.reading_plan import reading_rows
 from trainer.data.shard_names import expand_shards
@@ -36,7 +36,7 @@ from trainer.plan.save import SaveTime, save_rows, save_time, too_little_notice
 from trainer.plan.scores import score_rows
 from trainer.plan.secret_values import secret_warnings
 from trainer.plan.spares import no_spares_here, spares_by_hand, with_spares
-from trainer.plan.stages import later_stages, samples_of, stage_keys
+from trainer.plan.stages import LaterStage, later_stages
 from trainer.plan.start_reading import start_rows
 from trainer.plan.state_memory import in_memory, too_little_memory
 from trainer.plan.suite import suite_rows
@@ -81,6 +81,8 @@ class Facts:
     save: SaveTime | None
     first: FirstSamples | None
     """The begin of the training data; None if no file may be opened."""
+    later: Sequence[LaterStage]
+    """Stages that follow the job's own training."""
 
     @classmethod
     def of(cls, job: Job, world_size: int, samples: int | None, *, local: bool, files: bool) -> "Facts":
@@ -90,7 +92,8 @@ class Facts:
         disk = disk_of(job, local=local) if files else None
         save = save_time(job, batch_plan, files=files)
         first = FirstSamples(job) if files else None
-        return cls(job, planned, batch_plan, samples, local, files, disk, save, first)
+        later = later_stages(job, world_size, samples)
+        return cls(job, planned, batch_plan, samples, local, files, disk, save, first, later)
 
 
 def rows_of(facts: Facts) -> list[tuple[str, str]]:
@@ -156,28 +159,28 @@ def all_warnings(facts: Facts) -> Iterator[str]:
 
 def _of_stages(facts: Facts) -> Iterator[str]:
     """Yields the warnings about each later stage, which begin with its title."""
-    for title, stage in later_stages(facts.job):
-        if on_gpus(stage, local=facts.local):
-            world_size = facts.batch_plan.world_size
-            for text in too_large(stage, plan(with_gpu_limit(stage, world_size), world_size)):
-                yield f"{title}: {text}"
-        for text in warnings(stage, samples_of(facts.job, stage, facts.samples), local=facts.local):
-            yield f"{title}: {text}"
+    for stage in facts.later:
+        if on_gpus(stage.job, local=facts.local):
+            yield from (f"{stage.title}: {text}" for text in too_large(stage.job, stage.batch_plan))
+        for text in warnings(stage.job, stage.samples, local=facts.local):
+            yield f"{stage.title}: {text}"
 
 
 def _stages(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yields rows about each later stage: its own keys, its length, and what it takes of a GPU."""
-    job, world_size = facts.job, facts.batch_plan.world_size
-    for number, (title, stage) in enumerate(later_stages(job), 2):
-        keys = ", ".join(f"{key} = {_plain(value)}" for key, value in stage_keys(job, number))
-        yield title.partition(" (")[0], f"{job.stage[number - 2].get(NAME, '')}: {keys}".removeprefix(": ")
-        samples, planned = samples_of(job, stage, facts.samples), with_gpu_limit(stage, world_size)
-        own = plan(planned, world_size)
-        yield "", f"steps {_steps(stage, samples)}; batch {batch_text(planned, own)}"
-        yield "", _learning(stage)
-        if on_gpus(job, local=facts.local):
-            for topic, text in gpu_rows(stage, own, total_steps(stage, samples)):
-                yield "", f"{topic} {text}".strip()
+    for stage in facts.later:
+        keys = ", ".join(f"{key} = {as_toml(value)}" for key, value in stage.keys.items())
+        topic, named, name = stage.title.partition(" (")
+        yield topic, f"{name.removesuffix(')')}: {keys}" if named else keys
+        batch = batch_text(stage.planned, stage.batch_plan)
+        yield "", f"steps {_steps(stage.job, stage.samples)}; batch {batch}"
+        yield "", _learning(stage.job)
+        if on_gpus(stage.job, local=facts.local):
+            steps = total_steps(stage.job, stage.samples)
+            yield from (
+                ("", f"{about} {text}".strip())
+                for about, text in gpu_rows(stage.job, stage.batch_plan, steps)
+            )
 
 
 def _summaries(job: Job) -> Iterator[tuple[str, str]]:
@@ -407,11 +410,6 @@ def _evaluation(job: Job, *, files: bool) -> str:
     every = [f"every {many(job.eval.every_steps, 'step')}"] if job.eval.every_steps else []
     every += [f"every {many(job.eval.every_epochs, 'epoch')}"] if job.eval.every_epochs else []
     return ", ".join([" and ".join(parts), *every, "at the end"])
-
-
-def _plain(value: object) -> str:
-    """Returns a value as a job file shows it."""
-    return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
 def _named(patterns: Sequence[str]) -> str:
