@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,25 +10,10 @@ import timm
 import torch
 from safetensors.torch import save_file
 
+from tests.support.hub_jobs import clipship_with, write_hub_job
 from tests.support.jobs import VIT
 from tests.support.stub_hub import StubHub, stub_hub
 from tests.support.text_towers import make_tower
-
-JOB = """
-name = "fetched"
-[data]
-format = "synthetic"
-synthetic_samples = 16
-workers = 0
-[model]
-name = "{model}"
-text = "hf:org/small-bert"
-cache_dir = "cache"
-{more}
-[optim]
-global_batch_size = 4
-steps = 1
-"""
 
 
 @pytest.fixture
@@ -38,26 +22,15 @@ def hub(tmp_path: Path) -> Iterator[StubHub]:
         yield server
 
 
-def write_job(folder: Path, more: str = "") -> Path:
-    path = folder / "job.toml"
-    path.write_text(JOB.format(model=VIT, more=more))
-    return path
+def write_job(folder: Path, *more: str) -> Path:
+    return write_hub_job(folder, 'text = "hf:org/small-bert"', *more)
 
 
 def clipship(
     hub: StubHub, folder: Path, *arguments: str, offline: bool = False
 ) -> "subprocess.CompletedProcess[str]":
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(folder),
-        "HF_ENDPOINT": hub.address,
-        "HF_HUB_DISABLE_XET": "1",
-        **({"HF_HUB_OFFLINE": "1"} if offline else {}),
-    }
-    command = [sys.executable, "-m", "trainer.cli.main", *arguments]
-    root = Path(__file__).parents[2]
-    environment["PYTHONPATH"] = str(root)
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    variables = {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1"}
+    return clipship_with(folder, variables | ({"HF_HUB_OFFLINE": "1"} if offline else {}), *arguments)
 
 
 def test_what_was_fetched_trains_while_no_hub_answers(hub: StubHub, tmp_path: Path) -> None:

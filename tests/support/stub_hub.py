@@ -3,13 +3,14 @@
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+
+from tests.support.loopback import answering
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".bin")
@@ -38,17 +39,8 @@ def stub_hub(**models: Path) -> Iterator[StubHub]:
     class Handler(_Handler):
         state = hub
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    hub.address = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with answering(Handler) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def checksum(path: Path) -> str:

@@ -1,19 +1,28 @@
 """`[data.storage]`: what it means for each kind of store, and what has no place in a job file."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.jobs import tiny_job
+from tests.support.s3_server import KEY_ID, RCLONE, SECRET, s3_server
 from trainer.config import Job
 from trainer.config.loader import job_from_table
 from trainer.config.stores import STORES, StoreRow
 from trainer.data.answers import asked_wait_s, denied_text, is_denied
+from trainer.data.files import file_system
 from trainer.data.storage import SETTINGS, client_options, storage_rows, use_storage
 from trainer.errors import InputError
 
-SHARDS = {"s3fs": "s3://b/0.tar", "gcsfs": "gs://b/0.tar", "ossfs": "oss://b/0.tar", "adlfs": "az://b/0.tar"}
+SHARDS = {
+    "s3fs": "s3://b/0.tar",
+    "gcsfs": "gs://b/0.tar",
+    "ossfs": "oss://b/0.tar",
+    "obs": "obs://b/0.tar",
+    "adlfs": "az://b/0.tar",
+}
 MINIO = "https://minio.example.org:9000"
 
 
@@ -43,6 +52,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gcsfs", {"anonymous": True, "endpoint": MINIO}, {"token": "anon", "endpoint_url": MINIO}),
         ("ossfs", {"endpoint": "https://oss.example.org"}, {"endpoint": "https://oss.example.org"}),
         ("ossfs", {"anonymous": True}, {"key": None}),
+        ("obs", {"endpoint": MINIO}, {"endpoint_url": MINIO}),
         ("adlfs", {"endpoint": "https://me.blob.example.org"}, {"account_host": "me.blob.example.org"}),
     ],
 )
@@ -172,3 +182,24 @@ def test_a_store_says_how_long_to_wait_within_reason(said: str, wait_s: float) -
     assert asked_wait_s(error) == wait_s
     assert not is_denied("s3://b/0.tar", error)
     assert is_denied("s3://b/0.tar", OfBotocore(403, said))
+
+
+def test_obs_without_its_endpoint_is_refused_with_an_example() -> None:
+    with pytest.raises(ValueError, match=r"data.storage.endpoint: Huawei Cloud OBS \(obs://\) needs it"):
+        stored(SHARDS["obs"])
+
+
+@pytest.mark.skipif(not RCLONE.exists(), reason="rclone is not installed beside this Python: `make venv`")
+def test_obs_is_read_by_the_protocol_of_s3_with_its_own_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs", reason="s3fs is not installed: `make venv`")
+    (tmp_path / "buckets/b").mkdir(parents=True)
+    (tmp_path / "buckets/b/0.tar").write_bytes(b"content")
+    with s3_server(tmp_path / "buckets", keys=True) as address:
+        monkeypatch.setenv("OBS_ACCESS_KEY_ID", KEY_ID)
+        monkeypatch.setenv("OBS_SECRET_ACCESS_KEY", SECRET)
+        use_storage(stored(SHARDS["obs"], endpoint=address))
+        opened = file_system(SHARDS["obs"])
+        assert opened.cat_file(SHARDS["obs"]) == b"content"
+        assert [entry.rpartition("/")[2] for entry in opened.ls("obs://b", detail=False)] == ["0.tar"]

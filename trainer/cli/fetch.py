@@ -17,7 +17,8 @@ def command(job_path: Path, overrides: tuple[str, ...]) -> None:
     """Download weights, tokenizer and text tower of JOB into model.cache_dir.
 
     Ranks of a cluster ask no hub (model.offline), so this comes first, on a machine that reaches one.
-    HF_ENDPOINT names a mirror. Without model.cache_dir, the folder is that of the Hugging Face hub (HF_HOME).
+    HF_ENDPOINT names a mirror, and MODELSCOPE_ENDPOINT one of ModelScope. Without model.cache_dir, the folder
+    is that of the hub's own programs (HF_HOME, MODELSCOPE_CACHE).
     A download that was cut off goes on with the same command; each file is compared with its checksum. stdout
     has a line for each part: what, bytes, path.
 

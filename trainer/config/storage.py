@@ -23,7 +23,7 @@ _WHERE = (
 
 
 class Storage(Section):
-    """Object storage in which data lie (s3://, gs://, oss://, az://): its address and how to ask it.
+    """Object storage in which data lie (s3://, gs://, oss://, obs://, az://): its address and how to ask it.
 
     Keys do not stand here: ranks take them from their environment.
     """
@@ -96,6 +96,12 @@ def addressed(storage: Storage, addresses: tuple[str, ...]) -> tuple[StoreRow, .
             "data.storage.endpoint is that of one kind of storage, and the job names "
             f"{many(len(rows), 'kind')} ({', '.join(found)}): set the endpoints in the environment instead"
         )
+    for row in found.values():
+        if missing := [name for name in row.needs if name not in storage.given]:
+            raise ValueError(
+                f"data.storage.{missing[0]}: {row.name} ({row.addresses}) needs it, such as "
+                f'"{row.needs[missing[0]]}"'
+            )
     for row in rows:
         if lacking := [name for name in storage.given if name not in row.options]:
             raise ValueError(

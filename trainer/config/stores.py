@@ -28,7 +28,8 @@ class StoreRow:
     name: str
     """Name in messages and in docs/data.md."""
     protocols: tuple[str, ...]
-    """Words before `://` with which its addresses begin; fsspec knows the package by each of them."""
+    """Words before `://` with which its addresses begin; fsspec knows the package by each of them, or gets to
+    know it (`client_of`)."""
     package: str
     """Module of fsspec's that opens them."""
     extra: str
@@ -39,6 +40,10 @@ class StoreRow:
     """Places where the package finds keys, in words for a person."""
     from_variables: Mapping[str, str] = field(default_factory=dict)
     """Options that the package takes from no variable by itself: the variable that each is read from."""
+    client_of: str = ""
+    """Protocol of another store whose client opens these addresses; "" if fsspec knows them itself."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Keys of `[data.storage]` that a job must set, with an example of each."""
 
     @property
     def addresses(self) -> str:
@@ -74,9 +79,9 @@ def store_of(address: str) -> StoreRow | None:
 
 
 def stores_of(addresses: Iterable[str]) -> dict[str, StoreRow]:
-    """Returns the rows that the addresses need, by the first address of each row's package."""
+    """Returns the rows that the addresses need, by the first address of each."""
     found: dict[str, tuple[str, StoreRow]] = {}
     for address in addresses:
         if row := store_of(address):
-            found.setdefault(row.package, (address, row))
+            found.setdefault(row.name, (address, row))
     return dict(found.values())

@@ -15,6 +15,7 @@ import torch
 from open_clip.pretrained import download_pretrained_from_hf
 from torch import Tensor, nn
 
+from trainer.comm.accelerator import is_cuda
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Model
 from trainer.config.batch_plan import BatchPlan
@@ -30,7 +31,7 @@ from trainer.model.image_form import ImageForm, image_form
 from trainer.model.image_tokens import check_image_tokens, image_tokens
 from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
-from trainer.model.loading import check_weights, loading
+from trainer.model.loading import check_weights, loading, pretrained_file
 from trainer.model.locking import lock_towers
 from trainer.model.lora import adapt
 from trainer.model.open_clip_api import LOGGERS
@@ -43,6 +44,9 @@ from trainer.run.checkpoints import MODEL_CONFIG
 
 use_our_text_towers()
 take_off_prefixes()
+
+_FIRST_BIAS = -10.0
+"""Logit bias with which the siglip loss begins."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Clip:
     """Small files by name, from which the model and its tokenizer can be built elsewhere."""
     notes: tuple[str, ...] = ()
     """Sentences about what was done with the model that its user should know."""
+    new_bias: bool = False
+    """True if its logit bias is the one that training begins with, since the weights had none."""
 
     @property
     def eval_transform(self) -> Callable[[Any], Tensor]:
@@ -144,7 +150,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
     """
     torch.manual_seed(job.seed)
     notes: list[str] = []
-    pretrained = job.model.pretrained and weights_file(job.model.pretrained)
+    pretrained = pretrained_file(job)
     if check_weights(pretrained) and not LOSSES[job.optim.loss].has_bias:
         raise InputError(
             f"model.pretrained: {pretrained} was trained with optim.loss = siglip "
@@ -183,8 +189,9 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
             notes += init_from(model, Path(weights_file(str(job.model.init))), job.model)
     if text is not None:
         check_caption_length(model, text.config["context_length"])
-    if LOSSES[job.optim.loss].has_bias and initial_weights:
-        notes += _give_bias(model, pretrained)
+    new_bias = LOSSES[job.optim.loss].has_bias and initial_weights and _give_bias(model, pretrained)
+    if new_bias:
+        notes.append(f"the weights have no logit bias; it begins at {_FIRST_BIAS:g} (arXiv 2303.15343)")
     torch.manual_seed(job.seed)  # what follows draws the same values, however many the model drew
     with loading(job, None):
         tokenizer = _tokenizer_of(job.model, name, config, text)
@@ -197,6 +204,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         preprocess["std"],
         files=_files(config, text),
         notes=(*notes, *lost_pixels(job.model), *text_notes(model)),
+        new_bias=new_bias,
     )
 
 
@@ -211,14 +219,14 @@ def _check_init(job: Job) -> None:
         )
 
 
-def _give_bias(model: nn.Module, pretrained: str | None) -> list[str]:
-    """Sets the initial bias where the weights had none, for which open_clip takes 0; returns what it did."""
-    bias, start = getattr(model, "logit_bias", None), _initial_logits("siglip")["init_logit_bias"]
+def _give_bias(model: nn.Module, pretrained: str | None) -> bool:
+    """Sets the initial bias where the weights had none (open_clip takes 0 then); returns whether it did."""
+    bias = getattr(model, "logit_bias", None)
     if pretrained is None or not isinstance(bias, Tensor) or float(bias.detach()) != 0:
-        return []
+        return False
     with torch.no_grad():
-        bias.fill_(start)
-    return [f"the weights have no logit bias; it begins at {start:g} (arXiv 2303.15343)"]
+        bias.fill_(_FIRST_BIAS)
+    return True
 
 
 def preload_tokenizer(job: Job) -> None:
@@ -316,7 +324,7 @@ def _initial_logits(loss: LossName) -> dict[str, float]:
     SigLIP starts with a smaller scale, and with a bias that makes most pairs negative (arXiv 2303.15343,
     section 3.2).
     """
-    return {"init_logit_scale": math.log(10), "init_logit_bias": -10.0} if LOSSES[loss].has_bias else {}
+    return {"init_logit_scale": math.log(10), "init_logit_bias": _FIRST_BIAS} if LOSSES[loss].has_bias else {}
 
 
 def _place(model: nn.Module, settings: Model, device: torch.device, place: torch.device) -> None:
@@ -327,7 +335,7 @@ def _place(model: nn.Module, settings: Model, device: torch.device, place: torch
     wanted = (
         settings.channels_last
         if settings.channels_last is not None
-        else is_convolutional(model) and device.type == "cuda"
+        else is_convolutional(model) and is_cuda(device)
     )
     model.to(place, torch.float64 if settings.precision == "fp64" else torch.float32)
     if wanted:

@@ -5,9 +5,14 @@ features or the gradient; in one that masks the padding, nothing behind the last
 """
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Tokens = TypeVar("Tokens", Tensor, NDArray[np.int64])
 
 BUCKET = 8
 """Lengths are multiples of this, so that memory and libraries meet few shapes."""
@@ -31,8 +36,18 @@ class CaptionLength:
 
     def needed(self, tokens_BL: Tensor) -> Tensor:
         """Returns the number of tokens that count of each caption, int64 [B], at least 1."""
-        if self.padding is not None:
-            places = torch.arange(1, tokens_BL.shape[1] + 1)
-            return (places * (tokens_BL != self.padding)).amax(dim=1).clamp(min=1)
-        ids = tokens_BL if self.end_token is None else (tokens_BL == self.end_token).int()
-        return ids.argmax(dim=1) + 1  # without an end token, the first token is pooled
+        ids_BL = tokens_BL.numpy()  # torch would wake threads for it, which then spin beside the loader
+        if self.padding is None:
+            return torch.from_numpy(pooled_place(ids_BL, self.end_token) + 1)
+        places = np.arange(1, ids_BL.shape[1] + 1)
+        return torch.from_numpy((places * (ids_BL != self.padding)).max(1).clip(min=1))
+
+
+def pooled_place(tokens_BL: Tokens, end_token: int | None) -> Tokens:
+    """Returns the place of the token that is pooled of each caption, int64 [B].
+
+    It is the first end token, or without one the first token; for None it is the token with the largest id.
+    """
+    ids_BL: Any = tokens_BL if end_token is None else (tokens_BL == end_token) * 1
+    places_B: Tokens = ids_BL.argmax(1)
+    return places_B

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.checkpoint.weights_kind import check_kind
 from trainer.config import Model
+from trainer.config.hubs import hub_of
 from trainer.config.training import is_weights
 from trainer.errors import InputError
 from trainer.model.config_keys import check_keys, check_parts
@@ -157,7 +158,7 @@ def check_tag(name: str, tag: str | None) -> None:
 
     Other tags are open_clip's to check.
     """
-    if not tag or is_weights(tag) or name.startswith((HUB, FOLDER)):
+    if not tag or is_weights(tag) or hub_of(tag) or name.startswith((HUB, FOLDER)):
         return
     known = known_tags(_plain(name))
     if clean_tag(tag) in known or not (known or _has_no_tags(name)):

@@ -16,12 +16,13 @@ from huggingface_hub import try_to_load_from_cache
 from open_clip.pretrained import download_pretrained, download_pretrained_from_hf, get_pretrained_cfg
 
 from trainer.config import Job
+from trainer.config.hubs import hub_of
 from trainer.config.training import HUB_TEXT
 from trainer.model.build import model_config, registered
-from trainer.model.catalog import HUB, teacher_of, weights_file
+from trainer.model.catalog import HUB, teacher_of
 from trainer.model.hub import check_blob
 from trainer.model.init import TIMM
-from trainer.model.loading import loading
+from trainer.model.loading import loading, pretrained_file
 from trainer.model.text_source import TextSource, text_source
 
 _HUGGING_FACE = "hf_hub"
@@ -49,7 +50,9 @@ def fetch(job: Job) -> Iterator[Fetched]:
     """
     if job.model.teacher is not None:
         yield from fetch(job.model_copy(update={"model": teacher_of(job.model)}))
-    pretrained = job.model.pretrained and weights_file(job.model.pretrained)
+    pretrained = pretrained_file(job)
+    if pretrained and hub_of(str(job.model.pretrained)):
+        yield Fetched(f"weights {job.model.pretrained}", Path(pretrained))
     with loading(job, pretrained):
         name = registered(job.model.name)
         yield from _weights(job, name, pretrained)

@@ -1,18 +1,16 @@
-"""Folders with the files of a model on the Hugging Face hub: in the cache if they are there, else downloaded.
-
-HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE apply as in all programs that use huggingface_hub. A download that was
-cut off goes on where it stopped, and a file counts only if its checksum is that under which the hub keeps it.
-"""
+"""Folders with the files of a model on a hub: in the cache if they are there, else downloaded."""
 
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from trainer.config.training import HUB_TEXT
+from trainer.config.hubs import hub_of
 from trainer.errors import InputError, StorageError
+from trainer.model.hub_clients import client_of
 
 Parts = Collection[Literal["config", "tokenizer", "weights"]]
 """Parts of a model that are wanted."""
@@ -43,20 +41,49 @@ _WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 """Files of weights, the best first; an index names more."""
+OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+"""Files of weights that open_clip uploads, the best first."""
 _BLOCK = 2**20
 
 
 def model_folder(name: str, cache_dir: str | None, parts: Parts) -> Path:
     """Returns a folder that has the parts of a model.
 
-    `name` is a folder, or a model on the hub with or without `hf:`. The hub is asked only for what the cache
-    lacks. Raises InputError if the folder or the model lacks a part, and what huggingface_hub raises if the
-    hub does not answer.
+    `name` is a folder, or a model on a hub, on Hugging Face's with or without `hf:`. The hub is asked only
+    for what the cache lacks. Raises InputError if the folder or the model lacks a part, and what the hub's
+    client raises if the hub does not answer.
     """
     if _is_folder(name):
         return _checked(Path(name), parts)
-    plain = name.removeprefix(HUB_TEXT)
-    return _cached(plain, cache_dir, parts) or _downloaded(plain, cache_dir, parts)
+    folder = client_of(name)[1].cached(cache_dir)
+    if folder is not None and not _lacking(folder, parts):
+        return folder
+    return _checked(_downloaded("model.text", name, cache_dir, partial(_wanted, parts)), parts, of=name)
+
+
+def hub_weights(key: str, name: str, cache_dir: str | None) -> Path:
+    """Returns open_clip's weights of a model on a hub, which `key` of the job file names.
+
+    Raises as `model_folder` does.
+    """
+    folder = client_of(name)[1].cached(cache_dir)
+    if folder is None or _open_clip_weights(folder) is None:
+        folder = _downloaded(key, name, cache_dir, _best_of_open_clip)
+    if (file := _open_clip_weights(folder)) is None:
+        raise InputError(
+            f"{key}: {name} has no weights in open_clip's form ({', '.join(OPEN_CLIP_WEIGHTS)}): name "
+            "another model, or convert downloaded weights of transformers or Chinese-CLIP with "
+            "`clipship import`"
+        )
+    return file
+
+
+def _best_of_open_clip(there: list[str]) -> list[str]:
+    return [name for name in OPEN_CLIP_WEIGHTS if name in there][:1]
+
+
+def _open_clip_weights(folder: Path) -> Path | None:
+    return next((folder / name for name in OPEN_CLIP_WEIGHTS if (folder / name).is_file()), None)
 
 
 def check_blob(path: Path) -> None:
@@ -89,40 +116,33 @@ def _has_its_checksum(blob: Path) -> bool:
 
 
 def _is_folder(name: str) -> bool:
-    return not name.startswith(HUB_TEXT) and Path(name).is_absolute()
+    return hub_of(name) is None and Path(name).is_absolute()
 
 
-def _cached(name: str, cache_dir: str | None, parts: Parts) -> Path | None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        folder = Path(snapshot_download(name, cache_dir=cache_dir, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
-    return None if _lacking(folder, parts) else folder
-
-
-def _downloaded(name: str, cache_dir: str | None, parts: Parts) -> Path:
-    """Downloads the parts of a model, and checks every file."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        there = HfApi().list_repo_files(name)
-    except RepositoryNotFoundError:
+def _downloaded(
+    key: str, name: str, cache_dir: str | None, wanted: Callable[[list[str]], Sequence[str]]
+) -> Path:
+    """Downloads the files of a model that are wanted of those that it has, and checks each."""
+    row, client = client_of(name)
+    there = client.files()
+    if there is None:
         raise InputError(
-            f'model.text: the hub has no model "{name}", or shows it only to those who log in (HF_TOKEN): '
+            f'{key}: {row.title} has no model "{client.repository}", or shows it only to those who log in: '
             "check the name, which has the form OWNER/NAME"
-        ) from None
-    wanted = [CONFIG] if "config" in parts else []
-    wanted += [file for file in TOKENIZER_FILES if "tokenizer" in parts and file in there]
-    wanted += _weight_files(there) if "weights" in parts else []
-    folder = Path(snapshot_download(name, cache_dir=cache_dir, allow_patterns=wanted))
-    for file in wanted:
+        )
+    names = wanted(there)
+    folder = client.download(cache_dir, names)
+    for file in names:
         if (folder / file).exists():
             check_blob(folder / file)
-    return _checked(folder, parts, of=name)
+    return folder
+
+
+def _wanted(parts: Parts, there: list[str]) -> list[str]:
+    """Returns the files of the parts among those of a model."""
+    wanted = [CONFIG] if "config" in parts else []
+    wanted += [file for file in TOKENIZER_FILES if "tokenizer" in parts and file in there]
+    return wanted + (_weight_files(there) if "weights" in parts else [])
 
 
 def _weight_files(there: Iterable[str]) -> list[str]:

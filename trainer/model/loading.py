@@ -21,9 +21,11 @@ from open_clip.pretrained import download_pretrained_from_hf
 
 from trainer.checkpoint.weights import cause, holds_bias
 from trainer.config import Job, Model
+from trainer.config.hubs import HUBS, hub_of
 from trainer.config.training import HUB_TEXT
 from trainer.errors import InputError, StorageError
-from trainer.model.catalog import HUB, read_config
+from trainer.model.catalog import HUB, read_config, weights_file
+from trainer.model.hub import hub_weights
 from trainer.run.retry import retried
 from trainer.sysinfo.memory import host_bytes, is_out_of_memory
 from trainer.text.terminal import one_line
@@ -70,6 +72,15 @@ def loading(job: Job, pretrained: str | None) -> Iterator[None]:
         if explained is None:
             raise
         raise explained from None
+
+
+def pretrained_file(job: Job) -> str | None:
+    """Returns the file of `model.pretrained`, from a hub if no cache has it; a tag unchanged."""
+    given = job.model.pretrained
+    if given is None or hub_of(given) is None:
+        return given and weights_file(given)
+    with loading(job, given):
+        return str(hub_weights("model.pretrained", given, job.model.cache_dir))
 
 
 def check_weights(pretrained: str | None) -> bool:
@@ -135,7 +146,7 @@ def _of_hubs(job: Job, pretrained: str | None) -> str:
     parts = [
         pretrained if weights else "",
         model.name if own else "",
-        f"the text tower {model.text} (model.text)" if (model.text or "").startswith(HUB_TEXT) else "",
+        f"the text tower {model.text} (model.text)" if hub_of(model.text or "") else "",
         f"timm's weights of {model.name} (model.init)" if model.init == "timm" else "",
     ]
     return " or ".join(part for part in parts if part) or model.name
@@ -200,10 +211,15 @@ def may_ask_hub(model: Model, pretrained: str | None) -> bool:
     return (
         model.name.startswith(HUB)
         or (model.text or "").startswith(HUB_TEXT)
-        or (pretrained is not None and not os.path.isfile(pretrained))
+        or (pretrained is not None and not os.path.isfile(pretrained) and not _elsewhere(pretrained))
         or model.init == "timm"
         or (isinstance(text, dict) and "hf_tokenizer_name" in text)
     )
+
+
+def _elsewhere(name: str) -> bool:
+    """Returns whether a name is on another hub than Hugging Face's."""
+    return hub_of(name) not in (None, HUBS[0])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trainer.comm.accelerator import on_accelerator, pins_memory, runtime
 from trainer.comm.host_memory import to_device
 from trainer.config.batch_plan import passes
 from trainer.config.formats import FORMATS
@@ -38,8 +39,8 @@ _WHOLE_STEPS = 2
 Memory for shorter captions fits in that for longer ones, but not the other way round.
 """
 Sent = tuple[list[Any], Sequence[str], Sequence[int] | None]
-"""Images, tokens and, if there are any, stored targets on the device; the samples' keys, and their places if
-they are in another order."""
+"""Images, tokens and, if there are any, stored targets and numbers of groups on the device; the samples'
+keys, and their places if they are in another order."""
 
 
 def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBatch]]:
@@ -79,10 +80,11 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         skip_bad=job.data.on_bad_sample == "skip",
         caption_choice=choice_by(job.data),
         views=views,
+        positives=job.optim.positives,
         start_epoch=epoch,
         start_batch=batch,
         most_batches=setup.schedule.steps - steps_done,
-        pin_memory=setup.comm.device.type == "cuda",
+        pin_memory=pins_memory(setup.comm.device),
         ahead_bytes=job.data.read_ahead_mb * 2**20,
     )
     micro_batches = (setup.schedule.steps - steps_done) * setup.plan.accumulation
@@ -90,7 +92,7 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
     unchanged = Unchanged(setup.source)
     for micro_batch in islice(stream, micro_batches):
         unchanged.check(micro_batch.bad)
-        skipped.record(len(micro_batch.keys), micro_batch.bad)
+        skipped.record(len(micro_batch.keys), micro_batch.bad, micro_batch.alone)
         captions.record(micro_batch.captions)
         TALLY.add(micro_batch.reading)
         yield micro_batch
@@ -112,7 +114,8 @@ class _Part(NamedTuple):
     """Those of the loader's micro-batches that they came in."""
     tokens: Tensor
     keys: Sequence[str]
-    targets: Sequence[Tensor]
+    beside: Sequence[Sequence[Tensor]]
+    """Stored targets and numbers of groups, as far as there are any, of the same micro-batches."""
 
 
 class Prefetcher:
@@ -138,42 +141,48 @@ class Prefetcher:
         passes: Callable[[int], int] | None = None,
         teachers: Sequence[StoredTeacher] = (),
     ) -> None:
+        self._runtime = runtime(device)
         self._device, self._caption_length, self._whole_steps = device, caption_length, whole_steps
         self._by_length, self._normalise, self._passes = by_length, normalise, passes
         self._mean, self._std = (
             to_device(torch.tensor(channels, dtype=dtype), device) for channels in (mean, std)
         )
+
+        def scalar(value: float) -> Tensor:
+            return to_device(torch.tensor(value, dtype=dtype), device)
+
         self._widths = [teacher.width for teacher in teachers]
-        self._scales = to_device(torch.tensor([each.logit_scale for each in teachers], dtype=dtype), device)
+        self._logits = [
+            (scalar(each.logit_scale), None if each.logit_bias is None else scalar(each.logit_bias))
+            for each in teachers
+        ]
 
     def steps(self, batches: Iterator[Batch], accumulation: int) -> Iterator[list[MicroBatch]]:
         """Yields the micro-batches of each step.
 
-        On a GPU one step is fetched ahead, on a CUDA stream of its own.
+        On a GPU one step is fetched ahead, on a stream of its own.
         """
         groups = iter(lambda: list(islice(batches, accumulation)), [])
-        if self._device.type != "cuda":
+        if not on_accelerator(self._device):
             return ([self._micro(*batch) for batch in self._cut(group)] for group in groups)
         return self._ahead(groups)
 
     def _ahead(self, groups: Iterator[list[Batch]]) -> Iterator[list[MicroBatch]]:
-        stream = torch.cuda.Stream(self._device)
+        stream = self._runtime.Stream(self._device)
         waiting, arrived = self._sent(groups, stream)
         while waiting:
             following, arrives = self._sent(groups, stream)
-            torch.cuda.current_stream(self._device).wait_event(arrived)
+            self._runtime.current_stream(self._device).wait_event(arrived)
             yield [self._received(*batch) for batch in waiting]
             waiting, arrived = following, arrives
 
-    def _sent(
-        self, groups: Iterator[list[Batch]], stream: torch.cuda.Stream
-    ) -> tuple[list[Sent], torch.cuda.Event]:
+    def _sent(self, groups: Iterator[list[Batch]], stream: torch.Stream) -> tuple[list[Sent], torch.Event]:
         """Starts to copy the next step's bytes; returns them and the event that marks their arrival.
 
         With pinned memory the copies run beside the computation.
         """
         group = next(groups, [])
-        with torch.cuda.stream(stream):
+        with self._runtime.stream(stream):
             sent = self._cut(group)
         self._whole_steps -= 1
         return sent, stream.record_event()
@@ -188,7 +197,7 @@ class Prefetcher:
     def _cut(self, batches: list[Batch]) -> list[Sent]:
         """Returns a step's micro-batches on the device, with captions no longer than those of each need."""
         group = self._parts(batches)
-        rule, on_gpu = self._caption_length, self._device.type == "cuda"
+        rule, on_gpu = self._caption_length, on_accelerator(self._device)
         whole = on_gpu and self._whole_steps > 0
         if rule is not None and rule.packs and on_gpu:
             return [
@@ -201,9 +210,9 @@ class Prefetcher:
         if order is None:
             # Whole, and cut there: rows that do not follow one another would make the host wait.
             return [
-                ([images, tokens[:, : rule(batch.tokens)], *targets], batch.keys, None)
+                ([images, tokens[:, : rule(batch.tokens)], *beside], batch.keys, None)
                 for batch in group
-                for images, tokens, *targets in [self._brought(batch)]
+                for images, tokens, *beside in [self._brought(batch)]
             ]
         return self._ordered(group, order, rule)
 
@@ -215,15 +224,14 @@ class Prefetcher:
         keys = [key for batch in group for key in batch.keys]
         parts = zip(lengths, order.split(size), *(tensor.split(size) for tensor in moved), strict=True)
         return [
-            ([images, ids[:, :length], *targets], [keys[place] for place in places.tolist()], places.tolist())
-            for length, places, images, ids, *targets in parts
+            ([images, ids[:, :length], *beside], [keys[place] for place in places.tolist()], places.tolist())
+            for length, places, images, ids, *beside in parts
         ]
 
     def _brought(self, batch: _Part, tokens: Packed | None = None) -> list[Any]:
-        """Returns images, tokens and targets on the device; `tokens` are these if they are there already."""
+        """Returns a part's tensors on the device; `tokens` are these if they are there already."""
         ids = batch.tokens.to(self._device, non_blocking=True) if tokens is None else tokens
-        targets = [self._whole(batch.targets)] if batch.targets else []
-        return [self._whole(batch.images), ids, *targets]
+        return [self._whole(batch.images), ids, *map(self._whole, batch.beside)]
 
     def _whole(self, parts: Sequence[Tensor]) -> Tensor:
         sent = [part.to(self._device, non_blocking=True) for part in parts]
@@ -235,18 +243,22 @@ class Prefetcher:
     def _received(self, sent: list[Any], *rest: Any) -> MicroBatch:
         for tensor in chain.from_iterable(each if isinstance(each, Packed) else (each,) for each in sent):
             # Another stream allocated their memory and would otherwise reuse it too early.
-            tensor.record_stream(torch.cuda.current_stream(self._device))
+            tensor.record_stream(self._runtime.current_stream(self._device))
         return self._micro(sent, *rest)
 
     def _micro(self, sent: list[Any], keys: Sequence[str], places: Sequence[int] | None) -> MicroBatch:
-        images, tokens, *targets = sent
-        judgements = self._judgements(targets[0]) if targets else []
-        return MicroBatch(images, tokens, keys, self._normalised, places, judgements)
+        images, tokens, *beside = sent
+        judgements = self._judgements(beside.pop(0)) if self._widths else []
+        groups = beside.pop() if beside else None
+        return MicroBatch(images, tokens, keys, self._normalised, places, judgements, groups)
 
     def _judgements(self, targets: Tensor) -> list[Judgement]:
         """Returns what each teacher has stored, of targets [n, 2, D] with their features side by side."""
-        parts = targets.to(self._scales.dtype).split(self._widths, dim=2)
-        return [(part[:, 0], part[:, 1], scale) for part, scale in zip(parts, self._scales, strict=True)]
+        parts = targets.to(self._mean.dtype).split(self._widths, dim=2)
+        return [
+            Judgement(part[:, 0], part[:, 1], *logits)
+            for part, logits in zip(parts, self._logits, strict=True)
+        ]
 
     def _normalised(self, images: Tensor) -> Tensor:
         return self._normalise(images, self._mean, self._std)
@@ -255,8 +267,9 @@ class Prefetcher:
 def _together(batches: Sequence[Batch]) -> _Part:
     tokens = batches[0].tokens if len(batches) == 1 else torch.cat([batch.tokens for batch in batches])
     keys = [key for batch in batches for key in batch.keys]
-    targets = [batch.targets for batch in batches if batch.targets is not None]
-    return _Part([batch.images for batch in batches], tokens, keys, targets)
+    beside = [[each.targets for each in batches], [each.groups for each in batches]]
+    held = [[part for part in parts if part is not None] for parts in beside]
+    return _Part([batch.images for batch in batches], tokens, keys, list(filter(None, held)))
 
 
 def _moved(parts: Iterator[list[Tensor]], places: Sequence[Tensor]) -> list[Tensor]:

@@ -1,0 +1,115 @@
+"""Names on hubs, and ModelScope's own client against a server on this machine."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.stub_modelscope import StubModelScope, stub_modelscope
+from trainer.config.hubs import HUBS, hub_of, repository_of
+from trainer.config.training import is_text_folder, is_weights
+from trainer.errors import InputError
+from trainer.model.hub import hub_weights, model_folder
+from trainer.model.hub_clients import CLIENTS
+
+WEIGHTS = "open_clip_model.safetensors"
+KEY = "model.pretrained"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubModelScope]:
+    library = pytest.importorskip("modelscope_hub", reason="clipship[modelscope] is not installed")
+    models = {}
+    for revision in ("master", "v1.0"):
+        folder = tmp_path / "hub" / revision
+        folder.mkdir(parents=True)
+        (folder / WEIGHTS).write_bytes(revision.encode() * 1000)
+        (folder / "config.json").write_text("{}")
+        models["org/clip", revision] = folder
+    with stub_modelscope(models) as server:
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", server.address)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        library.set_default_config(library.HubConfig())  # it reads the variables once in a process
+        yield server
+
+
+@pytest.mark.parametrize(("name", "revision"), [("org/clip", "master"), ("org/clip@v1.0", "v1.0")])
+def test_weights_of_a_revision_are_downloaded_once(
+    hub: StubModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, revision: str
+) -> None:
+    file = hub_weights(KEY, f"modelscope:{name}", str(tmp_path / "cache"))
+    assert file == tmp_path / f"cache/models/org--clip/snapshots/{revision}/{WEIGHTS}"
+    assert file.read_bytes() == revision.encode() * 1000
+    assert not file.with_name("config.json").exists(), "only what is wanted is downloaded"
+    before = len(hub.requests)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert hub_weights(KEY, f"modelscope:{name}", str(tmp_path / "cache")) == file
+    assert len(hub.requests) == before
+
+
+def test_a_folder_that_lacks_a_part_is_completed(hub: StubModelScope, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    first = hub_weights(KEY, "modelscope:org/clip", cache)
+    folder = model_folder("modelscope:org/clip", cache, {"config"})
+    assert folder == first.parent
+    assert (folder / "config.json").read_text() == "{}"
+
+
+def test_ranks_that_may_not_ask_say_to_fetch_first(
+    hub: StubModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match="clipship fetch"):
+        hub_weights(KEY, "modelscope:org/clip", str(tmp_path / "cache"))
+    assert hub.requests == []
+
+
+def test_a_model_that_is_not_there_or_has_no_weights_is_named(hub: StubModelScope, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match='ModelScope has no model "org/none"'):
+        hub_weights(KEY, "modelscope:org/none", str(tmp_path))
+    (tmp_path / "hub/master" / WEIGHTS).rename(tmp_path / "hub/master/model.safetensors")
+    with pytest.raises(InputError, match="no weights in open_clip's form"):
+        hub_weights(KEY, "modelscope:org/clip", str(tmp_path))
+
+
+def test_the_cache_without_cache_dir_is_that_of_the_client(hub: StubModelScope, tmp_path: Path) -> None:
+    os.environ.pop("MODELSCOPE_CACHE", None)
+    file = hub_weights(KEY, "modelscope:org/clip", None)
+    assert tmp_path / ".cache/modelscope/models/org--clip/snapshots/master" == file.parent
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "../x",
+        "a/../b",
+        "/etc",
+        "a//b",
+        "a/b/c",
+        "a b",
+        "a/b@",
+        "a/b@../..",
+        "a/b@x/../y",
+        "a\n",
+        "-?x",
+        ".",
+    ],
+)
+@pytest.mark.parametrize("row", HUBS, ids=lambda row: row.prefix)
+def test_what_is_no_name_is_refused(row: object, name: str) -> None:
+    prefix = getattr(row, "prefix", "")
+    with pytest.raises(ValueError, match="names no model"):
+        repository_of(f"{prefix}{name}")
+
+
+def test_a_name_on_a_hub_is_neither_path_nor_tag() -> None:
+    assert set(CLIENTS) == {row.prefix for row in HUBS}
+    for name in ("hf:org/clip", "modelscope:org/clip@v1.0"):
+        assert hub_of(name)
+        assert not is_weights(name)
+        assert not is_text_folder(name)
+    assert is_weights("./modelscope:org/clip")
+    assert repository_of("modelscope:org/a.b_c-d@v1.0") == ("org/a.b_c-d", "v1.0")
+    assert repository_of("bert-base-uncased") == ("bert-base-uncased", None)
