@@ -26,7 +26,7 @@ def of(scheduler: str) -> list[str]:
 
 
 def test_the_page_has_a_job_for_each_kind_of_site() -> None:
-    assert set(of("slurm")) == {"infiniband", "pyxis", "apptainer", "slinky", "soperator"}
+    assert set(of("slurm")) == {"infiniband", "pyxis", "apptainer", "slinky", "soperator", "china"}
     assert set(of("kubernetes")) == {"eks", "gke", "aks"}
     assert {job.resources.fabric for job in JOBS.values()} == {"ib", "efa", "tcpxo"}
     assert {job.slurm.container for name, job in JOBS.items() if name in of("slurm")} == {

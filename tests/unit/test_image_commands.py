@@ -20,9 +20,10 @@ from trainer.config.image import Site
 from trainer.config.stack_table import table
 from trainer.errors import ClusterError, InputError
 from trainer.image import daemon
-from trainer.image.build import _csv, push
+from trainer.image.build import push
 from trainer.image.build_errors import likely_cause
-from trainer.image.daemon import check_disk
+from trainer.image.builders import BUILDERS
+from trainer.image.daemon import check_disk, disk_of
 from trainer.image.pins import pins
 from trainer.image.sbom import _licences_of
 from trainer.image.wheelhouse import _index, fill
@@ -31,23 +32,24 @@ from trainer.sysinfo.template_folder import FOLDER
 
 def test_a_name_with_a_digest_is_not_pushed() -> None:
     with pytest.raises(InputError, match="already been pushed"):
-        push("registry.example/team/clipship@sha256:" + "0" * 64)
+        push(tiny_job(image={"tag": "registry.example/team/clipship@sha256:" + "0" * 64}))
 
 
 def test_a_full_disk_is_told_before_the_build_with_its_numbers(tmp_path: Path) -> None:
     free_gb = shutil.disk_usage(tmp_path).free / 1e9
-    connected = _daemon_at("http+docker://localhost", tmp_path)
-    check_disk(connected, needed_gb=0)
+    folder = disk_of(_daemon_at("http+docker://localhost", tmp_path))
+    check_disk(folder, "podman system prune", needed_gb=0)
     with pytest.raises(
-        ClusterError, match=rf"{tmp_path} has \d+ GB free, but a build needs {free_gb + 1000:.0f}.*--any-disk"
+        ClusterError,
+        match=rf"{tmp_path} has \d+ GB free, but a build needs {free_gb + 1000:.0f}: `podman.*--any-disk",
     ):
-        check_disk(connected, needed_gb=round(free_gb + 1000))
+        check_disk(folder, "podman system prune", needed_gb=round(free_gb + 1000))
 
 
 def test_the_disk_of_a_daemon_elsewhere_is_not_judged(tmp_path: Path) -> None:
     here, elsewhere = "http+docker://localhost", "https://build-host:2376"
-    assert refusal(check_disk, _daemon_at(here, "/nowhere/docker"), needed_gb=10**9) == ""
-    assert refusal(check_disk, _daemon_at(elsewhere, tmp_path), needed_gb=10**9) == ""
+    for connected in (_daemon_at(here, "/nowhere/docker"), _daemon_at(elsewhere, tmp_path)):
+        assert refusal(check_disk, disk_of(connected), "prune", needed_gb=10**9) == ""
 
 
 def _daemon_at(address: str, root: Path | str) -> SimpleNamespace:
@@ -94,24 +96,23 @@ def test_the_daemon_is_that_of_the_docker_command_s_context(
     ],
 )
 def test_a_secret_s_path_is_one_field_whatever_is_in_it(path: str, option: str) -> None:
-    assert _csv("id=x", f"src={path}") == option
+    assert BUILDERS["buildkit"].secret("x", path) == option
 
 
 def test_a_wheelhouse_is_filled_from_the_site_s_index(tmp_path: Path) -> None:
     (tmp_path / "ours.pem").write_text("-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n")
-    asked = _index(
-        Site(index_url="https://index.example/simple", certificates=(str(tmp_path / "ours.pem"),)), tmp_path
-    )
+    site = Site(certificates=(str(tmp_path / "ours.pem"),))
+    asked = _index(site, "https://index.example/simple", tmp_path)
     assert asked == {"PIP_INDEX_URL": "https://index.example/simple", "PIP_CERT": str(tmp_path / "ca.pem")}
     assert "MII" in (tmp_path / "ca.pem").read_text()
-    assert _index(Site(pip_conf="/etc/pip.conf"), tmp_path) == {"PIP_CONFIG_FILE": "/etc/pip.conf"}
-    assert _index(Site(), tmp_path) == {}
+    assert _index(Site(pip_conf="/etc/pip.conf"), None, tmp_path) == {"PIP_CONFIG_FILE": "/etc/pip.conf"}
+    assert _index(Site(), None, tmp_path) == {}
 
 
 def test_several_certificates_stay_apart_whatever_their_files_end_with(tmp_path: Path) -> None:
     for name in ("a.pem", "b.pem"):
         (tmp_path / name).write_text(f"-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----")
-    _index(Site(certificates=(str(tmp_path / "a.pem"), str(tmp_path / "b.pem"))), tmp_path)
+    _index(Site(certificates=(str(tmp_path / "a.pem"), str(tmp_path / "b.pem"))), None, tmp_path)
     assert (
         "-----END CERTIFICATE-----\n-----BEGIN CERTIFICATE-----\nb.pem\n-----END CERTIFICATE-----\n"
         in (tmp_path / "ca.pem").read_text()

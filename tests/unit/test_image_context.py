@@ -26,8 +26,8 @@ from trainer.image.source import left_out, source_files
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"
 
 
-def job_with(site: dict[str, Any]) -> Job:
-    return tiny_job(image={"tag": "clipship:1", "site": site})
+def job_with(site: dict[str, Any], **image: Any) -> Job:
+    return tiny_job(image={"tag": "clipship:1", "site": site, **image})
 
 
 def test_the_same_job_gives_the_same_archive() -> None:
@@ -38,7 +38,7 @@ def test_the_same_job_gives_the_same_archive() -> None:
 
 
 def test_all_that_the_dockerfile_copies_is_in_the_context() -> None:
-    entries = context(job_with({"apt_mirror": "http://mirror.example/debian"}))
+    entries = context(job_with({}, mirrors={"apt": "http://mirror.example/debian"}))
     text = bytes(entries["Dockerfile"]).decode()
     copied = [
         word
@@ -138,13 +138,13 @@ def _contents(root: Path) -> dict[str, bytes]:
 def test_certificates_and_mirrors_are_in_the_context_and_nowhere_else(tmp_path: Path) -> None:
     for name in ("a.pem", "b.pem"):
         (tmp_path / name).write_text(CERTIFICATE.replace("MII", name))
-    site = {
-        "certificates": ("a.pem", "b.pem"),
-        "index_url": "https://index.example/100%/simple",
-        "apt_mirror": "http://mirror.example/debian",
-        "apt_security_mirror": "http://mirror.example/debian-security",
+    mirrors = {
+        "pip": "https://index.example/100%/simple",
+        "apt": "http://mirror.example/debian",
+        "apt_security": "http://mirror.example/debian-security",
     }
-    entries = context(resolve_paths(job_with(site), tmp_path))
+    job = job_with({"certificates": ("a.pem", "b.pem")}, mirrors=mirrors)
+    entries = context(resolve_paths(job, tmp_path))
     assert bytes(entries["site/certificates.pem"]).count(b"BEGIN CERTIFICATE") == 2
     assert entries["site/apt-mirror"] == b"http://mirror.example/debian\n"
     assert entries["site/apt-security-mirror"] == b"http://mirror.example/debian-security\n"
@@ -352,7 +352,7 @@ def test_an_unknown_failure_gets_no_made_up_cause(output: str) -> None:
 
 
 def test_security_updates_of_a_site_need_its_mirror() -> None:
-    with pytest.raises(InputError, match="apt_security_mirror needs apt_mirror"):
+    with pytest.raises(InputError, match="apt_security needs apt"):
         job_from_table(
-            {"name": "x", "image": {"site": {"apt_security_mirror": "http://mirror.example/s"}}}, "the job"
+            {"name": "x", "image": {"mirrors": {"apt_security": "http://mirror.example/s"}}}, "the job"
         )

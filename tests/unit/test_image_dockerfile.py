@@ -89,25 +89,24 @@ CASES: dict[str, dict[str, Any]] = {
         "env": {"NOTE": 'a "quoted" $value'},
         "run": ("ldconfig", "printf '%s\\n' \"$HOME\" >/opt/note"),
         "labels": {"org.opencontainers.image.vendor": 'Team "A"'},
-        "site": {
-            "certificates": ("ca.pem",),
-            "apt_mirror": "http://mirror.example/debian",
-            "apt_auth": "auth.conf",
-        },
+        "mirrors": {"apt": "http://mirror.example/debian"},
+        "site": {"certificates": ("ca.pem",), "apt_auth": "auth.conf"},
     },
     "passwords": {
         "builder": "buildkit",
-        "site": {
-            "certificates": ("ca.pem",),
-            "apt_mirror": "http://mirror.example/debian",
-            "apt_security_mirror": "http://mirror.example/debian-security",
-            "pip_conf": "pip.conf",
+        "compression": "estargz",
+        "mirrors": {
+            "apt": "http://mirror.example/debian",
+            "apt_security": "http://mirror.example/debian-security",
         },
+        "site": {"certificates": ("ca.pem",), "pip_conf": "pip.conf"},
     },
     "index": {
         "stack": {"cuda": "13.0", "nccl": "2.30.7", "open_clip": "3.3.0"},
-        "site": {"index_url": "https://index.example/simple", "wheelhouse": "/wheels"},
+        "mirrors": {"pip": "https://index.example/simple"},
+        "site": {"wheelhouse": "/wheels"},
     },
+    "mirrored": {"mirrors": {"preset": "tuna", "registry": "mirror.example/hub"}},
     "arm64": {"stack": {"archs": ("9.0", "10.0")}, "platform": "linux/arm64"},
     "plugins": {
         "plugins": ("aws-ofi-nccl",),
@@ -155,19 +154,17 @@ def test_the_same_job_gives_the_same_bytes() -> None:
 
 
 def test_the_site_is_nowhere_in_the_dockerfile() -> None:
-    site = {
-        "index_url": "https://index.secret.example/simple",
-        "apt_mirror": "http://mirror.secret.example/debian",
-        "certificates": ("c.pem",),
-    }
-    text = dockerfile(image_job(site=site))
+    mirrors = {"pip": "https://index.secret.example/simple", "apt": "http://mirror.secret.example/debian"}
+    text = dockerfile(image_job(site={"certificates": ("c.pem",)}, mirrors=mirrors))
     assert "secret.example" not in text
     assert "c.pem" not in text
 
 
 def test_nothing_of_the_site_is_copied_into_the_last_stage() -> None:
     parts = instructions(
-        dockerfile(image_job(site={"certificates": ("c.pem",), "index_url": "https://index.example/simple"}))
+        dockerfile(
+            image_job(site={"certificates": ("c.pem",)}, mirrors={"pip": "https://index.example/simple"})
+        )
     )
     last = max(number for number, part in enumerate(parts) if part["instruction"] == "FROM")
     assert not [part for part in parts[last:] if "site" in part["value"]]
@@ -263,7 +260,7 @@ HADOLINT = Path(sys.executable).with_name("hadolint")
 ALLOWED = {
     "DL3002": "stages that are thrown away stay root; the image's own user is clipship",
     "DL3003": "a cd within one step needs no WORKDIR, which would be a layer",
-    "DL3008": "site.apt_mirror can be a dated snapshot, which pins every package of the system",
+    "DL3008": "mirrors.apt can be a dated snapshot, which pins every package of the system",
     "DL4006": "no step is decided by the first program of a pipe",
 }
 """Rules of hadolint that the Dockerfile breaks, each with the reason."""
@@ -319,11 +316,23 @@ def test_hadolint_refuses_what_no_golden_may_have(tmp_path: Path) -> None:
         ({"cuda_home": "cuda"}, "cuda_home"),
         ({"pip_packages": ("git+https://me:hush@host.example/x.git",)}, "pip_conf"),
         ({"pip_packages": ("x @ https://token@host.example/x.whl",)}, "pip_conf"),
-        ({"site": {"index_url": "https://me:pa/ss@index.example/simple"}}, "pip_conf"),
-        ({"site": {"index_url": "https://me:secret@index.example/simple"}}, "pip_conf"),
-        ({"site": {"index_url": "index.example"}}, "not an address"),
+        ({"mirrors": {"pip": "https://me:pa/ss@index.example/simple"}}, "pip_conf"),
+        ({"mirrors": {"pip": "https://me:secret@index.example/simple"}}, "pip_conf"),
+        ({"mirrors": {"pip": "index.example"}}, "not an address"),
+        *(
+            ({"mirrors": {"registry": name}}, "not a registry")
+            for name in (
+                "mirror",
+                "https://a.example",
+                "a.example/x:1",
+                "a.example/$(id)",
+            )
+        ),
+        ({"mirrors": {"registry": "a.example/\nRUN id"}}, "pattern"),
+        ({"site": {"apt_mirror": "http://mirror.example"}}, "apt_mirror is image.mirrors.apt now"),
+        ({"site": 0}, "valid dictionary"),
         ({"builder": "classic", "site": {"pip_conf": "x"}}, "classic builder"),
-        ({"site": {"pip_conf": "x", "index_url": "https://index.example/simple"}}, "excludes"),
+        ({"site": {"pip_conf": "x"}, "mirrors": {"pip": "https://index.example/simple"}}, "excludes"),
     ],
     ids=json.dumps,
 )
@@ -354,7 +363,7 @@ def test_an_address_without_a_password_is_a_requirement(text: str) -> None:
 
 def test_an_index_may_have_an_at_in_its_path() -> None:
     address = "https://index.example/_packaging/feed@Release/pypi/simple/"
-    assert image_job(site={"index_url": address}).image.site.index_url == address
+    assert image_job(mirrors={"pip": address}).image.mirrors.pip == address
 
 
 def test_apptainer_needs_the_image_s_name() -> None:

@@ -1,11 +1,13 @@
 """Checks of `trainer.image.selftest`, and the options that `clipship image verify` derives from labels."""
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from trainer.image import selftest, verify
+from trainer.image.builder import Stored
 
 FOUND = {"torch": "2.9.0a0", "cuda": "13.0", "nccl": "2.27.7", "archs": ["8.0", "9.0"]}
 
@@ -76,9 +78,6 @@ def test_libraries_with_other_versions_are_named(
     ],
     ids=str,
 )
-def test_verify_asks_for_what_the_labels_promise(
-    monkeypatch: pytest.MonkeyPatch, labels: dict[str, str], words: list[str]
-) -> None:
-    monkeypatch.setattr(verify, "labels", lambda image: labels)
-    assert verify._expectations("any") == words
-    assert verify.has_own_torch("any") == (labels.get("org.clipship.torch") == "base")
+def test_verify_asks_for_what_the_labels_promise(labels: dict[str, str], words: list[str]) -> None:
+    stored = Stored("sha256:1", (), datetime.now(UTC), {"Labels": labels}, 1)
+    assert verify._expectations(stored) == words

@@ -21,7 +21,7 @@ from tests.support.refusals import refusal
 from trainer.cli.main import main
 from trainer.config import Job
 from trainer.errors import ClusterError
-from trainer.image import squash as squashing
+from trainer.image import docker_builders
 from trainer.image.squash import squash
 from trainer.launch.schedulers import settled
 from trainer.launch.slurm.image_file import with_image_file
@@ -36,7 +36,10 @@ class Daemon:
     """A Docker daemon with one image, whose export has these chunks."""
 
     def __init__(self) -> None:
-        self.image = SimpleNamespace(id=ID, attrs={"RepoDigests": [], "Size": 6, "Config": {}})
+        self.image = SimpleNamespace(
+            id=ID,
+            attrs={"RepoDigests": [], "Size": 6, "Config": {}, "Created": "2026-11-27T00:00:00.123456789Z"},
+        )
         self.chunks: Callable[[], Iterator[bytes]] = lambda: iter([b"abc", b"def"])
         self.put: list[bytes] = []
         self.created: list[str] = []
@@ -83,7 +86,7 @@ def docker(programs: object, monkeypatch: pytest.MonkeyPatch) -> Daemon:
         except OSError as problem:
             raise ClusterError(f"{what}: {problem}") from None
 
-    monkeypatch.setattr(squashing, "daemon", connected)
+    monkeypatch.setattr(docker_builders, "daemon", connected)
     return found
 
 
@@ -182,7 +185,7 @@ def test_an_export_that_breaks_off_leaves_nothing(docker: Daemon, images: Path) 
         raise OSError("the connection was lost")
 
     docker.chunks = chunks
-    with pytest.raises(ClusterError, match=rf"{TAG} was not exported: the connection was lost"):
+    with pytest.raises(ClusterError, match=rf"{ID} was not exported: the connection was lost"):
         squash(job(images))
     assert entries(images) == []
 
@@ -274,7 +277,7 @@ def test_without_the_daemon_s_image_enroot_takes_it_from_the_registry(
     def refused(what: str) -> None:
         raise ClusterError("Docker is not installed")
 
-    monkeypatch.setattr(squashing, "daemon", refused)
+    monkeypatch.setattr(docker_builders, "daemon", refused)
     with pytest.raises(ClusterError, match="Docker is not installed; or run this where enroot is installed"):
         squash(job(images))
     log = tmp_path / "log"
@@ -351,7 +354,7 @@ def test_the_file_of_another_image_of_that_name_is_not_taken_in_silence(
     found, said = with_image_file(job(images))
     assert found.slurm.image is None
     assert said.startswith(
-        f"{images} has no file of {TAG} as Docker has it here, {OTHER}: {there} is another, so that each "
+        f"{images} has no file of {TAG} as docker has it here, {OTHER}: {there} is another, so that each "
         "of 2 nodes imports the image from its registry"
     )
 

@@ -7,6 +7,7 @@ import click
 
 from trainer.cli.options import Group, NearChoice, job_argument, set_option
 from trainer.cli.output import print_json
+from trainer.config.builders import ABILITIES
 from trainer.text.paste import command as paste
 from trainer.text.terminal import say
 from trainer.text.wording import many
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from trainer.config import Job
 
 _FORMS = ("lines", "cyclonedx", "spdx")
+_builder = click.option(
+    "--builder",
+    type=NearChoice(("auto", *ABILITIES)),
+    default="auto",
+    show_default=True,
+    help="The one that has the image; auto: the Docker daemon, else podman or buildah.",
+)
 
 
 @click.group(cls=Group)
@@ -29,8 +37,16 @@ def command() -> None:
 
 def _load(job_path: Path, overrides: tuple[str, ...]) -> "Job":
     from trainer.config.loader import load_job
+    from trainer.errors import InputError
 
-    return load_job(job_path, overrides)
+    job = load_job(job_path, overrides)
+    if not job.resources.row.runs_cuda:
+        raise InputError(
+            "clipship makes images for CUDA alone, and resources.accelerator = "
+            f'"{job.resources.accelerator}": name an image of your own, with Clipship and that torch in it, '
+            "in image.tag"
+        )
+    return job
 
 
 def _say_what_is_left_out() -> None:
@@ -44,9 +60,9 @@ def _say_what_is_left_out() -> None:
 @command.command()
 @job_argument
 @set_option
-@click.option("--any-disk", is_flag=True, help="Do not check that the daemon's disk has enough space.")
+@click.option("--any-disk", is_flag=True, help="Do not check that the builder's disk has enough space.")
 def build(job_path: Path, overrides: tuple[str, ...], any_disk: bool) -> None:
-    """Build JOB's image with the local Docker daemon; prints its id."""
+    """Build JOB's image with Docker, podman or buildah; prints its id."""
     from trainer.image.build import build as build_image
 
     _say_what_is_left_out()
@@ -70,19 +86,19 @@ def context(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
 
 @command.command()
 @click.argument("image", metavar="IMAGE")
-def verify(image: str) -> None:
+@_builder
+def verify(image: str, builder: str) -> None:
     """Verify IMAGE again: Horovod, one NCCL, a model, two ranks under mpirun and clipship run.
 
     The facts found are printed as JSON.
     """
     from trainer.errors import ClusterError
-    from trainer.image.verify import has_own_torch
+    from trainer.image.verify import OF_BASE
     from trainer.image.verify import verify as verify_image
 
-    facts, row = verify_image(image)
-    own = has_own_torch(image)
-    print_json({"stack": "base" if own else row and row.torch, **facts}, pretty=True)
-    if own:
+    stack, facts, row = verify_image(image, builder)
+    print_json({"stack": stack, **facts}, pretty=True)
+    if stack == OF_BASE:
         sentence = (
             f"stack base: torch {facts['torch']}, CUDA {facts['cuda']}, NCCL {facts['nccl']}, as the "
             "image's base brought them"
@@ -110,7 +126,8 @@ def verify(image: str) -> None:
     show_default=True,
     help="lines: tabs between the columns; CycloneDX 1.6 or SPDX 2.3 as JSON, for scanners.",
 )
-def sbom(image: str, to: str) -> None:
+@_builder
+def sbom(image: str, to: str, builder: str) -> None:
     """List the packages installed in IMAGE, one per line: origin, name, version, licence.
 
     The order is fixed. A document names the image by its digest, and is checked against its standard.
@@ -118,7 +135,7 @@ def sbom(image: str, to: str) -> None:
     from trainer.image.sbom_documents import written
     from trainer.image.verify import contents
 
-    click.echo(written(to, lambda: contents(image)), nl=False)
+    click.echo(written(to, lambda: contents(image, builder)), nl=False)
 
 
 @command.command()
@@ -126,16 +143,27 @@ def sbom(image: str, to: str) -> None:
 @set_option
 def push(job_path: Path, overrides: tuple[str, ...]) -> None:
     """Send JOB's image to the registry in its name; prints the name with its digest, for image.tag."""
-    from trainer.errors import InputError
     from trainer.image.build import push as push_image
 
-    tag = _load(job_path, overrides).image.tag
-    if tag is None:
-        raise InputError(
-            "image.tag: missing; give the registry and the image's name, such as "
-            "registry.example/team/clipship:1"
-        )
-    click.echo(push_image(tag))
+    click.echo(push_image(_load(job_path, overrides)))
+
+
+@command.command()
+@click.argument("image", metavar="IMAGE")
+@click.option(
+    "--key",
+    required=True,
+    help="Private key, as cosign takes it: a file, env://NAME, awskms://..., hashivault://..., k8s://...",
+)
+@_builder
+def sign(image: str, key: str, builder: str) -> None:
+    """Sign IMAGE, NAME@sha256:..., in its registry by cosign, and attach its provenance and its packages.
+
+    All is read back and verified; what was attached is printed as JSON. No public log is told.
+    """
+    from trainer.image.sign import sign as sign_image
+
+    print_json({"image": image, "signed": True, "attached": sign_image(image, key, builder)})
 
 
 @command.command()
@@ -159,7 +187,7 @@ def wheelhouse(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None
 def squash(job_path: Path, overrides: tuple[str, ...], any_disk: bool) -> None:
     """Make the file in slurm.image_dir from which pyxis starts JOB's image; prints its path.
 
-    No node then imports the image. It comes from the local Docker daemon, else by enroot from its registry.
+    No node then imports the image. It comes from this machine's builder, else by enroot from its registry.
     """
     from trainer.image.squash import squash as make
 

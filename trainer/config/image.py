@@ -1,11 +1,13 @@
 """`[stack]` and `[image]`: the container that ranks run in, and the parts that it is built from."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from trainer.config.builders import ABILITIES
 from trainer.config.keys import JobPath, OnlyIf
+from trainer.config.mirrors import Line, Mirrors
 from trainer.config.types import (
     ABSOLUTE_PATH,
     COMPUTE_CAPABILITY,
@@ -42,13 +44,14 @@ _LARGEST_PORT = 65535
 _APT_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[\w.+:~-]+)?", re.ASCII)
 _RELEASE = re.compile(RELEASE, re.ASCII)
 
-Line = Annotated[str, StringConstraints(min_length=1, pattern=ONE_LINE)]
 Version = Annotated[str, StringConstraints(pattern=VERSION)]
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9._/-]*[a-z0-9])?", re.ASCII)
-_OWN_LABELS = ("org.clipship.", "org.opencontainers.image.revision")
+_OWN_LABELS = ("org.clipship.", "org.opencontainers.image.revision", "org.opencontainers.image.base.")
 """Labels that say what the image was built from."""
 
+_MOVED = {"index_url": "pip", "apt_mirror": "apt", "apt_security_mirror": "apt_security"}
+"""Keys that [image.site] had, and those of [image.mirrors] that took their place."""
 _SET_BY_THE_IMAGE = {"PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA"}
 
 
@@ -94,22 +97,14 @@ class Site(Section):
 
     certificates: Annotated[tuple[Text, ...], JobPath(ranks=False)] = ()
     """Files of CA certificates (PEM) that apt and pip trust in addition to the base's own."""
-    index_url: Line | None = None
-    """URL of the package index that pip asks, without a password: passwords go into pip_conf."""
-    apt_mirror: Line | None = None
-    """URL of the archive of Debian's or Ubuntu's packages, http(s)://host/path; a dated snapshot makes builds
-    repeatable."""
-    apt_security_mirror: Line | None = None
-    """URL of the security updates, given with apt_mirror: Debian has a separate archive for them, Ubuntu the
-    same one. None: no security updates."""
     wheelhouse: Annotated[Text | None, JobPath("folder", ranks=False)] = None
     """Folder that `clipship image wheelhouse` filled; pip then asks no index."""
     sources: Annotated[Text | None, JobPath("folder", ranks=False)] = None
     """Folder with the archives of image.plugins, which `clipship fabrics explain NAME` names. None: the build
     downloads them."""
     pip_conf: Annotated[Text | None, JobPath(ranks=False)] = None
-    """A pip.conf with passwords. It reaches the build as a secret of BuildKit; the classic builder is
-    refused."""
+    """A pip.conf with passwords. It reaches the build as a secret; the classic builder, which cannot keep
+    one, is refused."""
     apt_auth: Annotated[Text | None, JobPath(ranks=False)] = None
     """A file with passwords for apt's auth.conf.d; it reaches the build as pip_conf does."""
 
@@ -120,27 +115,15 @@ class Site(Section):
             name: path for name, path in (("pip_conf", self.pip_conf), ("apt_auth", self.apt_auth)) if path
         }
 
-    @model_validator(mode="after")
-    def _one_security_archive(self) -> "Site":
-        if self.apt_security_mirror and not self.apt_mirror:
-            raise ValueError(
-                "apt_security_mirror needs apt_mirror: without apt_mirror the base keeps its own addresses"
-            )
-        return self
-
-    @field_validator("index_url", "apt_mirror", "apt_security_mirror")
+    @model_validator(mode="before")
     @classmethod
-    def _an_address(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        if not re.fullmatch(r"https?://[^\s/]\S*", value):
-            raise ValueError(f'"{value}" is not an address; expected http://host/path or https://host/path')
-        if secret := secret_in(value):
-            raise ValueError(
-                f"contains {secret}, which would stay in the build's records: put it into the file that "
-                "pip_conf or apt_auth names"
+    def _moved(cls, table: Any) -> Any:
+        if isinstance(table, dict):
+            refuse(
+                (f"{old} is image.mirrors.{new} now" for old, new in _MOVED.items() if old in table),
+                "write it there",
             )
-        return value
+        return table
 
 
 class Image(Section):
@@ -183,8 +166,14 @@ class Image(Section):
     with any text."""
     labels: dict[Text, Annotated[str, StringConstraints(pattern=ONE_LINE)]] = Field(default_factory=dict)
     """Additional labels of the image, such as `"org.opencontainers.image.vendor" = "Team"`."""
-    builder: Literal["auto", "classic", "buildkit"] = "auto"
-    """auto: BuildKit if a secret needs it, else the classic builder, which every Docker daemon has."""
+    builder: Literal["auto", "classic", "buildkit", "podman", "buildah"] = "auto"
+    """Program that builds the image; podman and buildah need no daemon and no root. auto: BuildKit if a
+    secret needs it, else the classic builder, which every Docker daemon has; podman or buildah where no
+    daemon answers."""
+    compression: Literal["gzip", "zstd", "zstd:chunked", "estargz"] = "gzip"
+    """Form in which layers are pushed. A node that knows estargz (BuildKit) or zstd:chunked (podman, buildah)
+    pulls of a changed layer only the files that it lacks; zstd unpacks faster than gzip."""
+    mirrors: Mirrors = optional_section(Mirrors)
     site: Site = optional_section(Site)
 
     @field_validator("tag", "base")
@@ -265,18 +254,27 @@ class Image(Section):
 
     @model_validator(mode="after")
     def _one_index(self) -> "Image":
-        if self.site.pip_conf and (self.site.index_url or self.site.wheelhouse):
+        if self.site.pip_conf and (self.mirrors.pip or self.site.wheelhouse):
             raise ValueError(
-                "site.pip_conf excludes site.index_url and site.wheelhouse: name the index in that file"
+                "site.pip_conf excludes mirrors.pip and site.wheelhouse: name the index in that file"
             )
         return self
 
     @model_validator(mode="after")
-    def _secrets_need_buildkit(self) -> "Image":
-        if self.builder == "classic" and self.site.secrets:
+    def _the_builder_can(self) -> "Image":
+        able = ABILITIES.get(self.builder)
+        if able and self.site.secrets and not able.keeps_secrets:
             raise ValueError(
-                "the classic builder would keep the passwords of "
+                f"the {self.builder} builder would keep the passwords of "
                 f"site.{' and site.'.join(self.site.secrets)} in the image's history; "
                 'set builder = "buildkit" or leave it at "auto"'
+            )
+        if self.compression not in (able.compressions if able else ("gzip",)):
+            fit = " or ".join(
+                f'"{name}"' for name, row in ABILITIES.items() if self.compression in row.compressions
+            )
+            raise ValueError(
+                f'the builder "{self.builder}" does not push layers with compression = "{self.compression}"; '
+                f"set builder = {fit}"
             )
         return self

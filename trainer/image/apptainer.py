@@ -4,9 +4,9 @@ Pure: uses no clock, no network and no daemon.
 """
 
 from trainer.config import Job
+from trainer.config.image_name import for_enroot
 from trainer.errors import InputError
 from trainer.image.recipe import recipe
-from trainer.launch.image_name import for_enroot
 from trainer.launch.templates import render
 
 

@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 
 from trainer.config import Job
-from trainer.config.stack_table import StackTable, number
+from trainer.config.mirrors import Mirrors, path_at_hub
+from trainer.config.stack_table import ARCHITECTURES, StackTable, number, table
 
 STAGES = (
     "site",
@@ -90,6 +91,22 @@ def system_name(job: Job, known: StackTable) -> str | None:
         return job.image.os
     named = base_of(job, known).distribution
     return named if named in known.systems else None
+
+
+def mirrors_of(job: Job) -> Mirrors:
+    """Returns the mirrors that the job's build asks, a preset's among them.
+
+    pip asks no preset's index if the job has a pip.conf of its own.
+    """
+    system = system_name(job, table()) or ""
+    found = job.image.mirrors.with_preset(system, ARCHITECTURES[job.image.platform])
+    return found.model_copy(update={"pip": None}) if job.image.site.pip_conf else found
+
+
+def mirrored_base(job: Job) -> str | None:
+    """Returns the base's name at the job's mirror of Docker Hub; None if the build takes `image.base`."""
+    registry, path = job.image.mirrors.registry, path_at_hub(job.image.base)
+    return f"{registry}/{path}" if registry and path else None
 
 
 def _distribution(name: str, known: StackTable) -> str | None:

@@ -4,9 +4,9 @@ import re
 
 from trainer.sysinfo.own_table import own_table
 
-_STEP = re.compile(r"^(?:Step \d+/\d+ : |#\d+ \[| > \[)", re.MULTILINE)
-"""First line of a step, as printed by the classic builder, by BuildKit, or in BuildKit's excerpt of the
-failed step."""
+_STEP = re.compile(r"^(?:Step \d+/\d+ : |#\d+ \[| > \[|(?:\[\d+/\d+\] )?STEP \d+/\d+: )", re.MULTILINE)
+"""First line of a step, as printed by the classic builder, by BuildKit, in BuildKit's excerpt of the failed
+step, or by podman and buildah."""
 
 
 def likely_cause(output: str) -> str | None:

@@ -13,7 +13,9 @@ from typing import BinaryIO
 from trainer.config import Job
 from trainer.config.image import Site
 from trainer.config.image_plugins import PLUGINS
+from trainer.config.mirrors import Mirrors
 from trainer.errors import InputError
+from trainer.image.base import mirrors_of
 from trainer.image.dockerfile import dockerfile
 from trainer.image.source import source_files
 from trainer.text.paste import word
@@ -26,13 +28,17 @@ def context(job: Job) -> dict[str, Entry]:
 
     Raises InputError that lists what is missing.
     """
-    entries = {"Dockerfile": dockerfile(job).encode(), **source_files(), **_site(job.image.site)}
+    entries = {
+        "Dockerfile": dockerfile(job).encode(),
+        **source_files(),
+        **_site(job.image.site, mirrors_of(job)),
+    }
     return entries | _archives(job)
 
 
 def check_files(site: Site) -> None:
     """Raises InputError if a file that [image.site] names is missing or of the wrong kind."""
-    _site(site)
+    _site(site, Mirrors())
     for name, path in site.secrets.items():
         if not Path(path).is_file():
             raise InputError(f"image.site.{name}: the file {path} does not exist")
@@ -97,16 +103,16 @@ def certificates(site: Site) -> bytes:
     return b"".join(_certificate(Path(name)) for name in site.certificates)
 
 
-def _site(site: Site) -> dict[str, Entry]:
+def _site(site: Site, mirrors: Mirrors) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     if site.certificates:
         entries["site/certificates.pem"] = certificates(site)
-    for name, address in (("apt-mirror", site.apt_mirror), ("apt-security-mirror", site.apt_security_mirror)):
+    for name, address in (("apt-mirror", mirrors.apt), ("apt-security-mirror", mirrors.apt_security)):
         if address:
             entries[f"site/{name}"] = f"{address}\n".encode()
     if site.wheelhouse:
         entries |= {f"site/wheelhouse/{path.name}": path.resolve() for path in _wheels(Path(site.wheelhouse))}
-    entries["site/pip.conf"] = _pip_conf(site).encode()
+    entries["site/pip.conf"] = _pip_conf(site, mirrors.pip).encode()
     return entries
 
 
@@ -149,13 +155,13 @@ def _wheels(folder: Path) -> list[Path]:
     return packages
 
 
-def _pip_conf(site: Site) -> str:
+def _pip_conf(site: Site, index: str | None) -> str:
     lines = ["[global]"]
     if site.certificates:
         lines.append("cert = /site/ca.pem")
-    if site.index_url:
+    if index:
         # pip.conf interpolates % as configparser does
-        lines.append(f"index-url = {site.index_url.replace('%', '%%')}")
+        lines.append(f"index-url = {index.replace('%', '%%')}")
     if site.wheelhouse:
         lines += ["no-index = true", "find-links = /site/wheelhouse"]
     return "\n".join(lines) + "\n"

@@ -20,7 +20,7 @@ _LOCAL = "http+docker://localhost"
 """Address that the SDK reports for a daemon behind a socket of this machine."""
 
 BUILD_GB = 25
-"""GB that a build needs on the daemon's disk: the wheels once in their stage, once in the image, and once
+"""GB that a build needs on the builder's disk: the wheels once in their stage, once in the image, and once
 more while layers are made."""
 
 
@@ -154,20 +154,19 @@ def _first_line(*command: str) -> str:
     return lines[0].strip() if lines else ""
 
 
-def check_disk(connected: Any, needed_gb: int = BUILD_GB) -> None:
-    """Raises ClusterError if the daemon's disk is too full for a build.
+def disk_of(connected: Any) -> str | None:
+    """Returns the folder with the daemon's images; None if the daemon is on another machine."""
+    return connected.info().get("DockerRootDir", "") if connected.api.base_url == _LOCAL else None
 
-    Only the disk of a daemon on this machine is checked.
-    """
-    if connected.api.base_url != _LOCAL:
-        return
-    root = connected.info().get("DockerRootDir", "")
+
+def check_disk(folder: str | None, prune: str, needed_gb: int = BUILD_GB) -> None:
+    """Raises ClusterError if the disk with a builder's images, which `prune` would clean, is too full."""
     try:
-        free_gb = shutil.disk_usage(root).free / 1e9
+        free_gb = shutil.disk_usage(folder or "").free / 1e9
     except OSError:
-        return  # this machine does not see the daemon's folder: it is rootless, or in a virtual machine
+        return  # this machine does not see the folder: its daemon is elsewhere, rootless, or in a virtual one
     if free_gb < needed_gb:
         raise ClusterError(
-            f"the disk of {root} has {free_gb:.0f} GB free, but a build needs {needed_gb}: "
-            "`docker system prune` deletes unused data; or continue at your own risk with --any-disk"
+            f"the disk of {folder} has {free_gb:.0f} GB free, but a build needs {needed_gb}: "
+            f"`{prune}` deletes unused data; or continue at your own risk with --any-disk"
         )

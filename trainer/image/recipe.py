@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from trainer.config import Job
 from trainer.config.image import Image, Site
 from trainer.config.image_plugins import PLUGINS, Plugin
+from trainer.config.mirrors import Mirrors
 from trainer.config.stack_table import ARCHITECTURES, StackRow, StackTable, System, number, table
-from trainer.image.base import base_of, system_name
+from trainer.image.base import base_of, mirrored_base, mirrors_of, system_name
 from trainer.image.compatibility import check_stack
 from trainer.image.toolchain import compiler, cuda_of, toolkit
 from trainer.model.packages import image_has_text, image_packages
@@ -58,6 +59,8 @@ class Recipe:
     /etc/os-release."""
     architecture: str
     """Debian's name of the processor that the image is for."""
+    mirrored_base: str | None
+    """Name of the base at the job's mirror of Docker Hub; None if the build takes `image.base` itself."""
     own_base: bool
     """True if the base is a site's own, which may hold more than its name tells."""
     selftest_options: tuple[str, ...]
@@ -83,6 +86,11 @@ class Recipe:
     access: Access
     env: dict[str, str]
     labels: dict[str, str]
+
+    @property
+    def base(self) -> str:
+        """The image that the stages start from, as FROM takes it."""
+        return "${BASE}" if self.mirrored_base else self.image.base
 
     @property
     def extras(self) -> bool:
@@ -171,6 +179,7 @@ def recipe(job: Job) -> Recipe:
         row=row,
         system=system,
         architecture=ARCHITECTURES[job.image.platform],
+        mirrored_base=mirrored_base(job),
         own_base=not base_of(job, known).says_all,
         selftest_options=_selftest_options(job, row, known),
         promise=json.dumps(promised) if (promised := _versions(job, row)) else "",
@@ -189,7 +198,7 @@ def recipe(job: Job) -> Recipe:
             *(() if gcc == distribution.gcc[0] else (f"g++-{gcc}",)),
             *(("libopenmpi-dev",) if image.mpi == "debian" else ()),
         ),
-        access=_access(image.site),
+        access=_access(image.site, mirrors_of(job)),
         env=_environment(job, row),
         labels=_labels(job, row, distribution.python, known),
     )
@@ -233,8 +242,8 @@ def _mpi(job: Job, distribution: System) -> str:
     ]
 
 
-def _access(site: Site) -> Access:
-    files = bool(site.certificates or site.index_url or site.apt_mirror or site.wheelhouse or site.sources)
+def _access(site: Site, mirrors: Mirrors) -> Access:
+    files = bool(site.certificates or mirrors.pip or mirrors.apt or site.wheelhouse or site.sources)
     return Access(
         files=files,
         apt=_APT_SECRET if site.apt_auth else "",
@@ -268,12 +277,16 @@ def _brought(row: StackRow, python: str) -> dict[str, str]:
 
 
 def _labels(job: Job, row: StackRow | None, python: str, known: StackTable) -> dict[str, str]:
-    image = {**job.image.model_dump(mode="json", exclude={"tag", "site"}), "compiler": job.compiler_in_image}
+    image = {
+        **job.image.model_dump(mode="json", exclude={"tag", "site", "mirrors", "compression"}),
+        "compiler": job.compiler_in_image,
+    }
     if image_has_text(job):
         image["text"] = True
     described = json.dumps([job.stack.model_dump(mode="json"), image], sort_keys=True)
     return {
         "org.opencontainers.image.title": f"Clipship for {job.name}",
+        "org.opencontainers.image.base.name": job.image.base,
         "org.clipship.torch": job.stack.torch,
         **{
             f"org.clipship.{name}": value

@@ -6,6 +6,7 @@ the facts found, stderr one line for each check. The exit code is 0 if all check
 """
 
 import json
+import os
 import platform
 import re
 import shutil
@@ -28,6 +29,11 @@ from trainer.run.layout import RESULT_FILE
 _HOROVOD_FEATURES = ("PyTorch", "MPI", "Gloo", "NCCL")
 _RANK_MINUTES = 5
 _SAME = 1e-4
+_FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_STATE_HOME")
+"""Variables with the folders of compiled kernels and of the list of runs, which the image must not keep.
+
+Headers that torch has compiled lie in TMPDIR, whatever these say.
+"""
 
 
 class SelfTestFailed(Exception):
@@ -57,11 +63,15 @@ def main(libraries: bool, compiler: bool, **expected: str | None) -> None:
     if libraries:
         print(json.dumps(_libraries()))
         return
-    try:
-        facts = dict(_checks({name: value for name, value in expected.items() if value}, compiler=compiler))
-    except SelfTestFailed as problem:
-        print(f"self-test: FAILED: {problem}", file=sys.stderr)
-        sys.exit(1)
+    with tempfile.TemporaryDirectory(prefix="selftest-") as own:  # torch makes a folder as it is imported
+        os.environ |= {"TMPDIR": own, **{name: str(Path(own, name)) for name in _FOLDERS}}
+        try:
+            facts = dict(
+                _checks({name: value for name, value in expected.items() if value}, compiler=compiler)
+            )
+        except SelfTestFailed as problem:
+            print(f"self-test: FAILED: {problem}", file=sys.stderr)
+            sys.exit(1)
     print(json.dumps(facts, indent=2))
 
 
@@ -191,10 +201,6 @@ def _step(
             "comm": {"backend": backend, "launcher": launcher},
             "logging": {"runs": str(folder), "every_steps": 1},
             "resources": {"cpus_per_gpu": 1},
-            "env": {
-                "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-                "TRITON_CACHE_DIR": str(folder / "triton"),
-            },
         }
         job = job_from_table(table, "the self-test's job")
         with stdout_is_stderr():

@@ -48,6 +48,17 @@ def by_git(root: Path = ROOT) -> bool:
     return (root / ".git").exists() and shutil.which("git") is not None
 
 
+def revision() -> str:
+    """Returns the checkout's commit, with a plus if files differ; "unknown" if git cannot tell."""
+    if not by_git():
+        return "unknown"
+    described = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 def _tracked(root: Path) -> list[str]:
     """Returns the tracked files in the order of the folders, without those deleted since the last commit."""
     names = _git(root, "--cached", "--", *_FILES, *_FOLDERS)

@@ -1,6 +1,6 @@
 """Makes the squashfs file from which pyxis and enroot start a job's image, once for all nodes.
 
-The image comes out of this machine's Docker daemon through mksquashfs, or by enroot from its registry.
+A builder on this machine gives the image to mksquashfs, or enroot takes it from its registry.
 Imports no torch.
 """
 
@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Job
+from trainer.config.image_name import for_enroot
 from trainer.errors import ClusterError, InputError
-from trainer.image.daemon import daemon, stored_image
+from trainer.image.builder import Builder, Stored
+from trainer.image.builders import found
 from trainer.launch.commands import answer_of
-from trainer.launch.image_name import for_enroot
 from trainer.launch.slurm.image_file import file_in, path_of, record
 from trainer.launch.templates import render
 from trainer.safe_io.folders import whole_folder
@@ -62,7 +63,7 @@ def squash(job: Job, *, any_disk: bool = False) -> Path:
         )
     if shutil.which("mksquashfs") is None:
         raise InputError(f"mksquashfs is not on PATH: install {_PACKAGE}")
-    source = _source(tag, _ARCH[job.image.platform])
+    source = _source(job, tag)
     path = path_of(image_dir, tag, source.digests[0])
     made = file_in(path.parent)
     try:
@@ -77,26 +78,22 @@ def squash(job: Job, *, any_disk: bool = False) -> Path:
     return path
 
 
-def _source(tag: str, arch: str) -> _Source:
-    """Returns the image in this machine's Docker daemon; without that, the one in its registry."""
+def _source(job: Job, tag: str) -> _Source:
+    """Returns the image that a builder has on this machine; without that, the one in its registry."""
     try:
-        return _in_daemon(tag)
+        return _in_builder(*found(tag, job.image.builder), tag)
     except (InputError, ClusterError) as problem:
         if shutil.which("enroot") is None:
             raise ClusterError(
                 f"{problem}; or run this where enroot is installed, which takes the image from its registry"
             ) from None
         say(f"{problem}; enroot takes the image from its registry")
-    return _in_registry(tag, arch)
+    return _in_registry(tag, _ARCH[job.image.platform])
 
 
-def _in_daemon(tag: str) -> _Source:
-    with daemon(tag) as connected:
-        image = stored_image(connected, tag)
-        names = [image.id, *(image.attrs.get("RepoDigests") or ())]
-    size = int(image.attrs["Size"])
-    digests = tuple(name.rpartition("@")[2] for name in names)
-    return _Source(digests, partial(_export, tag, image.id, image.attrs["Config"], size), size)
+def _in_builder(builder: Builder, stored: Stored, tag: str) -> _Source:
+    digests = tuple(name.rpartition("@")[2] for name in (stored.id, *stored.names))
+    return _Source(digests, partial(_export, builder, stored, tag), stored.size)
 
 
 def _in_registry(tag: str, arch: str) -> _Source:
@@ -140,15 +137,10 @@ def _check_space(folder: Path, needed: int) -> None:
         )
 
 
-def _export(tag: str, image: str, config: Mapping[str, Any], size: int, file: Path) -> None:
-    """Write an image of the daemon, out of a container of it that never runs."""
-    with daemon(f"{tag} was not exported") as connected:
-        container = connected.containers.create(image, ["true"], entrypoint="", network_mode="none")
-        try:
-            container.put_archive("/", _files_for_enroot(tag, config))
-            _squash_stream(container.export(), size, file)
-        finally:
-            container.remove(force=True)
+def _export(builder: Builder, stored: Stored, tag: str, file: Path) -> None:
+    """Write an image of a builder, out of a container of it that never runs."""
+    with builder.export(stored.id, _files_for_enroot(tag, stored.config)) as chunks:
+        _squash_stream(chunks, stored.size, file)
 
 
 def _files_for_enroot(tag: str, config: Mapping[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ from trainer.config import Job
 from trainer.config.image import Site
 from trainer.config.stack_table import MACHINES, StackRow, number, table
 from trainer.errors import ClusterError, InputError
-from trainer.image.base import system_name
+from trainer.image.base import mirrors_of, system_name
 from trainer.image.context import certificates, check_files
 from trainer.image.pins import pins
 from trainer.image.recipe import recipe
@@ -28,8 +28,8 @@ _GLIBC_MINOR = 28  # glibc 2.28, which is enough for most wheels
 def fill(job: Job, folder: Path) -> int:
     """Download wheels and Horovod's source; returns how many files the folder then has.
 
-    The wheels are for the image's Python, not for this one. pip asks the index that [image.site] names, as
-    the build does. Raises InputError if the folder cannot be made, ClusterError if pip fails.
+    The wheels are for the image's Python, not for this one. pip asks the index of the job's mirrors, as the
+    build does. Raises InputError if the folder cannot be made, ClusterError if pip fails.
     """
     site = job.image.site.model_copy(update={"wheelhouse": None})  # the job may already name this folder
     known, made, docker = table(), recipe(job), FOLDER / "docker"
@@ -60,7 +60,7 @@ def fill(job: Job, folder: Path) -> int:
     if made.toolkit == "pypi":
         lists.append(docker / made.nvcc_pins)
     with tempfile.TemporaryDirectory() as scratch:
-        index = _index(site, Path(scratch))
+        index = _index(site, mirrors_of(job).pip, Path(scratch))
         for locked in lists:
             _pip(folder, index, *target, "--require-hashes", "--no-deps", "--requirement", str(locked))
         if made.image.pip_packages:
@@ -99,12 +99,12 @@ def _platforms(row: StackRow | None, platform: str) -> list[str]:
     ]
 
 
-def _index(site: Site, scratch: Path) -> dict[str, str]:
+def _index(site: Site, mirror: str | None, scratch: Path) -> dict[str, str]:
     """Returns the variables that make pip ask this site's index.
 
     It is empty if the job names no index; then pip's own configuration applies.
     """
-    variables = {"PIP_CONFIG_FILE": site.pip_conf, "PIP_INDEX_URL": site.index_url}
+    variables = {"PIP_CONFIG_FILE": site.pip_conf, "PIP_INDEX_URL": mirror}
     if site.certificates:
         bundle = scratch / "ca.pem"
         system = Path(ssl.get_default_verify_paths().cafile or _SYSTEM_S)

@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,15 +19,22 @@ BASES = {"bookworm": "debian-12", "trixie": "debian-13"}
 @contextmanager
 def daemon(folder: Path) -> Iterator[None]:
     """Images and layers stay for the next time; a daemon that was started here is stopped."""
-    if _answers():
+    if _answers({}):
         yield
         return
+    with dockerd(folder / "dockerd.log"):
+        yield
+
+
+@contextmanager
+def dockerd(log: Path, *options: str, **variables: str) -> Iterator[None]:
+    """A daemon that is started here, and stopped; `variables` say to the docker command where it is."""
     with (
-        (folder / "dockerd.log").open("wb") as log,
-        subprocess.Popen(["nice", "dockerd"], stdout=log, stderr=log) as process,
+        log.open("wb") as output,
+        subprocess.Popen(["nice", "dockerd", *options], stdout=output, stderr=output) as process,
     ):
         try:
-            _wait_for(process, folder / "dockerd.log")
+            _wait_for(process, log, variables)
             yield
         finally:
             process.terminate()
@@ -107,13 +114,13 @@ def wait_for_port(port: int) -> None:
         time.sleep(0.1)
 
 
-def _answers() -> bool:
-    return subprocess.run(["docker", "info"], capture_output=True).returncode == 0
+def _answers(variables: Mapping[str, str]) -> bool:
+    return subprocess.run(["docker", "info"], env=os.environ | variables, capture_output=True).returncode == 0
 
 
-def _wait_for(process: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait_for(process: "subprocess.Popen[bytes]", log: Path, variables: Mapping[str, str]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while not _answers():
+    while not _answers(variables):
         gave_up = process.poll() is not None or time.monotonic() > deadline
         assert not gave_up, f"dockerd does not start:\n{log.read_text()[-2000:]}"
         time.sleep(0.5)

@@ -4,15 +4,14 @@ change costs.
 
 import json
 import re
-import shutil
-import subprocess
-import uuid
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.image import daemon
-from tests.cluster.image.daemon import docker, wait_for_port
+from tests.cluster.image import daemon, storage
+from tests.cluster.image.daemon import docker
 from tests.cluster.image.images import (
     ROOT,
     SSHD_OF_ROOT,
@@ -21,6 +20,7 @@ from tests.cluster.image.images import (
     Sshd,
     build,
     build_stage,
+    changed_copy,
     clipship,
     in_image,
     over_ssh,
@@ -28,7 +28,6 @@ from tests.cluster.image.images import (
 )
 from trainer.config.stack_table import table
 from trainer.demo.__main__ import prepare as prepare_demo
-from trainer.sysinfo.addresses import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3600)]
 
@@ -72,9 +71,10 @@ def test_no_compiler_cache_toolkit_or_site_is_in_the_image(default_image: Built)
     look = r"""
         for tool in cc gcc g++ c++ make cmake nvcc ptxas; do command -v $tool; done
         ls -d /site /docker /layer /clipship /build /etc/apt/apt.conf.d/99site /root/.cache \
-            /etc/ssh/ssh_host_* 2>/dev/null
+            /home/clipship/.local /home/clipship/.cache /etc/ssh/ssh_host_* 2>/dev/null
         find /opt/clipship -name '*.a' -o -name nvcc
-        find /var/lib/apt/lists /var/cache/apt /tmp -type f
+        find /var/lib/apt/lists /var/cache/apt -type f
+        find /tmp -mindepth 1
         true"""
     found = in_image(default_image.tag, "sh", "-c", look, options=("--user=0",))
     assert found.stdout.strip() == ""
@@ -174,16 +174,7 @@ def test_the_list_of_packages_has_names_versions_and_licences(default_image: Bui
 def test_a_change_in_the_trainer_builds_neither_wheels_nor_horovod_again(
     default_image: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("trainer", "docker", "slurm", "k8s"):
-        shutil.copytree(
-            ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    with (tmp_path / "trainer/image/selftest.py").open("a") as file:
-        file.write(
-            f"# changed: {uuid.uuid4()}\n"
-        )  # never built before: docker keeps the layers of earlier runs
+    changed_copy(tmp_path)
     tag = "clipship-test:changed"
     job = tmp_path / "job.toml"
     job.write_text(default_image.job.read_text().replace(default_image.tag, tag))
@@ -264,28 +255,58 @@ def test_a_site_s_mirrors_replace_the_base_s_archives_security_too(bookworm: str
     ]
 
 
-def test_an_image_goes_to_a_registry_and_comes_back_by_its_digest(bookworm: str, docker_folder: Path) -> None:
-    config = docker_folder / "registry.yml"
-    port = free_port("127.0.0.1")
-    config.write_text(
-        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {docker_folder}/registry}}}}\n"
-        f"http: {{addr: '127.0.0.1:{port}'}}\n"
-    )
-    tag = f"127.0.0.1:{port}/team/base:1"
+@pytest.fixture(scope="module")
+def registry(docker_folder: Path) -> Iterator[str]:
+    """The address of a registry on loopback."""
+    with storage.registry(docker_folder) as address:
+        yield address
+
+
+def test_an_image_goes_to_a_registry_and_comes_back_by_its_digest(
+    bookworm: str, docker_folder: Path, registry: str
+) -> None:
+    tag = f"{registry}/team/base:1"
     docker("tag", bookworm, tag)
-    with subprocess.Popen(
-        ["docker-registry", "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as registry:
-        try:
-            job = write_job(docker_folder, tag, bookworm, "debian-12", name="push.toml")
-            wait_for_port(port)
-            done = clipship("image", "push", str(job))
-            assert done.returncode == 0, done.stderr
-            assert re.fullmatch(rf"127\.0\.0\.1:{port}/team/base@sha256:[0-9a-f]{{64}}\n", done.stdout)
-            docker("rmi", tag)
-            docker("pull", done.stdout.strip())
-        finally:
-            registry.terminate()
+    job = write_job(docker_folder, tag, bookworm, "debian-12", name="push.toml")
+    done = clipship("image", "push", str(job))
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(rf"{re.escape(registry)}/team/base@sha256:[0-9a-f]{{64}}\n", done.stdout)
+    docker("rmi", tag)
+    docker("pull", done.stdout.strip())
+
+
+def test_a_base_comes_from_the_mirror_of_docker_hub_and_its_digest_is_recorded(
+    default_image: Built, bookworm: str, docker_folder: Path, registry: str
+) -> None:
+    """A base of no official name has the default image's first steps, which the builder has in its cache."""
+    mirrored = f"{registry}/hub/team/debian:12-never-local"
+    docker("tag", bookworm, mirrored)
+    docker("push", mirrored)
+    docker("rmi", mirrored)
+    with urllib.request.urlopen(
+        urllib.request.Request(
+            f"http://{registry}/v2/hub/team/debian/manifests/12-never-local",
+            headers={"Accept": "application/vnd.docker.distribution.manifest.v2+json"},
+        )
+    ) as answer:
+        digest = answer.headers["Docker-Content-Digest"]
+    tag, base = "clipship-test:mirrored", "team/debian:12-never-local"
+    mirrors = {"registry": f"{registry}/hub"}
+    job = write_job(docker_folder, tag, base, "debian-12", name="mirrored.toml", mirrors=mirrors)
+    built = build(job, tag)
+    told = json.loads(docker("inspect", tag))[0]
+    labels = told["Config"]["Labels"]
+    assert labels["org.opencontainers.image.base.name"] == base
+    assert labels["org.opencontainers.image.base.digest"] == digest
+    assert f"{mirrored}, {digest}" in built.output
+    assert registry not in docker("history", "--no-trunc", tag) + json.dumps(told["Config"])
+    docker("rmi", tag)
+    absent = job.with_name("absent.toml")
+    absent.write_text(job.read_text().replace(base, "team/debian:12-not-there"))
+    done = clipship("image", "build", str(absent), "--any-disk")
+    assert done.returncode == 1
+    assert " cannot be asked for (" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_push_without_a_registry_says_why(bookworm: str, docker_folder: Path) -> None:

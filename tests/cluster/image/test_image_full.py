@@ -7,16 +7,19 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster.image import daemon
+from tests.cluster.image import daemon, storage
 from tests.cluster.image.daemon import docker
 from tests.cluster.image.images import (
+    ROOT,
     SSHD_OF_USER,
     Built,
     build,
     build_stage,
+    changed_copy,
     clipship,
     in_image,
     over_ssh,
@@ -54,6 +57,44 @@ def test_open_mpi_5_of_pypi_is_in_the_image_and_shares_the_wheels_layers(
     assert first[:3] == second[:3]  # the base, the system, the wheels
 
 
+LARGEST_CHANGE_MB = {"code": 8, "a package of the job": 16}
+"""Bytes that a node pulls after a change, of an image of which it has the rest."""
+
+
+def test_a_change_is_pulled_as_megabytes(
+    default_image: Built,
+    bookworm: str,
+    docker_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The layers that the registry then has of the image, and had not before, are what a node pulls."""
+    (tmp_path / "changed").mkdir()
+    changed_copy(tmp_path / "changed")
+    changes: tuple[tuple[str, Path, dict[str, Any]], ...] = (
+        ("before", ROOT, {}),
+        ("code", tmp_path / "changed", {}),
+        ("a package of the job", ROOT, {"pip_packages": ["einops==0.8.1"]}),
+    )
+    with storage.registry(docker_folder) as address:
+        layers: dict[str, dict[str, int]] = {}
+        for what, root, image in changes:
+            tag = f"{address}/team/{what.replace(' ', '-')}:1"
+            job = write_job(tmp_path, tag, bookworm, "debian-12", **image)
+            build(job, tag, root=root)
+            done = clipship("image", "push", str(job), root=root)
+            assert done.returncode == 0, done.stderr
+            _, pushed = storage.manifest(address, tag.removeprefix(f"{address}/").removesuffix(":1"), "1")
+            layers[what] = {layer["digest"]: layer["size"] for layer in pushed["layers"]}
+            layers[what][pushed["config"]["digest"]] = pushed["config"]["size"]
+    whole = sum(layers["before"].values())
+    for what, most_mb in LARGEST_CHANGE_MB.items():
+        pulled = sum(size for digest, size in layers[what].items() if digest not in layers["before"])
+        with capsys.disabled():
+            print(f"\n{what}: {pulled / 1e6:.2f} MB are pulled of {whole / 1e6:.0f} MB")
+        assert 0 < pulled <= most_mb * 1e6
+
+
 def test_two_builds_without_a_cache_give_the_same_packages(
     default_image: Built, bookworm: str, tmp_path: Path
 ) -> None:
@@ -69,6 +110,25 @@ def test_two_builds_without_a_cache_give_the_same_packages(
     told = docker("history", "--no-trunc", tag) + docker("inspect", tag)
     assert "timeout" not in told
     assert in_image(tag, "find", "/", "-xdev", "-name", "pip_conf", options=("--user=0",)).stdout == ""
+
+
+@pytest.mark.parametrize("name", ["podman", "buildah"])
+def test_a_builder_without_a_daemon_gives_the_same_packages(
+    default_image: Built, bookworm: str, docker_folder: Path, tmp_path: Path, name: str
+) -> None:
+    inside = docker_folder / name
+    inside.mkdir()
+    with storage.storage(inside, None) as made:
+        with subprocess.Popen(["docker", "save", bookworm], stdout=subprocess.PIPE) as saved:
+            made.must("podman", "load", stdin=saved.stdout)
+        tag = f"localhost/clipship-test:{name}"
+        job = write_job(tmp_path, tag, bookworm, "debian-12", builder=name)
+        done = clipship("image", "build", str(job), "--any-disk", root=ROOT, **made.variables)
+        assert done.returncode == 0, done.stderr[-6000:]
+        for words in (("verify", tag), ("sbom", tag)):
+            done = clipship("image", *words, "--builder", name, root=ROOT, **made.variables)
+            assert done.returncode == 0, done.stderr
+    assert done.stdout == _packages(default_image.tag)
 
 
 def test_an_older_stack_is_built_on_debian_13_with_its_own_cuda(docker_folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import Job
+from trainer.config.builders import asked
 from trainer.launch.commands import answer_of
 from trainer.safe_io.atomic import write_json
 from trainer.safe_io.plain import read_json
@@ -69,7 +70,7 @@ def with_image_file(job: Job) -> tuple[Job, str]:
     """
     if job.slurm.image_dir is None or job.image.tag is None:
         return job, ""
-    found, why = _choose(Path(job.slurm.image_dir), job.image.tag)
+    found, why = _choose(Path(job.slurm.image_dir), job.image.tag, job.image.builder)
     nodes = many(job.resources.nodes + job.recovery.spare_nodes, "node")
     if found is None:
         return job, (
@@ -83,7 +84,7 @@ def with_image_file(job: Job) -> tuple[Job, str]:
     )
 
 
-def _choose(image_dir: Path, tag: str) -> tuple[ImageFile | None, str]:
+def _choose(image_dir: Path, tag: str, builder: str) -> tuple[ImageFile | None, str]:
     """Returns the file to start from, with what is not known of it; or None, with the reason."""
     try:
         folders = [folder for folder in image_dir.iterdir() if not folder.name.startswith(".")]
@@ -91,21 +92,23 @@ def _choose(image_dir: Path, tag: str) -> tuple[ImageFile | None, str]:
         return None, f"slurm.image_dir = {image_dir} cannot be read here ({problem.strerror})"
     files = sorted(filter(None, map(file_in, folders)), key=lambda found: found.made)
     digest = tag.partition("@")[2]
-    now = {digest} if digest else _digests_here(tag)
+    now = {digest} if digest else _digests_here(tag, builder)
     tagged = [found for found in files if tag in found.tags]
     fitting = [found for found in files if found.digests & now] if now else tagged
     if not fitting:
-        is_now = f" as Docker has it here, {min(now)}: {tagged[-1].path} is another" if tagged else ""
+        is_now = (
+            f" as {asked(builder)[0]} has it here, {min(now)}: {tagged[-1].path} is another" if tagged else ""
+        )
         return None, f"{image_dir} has no file of {tag}{is_now}"
     unknown = "; if the name means another image by now, that is not known here: a digest in it would say"
     return fitting[-1], "" if now else unknown
 
 
-def _digests_here(tag: str) -> set[str]:
-    """Returns the digests of the image that this machine's Docker has under the name; none if it has none."""
-    shown = "{{.Id}}{{range .RepoDigests}} {{.}}{{end}}"
+def _digests_here(tag: str, builder: str) -> set[str]:
+    """Returns the digests of the image that its builder has here under the name; none if it has none."""
     try:
-        answer = answer_of("docker", "image", "inspect", "--format", shown, tag, timeout=_ANSWER_LIMIT_S)
+        answer = answer_of(*asked(builder), tag, timeout=_ANSWER_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired):
         return set()
-    return {name.rpartition("@")[2] for name in answer.stdout.split()} if answer.returncode == 0 else set()
+    digests = {name.rpartition("@")[2] for name in answer.stdout.split()} if answer.returncode == 0 else set()
+    return {name if ":" in name else f"sha256:{name}" for name in digests}  # podman's ids are bare

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the tests with the Slurm of a newer Debian: a root file system of its own, kept in ~/.cache/clipship.
-# Usage: newer.sh SUITE PYTHON [WORD ...], the words are pytest's. Root, on Debian; debootstrap takes the address from apt's sources.
+# Runs tests with the programs of a newer Debian: a root file system of its own, kept in ~/.cache/clipship.
+# Usage: newer-debian.sh SUITE PACKAGES PYTHON [WORD ...]: packages stand between commas, the words are pytest's. Root, on Debian;
+# debootstrap takes the address from apt's sources.
 set -euo pipefail
 
-suite=$1 python=$2
-shift 2
-packages=slurmctld,slurmd,slurm-client,munge,libpmix-dev,openmpi-bin,iproute2,procps,automake,libssl3t64,libffi8,libsqlite3-0,libreadline8t64
-[[ $suite != sid ]] || packages+=,apptainer # no release of Debian carries it
+suite=$1 packages=$2,libssl3t64,libffi8,libsqlite3-0,libreadline8t64 # the last are for Python
+python=$(realpath --no-symlinks "$3")
+shift 3
 root=${XDG_CACHE_HOME:-$HOME/.cache}/clipship/debian-$suite-$(cksum <<<"$packages" | cut -d ' ' -f 1)
 
 if [[ ! -e $root/complete ]]; then
@@ -46,4 +46,4 @@ exec unshare --mount bash -c '
     umount --lazy /.before
     # The second: apptainer would ask for every capability, and root may lack one (in a container, on some virtual machines).
     exec env CLIPSHIP_SANDBOX="$root" APPTAINER_NO_PRIVS=1 "$python" -m pytest "$@"
-' newer "${#seen[@]}" "${seen[@]}" "$@"
+' newer-debian "${#seen[@]}" "${seen[@]}" "$@"

@@ -1,0 +1,150 @@
+"""The table of builders: which one is taken, what its command is, and what it refuses.
+
+`tests/cluster/image` has the real ones.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import tiny_job
+from tests.support.refusals import refusal
+from trainer.config.builders import ABILITIES, asked
+from trainer.config.image_name import full_name, name_and_version, registry_host
+from trainer.errors import ClusterError, InputError
+from trainer.image import builders, docker_builders
+from trainer.image.build import build_command
+from trainer.image.builders import BUILDERS, builder_here, found
+from trainer.image.source import revision
+
+ID = "a" * 64
+IMAGE = f'[{{"Id": "{ID}", "Created": "2026-11-27T01:02:03.123456789Z", "Config": {{}}, "Size": 7}}]'
+NO_DAEMON = "the Docker daemon does not answer"
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Makes a program of a script, where there are no others and no Docker daemon answers."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_daemon(*_: object) -> None:
+        raise ClusterError(NO_DAEMON)
+
+    monkeypatch.setattr(builders, "client", no_daemon)
+    monkeypatch.setattr(docker_builders, "daemon", no_daemon)
+
+    def make(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return make
+
+
+def _image(**keys: Any) -> Any:
+    return tiny_job(image={"tag": "x:1", **keys}).image
+
+
+def test_every_builder_that_a_job_may_name_has_a_row() -> None:
+    assert set(ABILITIES) == set(BUILDERS)
+    for name in BUILDERS:
+        assert _image(builder=name).builder == name
+
+
+@pytest.mark.parametrize("name", ["auto", "classic", "buildkit", "podman", "buildah"])
+def test_the_printed_command_is_the_builder_s_own(name: str) -> None:
+    first = {"podman": ["podman", "build"], "buildah": ["buildah", "build", "--layers", "--force-rm"]}
+    label = [f"--label=org.opencontainers.image.revision={revision()}"]
+    assert build_command(tiny_job(image={"tag": "x:1", "builder": name}), Path("/a b")) == [
+        *first.get(name, ["docker", "build"]),
+        "--platform=linux/amd64",
+        "--tag=x:1",
+        f"--build-arg=REVISION={revision()}",
+        *(label if name in first else []),
+        "/a b",
+    ]
+
+
+def test_a_secret_goes_in_as_a_file_that_no_layer_keeps() -> None:
+    job = tiny_job(image={"tag": "x:1", "builder": "buildah", "site": {"pip_conf": "/a/pip.conf"}})
+    assert "--secret=id=pip_conf,src=/a/pip.conf" in build_command(job, Path("x"))
+    comma = tiny_job(image={"tag": "x:1", "builder": "podman", "site": {"pip_conf": "/a,b"}})
+    with pytest.raises(InputError, match=r"site.pip_conf: /a,b has a comma, .* podman .*name a link"):
+        build_command(comma, Path("x"))
+
+
+def test_without_a_daemon_auto_takes_podman_then_buildah_and_says_so(
+    programs: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert refusal(builder_here, _image()) == NO_DAEMON
+    for name in ("buildah", "podman"):  # podman comes first where both are
+        programs(name, "exit 1")
+        assert builder_here(_image()) is BUILDERS[name]
+        said = capsys.readouterr().err
+        assert said == f'clipship: {NO_DAEMON}; {name} takes its place, as with image.builder = "{name}"\n'
+    monkeypatch.setenv("DOCKER_HOST", "unix:///named.sock")
+    assert refusal(builder_here, _image()) == NO_DAEMON
+    assert builder_here(_image(builder="buildkit")) is BUILDERS["buildkit"]
+
+
+def test_an_image_is_found_where_it_is(
+    programs: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs("podman", "echo 'Error: x:1: image not known' >&2; exit 125")
+    assert refusal(found, "x:1") == NO_DAEMON
+    assert "there is no image x:1 on this machine" in refusal(found, "x:1", "podman")
+    assert "buildah is not installed" in refusal(found, "x:1", "buildah")
+    programs("podman", f"echo '{IMAGE}'")
+    holder, stored = found("x:1")
+    assert (holder.name, stored.id, stored.size) == ("podman", f"sha256:{ID}", 7)
+    assert stored.created.isoformat() == "2026-11-27T01:02:03+00:00"
+    assert capsys.readouterr().err == f"clipship: {NO_DAEMON}; podman has x:1\n"
+
+
+def test_another_failure_than_a_missing_image_is_told_as_it_is(programs: Callable[[str, str], None]) -> None:
+    programs("podman", "echo 'Error: cannot set up namespace' >&2; exit 125")
+    assert "podman: Error: cannot set up namespace" in refusal(found, "x:1", "podman")
+
+
+@pytest.mark.parametrize(
+    ("keys", "fit"),
+    [
+        ({"builder": "auto", "compression": "zstd"}, '"buildkit" or "podman" or "buildah"'),
+        ({"builder": "classic", "compression": "estargz"}, '"buildkit"'),
+        ({"builder": "podman", "compression": "estargz"}, '"buildkit"'),
+        ({"builder": "buildkit", "compression": "zstd:chunked"}, '"podman" or "buildah"'),
+    ],
+)
+def test_a_form_of_layers_that_the_builder_does_not_push_is_refused(keys: dict[str, str], fit: str) -> None:
+    with pytest.raises(ValueError, match=f"{keys['compression']}.*; set builder = {fit}"):
+        _image(**keys)
+    assert _image(builder="buildah", compression="zstd:chunked").compression == "zstd:chunked"
+
+
+@pytest.mark.parametrize(
+    ("name", "full", "host", "parts"),
+    [
+        ("x", "docker.io/library/x", "docker.io", ("x", "latest")),
+        ("team/x:1", "docker.io/team/x:1", "docker.io", ("team/x", "1")),
+        ("localhost/x", "localhost/x", "localhost", ("localhost/x", "latest")),
+        ("127.0.0.1:5000/x", "127.0.0.1:5000/x", "127.0.0.1", ("127.0.0.1:5000/x", "latest")),
+        ("[::1]:5000/x:2", "[::1]:5000/x:2", "::1", ("[::1]:5000/x", "2")),
+        ("[::1]/x", "[::1]/x", "::1", ("[::1]/x", "latest")),
+    ],
+)
+def test_a_short_name_means_docker_hub_as_docker_has_it(
+    name: str, full: str, host: str, parts: tuple[str, str]
+) -> None:
+    assert (full_name(name), registry_host(name), name_and_version(name)) == (full, host, parts)
+
+
+def test_digests_are_asked_of_the_builder_that_has_the_image() -> None:
+    assert [asked(name)[0] for name in ("auto", "classic", "podman", "buildah")] == [
+        "docker",
+        "docker",
+        "podman",
+        "buildah",
+    ]
