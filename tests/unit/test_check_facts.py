@@ -20,10 +20,11 @@ from trainer.errors import InputError
 from trainer.estimate.size import checkpoint_bytes
 from trainer.model import catalog
 from trainer.model.build import build_model
-from trainer.plan import check, device, environment
+from trainer.plan import check, environment
 from trainer.plan.check import check_without_files
 from trainer.plan.describe import describe
 from trainer.plan.disk import checkpoint_rows, disk_of, too_little_disk
+from trainer.sysinfo import accelerators, nvml
 from trainer.sysinfo.nvml import GpuHere
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -44,8 +45,8 @@ def row(job: Job, topic: str, **options: Any) -> str:
 
 
 def on_a_machine_with(monkeypatch: pytest.MonkeyPatch, *gpus: GpuHere) -> None:
-    monkeypatch.setattr(device, "_ANY_GPU", ("/dev/null",) if gpus else ())
-    monkeypatch.setattr(device, "gpus_here", lambda: list(gpus))
+    monkeypatch.setattr(accelerators, "exists", lambda _path: bool(gpus))
+    monkeypatch.setattr(nvml, "gpus_here", lambda: list(gpus))
 
 
 def test_the_device_has_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from trainer.report.cost import energy_j, gpu_hours, left_s, taken_s, total_step
 from trainer.report.folder import read_run
 from trainer.report.headline import tiles
 from trainer.report.wording import energy_of
+from trainer.sysinfo.accelerators import CUDA
 from trainer.telemetry.goodput import by_generation
 from trainer.telemetry.rank_stats import Machine
 
@@ -58,6 +59,13 @@ def test_run_on_cpus_has_no_gpu_hours(tmp_path: Path) -> None:
     assert "GPU-hours" not in shown(folder)
 
 
+def test_a_gpu_is_named_by_its_driver_in_what_a_rank_writes(tmp_path: Path) -> None:
+    folder = long_run(tmp_path / "run")
+    own = [{"rank": "0", "device": "NVIDIA H100 80GB HBM3"}]
+    (folder / "environment.json").write_text(json.dumps(own))
+    assert gpu_hours(read_run(folder)) == pytest.approx(2460.5 / 3600)
+
+
 def test_energy_is_the_sum_of_the_records(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "run")
     assert energy_j(read_run(folder)) is None
@@ -96,7 +104,7 @@ def test_joules_are_those_since_the_last_sample_and_none_where_a_gpu_counts_none
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     machine = Machine(torch.device("cpu"))
     assert machine.sample()[4] == 0.0
-    machine._gpu = object()
+    machine._monitor, machine._gpu = CUDA.monitor, object()
     machine._energy_mj = machine._counted_mj()
     samples = [machine.sample() for _ in range(3)]
     assert [sample[4] for sample in samples] == [250.0, 0.0, 0.0]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from trainer.comm.accelerator import accelerator_of, on_accelerator, uuid_of
 from trainer.comm.backends import launcher_of, over_mpi, row_of
 from trainer.comm.device import rank_device
 from trainer.comm.protocol import Comm
@@ -33,12 +34,9 @@ def connect(job: Job, world: World, env: Mapping[str, str], heartbeat: Heartbeat
     comm = _backend(job, world, device, env, heartbeat)
     heartbeat.set_waiting(False)
     heartbeat.reach("connected")
-    if device.type == "cuda":
-        shared_devices(
-            comm.all_gather_object(
-                (world.rank, world.node, str(torch.cuda.get_device_properties(device).uuid))
-            )
-        )
+    if on_accelerator(device):
+        records = comm.all_gather_object((world.rank, world.node, uuid_of(device)))
+        shared_devices(records, accelerator_of(device).visible[0])
     return comm
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.sysinfo.nvml import visible_gpus
 from trainer.sysinfo.topology import ROOT, choose_cpus
 from trainer.text.wording import runs_text
 from trainer.world.launchers import World, device_index
@@ -26,7 +25,7 @@ def bind_cpus(
     """
     if not job.resources.bind_cpus or job.resources.on_cpu or not hasattr(os, "sched_setaffinity"):
         return
-    if (address := _gpu(world, env)) is None:
+    if (address := _gpu(job, world, env)) is None:
         return
     allowed = os.sched_getaffinity(0)
     choice = choose_cpus(address, world.local_size, job.resources.cpus_per_gpu, allowed, root)
@@ -37,9 +36,10 @@ def bind_cpus(
     log.info("%-12s %s: %s", "CPUs", how, choice.reason)
 
 
-def _gpu(world: World, env: Mapping[str, str]) -> str | None:
-    """Returns the PCI address of the rank's GPU; None if it has none, or if only CUDA itself knows."""
-    addresses = visible_gpus(env)
+def _gpu(job: Job, world: World, env: Mapping[str, str]) -> str | None:
+    """Returns the PCI address of the rank's GPU; None if it has none, or if only its driver knows."""
+    monitor = job.resources.row.monitor
+    addresses = [] if monitor is None else monitor.visible_gpus(env)
     try:
         index = device_index(world, len(addresses))
     except InputError:  # `rank_device` refuses it

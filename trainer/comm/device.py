@@ -7,20 +7,21 @@ look like success.
 import logging
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from trainer.comm.accelerator import built_for, chosen, on_accelerator, runtime, usable_devices
 from trainer.config import Job
 from trainer.errors import InputError
+from trainer.sysinfo.accelerators import Accelerator
 from trainer.text.wording import many
 from trainer.world.launchers import World, device_index, devices_given
 
 log = logging.getLogger("clipship")
 
-NVIDIA_SMI_S = 10.0
-"""Longest wait for nvidia-smi, in seconds: if the driver hangs, it never answers."""
+TOOL_S = 10.0
+"""Longest wait for nvidia-smi and its like, in seconds: if the driver hangs, they never answer."""
 
 
 def rank_device(job: Job, world: World, env: Mapping[str, str]) -> torch.device:
@@ -30,29 +31,33 @@ def rank_device(job: Job, world: World, env: Mapping[str, str]) -> torch.device:
     """
     if job.resources.on_cpu:
         return torch.device("cpu")
-    index = device_index(world, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    row = chosen(job.resources.accelerator)
+    index = device_index(world, usable_devices(row))
     if index is not None:
-        torch.cuda.set_device(index)
-        return torch.device("cuda", index)
-    if request := job.asks_for_gpus or devices_given(env):
-        raise InputError(_refusal(request, world, env))
-    if _device_files():
+        device = torch.device(row.device_type, index)
+        runtime(device).set_device(index)
+        if row.doubt:
+            log.warning("%-12s %s", "device", row.doubt)
+        return device
+    if request := job.asks_for_gpus or devices_given(env, row):
+        raise InputError(_refusal(row, request, world, env))
+    if row.files:
         log.warning(
             "%-12s the CPU is used although %s has GPUs: %s",
             "device",
             world.node,
-            "; ".join(_observations(env)),
+            "; ".join(_observations(row, env)),
         )
     return torch.device("cpu")
 
 
 def device_name(device: torch.device) -> str:
     """Returns `cpu`, or the driver's name of the GPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return str(runtime(device).get_device_name(device)) if on_accelerator(device) else "cpu"
 
 
-def _refusal(request: str, world: World, env: Mapping[str, str]) -> str:
-    observed = "".join(f"\n  {observation}" for observation in _observations(env))
+def _refusal(row: Accelerator, request: str, world: World, env: Mapping[str, str]) -> str:
+    observed = "".join(f"\n  {observation}" for observation in _observations(row, env))
     return (
         f"{request}, but rank {world.rank} on {world.node} cannot use a GPU. "
         "Clipship does not train on the CPU instead, since that would take far too long: repair the node, "
@@ -60,27 +65,23 @@ def _refusal(request: str, world: World, env: Mapping[str, str]) -> str:
     )
 
 
-def _observations(env: Mapping[str, str]) -> Iterator[str]:
-    """Yields a line each for device files, nvidia-smi, CUDA_VISIBLE_DEVICES and torch's own reason."""
-    yield f"/dev/nvidia*: {', '.join(_device_files()) or 'none'}"
-    yield f"nvidia-smi: {_nvidia_smi()}"
-    hidden = env.get("CUDA_VISIBLE_DEVICES")
-    yield f"CUDA_VISIBLE_DEVICES: {'not set' if hidden is None else repr(hidden)}"
-    yield f"torch {torch.__version__}: {_torch_reason()}"
+def _observations(row: Accelerator, env: Mapping[str, str]) -> Iterator[str]:
+    """Yields a line each for device files, the vendor's tool, variables and torch's own reason."""
+    yield f"{row.device_files}: {', '.join(row.files) or 'none'}"
+    yield f"{row.tool[0]}: {_said(row.tool)}"
+    for name in row.visible:
+        yield f"{name}: {repr(env[name]) if name in env else 'not set'}"
+    yield f"torch {torch.__version__}: {_torch_reason(row)}"
 
 
-def _device_files() -> list[str]:
-    return sorted(str(path) for path in Path("/dev").glob("nvidia*"))
-
-
-def _nvidia_smi() -> str:
-    """Returns the first line that nvidia-smi prints, or why there is none.
+def _said(tool: Sequence[str]) -> str:
+    """Returns the first line that a command prints, or why there is none.
 
     A process that SIGKILL does not end at once is left behind.
     """
     try:
         process = subprocess.Popen(
-            ["nvidia-smi", "-L"],
+            tool,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -90,19 +91,21 @@ def _nvidia_smi() -> str:
     except OSError as error:
         return f"cannot be started ({os.strerror(error.errno or 0)})"
     try:
-        output, _ = process.communicate(timeout=NVIDIA_SMI_S)
+        output, _ = process.communicate(timeout=TOOL_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        return f"no answer within {NVIDIA_SMI_S:g} s"
+        return f"no answer within {TOOL_S:g} s"
     lines = output.strip().splitlines() or ["no output"]
     return lines[0] if process.returncode == 0 else f"exit code {process.returncode}: {lines[0]}"
 
 
-def _torch_reason() -> str:
-    if not torch.version.cuda:
-        return "built without CUDA"
+def _torch_reason(row: Accelerator) -> str:
+    if not built_for(row):
+        return f"built without {row.title}" if row.torch_version else f"{row.plugin} cannot be imported"
+    module = runtime(torch.device(row.device_type))
     try:
-        torch.cuda.init()
+        module.init()
     except Exception as error:  # torch raises RuntimeError, AssertionError or DeferredCudaCallError
         return str(error).partition("\n")[0]
-    return f"CUDA {torch.version.cuda} starts and counts {many(torch.cuda.device_count(), 'GPU')}"
+    version = f" {getattr(torch.version, row.torch_version)}" if row.torch_version else ""
+    return f"{row.title}{version} starts and counts {many(module.device_count(), 'GPU')}"

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from trainer.comm.accelerator import on_accelerator
 from trainer.comm.blocks import BATCH_NORMS, repeated_blocks
 from trainer.comm.protocol import Reducer
 from trainer.comm.reducers import LocalReducer
@@ -42,7 +43,7 @@ class FsdpBackend(TorchBackend):
 
     def _group_beside(self) -> Any:
         """Returns a group of its own on GPUs: in that of all, the next block's gather would wait for it."""
-        return dist.new_group(backend="nccl") if self._backend == "nccl" else None
+        return dist.new_group(backend=self._backend) if self._backend != "gloo" else None
 
     def reducer(self, model: nn.Module) -> Reducer:
         """Splits the model's parameters over the ranks, in place, and moves them to the device.
@@ -80,7 +81,7 @@ class FsdpBackend(TorchBackend):
     @property
     def gathers_half(self) -> bool:
         """True if parameters may be gathered in half precision; on CPUs nothing would be faster."""
-        return self.device.type == "cuda"
+        return on_accelerator(self.device)
 
     @property
     def reshard_after_forward(self) -> bool:
@@ -237,7 +238,7 @@ class _Measured:
     """
 
     def __init__(self, reducer: _Reducer, timer: CommTimer, device: torch.device) -> None:
-        self._reducer, self._timer, self._on_gpu = reducer, timer, device.type == "cuda"
+        self._reducer, self._timer, self._on_gpu = reducer, timer, on_accelerator(device)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)

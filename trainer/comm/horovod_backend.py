@@ -13,6 +13,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from trainer.comm.accelerator import on_accelerator
 from trainer.comm.backends import BUCKET_MB, horovods_cycle_ms, launcher_of, over_mpi
 from trainer.comm.buckets import buckets_of
 from trainer.comm.horovod_meeting import meet
@@ -214,7 +215,7 @@ class HorovodBackend:
 def _choose_cycle(device: torch.device) -> None:
     """Sets the time between two rounds of negotiation, unless the job or the user has."""
     over_mpi = "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ
-    cycle_ms = horovods_cycle_ms(gpus=device.type == "cuda", over_mpi=over_mpi)
+    cycle_ms = horovods_cycle_ms(gpus=on_accelerator(device), over_mpi=over_mpi)
     os.environ.setdefault("HOROVOD_CYCLE_TIME", f"{cycle_ms:g}")
 
 

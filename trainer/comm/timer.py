@@ -5,16 +5,17 @@ in the rank's heartbeat, so that the supervisor can say which one a rank is in.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import compress
 from operator import not_
 
 import torch
 
+from trainer.comm.accelerator import on_accelerator, runtime
 from trainer.world.heartbeat import Heartbeat
 
-Mark = float | torch.cuda.Event
+Mark = float | torch.Event
 
 
 class CommTimer:
@@ -22,15 +23,17 @@ class CommTimer:
 
     def __init__(self, device: torch.device, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
-        self._on_gpu = device.type == "cuda"
+        self._event: Callable[..., torch.Event] | None = (
+            runtime(device).Event if on_accelerator(device) else None
+        )
         self._spans: list[tuple[Mark, Mark]] = []
         self._bytes = 0
 
     def mark(self) -> Mark:
         """Returns the current point in the device's work, without waiting for the device."""
-        if not self._on_gpu:
+        if self._event is None:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._event(enable_timing=True)
         event.record()
         return event
 

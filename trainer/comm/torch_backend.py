@@ -1,4 +1,4 @@
-"""torch.distributed: NCCL on GPUs, gloo on CPUs.
+"""torch.distributed: the accelerator's own library of collectives, such as NCCL, or gloo on CPUs.
 
 This is one of the modules that name a communication library.
 """
@@ -20,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.comm.accelerator import accelerator_of, on_accelerator
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
 from trainer.comm.reach import wait_until_served
@@ -74,7 +75,7 @@ class TorchBackend:
         self._deterministic = job.comm.deterministic
         self._timer = CommTimer(device, heartbeat)
         chosen = self._settings.device_backend
-        self._backend = chosen if chosen != "auto" else "nccl" if device.type == "cuda" else "gloo"
+        self._backend = chosen if chosen != "auto" else accelerator_of(device).collectives
         self.name = f"torch ({self._backend})"
         connect_when_needed(world.size)
         dist.init_process_group(
@@ -85,7 +86,7 @@ class TorchBackend:
             timeout=timedelta(seconds=job.timeouts.backstop_s),
         )
         # Objects and barriers stay off the GPUs.
-        self._control: Any = dist.new_group(backend="gloo") if self._backend == "nccl" else None
+        self._control: Any = dist.new_group(backend="gloo") if self._backend != "gloo" else None
         self._beside: Any = self._group_beside()
 
     def _group_beside(self) -> Any:
@@ -230,7 +231,7 @@ class TorchBackend:
 
     def versions(self) -> Mapping[str, str]:
         if self._backend != "nccl":
-            return {"gloo": torch.__version__}
+            return {self._backend: torch.__version__}
         compiled = ".".join(str(part) for part in torch.cuda.nccl.version())
         return {"nccl": nccl_facts().get("nccl_mapped", compiled)}
 
@@ -252,7 +253,7 @@ class _Reducer:
         self.shards: Shards = WholeModel(model)
         self.module = self._ddp = DistributedDataParallel(
             model,
-            device_ids=[device.index] if device.type == "cuda" else None,
+            device_ids=[device.index] if on_accelerator(device) else None,
             bucket_cap_mb=settings.bucket_mb,
             static_graph=settings.static_graph,
             gradient_as_bucket_view=settings.gradient_as_bucket_view,

@@ -7,6 +7,7 @@ from pydantic import Field, JsonValue, model_validator
 from trainer.config.gpus import GPUS, Gpu, GpuName, measured_gpu
 from trainer.config.keys import ON_GPUS, OnlyIf
 from trainer.config.types import Gibibytes, Positive, Section
+from trainer.sysinfo.accelerators import ACCELERATORS, CUDA, Accelerator
 
 _WITH_SCHEDULER = OnlyIf(
     lambda job: bool(job.schedulers), "the job names no scheduler ([slurm], [kubernetes])"
@@ -41,6 +42,10 @@ class Resources(Section):
     GPUs are asked for, and gpus_per_node counts ranks. None: gpu if the launcher gave the rank GPUs, or if
     gpus_per_node is set (and neither slurm.gpus nor kubernetes.gpu_resource is "none"); else whatever the
     node has."""
+    accelerator: Annotated[Literal["cuda", "rocm", "ascend"] | None, ON_GPUS] = None
+    """Kind of device that the word GPU means in this job. rocm (AMD) and ascend (Huawei) were not tried:
+    `clipship check` says so, and what is made for CUDA is off. None: cuda, unless a rank's torch is built for
+    another one."""
     gpu: Annotated[GpuName | None, ON_GPUS] = None
     """Kind of GPU that the job will run on. `clipship check` then says what fits and how long it takes; no
     scheduler is asked for it."""
@@ -68,6 +73,11 @@ class Resources(Section):
         return measured_gpu(**self.gpu_rates.model_dump()) if self.gpu_rates else GPUS.get(self.gpu or "")
 
     @property
+    def row(self) -> Accelerator:
+        """Row of the accelerator that the job means, as far as it is known before a rank starts."""
+        return CUDA if self.accelerator is None else ACCELERATORS[self.accelerator]
+
+    @property
     def ranks_per_node(self) -> int:
         """Ranks on each node: one for each GPU, or one if there are no GPUs."""
         return self.gpus_per_node or 1
@@ -88,4 +98,10 @@ class Resources(Section):
             raise ValueError('device = "gpu" contradicts gpus_per_node = 0: remove one of the two')
         if self.gpu is not None and self.gpu_rates is not None:
             raise ValueError(f'gpu = "{self.gpu}" has its own rates: remove gpu or gpu_rates')
+        for key, instead in (("gpu", "gpu_rates"), ("fabric", "variables in [env]")):
+            if getattr(self, key) is not None and not self.row.runs_cuda:
+                raise ValueError(
+                    f'{key} = "{getattr(self, key)}" is a row of a table for CUDA, and accelerator = '
+                    f'"{self.accelerator}": remove {key}; {instead} can say the same'
+                )
         return self

@@ -14,6 +14,7 @@ import torch
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
+from trainer.comm.accelerator import is_cuda
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.errors import InputError
@@ -47,7 +48,7 @@ def graph_towers(model: nn.Module, job: Job, plan: BatchPlan, device: torch.devi
     Evaluation, and inputs of another shape, run as before. Parameters must stay where they are in memory.
     Raises InputError for a model that cannot be captured. Does nothing without a GPU.
     """
-    if not job.model.cuda_graphs or device.type != "cuda":
+    if not job.model.cuda_graphs or not is_cuda(device):
         return
     if problems := list(_problems(model)):
         raise InputError(f"model.cuda_graphs: {job.model.name} {' and '.join(problems)}: set it to false")

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from trainer.comm.accelerator import is_cuda
 from trainer.config import Job
 
 
@@ -14,7 +15,7 @@ def choose_gpu_math(job: Job, model: nn.Module, device: torch.device) -> None:
 
     Leaves everything as it is on a CPU.
     """
-    if device.type != "cuda":
+    if not is_cuda(device):
         return
     tf32 = job.model.precision == "tf32"
     # torch itself multiplies matrices in float32 and convolves in TF32 unless it is told.

@@ -29,7 +29,7 @@ from trainer.model.host_compiler import check_compiler
 from trainer.model.image_tokens import check_image_tokens
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
 from trainer.plan.stages import check_stages, check_stored
-from trainer.run.checkpoints import check_resume, newest_step
+from trainer.run.checkpoints import check_no_file, check_resume, newest_step
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
 from trainer.run.notify import check_address
@@ -64,6 +64,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: None if elsewhere else _check_packages(job),
         lambda: None if elsewhere else check_storage(job),
         lambda: check_resume(job.checkpoint.resume, None if fresh else run_folder(job) / CHECKPOINTS),
+        lambda: check_no_file(job.checkpoint.resume) if job.stage else None,
         lambda: check_run_folder(job, fresh=fresh),
         lambda: None if elsewhere else _check_copies(job, fresh=fresh),
         lambda: check_stages(job, world_size, files=True),

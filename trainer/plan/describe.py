@@ -26,7 +26,7 @@ from trainer.model.image_edges import lost_pixels
 from trainer.model.image_tokens import image_tokens
 from trainer.model.text_size import text_parameters
 from trainer.plan.begun_order import begun_order, with_order
-from trainer.plan.device import device_rows, has_a_gpu, no_gpu_here, on_gpus
+from trainer.plan.device import device_rows, no_gpu_here, on_gpus
 from trainer.plan.disk import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.plan.environment import environment_row, missing_here, not_in_the_image
 from trainer.plan.first_samples import FirstSamples
@@ -144,7 +144,8 @@ def all_warnings(facts: Facts) -> Iterator[str]:
     if local:
         yield from _known_bad_here(job)
     in_image = job.in_image and not local
-    yield from filter(None, [unsupported(job.stack.open_clip if in_image else installed(PACKAGE))])
+    untried = "" if job.resources.on_cpu else job.resources.row.doubt
+    yield from filter(None, [untried, unsupported(job.stack.open_clip if in_image else installed(PACKAGE))])
     yield from too_little_disk(job, facts.disk)
     yield from too_little_memory(job, local=local)
     yield from no_spares_here(job) if local else spares_by_hand(job)
@@ -209,7 +210,7 @@ def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[
             f"warmup_steps {optim.warmup_steps} is longer than the run of {steps} steps: lr {optim.lr:g} "
             "is never reached"
         )
-    if job.model.precision == "fp16" and not has_a_gpu():
+    if job.model.precision == "fp16" and not job.resources.row.here:
         yield (
             "precision fp16 needs a GPU for each rank, and this machine has none: bf16 and fp32 also run "
             "on CPUs"

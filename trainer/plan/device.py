@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from trainer.config import Job
 from trainer.config.gpus import GIB, Gpu
 from trainer.sysinfo.memory import host_bytes
-from trainer.sysinfo.nvml import GpuHere, gpus_here
+from trainer.sysinfo.nvml import GpuHere
 from trainer.text.wording import many
-
-_ANY_GPU = ("/dev/nvidiactl", "/dev/dxg")
-"""Device files that exist if the machine has a GPU. Under Windows (WSL 2) the second one shows it."""
 
 
 def device_rows(job: Job, *, local: bool) -> Iterator[tuple[str, str]]:
@@ -22,31 +19,27 @@ def device_rows(job: Job, *, local: bool) -> Iterator[tuple[str, str]]:
         return
     if job.asks_for_gpus:
         yield "device", f"a GPU for each rank; a rank without one ends the run ({job.asks_for_gpus})"
-    elif local and not has_a_gpu():
+    elif local and not job.resources.row.here:
         yield "device", f"{cpu} (this machine has no GPU, and the job asks for none)"
     else:
         yield "device", "a GPU for each rank if torch can use one, else the CPU (the job asks for no GPU)"
-    if local and has_a_gpu() and (here := gpus_here()):
+    row = job.resources.row
+    if local and row.here and row.monitor and (here := row.monitor.gpus_here()):
         yield "", f"here: {_gpus_text(here)}"
     if gpu := job.resources.known_gpu:
         yield "", f"{gpu.name}: {_peaks(gpu, job.model.precision)}"
-
-
-def has_a_gpu() -> bool:
-    """Returns whether this machine shows a GPU's device file; whether torch can use the GPU is not known."""
-    return any(map(os.path.exists, _ANY_GPU))
 
 
 def on_gpus(job: Job, *, local: bool) -> bool:
     """Returns whether it is known that the job's ranks compute on GPUs."""
     if job.resources.on_cpu:
         return False
-    return bool(job.asks_for_gpus or job.resources.gpu) or (local and has_a_gpu())
+    return bool(job.asks_for_gpus or job.resources.gpu) or (local and job.resources.row.here)
 
 
 def no_gpu_here(job: Job, *, local: bool) -> Iterator[str]:
     """Yields a sentence if the job asks for a GPU that this machine does not have."""
-    if local and job.asks_for_gpus and not has_a_gpu():
+    if local and job.asks_for_gpus and not job.resources.row.here:
         yield (
             f"{job.asks_for_gpus}, but this machine has no GPU, and a rank without one ends the run: "
             "--set resources.device=cpu trains on the CPU"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trainer.comm.accelerator import is_cuda, on_accelerator, uuid_of
 from trainer.comm.backends import row_of
 from trainer.comm.protocol import Comm
 from trainer.config import Job
@@ -103,7 +104,7 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
         gpu=_gpu(comm.device),
         tflops=tflops,
         placement=_placement(comm.device),
-        rdma=host_probe.rdma(os.environ) if comm.device.type == "cuda" else None,
+        rdma=host_probe.rdma(os.environ) if on_accelerator(comm.device) else None,
         open_clip=installed(PACKAGE),
     )
     measurements = tuple(Measurements.from_table(table) for table in comm.all_gather_object(asdict(own)))
@@ -127,7 +128,7 @@ def needs(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip) -> Needs:
         open_files=_BASE_FILES + 4 * comm.world.size,
         checkpoint_bytes=weights + job.optim.state_values(weights),
         checkpoints=job.checkpoint.keep + 1 + (job.checkpoint.best is not None),
-        fabric=job.resources.fabric if comm.device.type == "cuda" else None,
+        fabric=job.resources.fabric if on_accelerator(comm.device) else None,
     )
 
 
@@ -166,10 +167,8 @@ def _parameter_bytes(clip: Clip) -> int:
 
 
 def _gpu(device: torch.device) -> Gpu | None:
-    return host_probe.gpu(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    return host_probe.gpu(uuid_of(device)) if is_cuda(device) else None
 
 
 def _placement(device: torch.device) -> Placement | None:
-    if device.type != "cuda":
-        return None
-    return host_probe.placement(torch.cuda.get_device_properties(device).uuid)
+    return host_probe.placement(uuid_of(device)) if is_cuda(device) else None

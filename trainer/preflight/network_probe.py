@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from trainer.comm.accelerator import on_accelerator, runtime
 from trainer.comm.protocol import Comm
 from trainer.preflight.measurements import Timing
 
@@ -153,7 +154,7 @@ def timing(
         comm.all_gather_object(None)
         start = time.perf_counter()
         work()
-        if comm.device.type == "cuda":
-            torch.cuda.synchronize()
+        if on_accelerator(comm.device):
+            runtime(comm.device).synchronize()
         seconds.append(time.perf_counter() - start)
     return Timing(size, max(statistics.median(seconds), 1e-9))

@@ -69,7 +69,7 @@ def gpu_hours(facts: RunFacts) -> float | None:
     A generation counts with the ranks that it had, as far as its restart says so.
     """
     usual = len(facts.environment)
-    if not usual or not facts.environment[0].get("device", "").startswith("cuda"):
+    if not usual or facts.environment[0].get("device", "cpu").startswith("cpu"):
         return None
     seconds = [its.whole_s for its in by_generation(facts.times)]
     if not sum(seconds):

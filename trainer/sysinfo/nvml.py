@@ -75,6 +75,25 @@ def pci_address(uuid: object) -> str | None:
     return None
 
 
+def counted_mj(handle: Any) -> int:
+    """Returns the millijoules that the GPU has taken since its driver was loaded; 0 if it counts none."""
+    import pynvml
+
+    with suppress(pynvml.NVMLError):
+        return int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+    return 0
+
+
+def use_of(handle: Any) -> tuple[float, float]:
+    """Returns the share of time in which the GPU was busy, and its bytes in use; zeros if NVML cannot say."""
+    import pynvml
+
+    with suppress(pynvml.NVMLError):
+        used = pynvml.nvmlDeviceGetMemoryInfo(handle).used
+        return pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, float(used)
+    return 0.0, 0.0
+
+
 def _visible(nvml: Any, env: Mapping[str, str]) -> Iterator[Any]:
     """Yields the handles of visible GPUs. Raises LookupError if their order is not known."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]

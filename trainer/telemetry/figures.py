@@ -10,7 +10,10 @@ GROUPS = (
     ("train", r"(loss|lr|grad_norm|logit_scale|logit_bias|epoch|samples|scaler_scale)$"),
     (
         "health",
-        r"bad_samples|generation$|copied_|copies_|slow|straggler|non_finite|.*(cpu_share|rss_bytes|gpu_)",
+        (
+            r"bad_samples|samples_without|generation$|copied_|copies_|slow|straggler|non_finite|"
+            r".*(cpu_share|rss_bytes|gpu_)"
+        ),
     ),
     ("perf", r""),
 )

@@ -6,9 +6,9 @@ Both are Chrome traces, for ui.perfetto.dev.
 import logging
 from pathlib import Path
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
+from trainer.comm.accelerator import on_accelerator, runtime
 from trainer.comm.protocol import Comm
 from trainer.run.layout import TRACES
 
@@ -42,8 +42,8 @@ class Profiler:
             return
         self._path = self._folder / f"rank-{self._comm.world.rank:05d}-steps-{step}-{self._last}.json"
         self._comm.start_timeline(self._path.with_name(f"{self._comm.name}-{self._path.name}"))
-        activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (self._comm.device.type == "cuda")]
-        self._profile = profile(activities=activities)
+        everything = on_accelerator(self._comm.device)
+        self._profile = profile(activities=None if everything else [ProfilerActivity.CPU])
         self._profile.start()
 
     def end(self, step: int) -> None:
@@ -55,8 +55,8 @@ class Profiler:
         """Writes what was recorded so far, if the run stops within the window."""
         if self._profile is None:
             return
-        if self._comm.device.type == "cuda":
-            torch.cuda.synchronize(self._comm.device)
+        if on_accelerator(self._comm.device):
+            runtime(self._comm.device).synchronize(self._comm.device)
         self._profile.stop()
         self._comm.stop_timeline()
         try:

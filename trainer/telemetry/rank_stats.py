@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.comm.accelerator import accelerator_of, uuid_of
 from trainer.comm.host_memory import HostCopy, to_device
 from trainer.comm.protocol import Comm
 from trainer.run.layout import RANK_STATS_FILE
 from trainer.safe_io.plain import open_plain
-from trainer.sysinfo.nvml import gpu_handle
 from trainer.telemetry.metrics import drop_after
 from trainer.telemetry.records import Lap
 
@@ -167,9 +167,8 @@ class Machine:
 
     def __init__(self, device: torch.device) -> None:
         self._cpu, self._wall = time.process_time(), time.perf_counter()
-        self._gpu = (
-            gpu_handle(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-        )
+        self._monitor, uuid = accelerator_of(device).monitor, uuid_of(device)
+        self._gpu = None if self._monitor is None or uuid is None else self._monitor.gpu_handle(uuid)
         self._energy_mj = self._counted_mj()
 
     def sample(self) -> tuple[float, float, float, float, float]:
@@ -187,21 +186,11 @@ class Machine:
         return share, peak, *self._gpu_sample(), max(0.0, joules)
 
     def _counted_mj(self) -> int:
-        """Returns the millijoules that the GPU has taken since its driver was loaded; 0 if it counts none."""
-        if self._gpu is None:
+        if self._monitor is None or self._gpu is None:
             return 0
-        import pynvml
-
-        with suppress(pynvml.NVMLError):
-            return int(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu))
-        return 0
+        return self._monitor.counted_mj(self._gpu)
 
     def _gpu_sample(self) -> tuple[float, float]:
-        if self._gpu is None:
+        if self._monitor is None or self._gpu is None:
             return 0.0, 0.0
-        import pynvml
-
-        with suppress(pynvml.NVMLError):
-            used = pynvml.nvmlDeviceGetMemoryInfo(self._gpu).used
-            return pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu / 100, float(used)
-        return 0.0, 0.0
+        return self._monitor.use_of(self._gpu)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from trainer.comm.accelerator import is_cuda
+from trainer.comm.device import device_name
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.loader import dump_job
@@ -144,10 +146,10 @@ def code_hash(folder: Path) -> str:
 
 
 def _device(comm: Comm) -> dict[str, str]:
-    if comm.device.type != "cuda":
-        return {"device": comm.device.type}
+    if not is_cuda(comm.device):
+        return {"device": device_name(comm.device)}
     return {
-        "device": torch.cuda.get_device_name(comm.device),
+        "device": device_name(comm.device),
         "cudnn": str(torch.backends.cudnn.version()),
         "driver": _driver(),
     }

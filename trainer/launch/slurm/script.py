@@ -14,12 +14,12 @@ import tomli_w
 
 from trainer.comm.backends import meeting_variables, over_mpi, starts_again
 from trainer.config import Job
+from trainer.config.image_name import for_enroot
 from trainer.config.loader import own_keys
 from trainer.config.slurm import GpuRequest
 from trainer.config.stages import paths_of_ranks
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
-from trainer.launch.image_name import for_enroot
 from trainer.launch.open_mpi import exports, mpirun_options
 from trainer.launch.slurm.validate import can_keep_going, launcher, validate
 from trainer.launch.templates import render, sh
@@ -105,7 +105,7 @@ def _around_ranks(job: Job) -> dict[str, Any]:
         "apptainer": [
             slurm.container_binary or "apptainer",
             "exec",
-            *([] if _gpu_request(job) == "none" else ["--nv"]),
+            *([] if _gpu_request(job) == "none" else job.resources.row.apptainer),
             *slurm.container_flags,
         ],
         "python": python,
@@ -178,7 +178,8 @@ def _gpu_request(job: Job) -> GpuRequest | Literal["listed"]:
     """Returns the option of sbatch that asks for GPUs, or "none"; "listed" if slurm.gres has them."""
     if job.slurm.listed_gpus:
         return "listed"
-    return job.slurm.gpus or ("none" if job.resources.on_cpu else "gpus-per-node")
+    usual: GpuRequest = "gpus-per-node" if job.resources.row.gres == "gpu" else "gres"
+    return job.slurm.gpus or ("none" if job.resources.on_cpu else usual)
 
 
 def directives(job: Job) -> Iterator[tuple[str, str | None]]:
@@ -195,7 +196,7 @@ def directives(job: Job) -> Iterator[tuple[str, str | None]]:
     gpus = f"{slurm.gpu_type}:{per_node}" if slurm.gpu_type else str(per_node)
     if _gpu_request(job) == "gpus-per-node":
         yield "gpus-per-node", gpus
-    if by_name := [*([f"gpu:{gpus}"] if _gpu_request(job) == "gres" else []), *slurm.gres]:
+    if by_name := [*([f"{resources.row.gres}:{gpus}"] if _gpu_request(job) == "gres" else []), *slurm.gres]:
         yield "gres", ",".join(by_name)  # of several sbatch takes the last
     if slurm.mem or resources.mem_gb_per_gpu:
         yield "mem", slurm.mem or f"{math.ceil((resources.mem_gb_per_gpu or 0) * per_node * 1024)}M"
@@ -261,7 +262,7 @@ def _variables(job: Job) -> dict[str, str]:
         return variables
     if job.slurm.container == "pyxis" and _gpu_request(job) == "none":
         # images say "all", and enroot's hook would look for a driver
-        variables = {"NVIDIA_VISIBLE_DEVICES": "void", **variables}
+        variables = {**job.resources.row.hidden_by, **variables}
     # PMIx in a container has no munge, and no memory shared with the server outside.
     if over_mpi(job, launcher(job)):
         variables = {"PMIX_MCA_gds": "hash", "PMIX_MCA_psec": "native", **variables}
