@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.ends import ROOT
+from tests.support.faulty_rank import MOMENT, go_file
 from tests.support.jobs import tiny_job
 from tests.support.runs import descendants
 from trainer.config.loader import dump_job
@@ -43,10 +45,13 @@ class Pods:
             }
         )
         (folder / "job.toml").write_text(dump_job(job))
+        self._moment = folder / "moment"
         self.ports = free_port("127.0.0.1"), free_port("127.0.0.1")
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, index: int, **variables: str) -> "subprocess.Popen[bytes]":
+    def start(self, index: int, fault: str = "", **variables: str) -> "subprocess.Popen[bytes]":
+        """Starts a pod; `fault` is one of `tests.support.faulty_rank`."""
+        faulty = {"FAULT": fault, MOMENT: str(self._moment), "PYTHONPATH": str(ROOT)}
         own = {
             "JOB_COMPLETION_INDEX": str(index),
             "CLIPSHIP_LAUNCHER_JOB": UID,
@@ -56,9 +61,11 @@ class Pods:
             "MASTER_PORT": str(self.ports[1]),
             "CLIPSHIP_WORLD_SIZE": "2",
             "OMP_NUM_THREADS": "1",
+            **(faulty if fault else {}),
             **variables,
         }
-        words = [sys.executable, "-P", "-m", "trainer.launch.kubernetes.pod.node"]
+        module = "tests.support.faulty_pod" if fault else "trainer.launch.kubernetes.pod.node"
+        words = [sys.executable, "-P", "-m", module]
         with (self.folder / f"pod-{len(self.started)}-of-{index}.log").open("wb") as log:
             pod = subprocess.Popen(
                 [*words, str(self.folder / "job.toml")],
@@ -81,6 +88,10 @@ class Pods:
 
     def wait_for_step(self, step: int) -> None:
         self.until(lambda: step <= max([0, *self.steps()]))
+
+    def go(self) -> None:
+        """Lets a rank go on that the fault `wait` holds."""
+        go_file(self._moment).touch()
 
     def steps(self) -> list[int]:
         path = self.run / "metrics.jsonl"
@@ -120,6 +131,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
 RECOVERY = {"max_restarts": 3, "backoff_s": 0.0, "keep_every_steps": 1}
 GOES_ON = {"CLIPSHIP_KEEPS_GOING": "1", "CLIPSHIP_RESPAWNS": "1"}
 LONG = {"global_batch_size": 8, "steps": 60, "warmup_steps": 0}
+HELD = "wait:0:step:20:1"
+"""So that the run is under way when a test has waited for a step before that one."""
 
 
 def test_pods_that_come_in_any_order_train_together_and_one_that_comes_late_is_done(
@@ -138,7 +151,7 @@ def test_the_run_goes_on_in_its_next_generation_with_the_pod_that_replaces_a_los
     lost: int, make: Callable[..., Pods]
 ) -> None:
     pods = make(recovery=RECOVERY, optim=LONG)
-    both = [pods.start(index, **GOES_ON) for index in (0, 1)]
+    both = [pods.start(index, HELD, **GOES_ON) for index in (0, 1)]
     pods.wait_for_step(6)
     pods.kill(both[lost])
     both[lost] = pods.start(lost, **GOES_ON)
@@ -152,7 +165,7 @@ def test_without_recovery_a_lost_pod_ends_the_start_and_the_next_pods_resume_the
     make: Callable[..., Pods],
 ) -> None:
     pods = make(optim=LONG, checkpoint={"every_steps": 5})
-    first, second = pods.start(0), pods.start(1)
+    first, second = pods.start(0, HELD), pods.start(1, HELD)
     pods.wait_for_step(12)
     pods.kill(second)
     replaced = pods.start(1)
@@ -165,9 +178,10 @@ def test_a_pod_that_is_asked_to_stop_lets_all_save_and_the_next_pods_lose_no_ste
     make: Callable[..., Pods],
 ) -> None:
     pods = make(optim=LONG)
-    first, second = pods.start(0), pods.start(1)
+    first, second = pods.start(0, HELD), pods.start(1, HELD)
     pods.wait_for_step(6)
     second.terminate()
+    pods.go()
     assert pods.codes(first, second) == [EXIT_PREEMPTED, EXIT_PREEMPTED], pods.said()
     assert pods.codes(pods.start(0), pods.start(1)) == [EXIT_DONE, EXIT_DONE], pods.said()
     assert pods.steps() == list(range(1, 61))
@@ -175,9 +189,13 @@ def test_a_pod_that_is_asked_to_stop_lets_all_save_and_the_next_pods_lose_no_ste
 
 def test_a_run_that_fails_again_and_again_ends_for_good_with_its_cause(make: Callable[..., Pods]) -> None:
     pods = make(optim=LONG, kubernetes={**ON_CPU, "retries": 0})
-    first, second = pods.start(0), pods.start(1)
+    first, second = pods.start(0, HELD), pods.start(1, HELD)
     pods.wait_for_step(3)
-    [rank] = [pid for pid in descendants(first.pid) if b"\0trainer.train\0" in _command_line(pid)][:1]
+    [rank] = [
+        pid
+        for pid in descendants(first.pid)
+        if b"\0trainer.supervise.rank.rank_start\0" in _command_line(pid)
+    ][:1]
     os.kill(rank, signal.SIGKILL)
     assert pods.codes(first, second) == [EXIT_FAILED, EXIT_FAILED], pods.said()
     assert pods.codes(pods.start(1)) == [EXIT_FAILED], "a pod that came later started the run again"

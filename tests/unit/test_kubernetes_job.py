@@ -237,6 +237,7 @@ def answering(*answers: object) -> Any:
 
 def test_a_trainjob_is_tried_although_its_runtime_exists_in_a_dry_run_only() -> None:
     _try_own(answering(UNSEEN), KINDS["trainjob"], {})
+    _try_own(answering(ClusterError("runtime 'first-run-job' not found")), KINDS["trainjob"], {})  # Kueue's
     with pytest.raises(ClusterError, match="quota"):
         _try_own(answering(ClusterError("quota")), KINDS["trainjob"], {})
     with pytest.raises(ClusterError, match="must be created"):

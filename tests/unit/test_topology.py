@@ -12,7 +12,7 @@ import pytest
 from tests.support.jobs import VIT
 from trainer.comm import cpu_binding
 from trainer.config.loader import job_from_table
-from trainer.sysinfo import topology
+from trainer.sysinfo import nvml, topology
 from trainer.sysinfo.topology import choose_cpus, closest_adapters, cpu_numbers
 from trainer.text.wording import runs_text
 from trainer.world.launchers import World
@@ -186,7 +186,7 @@ def test_a_rank_is_bound_unless_the_job_says_no_or_means_the_cpu(
         pytest.skip("this machine gives the tests one CPU")
     near = {min(whole_affinity)}
     machine = one_gpu(tmp_path, whole_affinity, near)
-    monkeypatch.setattr(cpu_binding, "visible_gpus", lambda _env: [NEAR])
+    monkeypatch.setattr(nvml, "visible_gpus", lambda _env: [NEAR])
     job = job_from_table(
         {
             "name": "n",

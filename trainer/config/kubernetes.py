@@ -51,6 +51,8 @@ _TAKEN = (
     "/sys",
     "/dev",
 )
+_GANG_OF_KIND = {"vcjob": "volcano"}
+"""Gang schedulers of the kinds that are always a gang, whatever `kubernetes.gang` is."""
 _OPERATORS = ("training.kubeflow.org/", "clipship/", "kueue.x-k8s.io/queue-name")
 _NAMES = (
     'a name has at most 253 characters of a-z, 0-9, "-" and ".", with a letter or digit at both ends '
@@ -81,11 +83,11 @@ class Patch(Section):
 class Kubernetes(SchedulerSection):
     """Requests of a job's pods beyond [resources]: a worker pod per node, and an MPIJob's launcher pod."""
 
-    kind: Literal["mpijob", "job", "trainjob"] | None = None
+    kind: Literal["mpijob", "job", "trainjob", "vcjob"] | None = None
     """Kind of object that runs the job. job: an Indexed Job with a headless Service, which needs no operator.
-    trainjob: the same pods in a TrainJob of Kubeflow Trainer (v2). mpijob: an MPIJob of the MPI Operator,
-    which starts the ranks with mpirun. None: what comm.launcher means, mpijob for mpirun and job for
-    clipship."""
+    trainjob: the same pods in a TrainJob of Kubeflow Trainer (v2). vcjob: such pods in a Job of Volcano's
+    own. mpijob: an MPIJob of the MPI Operator, which starts the ranks with mpirun. None: what comm.launcher
+    means, mpijob for mpirun and job for clipship."""
     namespace: Text | None = None
     """Namespace of all objects. None: the one of kubectl's context."""
     name: Text | None = None
@@ -104,9 +106,10 @@ class Kubernetes(SchedulerSection):
     home, which are empty at first. false: files that a process writes elsewhere last as long as its
     container."""
 
-    gpu_resource: Text = "nvidia.com/gpu"
+    gpu_resource: Text | None = None
     """Name of the resource under which nodes offer GPUs; each worker asks for resources.gpus_per_node of it.
-    "none": ranks run on CPUs."""
+    "none": ranks run on CPUs. None: nvidia.com/gpu, amd.com/gpu or huawei.com/Ascend910, by
+    resources.accelerator."""
     rdma: dict[Text, Positive] = Field(default_factory=dict)
     """RDMA devices of each worker, such as `"rdma/hca_shared_devices" = 1`. Workers that run as root then get
     the capability IPC_LOCK; for other users, the nodes must not limit locked memory."""
@@ -186,7 +189,8 @@ class Kubernetes(SchedulerSection):
     gang: Literal["none", "volcano", "scheduler-plugins"] = "none"
     """Gang scheduler, which starts all pods or none: volcano, or scheduler-plugins' coscheduling as its
     second scheduler (scheduler-plugins-scheduler). A Job gets a PodGroup of its own. For an MPIJob the MPI
-    Operator makes it, and must run with --gang-scheduling=volcano or the second scheduler's name."""
+    Operator makes it, and must run with --gang-scheduling=volcano or the second scheduler's name. A vcjob is
+    a gang of Volcano without this key."""
     gang_queue: Text | None = None
     """Queue of volcano."""
     gang_timeout_s: Annotated[int, Field(ge=1)] | None = None
@@ -286,8 +290,8 @@ class Kubernetes(SchedulerSection):
 
     @field_validator("gpu_resource")
     @classmethod
-    def _a_resource(cls, value: str) -> str:
-        if value != "none":
+    def _a_resource(cls, value: str | None) -> str | None:
+        if value not in (None, "none"):
             _refuse_resources([value])
         return value
 
@@ -335,7 +339,7 @@ class Kubernetes(SchedulerSection):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Kubernetes":
-        if self.gang_queue is not None and self.gang != "volcano":
+        if self.gang_queue is not None and "volcano" not in (self.gang, _GANG_OF_KIND.get(self.kind or "")):
             raise ValueError('gang_queue is for gang = "volcano": set that, or leave gang_queue out')
         if self.gang_timeout_s is not None and self.gang != "scheduler-plugins":
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The kinds of Kubeflow Trainer, JobSet and the gang schedulers as their projects define them.
+"""The kinds of Kubeflow Trainer, JobSet, Volcano and the scheduler-plugins as their projects define them.
 
 Tests use them without their controllers. They come from the folder that CLIPSHIP_CRDS names; else each is
 downloaded once, where a network allows: from its forge, else out of the Go module that the project is.
@@ -61,6 +61,10 @@ PINNED = {
     "jobset.x-k8s.io_jobsets.yaml": (
         _JOBSET,
         "d022b87624512cf0b6741b31b24a2bea9945b5a838b50713af29332c878bb6fe",
+    ),
+    "batch.volcano.sh_jobs.yaml": (
+        _VOLCANO,
+        "a03feedc265bc8c9d71240063a37e0e818fa70fcad7b8a113b0875dc53fffa90",
     ),
     "scheduling.volcano.sh_podgroups.yaml": (
         _VOLCANO,

@@ -22,7 +22,6 @@ from kubernetes.stream import stream
 
 from trainer.demo.__main__ import prepare
 from trainer.launch.kubernetes.cluster import Cluster
-from trainer.launch.kubernetes.indexed_job import INDEX_LABEL
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.pod_logs import disconnecting
 from trainer.launch.kubernetes.state import pods_of
@@ -181,12 +180,11 @@ class Demo:
         ]
 
     def pods_of_index(self, job: str, index: int, kind: str = "job") -> list[dict[str, Any]]:
-        """Returns the pods of an Indexed Job, or of a TrainJob, that have had this index, oldest first."""
-        return [
-            pod
-            for pod in pods_of(self.cluster, KINDS[kind], job)
-            if pod["metadata"]["labels"][INDEX_LABEL] == str(index)
-        ]
+        """Returns the pods that have had this index and are still there, oldest first."""
+        row = KINDS[kind]
+        [label] = row.output
+        pods = pods_of(self.cluster, row, job)
+        return [pod for pod in pods if pod["metadata"]["labels"][label] == str(index)]
 
     def delete_pod(self, name: str, **options: Any) -> None:
         self.cluster.core.delete_namespaced_pod(name, self.cluster.namespace, **options)

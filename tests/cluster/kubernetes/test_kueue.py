@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.kubernetes.controllers import KUEUE, controlled, kubectl
+from tests.cluster.kubernetes.controllers import JOBSET_0_11, KUEUE, TRAINER_2_2
+from tests.cluster.kubernetes.programs import controlled, kubectl
 from tests.cluster.kubernetes.runs import DONE, Demo
 from tests.cluster.kubernetes.test_runs import SHORT, settings
 from trainer.launch.kubernetes.cluster import Cluster
@@ -21,7 +22,11 @@ QUEUE, RACKS = "for-one", "with-racks"
 LOW, HIGH = "clipship-test-low", "clipship-test-high"
 RACK = "cloud.provider.com/topology-rack"
 NO_CHECKPOINT = {"every_steps": 10_000}
-SIZES = {"job": {"cpu_request": 0.075}, "mpijob": {"cpu_request": 0.05, "launcher_cpu": 0.05}}
+SIZES = {
+    "job": {"cpu_request": 0.075},
+    "trainjob": {"cpu_request": 0.075},
+    "mpijob": {"cpu_request": 0.05, "launcher_cpu": 0.05},
+}
 """Requests with which a job of two workers takes the whole quota of QUEUE."""
 BEGUN = ("waiting", "running")
 """Words for the state of a job that its queue has let go."""
@@ -56,7 +61,7 @@ def objects(namespace: str) -> Iterator[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def queues(cluster: Cluster) -> Iterator[None]:
     """Queues of Kueue: of the cluster's own, or of one that runs for these tests."""
-    with controlled(cluster, KUEUE) as folder, ExitStack() as stack:
+    with controlled(cluster, JOBSET_0_11, TRAINER_2_2, KUEUE) as folder, ExitStack() as stack:
         made = folder / "queues.yaml"
         made.write_text(yaml.safe_dump_all(objects(cluster.namespace)))
         [node] = cluster.core.list_node().items
@@ -87,7 +92,7 @@ def until_status(demo: Demo, name: str, text: str) -> None:
 
 
 @pytest.mark.usefixtures("queues")
-@pytest.mark.parametrize("kind", ["job", "mpijob"])
+@pytest.mark.parametrize("kind", SIZES)
 def test_a_second_job_waits_whole_and_starts_when_the_first_has_ended(demo: Demo, kind: str) -> None:
     submit(demo, f"first-{kind}", kind)
     demo.until(lambda: demo.state(f"first-{kind}") in BEGUN, lambda: status(demo, f"first-{kind}"))
@@ -107,7 +112,7 @@ def test_a_second_job_waits_whole_and_starts_when_the_first_has_ended(demo: Demo
 
 
 @pytest.mark.usefixtures("queues")
-@pytest.mark.parametrize("kind", ["job", "mpijob"])
+@pytest.mark.parametrize("kind", SIZES)
 def test_a_job_that_is_preempted_saves_and_goes_on_when_its_turn_has_come(demo: Demo, kind: str) -> None:
     low, high = f"low-{kind}", f"high-{kind}"
     submit(demo, low, kind, epochs=14, priority_class=LOW)
@@ -123,7 +128,7 @@ def test_a_job_that_is_preempted_saves_and_goes_on_when_its_turn_has_come(demo: 
 
 
 @pytest.mark.usefixtures("queues")
-@pytest.mark.parametrize("kind", ["job", "mpijob"])
+@pytest.mark.parametrize("kind", SIZES)
 def test_workers_get_nodes_of_one_rack_and_an_unknown_level_is_named(demo: Demo, kind: str) -> None:
     keys: dict[str, Any] = {"queue": RACKS, "topology": RACK, "placement": "required"}
     name = submit(demo, f"racked-{kind}", kind, **keys)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.kubernetes.controllers import JOBSET, TRAINER, controlled
+from tests.cluster.kubernetes.controllers import JOBSET, TRAINER
 from tests.cluster.kubernetes.crds import crds, defined
+from tests.cluster.kubernetes.programs import controlled
 from tests.cluster.kubernetes.runs import KILL_RANK, Demo
 from tests.cluster.kubernetes.test_job import NO_CHECKPOINT, RECOVERY, THREE_EPOCHS
 from tests.cluster.kubernetes.test_runs import BACKENDS, BEGAN_TO, SHORT, settings

@@ -127,6 +127,8 @@ class IndexedJobKind(KindRow):
     pod_label = JOB_NAME_LABEL
     output: ClassVar[Mapping[str, str]] = {INDEX_LABEL: "0"}
     output_pod = "pod of index 0"
+    ends: ClassVar[tuple[str, ...]] = ("Complete", "Failed")
+    """Conditions of an object that has ended."""
     without: ClassVar[tuple[str, ...]] = (
         "launcher_cpu",
         "launcher_cpu_limit",
@@ -146,11 +148,9 @@ class IndexedJobKind(KindRow):
         return int(found["spec"]["parallelism"])
 
     def ended_at(self, found: Object) -> str | None:
-        """Returns when a Job or a TrainJob has ended; None if it has not."""
-        for each in found.get("status", {}).get("conditions", []):
-            if each["type"] in ("Complete", "Failed") and each["status"] == "True":
-                return str(each["lastTransitionTime"])
-        return None
+        """Returns when an object of these kinds has ended; None if it has not."""
+        true = self.conditions(found)
+        return next((str(true[end]["lastTransitionTime"]) for end in self.ends if end in true), None)
 
     def phase(self, found: Object) -> tuple[str, str] | None:
         """Returns a word for what a Job does, and since when; None if it has not been started."""
@@ -203,7 +203,10 @@ class TrainJobKind(IndexedJobKind):
     view = TrainJob
     template = "k8s/trainjob.yaml.j2"
     pod_label = JOBSET_NAME_LABEL
-    unseen = "must be created before the TrainJob"
+    unseen = (
+        "must be created before the TrainJob",
+        "-job' not found",
+    )  # Kubeflow Trainer's words, and Kueue's
     without = (*IndexedJobKind.without, "ttl_s")
 
     def pods(self, objects: Sequence[Object]) -> dict[str, Object]:

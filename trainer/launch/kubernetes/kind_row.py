@@ -8,7 +8,7 @@ from trainer.comm.backends import Launcher
 from trainer.launch.kubernetes.pods import Pods
 
 Object = dict[str, Any]
-KindName = Literal["mpijob", "job", "trainjob"]
+KindName = Literal["mpijob", "job", "trainjob", "vcjob"]
 
 
 class Known(Protocol):
@@ -29,7 +29,7 @@ class KindRow(ABC):
     name: ClassVar[KindName]
     """Value of `kubernetes.kind`."""
     kind: ClassVar[str]
-    """Its name in Kubernetes, and in messages."""
+    """Its name in messages, and in Kubernetes if `api_kind` is no other."""
     group: ClassVar[str]
     version: ClassVar[str]
     plural: ClassVar[str]
@@ -54,10 +54,12 @@ class KindRow(ABC):
     """Labels of the pods whose logs are the run's output; there is one at a time."""
     output_pod: ClassVar[str]
     """Such a pod, in messages."""
+    deletion: ClassVar[Literal["Background", "Foreground"]] = "Background"
+    """When a cancelled object goes: before its pods, or behind them."""
     without: ClassVar[tuple[str, ...]] = ()
     """Keys of [kubernetes] that mean nothing for this kind."""
-    unseen: ClassVar[str | None] = None
-    """Part of the words with which the controller refuses an object before it has seen those beside it."""
+    unseen: ClassVar[tuple[str, ...]] = ()
+    """Parts of the words with which controllers refuse an object before they have seen those beside it."""
 
     @abstractmethod
     def pods(self, objects: Sequence[Object]) -> dict[str, Object]:
@@ -74,6 +76,11 @@ class KindRow(ABC):
     @abstractmethod
     def phase(self, found: Object) -> tuple[str, str] | None:
         """Returns a word for what the object does, and since when; None if its status does not say."""
+
+    def conditions(self, found: Object) -> dict[str, Object]:
+        """Returns what the object's status says to be true, by the name of the condition."""
+        given = found.get("status", {}).get("conditions", [])
+        return {each["type"]: each for each in given if each["status"] == "True"}
 
     def made_by(self, name: str) -> set[str]:
         """Returns the names of other objects that the controller makes for an object of this name."""
@@ -92,3 +99,8 @@ class KindRow(ABC):
     @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}"
+
+    @property
+    def api_kind(self) -> str:
+        """Its name in Kubernetes."""
+        return self.kind

@@ -7,7 +7,7 @@ from trainer.launch.kubernetes.gangs import values
 from trainer.launch.kubernetes.kind_row import KindRow, Object
 from trainer.launch.kubernetes.pod.names import JOB_UID, SSH_KEY
 from trainer.launch.kubernetes.pod_values import Yaml, cores, memory, plain_variables
-from trainer.launch.kubernetes.pods import FILES_OF_OTHERS, JOB_FILE, NO_GPU, PYTHON, Pods
+from trainer.launch.kubernetes.pods import FILES_OF_OTHERS, JOB_FILE, PYTHON, Pods
 
 JOB_NAME_LABEL = "training.kubeflow.org/job-name"
 ROLE_LABEL = "training.kubeflow.org/job-role"
@@ -105,9 +105,10 @@ class MpiJob(Pods):
             "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
         }
         own = {name: value for name, value in self.job.env.items() if name.startswith(_ATTRIBUTED_TO_MPI)}
+        no_gpu = self.job.resources.row.hidden_by
         return [
             *plain_variables(
-                self.meeting | self._ssh_key | {"PYTHONUNBUFFERED": "1"} | NO_GPU | self._open_mpi | own
+                self.meeting | self._ssh_key | {"PYTHONUNBUFFERED": "1"} | no_gpu | self._open_mpi | own
             ),
             uid,
         ]
@@ -196,8 +197,7 @@ class MpiJobKind(KindRow):
 
     def phase(self, found: Object) -> tuple[str, str] | None:
         """Returns a word for what an MPIJob does, and since when; None if the operator has not seen it."""
-        conditions = found.get("status", {}).get("conditions", [])
-        true = {each["type"]: each for each in conditions if each["status"] == "True"}
+        true = self.conditions(found)
         for kind, word in _PHASES:
             if kind in true:
                 return word, str(true[kind]["lastTransitionTime"])

@@ -136,8 +136,8 @@ def _create_own(cluster: Cluster, row: KindRow, wanted: Object) -> Object:
 
 
 def _is_early(row: KindRow, problem: ClusterError) -> bool:
-    """Returns whether the controller refuses the object only since it has not seen those beside it."""
-    return row.unseen is not None and row.unseen in str(problem)
+    """Returns whether a controller refuses the object only since it has not seen those beside it."""
+    return any(words in str(problem) for words in row.unseen)
 
 
 def adopt_what_kubectl_made(cluster: Cluster, row: KindRow, owner: Object) -> None:
@@ -164,7 +164,7 @@ def _hand_over(cluster: Cluster, row: KindRow, kind: ApiKind, owner: Object) -> 
     name = _BESIDE[kind].name(metadata["name"])
     reference = {
         "apiVersion": row.api_version,
-        "kind": row.kind,
+        "kind": row.api_kind,
         "name": metadata["name"],
         "uid": metadata["uid"],
     }

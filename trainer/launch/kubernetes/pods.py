@@ -36,8 +36,6 @@ PYTHON = "/opt/clipship/bin/python"
 JOB_FILE = f"{JOB_FOLDER}/job.toml"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _MEETING_PORT, _MASTER_PORT = 29400, 29401
-# the image says "all", which NVIDIA's runtime grants even without a request
-NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
 # root needs them on volumes whose files belong to another user
 FILES_OF_OTHERS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID")
 _KEY_REF = {"secret": "secretKeyRef", "configmap": "configMapKeyRef"}
@@ -208,7 +206,7 @@ class Pods:
         store = {"MASTER_ADDR": self.first_pod, "MASTER_PORT": str(self._port(_MASTER_PORT, 2))}
         meeting = {} if over_mpi(self.job, self.launcher) else store
         backend = {**meeting, **meeting_variables(self.job, self.launcher)}
-        devices = NO_GPU if self._without_gpus else {}
+        devices = self.job.resources.row.hidden_by if self._without_gpus else {}
         ranks = {
             name: value
             for name, value in cluster_environment(self.job, self.members).items()
@@ -247,7 +245,8 @@ class Pods:
         asked, k8s = self.job.resources, self.k8s
         cpus = float(asked.cpus_per_gpu * asked.ranks_per_node)
         mem_gb = None if asked.mem_gb_per_gpu is None else asked.mem_gb_per_gpu * asked.ranks_per_node
-        gpus = {} if self._without_gpus else {k8s.gpu_resource: str(asked.ranks_per_node)}
+        resource = k8s.gpu_resource or asked.row.kubernetes_resource
+        gpus = {} if self._without_gpus else {resource: str(asked.ranks_per_node)}
         devices = gpus | {name: str(count) for name, count in k8s.rdma.items()}
         requests = {"cpu": cores(k8s.cpu_request or cpus)} | memory(k8s.mem_request_gb or mem_gb)
         limits = ({"cpu": cores(cpus)} if k8s.cpu_limit else {}) | memory(mem_gb)

@@ -153,8 +153,7 @@ class KubernetesScheduler(Scheduler):
             return "ended"
         if not row.ended_at(found):
             return "running"
-        true = {each["type"] for each in found["status"].get("conditions", []) if each["status"] == "True"}
-        return "done" if row.succeeded in true else "ended"
+        return "done" if row.succeeded in row.conditions(found) else "ended"
 
     def cancel(self, folder: Path, submission: Submission) -> str:
         """Delete the job's object and return a sentence about it.
@@ -171,7 +170,7 @@ class KubernetesScheduler(Scheduler):
             return f"{replaced}; nothing is deleted"
         graces = [pod["spec"].get("terminationGracePeriodSeconds", 30) for pod in _pods(cluster, row, name)]
         adopt_what_kubectl_made(cluster, row, found)
-        cluster.delete(row, name, "Background", f"delete the {row.kind} {name}")
+        cluster.delete(row, name, row.deletion, f"delete the {row.kind} {name}")
         if row.ended_at(found):
             return f"{row.kind} {submission.id} had ended; it is deleted, together with its pods' logs"
         return (

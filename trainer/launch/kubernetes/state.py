@@ -42,7 +42,7 @@ def rows(cluster: Cluster, row: KindRow, name: str, found: Object | None, *, vis
     result = [("state", state(row, found, pods))]
     if is_suspended(found) and (why := why_queued(cluster, found)):
         result.append(("queue", why))
-    result += _launcher(launchers) if row.has_launcher else _messages(output)
+    result += _launcher(launchers) if row.has_launcher else _messages(output) or _messages(pods)
     result += [("workers", _workers(row.workers(found), workers))]
     result += [("pod", text) for text in _troubled(workers)]
     result += [("event", text) for text in _events(cluster, row, name, pods, found)]
@@ -64,12 +64,7 @@ def output_pods(row: KindRow, pods: Sequence[Object]) -> list[Object]:
 
 def state(row: KindRow, found: Object, pods: Sequence[Object] = ()) -> str:
     """Returns the state in one word, with its time and reason."""
-    status = found.get("status", {})
-    true = {
-        condition["type"]: condition
-        for condition in status.get("conditions", [])
-        if condition["status"] == "True"
-    }
+    true = row.conditions(found)
     if "deletionTimestamp" in found["metadata"]:
         return "ending: it was cancelled, and its ranks save"
     if at := row.ended_at(found):

@@ -1,4 +1,4 @@
-"""Names and keys that the MPIJob's manifest shares with the first processes of its pods. Imports no torch."""
+"""Names and keys that the manifests share with the first processes of its pods. Imports no torch."""
 
 import hashlib
 import hmac
@@ -12,6 +12,8 @@ from trainer.world.rendezvous import Rendezvous
 SSH_KEY = "CLIPSHIP_SSH_KEY"
 """Variable with the path of the private key that the operator made for this job and mounts only into its
 pods."""
+INDEX = "JOB_COMPLETION_INDEX"
+"""Variable with the index of a pod that is a node of the run; Kubernetes sets it for an Indexed Job."""
 JOB_UID = "CLIPSHIP_LAUNCHER_JOB"
 """Variable with an id that is the same for every launcher pod of one submission."""
 
