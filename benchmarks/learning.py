@@ -8,8 +8,8 @@ meets both, and open_clip itself measures the weights of both. Seconds count fro
 
 `--with KEY=VALUE` sets our job with changed keys against our job as it is, in place of open_clip_train; both
 begin with one seed. A difference within two standard errors over the names is too small to show, and even a
-larger one may be the seed's: `--seeds 3` says more. The data are fetched by npm and drawn once. The last line
-on stdout is JSON.
+larger one may be the seed's: `--seeds 3` says more. `--both KEY=VALUE` sets a key of both, such as the loss
+for which the other key is. The data are fetched by npm and drawn once. The last line on stdout is JSON.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -240,6 +240,18 @@ def seconds_to(way: Sequence[Learned], r1: float) -> float | None:
     return None
 
 
+@contextlib.contextmanager
+def _folder(keep: Path | None, seed: int) -> Iterator[Path]:
+    """Gives a folder for the runs of one seed, which is removed afterwards unless it is to be kept."""
+    if keep is not None:
+        folder = keep.absolute() / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="clipship-learning-") as name:
+        yield Path(name)
+
+
 @click.command(help=__doc__)
 @click.option("--epochs", default=30, show_default=True, help="Passes over the data.")
 @click.option(
@@ -256,11 +268,30 @@ def seconds_to(way: Sequence[Learned], r1: float) -> float | None:
     metavar="KEY=VALUE",
     help="Change a key: ours against ours so changed.",
 )
+@click.option("--both", multiple=True, metavar="KEY=VALUE", help="With --with: set a key of both.")
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    help="Folder in which the runs are left, such as for a teacher; it must not be there.",
+)
 @click.option(
     "--cache", type=click.Path(path_type=Path), default=Path("~/.cache/clipship/bench"), show_default=True
 )
-def main(epochs: int, every: int, seeds: int, held_out: str, settings: tuple[str, ...], cache: Path) -> None:
+def main(
+    epochs: int,
+    every: int,
+    seeds: int,
+    held_out: str,
+    settings: tuple[str, ...],
+    both: tuple[str, ...],
+    keep: Path | None,
+    cache: Path,
+) -> None:
     """Run the benchmark."""
+    if both and not settings:
+        raise click.UsageError("--both is for two of our jobs, see --with")
+    if keep is not None and keep.exists():
+        raise click.UsageError(f"--keep: {keep} is there already")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what it started ends, too
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
@@ -272,14 +303,13 @@ def main(epochs: int, every: int, seeds: int, held_out: str, settings: tuple[str
     for seed in range(seeds):
         plan = Plan(data, epochs, every, seed)
         print(f"training {epochs} epochs of {data.samples} samples with the seed {seed}", flush=True)
-        with tempfile.TemporaryDirectory(prefix="clipship-learning-") as name:
-            folder = Path(name)
+        with _folder(keep, seed) as folder:
             other = (
-                ours(plan, folder / "changed", settings, "changed")
+                ours(plan, folder / "changed", (*both, *settings), "changed")
                 if settings
                 else theirs(plan, folder / "theirs", cache.expanduser())
             )
-            sides = [ours(plan, folder / "ours"), other]
+            sides = [ours(plan, folder / "ours", both), other]
             # The cores are changed from seed to seed: one may have more to do for others.
             runs.append(learned(sides, cores if seed % 2 == 0 else cores[::-1], plan))
     about = {
@@ -288,6 +318,7 @@ def main(epochs: int, every: int, seeds: int, held_out: str, settings: tuple[str
         "epochs": epochs,
         "batch": _BATCH,
         "with": settings,
+        "both": both,
     }
     print(json.dumps(summary([side.name for side in sides], runs) | about))
 

@@ -111,13 +111,18 @@ def training_samples(
         caption = concept.caption(language, styles.index(style), len(styles))
         yield (
             f"{style}-{concept.code}-{language}",
-            {"png": picture.read_bytes(), "txt": caption.encode()},
+            {
+                "png": picture.read_bytes(),
+                "txt": caption.encode(),
+                "json": json.dumps({"emoji": concept.code}).encode(),
+            },
         )
 
 
 def fingerprint() -> str:
-    """Returns a name for what is fetched and how it is drawn."""
-    return hashlib.sha256(repr((STYLES, WORDS, LANGUAGES, RENDERER, SIDE, _TAGS)).encode()).hexdigest()[:8]
+    """Returns a name for what is fetched and how it is drawn and packed."""
+    made_of = (STYLES, WORDS, LANGUAGES, RENDERER, SIDE, _TAGS, "png, txt, json")
+    return hashlib.sha256(repr(made_of).encode()).hexdigest()[:8]
 
 
 def concepts(cache: Path) -> list[Concept]:

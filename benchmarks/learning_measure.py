@@ -16,12 +16,14 @@ from torch import Tensor
 
 from benchmarks.learning_data import LANGUAGES
 from trainer.evaluate.ranking import ROWS, Pairs, ahead, exact
+from trainer.model.weight_names import take_off_prefixes
 
 _BATCH = 256
 
 
 def main(config: str, rows: str, weights: Sequence[str]) -> None:
     """Prints the places that each of the weights give."""
+    take_off_prefixes()  # and add adapters of LoRA to their weights
     open_clip.add_model_config(config)
     name = Path(config).stem
     model, _, transform = open_clip.create_model_and_transforms(name)
@@ -31,7 +33,9 @@ def main(config: str, rows: str, weights: Sequence[str]) -> None:
     names = {language: [row[number] for row in held_out] for number, language in enumerate(LANGUAGES, 1)}
     model.eval()
     for path in weights:
-        open_clip.load_checkpoint(model, path)
+        trained = open_clip.factory.load_state_dict(path)
+        trained.pop("logit_bias", None)  # of siglip; it moves all logits alike
+        model.load_state_dict(trained)
         with torch.inference_mode():
             images_ND = torch.cat([model.encode_image(part) for part in images.split(_BATCH)])
             texts = {

@@ -1,7 +1,9 @@
 """`clipship embed`: whose features it writes, what it keeps, what it counts and what it refuses."""
 
 import io
+import json
 import os
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,11 @@ from pyarrow import parquet
 from tests.support.jobs import VIT, tiny_job
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
-from trainer.config import Job
-from trainer.data.feature_files import FeatureWriter, feature_files, read_about
+from trainer.config import Data, Job
+from trainer.config.resume_rule import may_change_keys
+from trainer.config.training import Model
+from trainer.data import source
+from trainer.data.feature_files import About, FeatureWriter, about_model, feature_files, read_about
 from trainer.data.shard_files import write_shard
 from trainer.errors import InputError, StorageError
 from trainer.evaluate.embed import embed
@@ -216,6 +221,15 @@ def test_files_of_other_captions_are_not_kept(weights: str, shards: Path) -> Non
         embedded(other)
 
 
+def test_a_file_has_no_bias_that_the_weights_lacked(weights: str, shards: Path, tmp_path: Path) -> None:
+    tensors = torch.load(weights)
+    for name, bias in (("none", None), ("learned", -7.5)):
+        file, out = str(tmp_path / f"{name}.pt"), str(tmp_path / name)
+        torch.save(tensors | ({} if bias is None else {"logit_bias": torch.tensor(bias)}), file)
+        embedded(job_of(file, f"{shards}/0.tar", overrides=["optim.loss=siglip"]), out=out)
+        assert read_about(f"{out}/0.parquet").logit_bias == bias
+
+
 def test_a_file_says_the_models_scale_and_how_samples_were_read(weights: str, shards: Path) -> None:
     embedded(job_of(weights, f"{shards}/0.tar"))
     about = read_about(str(shards / "features" / "0.parquet"))
@@ -298,6 +312,49 @@ def test_what_features_depend_on_is_the_identity_of_their_model(weights: str, sh
     assert identity("model.compile=true", "model.cache_dir=x") == own
     for change in ("precision=bf16", "image_size=64", "image_tokens=32", "context_length=8"):
         assert identity(f"model.{change}") != own, change
+
+
+def test_a_later_key_at_its_default_leaves_features_valid(weights: str, shards: Path) -> None:
+    class Later(Model):
+        """[model] of a later Clipship."""
+
+        new_key: int = 7
+
+    job = job_of(weights, f"{shards}/0.tar")
+    later = job.model_copy(update={"model": Later(**job.model.model_dump())})
+    assert about_model(later, "fp16") == about_model(job, "fp16")
+    of_all_keys, free = job.model.model_dump(mode="json"), may_change_keys()
+    named = {
+        k: v for k, v in of_all_keys.items() if k not in ("name", "pretrained") and f"model.{k}" not in free
+    }
+    assert json.dumps(model_identity(job)[0]) == json.dumps(named), "as it was before there were later keys"
+    other = later.model_copy(update={"model": Later(**job.model.model_dump(), new_key=8)})
+    assert about_model(other, "fp16") != about_model(job, "fp16")
+
+
+def test_the_next_shard_is_read_beside_the_one_that_is_written(
+    weights: str, shards: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+    read, write = source.open_source, FeatureWriter.write
+
+    def opened(data: Data, **keys: Any) -> Any:
+        done.append(f"open {Path(str(data.train[0])).stem}")
+        return read(data, **keys)
+
+    def written(self: FeatureWriter, file: str, about: About) -> None:
+        number = int(Path(file).stem.partition(".")[0])
+        limit = time.monotonic() + 30
+        while number < 2 and f"open {number + 1}" not in done and time.monotonic() < limit:
+            time.sleep(0.01)
+        done.append(f"write {number}")
+        write(self, file, about)
+
+    monkeypatch.setattr("trainer.evaluate.embed.open_source", opened)
+    monkeypatch.setattr(FeatureWriter, "write", written)
+    embed(job_of(weights, str(shards / "*.tar"), overrides=["data.workers=1"]), alone, "fp16")
+    assert done.index("open 1") < done.index("write 0") < done.index("write 1") < done.index("write 2")
+    assert done.index("open 2") < done.index("write 1")
 
 
 def test_a_stop_ends_between_two_blocks(weights: str, shards: Path, alone: Comm) -> None:

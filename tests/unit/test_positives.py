@@ -1,73 +1,337 @@
-"""Equal captions of a step as positives: who is equal, and the gradient against its definition."""
+"""Positives of a step: which samples are a group on any number of ranks, and the gradient's definition."""
 
-from types import SimpleNamespace
+import dataclasses
+import io
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow
 import pytest
 import torch
-from torch import Tensor, nn
+from PIL import Image
+from pyarrow import parquet
+from torch import Tensor
 from torch.nn import functional as F
 
-from tests.support.jobs import COCA, small_job
+from tests.support.jobs import COCA, small_job, tiny_job
 from tests.support.step_ranks import gradients_of_ranks
-from trainer.config import Job
+from trainer.config import Data, Job
+from trainer.config.batch_plan import plan
+from trainer.config.losses import PositivesName as Kind
+from trainer.data.bad_samples import WHOLE, Skipped
+from trainer.data.groups import NO_GROUP, group_numbers, id_number
+from trainer.data.index import index_shards, open_index, stale, write_catalogue
+from trainer.data.lanes import Lanes
+from trainer.data.loader import Batch, train_batches
+from trainer.data.sample import BadSample
+from trainer.data.shard_files import write_shard
+from trainer.data.source import open_source, open_with_index, selection_of
+from trainer.data.targets import StoredTeacher
+from trainer.errors import InputError
 from trainer.model.build import untrained
 from trainer.model.outputs import outputs
-from trainer.model.packed_captions import pack
-from trainer.model.positives import Positives, caption_groups, padding_of
+from trainer.model.positives import Positives
+from trainer.plan.first_samples import FirstSamples
+from trainer.train.prefetch import Prefetcher
 
-SAMPLES, LENGTH, END = 8, 16, 1023
-CAPTIONS = (0, 1, 0, 2, 1, 0, 3, 4)
-"""Numbers of the samples' captions: equal ones are on both of two ranks, and in several micro-batches."""
-
-
-def captions(padding: int = 0) -> Tensor:
-    """Tokens of the samples: some captions are short, with padding behind their end."""
-    draw = torch.Generator().manual_seed(0)
-    rows = torch.randint(1, END, (5, LENGTH), generator=draw)
-    for row, length in enumerate((5, 16, 9, 6, 16)):
-        rows[row, length - 1] = END
-        rows[row, length:] = padding
-    return rows[list(CAPTIONS)]
+SAMPLES, LENGTH = 8, 16
+GROUPS = (0, 1, 0, 2, 1, 0, 3, 4)
+"""Numbers of the samples' groups: equal ones are on both of two ranks, and in several micro-batches."""
+NUMBERS = torch.tensor(GROUPS)
+ROWS = 24
+IMAGES = [number % 5 for number in range(ROWS)]
+CAPTIONS = [number % 7 for number in range(ROWS)]
+IDS: list[Any] = [(n % 3, str(n % 3), None, "", f"g{n % 4}")[n % 5] for n in range(ROWS)]
+"""Ids that are numbers, the same as texts, null, empty, and other texts."""
 
 
-def same(groups: Tensor) -> list[list[bool]]:
-    return (groups[:, None] == groups[None]).tolist()
+def same(groups: Tensor | Sequence[object]) -> list[list[bool]]:
+    return [[bool(one == two) for two in groups] for one in groups]
 
 
-NUMBERS = torch.tensor(CAPTIONS)
+def alike(values: Sequence[object]) -> list[list[bool]]:
+    """Says who is a positive of whom by what they share; a sample without a value is alone."""
+    return [
+        [i == j or (one is not None and one == two) for j, two in enumerate(values)]
+        for i, one in enumerate(values)
+    ]
 
 
-@pytest.mark.parametrize("padding", [0, 1])
-def test_captions_are_equal_if_their_tokens_are_however_far_they_are_cut(padding: int) -> None:
-    tokens = captions(padding)
-    whole = caption_groups([tokens], padding)
-    assert same(whole) == same(NUMBERS)
-    short = [number for number, caption in enumerate(CAPTIONS) if caption in (0, 3)]
-    cut = caption_groups([tokens[short][:, :6], tokens[short][:, :8]], padding)
-    assert torch.equal(cut, whole[short + short])
+def picture(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(file, "png")
+    return file.getvalue()
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_packed_captions_have_the_groups_of_rows(whole: bool) -> None:
-    tokens = captions()
-    counted = (tokens == END).int().argmax(1) + 1
-    packed = pack(tokens, counted, torch.device("cpu"), whole=whole)
-    halves = [pack(tokens[own], counted[own], torch.device("cpu")) for own in (slice(4), slice(4, None))]
-    expected = caption_groups([tokens], 0)
-    assert torch.equal(caption_groups([packed], 0), expected)
-    assert torch.equal(caption_groups(halves, 0), expected)
+def caption(number: int) -> str:
+    return "a picture of " + "very " * (number % 3) + f"thing {number}"
 
 
-def test_the_order_of_tokens_and_their_place_count() -> None:
-    rows = torch.tensor([[5, 6, 7, 0], [6, 5, 7, 0], [0, 5, 6, 7], [5, 6, 7, 7], [5, 6, 7, 0]])
-    assert same(caption_groups([rows], 0)) == same(torch.tensor([0, 1, 2, 3, 0]))
+def name(number: int) -> str:
+    return f"k{number:02d}"
 
 
-def test_a_hundred_thousand_captions_of_one_word_more_or_less_have_groups_of_their_own() -> None:
-    numbers = torch.arange(100_000)
-    rows = torch.stack([numbers % 320, numbers // 320, torch.full_like(numbers, END)], 1)
-    assert len(caption_groups([rows], 0).unique()) == len(rows)
+def shards_in(folder: Path) -> str:
+    """Shards of all samples; every seventh has no JSON, and others no id in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard in range(2):
+        rows = range(shard * ROWS // 2, (shard + 1) * ROWS // 2)
+        about = {n: {"about": {"group": IDS[n]} if n % 2 else {"group": IDS[n], "x": 1}} for n in rows}
+        write_shard(
+            (
+                (
+                    name(n),
+                    {
+                        "png": picture(IMAGES[n]),
+                        "txt": caption(CAPTIONS[n]).encode(),
+                        **({"json": json.dumps(about[n]).encode()} if n % 7 else {}),
+                    },
+                )
+                for n in rows
+            ),
+            folder / f"{shard}.tar",
+        )
+    return f"{folder}/*.tar"
+
+
+def table_in(folder: Path, form: str) -> str:
+    """A table of all samples; in a .csv, pictures are files and all ids are texts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = [None if each is None else str(each) for each in IDS]
+    if form == "csv":
+        for number in range(5):
+            (folder / f"{number}.png").write_bytes(picture(number))
+        lines = [f"{IMAGES[n]}.png,{caption(CAPTIONS[n])},{ids[n] or ''}" for n in range(ROWS)]
+        (folder / "t.csv").write_text("\n".join(["image,caption,group", *lines]))
+        return str(folder / "t.csv")
+    columns = {
+        "image": [picture(number) for number in IMAGES],
+        "caption": list(map(caption, CAPTIONS)),
+        "about": [{"group": each} for each in ids],
+    }
+    table, file = pyarrow.table(columns), str(folder / f"t.{form}")
+    if form == "parquet":
+        parquet.write_table(table, file, row_group_size=5)
+    else:
+        with pyarrow.OSFile(file, "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as out:
+            out.write_table(table, max_chunksize=5)
+    return file
+
+
+FORMS: dict[str, tuple[Callable[[Path], str], str]] = {
+    "shards": (shards_in, "json:about.group"),
+    "parquet": (lambda folder: table_in(folder, "parquet"), "about.group"),
+    "arrow": (lambda folder: table_in(folder, "arrow"), "about.group"),
+    "csv": (lambda folder: table_in(folder, "csv"), "group"),
+}
+
+
+def expected(kind: Kind, form: str) -> list[object]:
+    """Returns what each sample shares, by the values that it was made of."""
+    if kind != "groups":
+        return list({"captions": CAPTIONS, "images": IMAGES}[kind])
+    held = [None if form == "shards" and n % 7 == 0 else each for n, each in enumerate(IDS)]
+    return [None if each in (None, "") else str(each) for each in held]
+
+
+def job_on(data: str, kind: Kind, group_by: str | None, ranks: int = 1, micro: int = 6) -> Job:
+    return tiny_job(
+        data={"format": "auto", "train": (data,), "group_by": group_by},
+        optim={"positives": kind, "global_batch_size": 12, "max_batch_size_per_gpu": micro // ranks},
+    )
+
+
+def batches_of(job: Job, rank: int, ranks: int, workers: int = 0, start_batch: int = 0) -> list[Batch]:
+    """One rank's micro-batches of two steps: all samples of an epoch."""
+    clip = untrained(job)
+    stream = train_batches(
+        open_source(job.data),
+        plan=plan(job, ranks),
+        rank=rank,
+        seed=job.seed,
+        order=Lanes(4, 12),
+        pixels=clip.images.crop,
+        tokenizer=clip.tokenizer,
+        workers=workers,
+        positives=job.optim.positives,
+        epochs=1,
+        start_batch=start_batch,
+    )
+    return list(stream)
+
+
+def place(key: str, form: str) -> int:
+    """The number of the sample with that key."""
+    if form == "csv":
+        return -1
+    if form == "shards":
+        return int(key[1:])
+    group, row = map(int, key.split(":"))
+    return 5 * group + row
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("form", ["shards", "parquet", "arrow"])
+@pytest.mark.parametrize("kind", ["captions", "images", "groups"])
+def test_samples_that_share_it_are_a_group_on_all_ranks(
+    tmp_path: Path, kind: Kind, form: str, ranks: int
+) -> None:
+    made, group_by = FORMS[form]
+    job = job_on(made(tmp_path), kind, group_by if kind == "groups" else None, ranks)
+    batches = [batch for rank in range(ranks) for batch in batches_of(job, rank, ranks)]
+    shared = expected(kind, form)
+    keys = [key for batch in batches for key in batch.keys]
+    assert len(set(keys)) == ROWS
+    groups = torch.cat([batch.groups for batch in batches if batch.groups is not None])
+    assert groups.dtype == torch.int64
+    assert same(groups) == alike([shared[place(key, form)] for key in keys])
+    alone = {key for batch in batches for key in batch.alone}
+    assert alone == {key for key in keys if shared[place(key, form)] is None}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_check_counts_ids_and_names_the_samples_without_one(tmp_path: Path, form: str) -> None:
+    made, group_by = FORMS[form]
+    first = FirstSamples(job_on(made(tmp_path), "groups", group_by))
+    held = expected("groups", form)[: 12 if form == "shards" else ROWS]  # of its first file
+    ids = len({each for each in held if each is not None})
+    assert f"{ids} ids in data.group_by of the first {len(held)} samples" in dict(first.rows())["groups"]
+    without = [line for line in first.warnings() if "group_by" in line]
+    assert len(without) == 1
+    assert f"{held.count(None)} of its first {len(held)} samples have no id" in without[0]
+    plain = FirstSamples(job_on(made(tmp_path), "pairs", None))
+    assert "groups" not in dict(plain.rows())
+    assert not [line for line in plain.warnings() if "group_by" in line]
+
+
+def test_rows_of_a_csv_table_have_the_group_of_their_column(tmp_path: Path) -> None:
+    made, group_by = FORMS["csv"]
+    source = open_source(job_on(made(tmp_path), "groups", group_by).data)
+    groups = [source.read(number).group for number in range(ROWS)]
+    shared = expected("groups", "csv")
+    assert [group == NO_GROUP for group in groups] == [each is None for each in shared]
+    assert same([group or -n for n, group in enumerate(groups, 1)]) == alike(shared)
+    with pytest.raises(InputError, match="no group column 'gruop'; did you mean 'group'"):
+        open_source(job_on(str(tmp_path / "t.csv"), "groups", "gruop").data)
+
+
+def test_ids_come_from_an_index_on_disk_and_others_keep_theirs(tmp_path: Path) -> None:
+    made, group_by = FORMS["shards"]
+    data = job_on(made(tmp_path), "groups", group_by).data
+    paths, selection = [str(tmp_path / f"{n}.tar") for n in range(2)], selection_of(data)
+    assert selection is not None
+    write_catalogue(tmp_path, selection, index_shards(stale(paths, selection, tmp_path), selection, tmp_path))
+    indexed = open_with_index(open_index(paths, selection, tmp_path), data, WHOLE)
+    here = open_source(data)
+    assert [indexed.read(n) for n in range(ROWS)] == [here.read(n) for n in range(ROWS)]
+    assert pickle.loads(pickle.dumps(indexed)).read(1).group == here.read(1).group != NO_GROUP
+    plain = selection_of(data.model_copy(update={"group_by": None}))
+    assert plain is not None
+    assert plain.identity == (*selection.identity[:-1],), "an index without ids stays as it was"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [([1], "list"), (True, "bool"), (1.5, "float"), ({"a": 1}, "dict")]
+)
+def test_an_id_of_another_kind_makes_a_bad_sample(tmp_path: Path, value: Any, said: str) -> None:
+    about = [json.dumps({"g": each}).encode() for each in ("a", value)]
+    members = [{"png": picture(0), "txt": b"c", "json": each} for each in about]
+    write_shard(((name(n), each) for n, each in enumerate(members)), tmp_path / "a.tar")
+    source = open_source(Data(train=(str(tmp_path / "a.tar"),), group_by="json:g", max_bad_share=1.0))
+    cause = f"its id in data.group_by is neither a text nor a whole number but {said}"
+    assert source.left_out.by_cause == {cause: 1}
+    assert len(source) == 1
+    columns = {"image": [picture(0)], "caption": ["c"], "g": [value]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    table = open_source(Data(train=(str(tmp_path / "a.parquet"),), group_by="g"))
+    with pytest.raises(BadSample, match=f"neither a text nor a whole number but {said}") as caught:
+        table.read(0)
+    assert caught.value.cause == "bad group"
+
+
+def test_json_that_cannot_be_read_is_a_bad_sample_and_no_lone_one(tmp_path: Path) -> None:
+    members = {"png": picture(0), "txt": b"c"}
+    write_shard([("a", members), ("b", {**members, "json": b"{"})], tmp_path / "a.tar")
+    source = open_source(Data(train=(str(tmp_path / "a.tar"),), group_by="g", max_bad_share=1.0))
+    assert source.left_out.by_cause == {".json, which data.group_by needs, cannot be read": 1}
+
+
+def test_a_whole_number_is_the_id_that_its_digits_are() -> None:
+    assert id_number(7) == id_number("7") == id_number(7.0) == id_number(" 7\n")
+    values = (7, "07", "7.0", -7, "seven", 2**53 + 1, "\ud800", 10**30)
+    assert len({id_number(value) for value in values}) == len(values)
+    assert [id_number(value) for value in (None, "", " ", float("nan"))] == [NO_GROUP] * 4
+    with pytest.raises(ValueError, match="but float"):
+        id_number(float(2**60))
+    with pytest.raises(ValueError, match="but float"):
+        id_number(float("inf"))
+
+
+def test_numbers_of_many_groups_differ_and_are_no_position() -> None:
+    rows = np.zeros((100_000, 1), dtype=np.int64)
+    rows[:, 0] = np.arange(len(rows))
+    captions = group_numbers("captions", [b""] * len(rows), rows, rows[:, 0])
+    assert captions is not None
+    alone = group_numbers("groups", [None] * len(rows), rows, rows[:, 0])
+    assert alone is not None
+    assert len({*captions.tolist(), *alone.tolist()}) == 2 * len(rows)
+    assert group_numbers("pairs", [None], rows[:1], rows[0]) is None
+
+
+def test_samples_without_an_id_are_counted_and_the_first_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    skipped = Skipped(1.0)
+    skipped.record(8, ())
+    skipped.record(8, (), ("a", "b\n", "c", "d"))
+    skipped.record(8, (), ("e",))
+    assert skipped.figures == {"bad_samples": 0, "samples_without_group": 5}
+    [message] = caplog.messages
+    assert "4 of the last 8 samples, such as a, b\\n, c. metrics" in message
+
+
+def test_groups_travel_between_processes_and_stay_with_their_samples(tmp_path: Path) -> None:
+    made, group_by = FORMS["shards"]
+    job = job_on(made(tmp_path), "groups", group_by)
+    here, sent = batches_of(job, 0, 1), batches_of(job, 0, 1, workers=2)
+    for one, other in zip(here, sent, strict=True):
+        assert one.keys == other.keys
+        assert one.alone == other.alone
+        assert one.groups is not None
+        assert other.groups is not None
+        assert torch.equal(one.groups, other.groups)
+
+
+@pytest.mark.parametrize("kind", ["captions", "images", "groups"])
+def test_a_resume_in_the_middle_of_an_epoch_has_the_same_groups(tmp_path: Path, kind: Kind) -> None:
+    made, group_by = FORMS["shards"]
+    job = job_on(made(tmp_path), kind, group_by)
+    whole, rest = batches_of(job, 0, 1), batches_of(job, 0, 1, start_batch=1)
+    assert [batch.keys for batch in rest] == [batch.keys for batch in whole[2:]]
+    for one, other in zip(rest, whole[2:], strict=True):
+        assert one.groups is not None
+        assert other.groups is not None
+        assert torch.equal(one.groups, other.groups)
+        assert one.alone == other.alone
+
+
+@pytest.mark.parametrize("targets", [False, True])
+def test_the_prefetcher_gives_each_micro_batch_its_groups(targets: bool) -> None:
+    def batch(number: int) -> Batch:
+        images, tokens = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.ones(2, 5, dtype=torch.int64)
+        judged = torch.full((2, 2, 6), float(number)) if targets else None
+        groups = torch.tensor([number, number + 1])
+        return Batch(images, tokens, 0, 0, number, torch.arange(2), ["c"] * 2, ["k"] * 2, (), judged, groups)
+
+    teachers = [StoredTeacher("f", "m", "d", 6, 1.0, None, 0)] * targets
+    channels = ((0.0,) * 3, (1.0,) * 3)
+    prefetcher = Prefetcher(torch.device("cpu"), torch.float32, *channels, teachers=teachers)
+    [step] = list(islice(prefetcher.steps(iter([batch(0), batch(5)]), 2), 1))
+    assert [part.groups.tolist() for part in step if part.groups is not None] == [[0, 1], [5, 6]]
+    assert [len(part.judgements) for part in step] == [targets] * 2
 
 
 def test_each_target_is_spread_over_the_group_and_sums_to_one() -> None:
@@ -85,21 +349,22 @@ def job_of(kind: str, ranks: int, parts: int, **optim: Any) -> Job:
             "global_batch_size": SAMPLES,
             "max_batch_size_per_gpu": SAMPLES // ranks // parts,
             "loss": kind,
-            "positives": "captions",
+            "positives": "images",
             **optim,
         },
     )
 
 
-def samples() -> tuple[Tensor, Tensor]:
+def samples() -> tuple[Tensor, Tensor, Tensor]:
     draw = torch.Generator().manual_seed(1)
-    return torch.randn(SAMPLES, 3, 32, 32, generator=draw, dtype=torch.float64), captions()
+    images = torch.randn(SAMPLES, 3, 32, 32, generator=draw, dtype=torch.float64)
+    return images, torch.randint(1, 1000, (SAMPLES, LENGTH), generator=draw), NUMBERS
 
 
 def by_definition(job: Job) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of one process on the matrix of all pairs, and its gradient."""
     model = untrained(job).model.double().train()
-    image, text, scale, bias, _ = outputs(model, *samples(), "fp64")
+    image, text, scale, bias, _ = outputs(model, *samples()[:2], "fp64")
     is_same = (NUMBERS[:, None] == NUMBERS[None]).double()
     logits = scale * image @ text.T
     if bias is not None:
@@ -127,14 +392,43 @@ def test_ranks_and_micro_batches_have_the_gradient_of_the_definition(
         torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-13)
 
 
-def test_padding_is_that_of_the_models_text_tower() -> None:
-    from_a_hub, own = nn.Module(), nn.Module()
-    from_a_hub.text, own.text = nn.Module(), nn.Module()
-    from_a_hub.text.config = SimpleNamespace(pad_token_id=1)  # type: ignore[assignment]
-    own.text.pad_id = 3  # type: ignore[assignment]
-    assert [padding_of(model) for model in (untrained(small_job()).model, from_a_hub, own)] == [0, 1, 3]
+def test_a_step_without_the_numbers_of_groups_is_no_step_of_pairs() -> None:
+    with pytest.raises(AssertionError, match="numbered no groups"):
+        gradients_of_ranks(job_of("clip", 1, 1), 1, samples()[:2])
 
 
-def test_captions_of_coca_are_no_positives() -> None:
-    with pytest.raises(ValueError, match=r'positives = "captions" is for the losses clip and siglip'):
-        small_job(config=COCA, optim={"loss": "coca", "positives": "captions"})
+@pytest.mark.parametrize("kind", ["captions", "images", "groups"])
+def test_positives_of_coca_are_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match=rf'positives = "{kind}" is for the losses clip and siglip'):
+        small_job(config=COCA, optim={"loss": "coca", "positives": kind})
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"train": ("a.tar",)}, r"needs data\.group_by, which names the field"),
+        ({"format": "synthetic", "group_by": "json:g"}, "Neither streams nor synthetic data give any"),
+        ({"train": ("pipe:cat a",), "stream_samples": 8, "group_by": "json:g"}, "Neither streams nor"),
+        ({"train": ("a.tar",), "group_by": "txt:g"}, "names no single field"),
+        ({"train": ("a.tar",), "group_by": "json:g[*]"}, "names no single field"),
+        ({"train": ("a.parquet",), "group_by": "g[*]"}, "group_by = g.* names several values"),
+    ],
+)
+def test_groups_without_a_place_of_their_ids_are_refused(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        tiny_job(data={"format": "auto", **data}, optim={"positives": "groups"})
+
+
+def test_a_retrieval_set_needs_no_ids() -> None:
+    job = tiny_job(
+        data={"format": "auto", "train": ("a.tar",), "group_by": "json:g"}, optim={"positives": "groups"}
+    )
+    assert job.retrieval_data.group_by is None
+
+
+def test_a_batch_says_which_of_its_samples_are_alone() -> None:
+    batch = Batch(torch.zeros(1, 3, 2, 2), torch.ones(1, 2), 0, 0, 0, torch.zeros(1), ["a"], ["k"])
+    assert pickle.loads(pickle.dumps(batch)).groups is None
+    batch = dataclasses.replace(batch, groups=torch.tensor([-(2**63)]), alone=("k",))
+    again = pickle.loads(pickle.dumps(batch))
+    assert (again.groups.tolist(), again.alone) == ([-(2**63)], ("k",))

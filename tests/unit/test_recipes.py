@@ -103,10 +103,10 @@ def samples(step: TrainStep, number: int) -> tuple[Tensor, Tensor]:
 def batches(step: TrainStep, job: Job, rank: int, ranks: int, number: int) -> list[MicroBatch]:
     """The rank's micro-batches of one step."""
     own = slice(rank * SAMPLES // ranks, (rank + 1) * SAMPLES // ranks)
-    images, tokens = (
-        tensor[own].split(plan(job, ranks).micro_batch_size) for tensor in samples(step, number)
-    )
-    return [MicroBatch(*parts) for parts in zip(images, tokens, strict=True)]
+    images, tokens = samples(step, number)
+    groups = tokens.unique(dim=0, return_inverse=True)[1]
+    parts = (each[own].split(plan(job, ranks).micro_batch_size) for each in (images, tokens, groups))
+    return [MicroBatch(i, t, groups=g) for i, t, g in zip(*parts, strict=True)]
 
 
 def begun(job: Job, comm: Comm) -> TrainStep:

@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.jobs import VIT
+from trainer.cli.main import main
 from trainer.config import Job
 from trainer.config.loader import dump_job, load_job
 from trainer.config.stages import paths_of_ranks, stage_title, stages_of
-from trainer.errors import InputError
+from trainer.errors import EXIT_BAD_INPUT, InputError
 from trainer.plan.check_json import check_fields
 from trainer.plan.new_length import NewLength, with_length
 from trainer.plan.stages import check_stages
+from trainer.run.folder import done_text
+from trainer.run.layout import Run
 
 JOB = """
 name = "staged"
@@ -126,6 +130,28 @@ def test_a_run_of_several_stages_gets_no_other_length(tmp_path: Path) -> None:
     loaded(tmp_path, TWO)
     with pytest.raises(InputError, match="--longer: a run of several stages has the lengths of its job"):
         with_length(tmp_path / "job.toml", (), NewLength("longer", "steps", "900"))
+
+
+def test_check_refuses_to_go_on_from_a_file_that_knows_no_stages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, job = tmp_path / "epoch_3.pt", tmp_path / "job.toml"
+    file.touch()
+    job.write_text(
+        f'name = "staged"\n[data]\nformat = "synthetic"\n[model]\nname = "{VIT}"\n'
+        "[optim]\nglobal_batch_size = 16\nsteps = 2\n[[stage]]\noptim.steps = 3\n"
+        f'[checkpoint]\nresume = "{file}"\n[logging]\nruns = "{tmp_path}"\n'
+    )
+    assert main(["check", str(job)]) == EXIT_BAD_INPUT
+    assert f"{file}: a file of open_clip_train knows no [[stage]]" in capsys.readouterr().err
+    assert main(["check", str(job), "--set", "checkpoint.resume=never"]) == 0
+
+
+def test_a_run_of_stages_that_is_done_is_not_told_to_go_on_longer(tmp_path: Path) -> None:
+    job = loaded(tmp_path, TWO)
+    run = Run(tmp_path)
+    assert "--longer" not in done_text(run, job)
+    assert "--longer goes on" in done_text(run, job.model_copy(update={"stage": ()}))
 
 
 def test_check_plans_each_stage_and_says_what_is_odd_in_it(tmp_path: Path) -> None:

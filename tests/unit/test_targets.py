@@ -58,6 +58,7 @@ COUNTS = (9, 7, 8)
 """Samples of each shard."""
 BATCH, STEPS = 8, 5
 WEIGHT = 0.4
+EMBEDDING = ("eval.batch_size=4", "data.workers=0")
 WHOLE = {"crop_scale": (1.0, 1.0), "augment": {"crop_ratio": (1.0, 1.0)}}
 """Keys of [data] with which training sees the pictures as an evaluation does."""
 
@@ -91,7 +92,7 @@ def weights_of(config: str, seed: int, path: Path) -> str:
 
 
 def embedded(weights: str, config: str, shards: str, out: Path, of: Job | None = None, views: int = 0) -> str:
-    job = embed_job(weights, config, [shards], 1, ("eval.batch_size=4", "data.workers=0"), of)
+    job = embed_job(weights, config, [shards], 1, EMBEDDING, of)
     run_ranks(1, lambda comm: embed(job, comm, "fp32", str(out), str(views)))
     return str(out)
 
@@ -164,6 +165,53 @@ def test_losses_and_weights_are_those_of_the_teacher_itself(stored: Stored, alon
         torch.testing.assert_close(weights_in(here)[name], tensor, rtol=0, atol=1e-6, msg=name)
     plain = begun(job_of(stored, optim={"distill_weight": 0.0}), alone)
     assert trained(plain, STEPS) != pytest.approx(trained(begun(job, alone), STEPS), rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def of_siglip(stored: Stored) -> Stored:
+    """The same of a teacher that was trained with a sigmoid, and has a logit bias."""
+    folder = Path(stored.folder).parent
+    siglip = tiny_job(optim={"loss": "siglip"}).model_copy(update={"seed": 9})
+    weights = {**untrained(siglip).model.state_dict(), "logit_bias": torch.tensor(-1.5)}
+    torch.save(weights, folder / "siglip.pt")
+    job = embed_job(str(folder / "siglip.pt"), VIT, [stored.shards], 1, (*EMBEDDING, "optim.loss=siglip"))
+    run_ranks(1, lambda comm: embed(job, comm, "fp32", str(folder / "siglip"), "0"))
+    return Stored(stored.shards, str(folder / "siglip.pt"), str(folder / "siglip"))
+
+
+SIGLIP = {"loss": "siglip", "distill_temperature": 0.3}
+
+
+def test_siglip_learns_from_stored_sigmoids_as_from_the_teacher_itself(
+    of_siglip: Stored, alone: Comm
+) -> None:
+    for optim in (SIGLIP, {"loss": "siglip"}):
+        job = job_of(of_siglip, optim=optim)
+        here, there = begun(job, alone), begun(live(job, of_siglip.weights), alone)
+        assert trained(here, STEPS) == pytest.approx(trained(there, STEPS), rel=1e-6)
+        for name, tensor in weights_in(there).items():
+            torch.testing.assert_close(weights_in(here)[name], tensor, rtol=0, atol=1e-6, msg=name)
+        plain = begun(job_of(of_siglip, optim={**optim, "distill_weight": 0.0}), alone)
+        assert trained(plain, STEPS) != pytest.approx(trained(begun(job, alone), STEPS), rel=1e-3)
+
+
+def test_stored_sigmoids_go_on_in_the_middle_and_on_two_ranks(
+    of_siglip: Stored, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # threads cannot set one
+    job = job_of(of_siglip, micro=4, optim=SIGLIP, model={"precision": "fp64"})
+    cut = begun(job, alone)
+    losses = trained(begun(job, alone), STEPS)
+    assert trained(cut, 2) == losses[:2]
+    again = dataclasses.replace(begun(job, alone, steps_done=2), train_step=cut.train_step)
+    assert trained(again, STEPS - 2) == losses[2:]
+    two = run_ranks(2, lambda comm: trained(begun(job, comm), STEPS))
+    assert two[0] == pytest.approx(losses, rel=1e-12)
+
+
+def test_siglip_refuses_features_of_a_teacher_without_a_logit_bias(stored: Stored) -> None:
+    with pytest.raises(InputError, match=r"^model\.targets: .*0\.parquet is of .*, which has no logit bias"):
+        check_targets(job_of(stored, optim={"loss": "siglip"}))
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 2), (2, 4), (2, 2)])
@@ -267,10 +315,11 @@ def test_rows_of_tables_in_row_groups_have_targets(
     setup = begun(job_of(stored, folder, data={"train": (file,)}), alone)
     keys, rows = {}, rows_in(folder)
     for batch in islice(global_batches(setup, Skipped(1.0)), 3):
-        image, text, scale = batch[0].judgements[0]
+        image, text, scale, bias = batch[0].judgements[0]
         for number, key in enumerate(batch[0].keys):
             keys[key] = torch.stack([image[number], text[number]]).numpy()
         assert scale == pytest.approx(1 / 0.07, rel=1e-6)
+        assert bias is None
     assert len(keys) == 24
     assert all(np.array_equal(found, expected_target(rows, key)) for key, found in keys.items())
 
@@ -413,7 +462,7 @@ def test_other_features_make_another_run(stored: Stored, tmp_path: Path, alone: 
     ("sections", "said"),
     [
         ({"model": {"teacher": VIT, "teacher_pretrained": "a.pt"}}, "give one of the two"),
-        ({"optim": {"loss": "siglip"}}, r'model\.targets needs optim\.loss = "clip"'),
+        ({"optim": {"loss": "coca"}}, r"model\.targets is for the losses clip and siglip, and not for coca"),
         ({"optim": {"loss_tile": 64}}, r"model\.targets needs all logits at once"),
         ({"data": {"train": ("a.csv",)}}, r"not for \.csv and \.tsv tables"),
         ({"data": {"train": ("pipe:cat a.tar",), "stream_samples": 8}}, "streams and synthetic data"),

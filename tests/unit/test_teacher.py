@@ -82,6 +82,65 @@ def test_ranks_and_micro_batches_have_open_clips_loss_and_gradient(
         torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-13, msg=name)
 
 
+@pytest.fixture(scope="module")
+def sigmoid_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights of a teacher that has a logit bias, of another scale and bias than the student begins with."""
+    path = tmp_path_factory.mktemp("sigmoid") / "teacher.pt"
+    made = untrained(small_job(optim={"loss": "siglip"}).model_copy(update={"seed": 9})).model.state_dict()
+    changed = {"logit_scale": torch.tensor(2.0), "logit_bias": torch.tensor(-1.5)}
+    torch.save({**made, **changed}, path)
+    return str(path)
+
+
+def by_sigmoids(job: Job, weights: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """The sigmoid loss of the matrix of all pairs and the soft labels in closed form, and the gradient."""
+    student = untrained(job).model.double().train()
+    teacher = untrained(small_job(optim={"loss": "siglip"})).model.double().eval()
+    teacher.load_state_dict(torch.load(weights))
+    images, tokens = samples()
+    with torch.no_grad():
+        image, text, scale, bias = teacher(images, tokens)
+        odds = scale * image @ text.T + bias
+        if job.optim.distill_temperature is not None:
+            odds = (image @ text.T + bias / scale) / job.optim.distill_temperature
+        labels = 1 / (1 + (-odds).exp())
+    image, text, scale, bias = student(images, tokens)
+    logits = scale * image @ text.T + bias
+    is_pair = torch.eye(SAMPLES, dtype=torch.float64)
+    each, other = (
+        -(label * logits.sigmoid().log() + (1 - label) * (1 - logits.sigmoid()).log()).sum() / SAMPLES
+        for label in (is_pair, labels)
+    )
+    whole: Tensor = each + WEIGHT * other
+    whole.backward()
+    return whole.detach(), {n: p.grad for n, p in student.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro", "temperature"), [(1, 8, None), (1, 2, 0.3), (2, 4, None), (2, 2, 0.3)]
+)
+def test_siglip_learns_from_the_sigmoids_of_all_pairs(
+    sigmoid_weights: str, ranks: int, micro: int, temperature: float | None, alone: Comm
+) -> None:
+    made = job_with(sigmoid_weights, micro, temperature=temperature)
+    job = made.model_copy(update={"optim": made.optim.model_copy(update={"loss": "siglip"})})
+    teacher = build_teacher(job, plan(job, ranks), alone, untrained(job))
+    assert teacher is not None
+    loss, gradients = gradients_of_ranks(job, ranks, samples(), teacher)
+    expected_loss, expected = by_sigmoids(job, sigmoid_weights)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-11, atol=1e-14)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-8, atol=1e-13, msg=name)
+
+
+def test_siglip_refuses_a_teacher_whose_logits_have_no_bias(weights: str, alone: Comm) -> None:
+    made = job_with(weights)
+    job = made.model_copy(update={"optim": made.optim.model_copy(update={"loss": "siglip"})})
+    with pytest.raises(InputError, match=r"has no logit bias, and optim.loss = .siglip. learns from"):
+        build_teacher(job, plan(job, 1), alone, untrained(job))
+
+
 def test_a_teacher_has_its_weights_learns_nothing_and_changes_no_seeded_weight(
     weights: str, alone: Comm
 ) -> None:
@@ -117,7 +176,7 @@ def test_a_teacher_that_takes_other_samples_is_refused(weights: str, alone: Comm
     ("model", "optim", "said"),
     [
         ({"teacher": VIT}, {}, "belong together"),
-        ({"teacher": VIT, "teacher_pretrained": "a.pt"}, {"loss": "siglip"}, 'needs optim.loss = "clip"'),
+        ({"teacher": VIT, "teacher_pretrained": "a.pt"}, {"loss": "coca"}, "for the losses clip and siglip"),
         ({"teacher": VIT, "teacher_pretrained": "a.pt"}, {"loss_tile": 64}, "all logits at once"),
         ({"teacher": VIT, "teacher_pretrained": "a.pt"}, {"max_batch_size_per_gpu": "auto"}, "give a number"),
     ],
@@ -148,7 +207,7 @@ def test_a_teacher_that_writes_captions_judges_pairs_too(tmp_path: Path, alone: 
     job = job_with(str(path), teacher=few_words(COCA))
     teacher = build_teacher(job, plan(job, 1), alone, untrained(job))
     assert teacher is not None
-    image, text, scale = teacher(*samples())
+    image, text, scale, _ = teacher(*samples())
     torch.testing.assert_close(image.norm(dim=1), torch.ones(SAMPLES, dtype=torch.float64))
     assert text.shape == image.shape
     assert scale > 1

@@ -87,6 +87,9 @@ _SCORED = OnlyIf(
     lambda job: any(score_column(parse_filter(text).name) for text in job.data.filters),
     "no filter compares a column of data.scores (clip_score, scores:NAME, scores:listed)",
 )
+_GROUPED = OnlyIf(
+    lambda job: job.optim.positives == "groups", 'no id is asked for: optim.positives is not "groups"'
+)
 _CAPTIONS = _reads("caption_template", 'data.format = "synthetic" has captions of its own')
 _ENCODED = _reads("encoding", "the job reads no text that may have another encoding")
 _INDEXED = OnlyIf(
@@ -111,7 +114,7 @@ _AHEAD = OnlyIf(
 _STREAMS = OnlyIf(lambda job: job.data.streams, "data.train names no stream (pipe:, -)")
 _STORED = OnlyIf(
     lambda job: bool(stores_of(job.addresses)) or any("image_column" in row.reads for row in job.formats),
-    "the job names no address of object storage (s3://, gs://, oss://, az://)",
+    "the job names no address of object storage (s3://, gs://, oss://, obs://, az://)",
 )
 _SYNTHETIC = _trains_with("synthetic_samples", 'data.format is not "synthetic"')
 
@@ -222,6 +225,11 @@ class Data(Section):
     scores_by: Annotated[Text, _SCORED] = BY_KEY
     """Name by which rows of `scores` belong to samples. key: the sample's key; else a field of its JSON, or a
     column, as in filters, such as json:uid."""
+    group_by: Annotated[Text | None, _GROUPED] = None
+    """With optim.positives = "groups": field or column with the id of each sample's group, named as in
+    filters: json:group_id in shards, else a column. An id is a text or a whole number, and 7 is the same id
+    as "7", but not "07"; another value makes a bad sample. A sample without one (null, empty, no field) is a
+    positive of its own pair alone, and is counted and named. Not for streams."""
     on_bad_sample: Annotated[Literal["skip", "fail"], MAY_CHANGE, _BAD_SAMPLES] = "skip"
     """skip: replace a sample that cannot be decoded by another one, count it and name it; fail: end the run.
     Samples without image or caption, and those behind a damaged place, show in the shards' headers: skip
@@ -310,6 +318,14 @@ class Data(Section):
                 check_in_shards(condition)
             elif row.fields == "nested columns" and not condition.measures:
                 one_column_path("filters", condition.name)
+        return self
+
+    @model_validator(mode="after")
+    def _groupable(self) -> "Data":
+        if self.group_by is not None and FORMATS[self.kind].fields == "json":
+            filter_place(self.group_by)
+        elif self.group_by is not None and FORMATS[self.kind].fields == "nested columns":
+            one_column_path("group_by", self.group_by)
         return self
 
     def _check_scored(self, condition: Filter) -> None:

@@ -36,6 +36,7 @@ _IN_FILES = (
     "caption_weights",
     "caption_template",
     "filters",
+    "group_by",
 )
 _WITH_SCORES = ("scores", "scores_by")
 _IN_TABLES = ("image_column", "caption_column")

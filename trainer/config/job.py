@@ -15,6 +15,7 @@ from trainer.config.formats import FORMATS, FormatRow
 from trainer.config.health import Health
 from trainer.config.image import Image, Stack
 from trainer.config.keys import MAY_CHANGE, OnlyIf
+from trainer.config.losses import LOSSES
 from trainer.config.recovery import Recovery
 from trainer.config.resources import Resources
 from trainer.config.results import EMA, MIX, Checkpoint, Eval, Logging
@@ -93,6 +94,7 @@ class Job(Section):
                 "weights": None,
                 "filters": (),
                 "scores": (),
+                "group_by": None,
             }
         )
 
@@ -158,6 +160,15 @@ class Job(Section):
         return f"resources.gpus_per_node = {self.resources.gpus_per_node}"
 
     @model_validator(mode="after")
+    def _computes_in_its_formats(self) -> "Job":
+        if self.model.precision == "tf32" and not self.resources.row.runs_cuda:
+            raise ValueError(
+                f'model.precision = "tf32" is a format of CUDA, and resources.accelerator = '
+                f'"{self.resources.accelerator}": use "bf16" or "fp32"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _storage_has_its_keys(self) -> "Job":
         addressed(self.data.storage, self.addresses)
         if self.data.storage.anonymous and self.checkpoint.copy_to and store_of(self.checkpoint.copy_to):
@@ -213,9 +224,10 @@ class Job(Section):
         key = self.model.judged_by
         if key is None:
             return self
-        if self.optim.loss != "clip":
+        if LOSSES[self.optim.loss].captions:
             raise ValueError(
-                f'{key} needs optim.loss = "clip", whose rows it judges, and not "{self.optim.loss}"'
+                f"{key} is for the losses clip and siglip, and not for {self.optim.loss}: set one of them as "
+                "optim.loss"
             )
         if self.optim.loss_tile:
             raise ValueError(f"{key} needs all logits at once: set optim.loss_tile = 0, or leave it out")
@@ -229,6 +241,22 @@ class Job(Section):
     def loss_tile(self) -> int | None:
         """Setting of the loss's tiles: `optim.loss_tile`, or 0 since teachers judge whole rows."""
         return self.optim.loss_tile if self.model.judged_by is None else 0
+
+    @model_validator(mode="after")
+    def _groups_have_ids(self) -> "Job":
+        if self.optim.positives != "groups":
+            return self
+        if self.data.group_by is None:
+            raise ValueError(
+                'optim.positives = "groups" needs data.group_by, which names the field or column with the id '
+                'of each sample\'s group, such as "json:group_id"'
+            )
+        if "group_by" not in FORMATS[self.data.kind].reads or self.data.streams:
+            raise ValueError(
+                'optim.positives = "groups" needs ids, which come from shards and tables. Neither streams '
+                'nor synthetic data give any: pack the samples into shards, or choose "captions" or "images".'
+            )
+        return self
 
     @model_validator(mode="after")
     def _targets_have_shards(self) -> "Job":

@@ -51,6 +51,10 @@ class OnlyIf:
 
 
 ON_GPUS = OnlyIf(lambda job: not job.resources.on_cpu, "[resources] asks for the CPU")
+ON_CUDA = OnlyIf(
+    lambda job: job.resources.row.runs_cuda,
+    'it is made for CUDA, and resources.accelerator = "{job.resources.accelerator}"',
+)
 
 
 def _always(_text: str) -> bool:

@@ -6,6 +6,15 @@ from typing import Literal
 LossName = Literal["clip", "siglip", "coca"]
 Contrast = Literal["clip", "siglip"]
 """Ways to compare images with texts: a softmax over the batch, or a sigmoid for each pair."""
+PositivesName = Literal["pairs", "captions", "images", "groups"]
+"""Names of what the samples of a group share, which are positives of each other; pairs: nothing."""
+POSITIVES: dict[PositivesName, str] = {
+    "pairs": "",
+    "captions": " with equal captions as positives",
+    "images": " with equal images as positives",
+    "groups": " with equal data.group_by as positives",
+}
+"""Clauses for people, behind the loss."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,12 @@ class LossRow:
         """True if the model has a logit bias."""
         return self.contrast == "siglip"
 
+
+NO_BIAS = (
+    'has no logit bias, and optim.loss = "siglip" learns from the sigmoid of a teacher\'s logits: take one '
+    'that was trained with a sigmoid, such as SigLIP, or set optim.loss = "clip"'
+)
+"""Reason for which siglip refuses a teacher whose logits were made for a softmax."""
 
 LOSSES: dict[LossName, LossRow] = {
     "clip": LossRow("clip"),

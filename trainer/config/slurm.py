@@ -16,6 +16,7 @@ from trainer.config.slurm_values import (
     seconds,
 )
 from trainer.config.types import SchedulerSection, Text, checked, each, fits, names_fit
+from trainer.sysinfo.accelerators import CUDA, GRES
 
 _NO_SPACE = re.compile(r"[!-~]+")
 _CHAIN = re.compile(r"\d+(-\d+)?%1", re.ASCII)
@@ -57,7 +58,7 @@ class Slurm(SchedulerSection):
     times GPUs, else the partition's own."""
     gpus: GpuRequest | None = None
     """Option that asks for GPUs: --gpus-per-node; --gres=gpu:N, for older clusters; or none (ranks on CPUs).
-    None: --gpus-per-node, or no option if [resources] asks for the CPU."""
+    None: --gpus-per-node (for ascend --gres=npu:N), or no option if [resources] asks for the CPU."""
     gpu_type: Text | None = None
     """Type of GPU, such as "a100", on a cluster with several types."""
     constraint: OneLine | None = None
@@ -180,7 +181,7 @@ class Slurm(SchedulerSection):
     @property
     def listed_gpus(self) -> tuple[Gres, ...]:
         """GPUs of a node that `gres` names, by their types."""
-        return tuple(found for found in map(parse_gres, self.gres) if found.name == "gpu")
+        return tuple(found for found in map(parse_gres, self.gres) if found.name in GRES)
 
     @property
     def uses_image(self) -> bool:
@@ -307,7 +308,7 @@ class Slurm(SchedulerSection):
                 raise ValueError(
                     f'{flag!r} is not an option of apptainer: write each option as one text, "--option=value"'
                 )
-            if flag.partition("=")[0] in ("--bind", "-B", "--pwd", "--cwd", "--env", "--nv"):
+            if flag.partition("=")[0] in ("--bind", "-B", "--pwd", "--cwd", "--env", *CUDA.apptainer):
                 raise ValueError(f"{flag} is set by clipship: folders are slurm.mounts, variables [env]")
         return value
 

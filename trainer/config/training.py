@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.keys import MAY_CHANGE, ON_GPUS, JobPath, OnlyIf
-from trainer.config.losses import LOSSES, LossName
+from trainer.config.hubs import check_hub_name, hub_of
+from trainer.config.keys import MAY_CHANGE, ON_CUDA, ON_GPUS, JobPath, OnlyIf
+from trainer.config.losses import LOSSES, POSITIVES, LossName, PositivesName
 from trainer.config.optimizers import OPTIMIZERS, OptimizerName
 from trainer.config.types import AboveZero, NonNegative, Positive, Section, Share, Text, one_or_many
 from trainer.text.wording import many
@@ -66,7 +67,7 @@ def is_config_file(name: str) -> bool:
 
 def is_text_folder(text: str) -> bool:
     """Returns whether `model.text` is a folder, and not a name on a hub."""
-    return not text.startswith(HUB_TEXT)
+    return hub_of(text) is None
 
 
 def is_init_path(name: str) -> bool:
@@ -75,8 +76,8 @@ def is_init_path(name: str) -> bool:
 
 
 def is_weights(name: str) -> bool:
-    """Returns whether `model.pretrained` is a path, and not a tag that open_clip knows."""
-    return "/" in name or name.endswith(_WEIGHTS)
+    """Returns whether `model.pretrained` is a path, and not a tag that open_clip knows or a name on a hub."""
+    return hub_of(name) is None and ("/" in name or name.endswith(_WEIGHTS))
 
 
 class Model(Section):
@@ -86,7 +87,8 @@ class Model(Section):
     """A model that open_clip knows, or the path of a config file (.json) in its format."""
     pretrained: Annotated[Text | None, JobPath(when=is_weights)] = None
     """A tag that open_clip knows, a weights file, or a checkpoint or run folder of Clipship to start from;
-    RUN/best is the run's best checkpoint."""
+    RUN/best is the run's best checkpoint. "hf:OWNER/NAME" and "modelscope:OWNER/NAME" are open_clip's weights
+    of a model on the Hugging Face hub and on ModelScope, with @REVISION behind it those of a revision."""
     init: Annotated[Text | None, JobPath(when=is_init_path)] = None
     """Weights to begin with that need not fit exactly: a weights file, a checkpoint of Clipship, a run folder
     (its newest checkpoint) or RUN/best, of another resolution, context length or text tower. Positions are
@@ -112,8 +114,9 @@ class Model(Section):
     what they add to the loss counts. A sample without features is a bad one."""
     text: Annotated[Text | None, JobPath("folder", when=is_text_folder)] = None
     """Text tower in place of that of the config, with its tokenizer: "hf:NAME", a model on the Hugging
-    Face hub, or a folder with its files (config.json, the tokenizer, weights). Its weights are where training
-    starts from, unless `pretrained` has others. None: as the model's config says."""
+    Face hub, "modelscope:OWNER/NAME", one on ModelScope, or a folder with its files (config.json, the
+    tokenizer, weights). Its weights are where training starts from, unless `pretrained` has others. None: as
+    the model's config says."""
     text_pooling: Literal["cls", "mean", "pooler"] | None = None
     """Pooling of the outputs of a Hugging Face text tower. cls: that of the first token; mean: the
     mean over a caption's tokens; pooler: the tower's own layer behind the first token. None: as the model's
@@ -191,7 +194,7 @@ class Model(Section):
     compile: Annotated[bool, MAY_CHANGE] = False
     """Compile the towers' blocks with torch.compile for training: the first step takes a minute or more
     longer, the others less. Kernels are kept on the node's own disk, for later starts and restarts."""
-    cuda_graphs: Annotated[bool, MAY_CHANGE, ON_GPUS] = False
+    cuda_graphs: Annotated[bool, MAY_CHANGE, ON_GPUS, ON_CUDA] = False
     """On a GPU, replay both passes of the towers as CUDA graphs: less work for the host, which decides the
     speed of small batches. Captions are then not cut. Needs one micro-batch a step, a model without dropout
     and batch norm, and more memory: one copy of the gradients. No GPU has run it yet."""
@@ -204,7 +207,7 @@ class Model(Section):
     channels_last: Annotated[bool | None, MAY_CHANGE] = None
     """Use the channels-last memory layout for images and convolutions. None: on for convolutional image
     towers on a GPU."""
-    cudnn_benchmark: Annotated[bool | None, MAY_CHANGE, ON_GPUS, _NOT_DETERMINISTIC] = None
+    cudnn_benchmark: Annotated[bool | None, MAY_CHANGE, ON_GPUS, ON_CUDA, _NOT_DETERMINISTIC] = None
     """Let cuDNN time its algorithms at the first use of each convolution and take the fastest. None: on for
     convolutional image towers on a GPU. `comm.deterministic` turns it off."""
     cache_dir: Annotated[Text | None, JobPath("folder", made=True), MAY_CHANGE] = None
@@ -318,8 +321,8 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _a_name_on_the_hub(self) -> "Model":
-        if self.text == HUB_TEXT:
-            raise ValueError('text = "hf:" lacks the name: write "hf:NAME", or the path of a folder')
+        for name in (self.text, self.pretrained, self.teacher_pretrained):
+            check_hub_name(name)
         return self
 
     @model_validator(mode="after")
@@ -392,22 +395,26 @@ class Optim(Section):
     """clip: softmax over the global batch (arXiv 2103.00020); siglip: a sigmoid for each pair (arXiv
     2303.15343); coca: clip, and the model learns to write the captions, which takes one of open_clip's CoCa
     models (arXiv 2205.01917)."""
-    positives: Literal["pairs", "captions"] = "pairs"
-    """pairs: an image and its own caption belong together, and all other pairs of a step do not. captions: an
-    image also belongs to the equal captions of other samples, for data that repeats captions (products, names
-    of classes): clip spreads the target evenly over them (UniCL, arXiv 2204.03610), and for siglip their
-    pairs are matches. Captions are equal if their tokens are, as the model gets them. Not for coca."""
+    positives: PositivesName = "pairs"
+    """pairs: an image and its own caption belong together, and all other pairs of a step do not. The others
+    make all samples of a group positives of each other: clip spreads the target evenly over their captions
+    (UniCL, arXiv 2204.03610), and for siglip their pairs are matches. captions: equal ones, for data that
+    repeats them (products, names of classes), if their tokens are, as the model gets them. images: equal
+    ones, for data with a row for each caption of a picture, if the bytes of their files are. groups: samples
+    with the same id in data.group_by. Not for coca."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the softmax's target that goes to all samples of the global batch alike, the rest to the
     sample's own pair. For the losses clip and coca."""
     contrast_weight: Annotated[NonNegative, _WITH_CAPTIONS] = 1.0
     """Factor of the contrastive part of the coca loss."""
     distill_weight: Annotated[NonNegative, _WITH_TEACHER] = 1.0
-    """Factor of what is added to the loss with `model.teacher` or `model.targets`: the cross-entropy of the
-    model's rows of logits with those of the teacher, after the softmax."""
+    """Factor of what is added to the loss with `model.teacher` or `model.targets`: for clip the cross-entropy
+    of the model's rows of logits with those of the teacher, after the softmax; for siglip that of each pair's
+    sigmoid with the teacher's, which then needs a logit bias, as SigLIP has one."""
     distill_temperature: Annotated[AboveZero | None, _WITH_TEACHER] = None
     """Temperature of the teacher's softmax, by which its cosines are divided (arXiv 2311.17049). Higher: the
-    model learns more of what the teacher finds alike, and less of the one pair that it finds best. None: the
+    model learns more of what the teacher finds alike, and less of the one pair that it finds best. For
+    siglip the bias changes in proportion, so that the teacher has even odds at the same cosine. None: the
     teacher's own, 0.01 for most models."""
     caption_weight: Annotated[NonNegative, _WITH_CAPTIONS] = 2.0
     """Factor of the other part: the cross-entropy of each token of a caption with what the model would write
@@ -489,13 +496,13 @@ class Optim(Section):
 
     @property
     def labelled(self) -> bool:
-        """True if pairs are positives by their captions, so that any may be."""
-        return self.positives == "captions"
+        """True if samples may be positives of each other, so that any pair may be."""
+        return self.positives != "pairs"
 
     @property
     def loss_text(self) -> str:
         """The loss for people."""
-        return f"{self.loss} loss" + " with equal captions as positives" * self.labelled
+        return f"{self.loss} loss{POSITIVES[self.positives]}"
 
     @property
     def logit_scale_limit(self) -> float | None:
@@ -534,8 +541,8 @@ class Optim(Section):
             )
         if self.labelled and LOSSES[self.loss].captions:
             raise ValueError(
-                f'positives = "captions" is for the losses clip and siglip, and not for {self.loss}: choose '
-                "one of them, or leave it out"
+                f'positives = "{self.positives}" is for the losses clip and siglip, and not for {self.loss}: '
+                "choose one of them, or leave it out"
             )
         if self.cooldown_share and self.schedule != "constant":
             raise ValueError(

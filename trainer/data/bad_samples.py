@@ -11,6 +11,7 @@ from typing import NamedTuple
 from trainer.config import Data
 from trainer.data.sample import BadSample, LeftOut
 from trainer.errors import InputError
+from trainer.text.terminal import one_line
 from trainer.text.wording import many
 
 # Records of this logger below a warning go to the rank's log file and not to the console.
@@ -18,6 +19,8 @@ log = logging.getLogger("clipship.data")
 LEAST_SAMPLES = 1000
 """Number of samples that fewer samples count as, so that the first few bad ones do not end a run."""
 SHOWN = 3
+ALONE = "samples_without_group"
+"""Name in metrics.jsonl of the number of samples without an id in data.group_by, since a start."""
 
 
 class Allowed(NamedTuple):
@@ -65,6 +68,8 @@ class Skipped:
         self._max_share = max_share
         self.seen = 0
         self.by_cause: Counter[str] = Counter()
+        self.alone = 0
+        """Number of samples without a group, which were not skipped."""
         self._first: list[BadSample] = []
 
     @property
@@ -73,12 +78,19 @@ class Skipped:
         return self.by_cause.total()
 
     @property
+    def figures(self) -> dict[str, float]:
+        """The numbers of samples that were skipped and that have no group, by their names in a record."""
+        return {"bad_samples": self.count, ALONE: self.alone}
+
+    @property
     def examples(self) -> list[str]:
         """The first of them, for a message."""
         return list(map(str, self._first))
 
-    def record(self, samples: int, bad: Sequence[BadSample]) -> None:
+    def record(self, samples: int, bad: Sequence[BadSample], alone: Sequence[str] = ()) -> None:
         """Records that `samples` samples came and that those in `bad` were skipped and replaced.
+
+        Those with the keys `alone` came without an id in data.group_by; the first of them are named.
 
         Raises InputError if too large a share was skipped.
         """
@@ -86,6 +98,17 @@ class Skipped:
         for sample in bad:
             self.by_cause[sample.cause] += 1
             log.info("skipped (%s): %s", sample.cause, sample)
+        if alone and not self.alone:
+            log.warning(
+                "%-12s no id in data.group_by, so positives of their own pairs alone: %d of the last %s, "
+                "such as %s. metrics.jsonl counts all (%s).",
+                "positives",
+                len(alone),
+                many(samples, "sample"),
+                ", ".join(map(one_line, alone[:SHOWN])),
+                ALONE,
+            )
+        self.alone += len(alone)
         self._first = [*self._first, *bad][:SHOWN]
         check_share(self.by_cause, self.seen, self._max_share, self._first)
 

@@ -25,6 +25,7 @@ from trainer.data.block_cache import cache_of
 from trainer.data.blocks import Block, BlockReader
 from trainer.data.captions import Captions, captions_in, field_value
 from trainer.data.entry import Content, Entry
+from trainer.data.groups import NO_GROUP, number_at
 from trainer.data.image_cells import image_bytes, image_cell
 from trainer.data.index import Index
 from trainer.data.indexed import filtered_of, left_out_of
@@ -60,6 +61,8 @@ class Columns(NamedTuple):
     captions: tuple[Path, ...]
     templates: tuple[Template, ...] = ()
     """Captions made of several fields, instead of `captions`."""
+    group: Path = ()
+    """Place of the id of a row's group; empty if no groups are asked for."""
 
     @classmethod
     def by(cls, data: Data) -> "Columns":
@@ -69,6 +72,7 @@ class Columns(NamedTuple):
                 one_column_path("data.image_column", data.image_column),
                 tuple(column_path("data.caption_column", name) for name in data.caption_column),
                 tuple(map(parse_template, data.caption_template)),
+                one_column_path("data.group_by", data.group_by) if data.group_by is not None else (),
             )
         except ValueError as error:  # a job's retrieval set may be of another format than its training data
             raise InputError(str(error)) from None
@@ -82,8 +86,8 @@ class Columns(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns that hold images or captions."""
-        return list(dict.fromkeys([str(self.image[0]), *self.of_captions]))
+        """Names of the columns that hold images, captions or ids of groups."""
+        return list(dict.fromkeys([str(self.image[0]), *self.of_captions, *map(str, self.group[:1])]))
 
 
 class RowSelection(NamedTuple):
@@ -280,8 +284,9 @@ class ColumnarSource:
 
     def _sample(self, path: str, key: str, cells: Mapping[str, Any]) -> RawSample:
         image = _image(cells, self._columns.image, path, key, self._most_bytes)
-        captions = _captions(cells, self._columns, path, key)
-        return RawSample(key, path, image, captions.texts, caption_counts=captions.counts)
+        texts, counts = _captions(cells, self._columns, path, key)
+        group = _group(cells, self._columns.group, path, key)
+        return RawSample(key, path, image, texts, caption_counts=counts, group=group)
 
     def captions(self, index: int) -> Captions:
         """Returns the captions of one sample. Raises BadSample."""
@@ -435,3 +440,11 @@ def _captions(cells: Mapping[str, Any], columns: Columns, path: str, key: str) -
         return captions_in(cells, columns.captions, columns.templates)
     except ValueError as error:
         raise BadSample(path, key, "bad captions", str(error)) from error
+
+
+def _group(cells: Mapping[str, Any], place: Path, path: str, key: str) -> int:
+    """Returns the number of the row's group. Raises BadSample."""
+    try:
+        return number_at(cells, place) if place else NO_GROUP
+    except ValueError as error:
+        raise BadSample(path, key, "bad group", str(error)) from error

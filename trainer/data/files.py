@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from trainer.config import is_remote
-from trainer.config.stores import store_of
+from trainer.config.stores import StoreRow, store_of
 from trainer.data.answers import Purpose, asked_wait_s, denied_text, is_absent, is_beyond_end, is_denied
 from trainer.data.hops import Hopping
 from trainer.data.reading import TALLY, Reading, counted
@@ -316,6 +316,18 @@ def _forget_keys(path: str) -> None:
     type(file_system(path)).clear_instance_cache()
 
 
+def _introduce(row: StoreRow | None) -> None:
+    """Lets fsspec open the addresses of a store that another one's client serves."""
+    import fsspec
+
+    if row is None or not row.client_of or row.protocols[0] in fsspec.registry:
+        return
+    client = fsspec.get_filesystem_class(row.client_of)
+    served = type(row.protocols[0], (client,), {"protocol": row.protocols})
+    for protocol in row.protocols:
+        fsspec.register_implementation(protocol, served)
+
+
 def file_system(path: str) -> Any:
     """Returns fsspec's file system for a URL or a path, the same object for each call in a process.
 
@@ -324,6 +336,7 @@ def file_system(path: str) -> Any:
     import fsspec
 
     try:
+        _introduce(store_of(path))
         return fsspec.core.url_to_fs(path, **client_options(path))[0]
     except (ImportError, ValueError) as error:
         row = store_of(path)

@@ -82,6 +82,13 @@ def captions_of_shard(shard: str, data: Data) -> Iterator[str]:
                     yield from read(file.read(int(place["text_size"]))).texts
 
 
+def groups_of_shard(shard: str, data: Data) -> Iterator[int]:
+    """Yields the number of the group of each of a shard's first samples."""
+    if (content := first_content(shard, data)) is not None:
+        rows = Rows.of(b"".join(content.payload), len(content.entry))
+        yield from map(rows.group, range(len(rows)))
+
+
 def left_out_first(shard: str, data: Data) -> str:
     """Returns what of a shard's first samples is not usable, and why; empty if all are."""
     content = first_content(shard, data)

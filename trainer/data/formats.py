@@ -43,6 +43,10 @@ class Format(ABC):
         """Yields the captions of a file from its beginning, without its images."""
         yield from ()
 
+    def groups(self, file: str, data: Data) -> Iterator[int]:
+        """Yields the number of each sample's group, as `captions` does; a sample with a bad id has none."""
+        yield from ()
+
     def selection(self, data: Data) -> "Selects | None":
         """Returns what an index has of the files; None for a format that is read without one."""
         return None
@@ -81,6 +85,11 @@ class _Shards(_Indexed):
 
         return captions_of_shard(file, data)
 
+    def groups(self, file: str, data: Data) -> Iterator[int]:
+        from trainer.data.first_look import groups_of_shard
+
+        return groups_of_shard(file, data)
+
     def selection(self, data: Data) -> "Selects":
         from trainer.data.shards import shard_selection
 
@@ -118,6 +127,11 @@ class _Tables(Format):
 
         return captions_of_table(file, data)
 
+    def groups(self, file: str, data: Data) -> Iterator[int]:
+        from trainer.data.tables import TableColumns, read_table
+
+        return iter(read_table(file, TableColumns.by(data)).groups)
+
     def source(self, data: Data, allowed: "Allowed", progress: Progress | None = None) -> "Source":
         from trainer.data.tables import TableSource
 
@@ -150,6 +164,11 @@ class _RowGroups(_Indexed):
         from trainer.data.table_groups import captions_of_groups
 
         return captions_of_groups(file, data)
+
+    def groups(self, file: str, data: Data) -> Iterator[int]:
+        from trainer.data.table_groups import numbers_of_groups
+
+        return numbers_of_groups(file, data)
 
     def selection(self, data: Data) -> "Selects":
         from trainer.data.columnar import row_selection

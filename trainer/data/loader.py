@@ -18,9 +18,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from trainer.config.batch_plan import BatchPlan, steps_per_epoch
+from trainer.config.losses import PositivesName
 from trainer.data.arena import Arena
 from trainer.data.blocks import read_sample
 from trainer.data.captions import Choice, random_caption
+from trainer.data.groups import SHARED, group_numbers
 from trainer.data.loading import loaded
 from trainer.data.order import Order, epoch_samples, position_seed
 from trainer.data.processes import empty_to_send, received, to_send
@@ -83,6 +85,10 @@ class Batch:
     """Samples that were skipped; others took their places."""
     targets: Tensor | None = None
     """Features that teachers have stored of each picture and caption, [samples, 2, D]; None without any."""
+    groups: Tensor | None = None
+    """Number of each sample's group, int64 [samples]; None if pairs alone are positives."""
+    alone: tuple[str, ...] = ()
+    """Keys of the samples that have no group."""
     reading: Reading = NOTHING
     """Cost of reading in its loader process since the batch before."""
 
@@ -91,7 +97,7 @@ class Batch:
 
         torch's loader calls it.
         """
-        sent = {name: getattr(self, name) for name in ("images", "tokens", "targets")}
+        sent = {name: getattr(self, name) for name in ("images", "tokens", "targets", "groups")}
         return replace(self, **{name: each.pin_memory() for name, each in sent.items() if each is not None})
 
     def __reduce__(self) -> tuple[Callable[..., "Batch"], tuple[object, ...]]:
@@ -101,7 +107,7 @@ class Batch:
         return _received, ({**fields, **small, "images": to_send(self.images)},)
 
 
-_SMALL = ("tokens", "positions", "targets")
+_SMALL = ("tokens", "positions", "targets", "groups")
 
 
 def _received(values: dict[str, Any]) -> Batch:
@@ -137,6 +143,7 @@ def train_batches(
     skip_bad: bool = False,
     caption_choice: Choice = random_caption,
     views: int = 0,
+    positives: PositivesName = "pairs",
     epochs: int | None = None,
     start_epoch: int = 0,
     start_batch: int = 0,
@@ -150,7 +157,8 @@ def train_batches(
     global batches, behind which nothing is read; with both None it never ends. Over all ranks, no sample
     comes more often than its shard's weight says. `skip_bad` replaces bad samples, and `caption_choice` takes
     one of a sample's captions. With `views`, teachers have seen so many pictures of each sample, of
-    which one is drawn. In the order of lanes blocks are read ahead, `ahead_bytes` of them.
+    which one is drawn. `positives` says which samples are a group. In the order of lanes blocks are read
+    ahead, `ahead_bytes` of them.
     Raises InputError for samples that cannot be read or decoded.
     """
     sizes = source.shard_sizes()
@@ -162,7 +170,9 @@ def train_batches(
     )
 
     def dataset(arena: Arena | None) -> TrainBatches:
-        return TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice, arena, views)
+        return TrainBatches(
+            source, seed, pixels, tokenizer, skip_bad, caption_choice, arena, views, positives
+        )
 
     return loaded(source, requests, dataset, workers, pin_memory=pin_memory, ahead_bytes=ahead_bytes)
 
@@ -180,8 +190,10 @@ class TrainBatches(Dataset[Batch | InputError]):
         caption_choice: Choice,
         arena: Arena | None = None,
         views: int = 0,
+        positives: PositivesName = "pairs",
     ) -> None:
         self._source, self._arena, self._views = source, arena, views
+        self._positives = positives
         self._seed = seed
         self._pixels = pixels
         self._tokenizer = tokenizer
@@ -202,6 +214,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         captions: list[str] = []
         keys: list[str] = []
         targets: list[NDArray[np.floating[Any]]] = []
+        marks: list[bytes | None] = []
         bad: list[BadSample] = []
         for place, (position, sample) in enumerate(
             zip(request.positions.tolist(), request.samples.tolist(), strict=True)
@@ -219,18 +232,24 @@ class TrainBatches(Dataset[Batch | InputError]):
                 self._caption_choice(raw, position_seed(self._seed, request.epoch, position, "caption"))
             )
             keys.append(raw.key)
+            marks.append(SHARED[self._positives].mark(raw))
             if raw.target is not None:
                 text = len(raw.target) - len(raw.captions) + raw.captions.index(captions[-1])
                 targets.append(raw.target[[self._view(request.epoch, position), text]])
+        tokens = self._tokens(captions, request)
+        groups = group_numbers(self._positives, marks, tokens.numpy(), request.positions)
+        alone = () if groups is None else (key for key, mark in zip(keys, marks, strict=True) if mark is None)
         return Batch(
             images,
-            self._tokens(captions, request),
+            tokens,
             *request[:3],
             torch.from_numpy(request.positions),
             captions,
             keys,
             tuple(bad),
             torch.from_numpy(np.stack(targets)) if targets else None,
+            groups if groups is None else torch.from_numpy(groups),
+            tuple(alone),
             TALLY.pop(),
         )
 

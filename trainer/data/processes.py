@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from trainer.comm.accelerator import in_use
 from trainer.data.shared_buffers import Borrowed, BufferPool, Lent
 from trainer.errors import InputError, MachineError
 from trainer.internals import look_every, name_resources, process_server, spawn, spawning_by
@@ -73,8 +74,8 @@ def start_process_server() -> int:
 
 def _hindrance() -> str:
     """Returns what keeps this process from being forked; empty if nothing does."""
-    if torch.cuda.is_initialized():
-        return "CUDA is in use"
+    if accelerator := in_use():
+        return f"{accelerator} is in use"
     lost = threads_lost()
     return f"a fork would lose {many(len(lost), 'thread')} ({', '.join(lost)})" if lost else ""
 

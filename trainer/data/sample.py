@@ -94,6 +94,8 @@ class RawSample:
     target: NDArray[np.floating[Any]] | None = None
     """Features [images + captions, D] that teachers have stored of it, if the source has them: those of
     pictures first, those of several teachers side by side."""
+    group: int = 0
+    """Number of its id in data.group_by, int64; 0: it has none, or none is asked for."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from PIL import Image, UnidentifiedImageError
 
 from trainer.config.filters import BY_KEY, MEASURES, Filter, filter_place, parse_filter, score_column
 from trainer.data.captions import MOST_JSON_BYTES, field_value, parsed_json
+from trainer.data.groups import NO_GROUP, number_at
 from trainer.data.pictures import ORIENTATION, formats
 
 if TYPE_CHECKING:
@@ -39,12 +40,16 @@ class MemberPlace(NamedTuple):
 class SampleFilter:
     """The filters of a job, for the samples of shards."""
 
-    def __init__(self, filters: Sequence[str], scores: "KeyTable | None" = None) -> None:
+    def __init__(
+        self, filters: Sequence[str], scores: "KeyTable | None" = None, group_by: str | None = None
+    ) -> None:
         self._filters, self._scores = tuple(map(parse_filter, filters)), scores
+        self._group_by = group_by
         fields = [each.name for each in self._filters if not each.measures and not self._is_scored(each)]
         fields += [scores.by] if scores is not None and scores.by != BY_KEY else []
+        fields += [group_by] if group_by is not None else []
         self.members = frozenset(filter_place(name)[0] for name in fields)
-        """Endings of the members that have fields of the filters."""
+        """Endings of the members that have fields of the filters, and the id of the group."""
         self._measures = any(each.measures for each in self._filters)
 
     def _is_scored(self, each: Filter) -> bool:
@@ -57,15 +62,19 @@ class SampleFilter:
         return min(size, HEAD_BYTES) if self._measures and ending in images else 0
 
     def failed(
-        self, key: str, file: BinaryIO, image: MemberPlace, members: Mapping[str, MemberPlace]
+        self,
+        key: str,
+        file: BinaryIO,
+        image: MemberPlace,
+        members: Mapping[str, MemberPlace],
+        values: dict[str, Any],
     ) -> str | None:
         """Returns the first filter that the sample fails, as text; None if it is kept.
 
-        Raises ValueError, in words that are the same for many samples, if a filter cannot be decided, and
-        OSError if reading fails.
+        JSON that is read of the sample is put into `values`, by ending. Raises ValueError, in words that are
+        the same for many samples, if a filter cannot be decided, and OSError if reading fails.
         """
         size: tuple[int, int] | None = None
-        values: dict[str, Any] = {}
         scores = self._scores
         for each in self._filters:
             if each.measures:
@@ -79,6 +88,13 @@ class SampleFilter:
             if not each.holds(found):
                 return each.text
         return None
+
+    def group(self, file: BinaryIO, members: Mapping[str, MemberPlace], values: dict[str, Any]) -> int:
+        """Returns the number of the sample's id, as `RawSample.group` has it. Raises as `failed`."""
+        ending, path = filter_place(self._group_by) if self._group_by is not None else ("", ())
+        if ending not in members:
+            return NO_GROUP
+        return number_at(_json(file, ending, members, values, "data.group_by needs"), path)
 
 
 def image_size(file: BinaryIO, image: MemberPlace) -> tuple[int, int]:
@@ -108,17 +124,25 @@ def _field(file: BinaryIO, name: str, members: Mapping[str, MemberPlace], values
     ending, path = filter_place(name)
     if ending not in members:
         raise ValueError(f"no .{ending}, which data.filters need")
+    value = _json(file, ending, members, values, "data.filters need")
+    try:
+        return field_value(value, path)
+    except ValueError:
+        raise ValueError(f"no field {name}, which data.filters need") from None
+
+
+def _json(
+    file: BinaryIO, ending: str, members: Mapping[str, MemberPlace], values: dict[str, Any], needed: str
+) -> Any:
+    """Returns the value of a JSON member, which `needed` says who needs. Raises ValueError."""
     if members[ending].size > MOST_JSON_BYTES:
-        raise ValueError(f".{ending}, which data.filters need, is too large")
+        raise ValueError(f".{ending}, which {needed}, is too large")
     if ending not in values:
         try:
             values[ending] = parsed_json(_read(file, members[ending], MOST_JSON_BYTES))
         except ValueError:
-            raise ValueError(f".{ending}, which data.filters need, cannot be read") from None
-    try:
-        return field_value(values[ending], path)
-    except ValueError:
-        raise ValueError(f"no field {name}, which data.filters need") from None
+            raise ValueError(f".{ending}, which {needed}, cannot be read") from None
+    return values[ending]
 
 
 def _read(file: BinaryIO, part: MemberPlace, most: int) -> bytes:

@@ -14,6 +14,7 @@ from trainer.data.bad_samples import WHOLE, Allowed
 from trainer.data.blocks import Block, BlockReader, gap_bytes
 from trainer.data.captions import LINES, CaptionReader
 from trainer.data.files import Files
+from trainer.data.groups import NO_GROUP
 from trainer.data.index import Index, raise_all
 from trainer.data.indexed import filtered_of, index_in_memory, left_out_of
 from trainer.data.recent import Recent
@@ -58,6 +59,8 @@ class Place(NamedTuple):
     text_size: int
     shift: int | None = None
     """Number to add to a place in the file for that in the arena; None: it is read from the file."""
+    group: int = NO_GROUP
+    """Number of the sample's group."""
 
     @property
     def span(self) -> tuple[int, int]:
@@ -106,8 +109,10 @@ class ShardSource:
         number, row = self._numbering.locate(first)
         path, rows = self.index.paths[number], self._rows.get(number, lambda: self.index.rows(number))
         return [
-            Place(path, rows.key(row + at), *place[:4])
-            for at, place in enumerate(rows.places[row : row + count].tolist())
+            Place(path, rows.key(at), image_at, image_size, text_at, text_size, group=rows.group(at))
+            for at, (image_at, image_size, text_at, text_size, _) in enumerate(
+                rows.places[row : row + count].tolist(), row
+            )
         ]
 
     def block_of(self, first: int, count: int) -> tuple[int, int]:
@@ -163,8 +168,8 @@ class ShardSource:
         try:
             if self._meaning == "label":
                 return RawSample(key, path, image, (), parse_label(text))
-            captions = self._captions(text)
-            return RawSample(key, path, image, captions.texts, caption_counts=captions.counts)
+            texts, counts = self._captions(text)
+            return RawSample(key, path, image, texts, caption_counts=counts, group=place.group)
         except ValueError as error:
             raise BadSample(path, key, f"bad {self._meaning}", str(error)) from error
 
@@ -187,7 +192,8 @@ class ShardSource:
 
 def shard_selection(data: Data) -> Selection:
     """Returns the members of shards that the job reads, and its filters: one of READERS."""
-    return Selection(tuple(data.image_key), data.caption_keys.ending, data.filters, scores_of(data))
+    ending, scores = data.caption_keys.ending, scores_of(data)
+    return Selection(tuple(data.image_key), ending, data.filters, scores, data.group_by)
 
 
 def open_shards(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainer.config import Data, is_remote
 from trainer.data.bad_samples import Allowed
@@ -20,6 +20,7 @@ from trainer.data.columnar import (
     row_selection,
 )
 from trainer.data.files import persistent_each
+from trainer.data.groups import number_at
 from trainer.data.image_cells import drive_advice, image_cell, named_image
 from trainer.data.index import THREADS, raise_all
 from trainer.data.indexed import index_in_memory
@@ -111,11 +112,23 @@ def _checked(file: str, data: Data) -> _Checked:
 def captions_of_groups(file: str, data: Data) -> Iterator[str]:
     """Yields the captions of a table's rows, of which it reads no image: `captions` of READERS."""
     columns = Columns.by(data)
+    for cells in _rows_of(file, data, columns.of_captions):
+        with suppress(ValueError):
+            yield from captions_in(cells, columns.captions, columns.templates).texts
+
+
+def numbers_of_groups(file: str, data: Data) -> Iterator[int]:
+    """Yields the number of the group that data.group_by puts each row in: `groups` of READERS."""
+    place = Columns.by(data).group
+    for cells in _rows_of(file, data, list(map(str, place[:1]))):
+        with suppress(ValueError):
+            yield number_at(cells, place)
+
+
+def _rows_of(file: str, data: Data, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     with open_groups(file, data.kind) as groups:
         for group in range(len(groups.sizes)):
-            for cells in cells_of(groups, group, columns.of_captions):
-                with suppress(ValueError):
-                    yield from captions_in(cells, columns.captions, columns.templates).texts
+            yield from cells_of(groups, group, names)
 
 
 def _window_too_large(key: str, data: Data, sizes: Sequence[int], unpacked: int) -> Iterator[str]:

@@ -18,6 +18,7 @@ from trainer.config.filters import Filter, parse_filter
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import Captions, gathered
 from trainer.data.files import open_at_once, read_file
+from trainer.data.groups import NO_GROUP, id_number
 from trainer.data.image_cells import drive_advice, image_bytes, is_url, local_path
 from trainer.data.indexed import NAMED_IN_ALL
 from trainer.data.sample import (
@@ -57,6 +58,8 @@ class TableColumns:
     """Value of data.quotes."""
     filters: tuple[Filter, ...] = ()
     """Conditions on columns that a row must fulfil."""
+    group: str | None = None
+    """Column with the id of a row's group."""
 
     @classmethod
     def by(cls, data: Data) -> "TableColumns":
@@ -69,6 +72,7 @@ class TableColumns:
             data.encoding,
             data.quotes,
             tuple(map(parse_filter, data.filters)),
+            data.group_by,
         )
 
     @property
@@ -98,6 +102,8 @@ class Table:
     """Rows without an image or a caption, which are left out."""
     filtered: Mapping[str, int] = field(default_factory=dict)
     """Number of rows that a filter has left out, by filter."""
+    groups: tuple[int, ...] = ()
+    """Number of each row's group; none if no groups were asked for."""
 
     def image_path(self, number: int) -> Path:
         """Returns the image file of a row, counted from 0 without the header, if its image is no URL."""
@@ -150,6 +156,7 @@ class TableSource:
             table.read_image(number, self._most_bytes),
             captions.texts,
             caption_counts=captions.counts,
+            group=table.groups[number] if table.groups else NO_GROUP,
         )
 
 
@@ -220,6 +227,7 @@ def _with_rows(table: Table, kept: Sequence[int], bad: tuple[BadSample, ...]) ->
         captions=tuple(map(of, table.captions)),
         rows=of(table.rows),
         others=of(table.others) if table.others else (),
+        groups=of(table.groups) if table.groups else (),
         bad=bad,
     )
 
@@ -272,6 +280,9 @@ def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) ->
         if keep_others and len(header) > len(used)
         else (),
         filtered=filtered,
+        groups=()
+        if columns.group is None
+        else tuple(id_number(_cell(row, places[columns.group])) for _, row in kept),
     )
 
 
@@ -284,6 +295,7 @@ def _places(path: Path, header: Sequence[str], columns: TableColumns) -> dict[st
         "image": [columns.image],
         "caption": columns.caption_fields,
         "filter": [condition.name for condition in columns.filters],
+        "group": [] if columns.group is None else [columns.group],
     }
     wanted = {name: kind for kind, names in kinds.items() for name in names}
     missing = [

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.entry import Content, Entry
+from trainer.data.groups import NO_GROUP
 from trainer.data.sample_filter import MemberPlace, SampleFilter
 
 if TYPE_CHECKING:
@@ -92,12 +93,16 @@ class Selection(NamedTuple):
     """Conditions that a sample must fulfil, as `data.filters` has them."""
     scores: "Scores | None" = None
     """Tables with values that the filters compare."""
+    group_by: str | None = None
+    """Field with the id of each sample's group."""
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Values by which an index knows it."""
-        own = (RULES, *self[:3])
-        return own if self.scores is None else (*own, self.scores.identity, self.scores.by, self.scores.depth)
+        own: tuple[object, ...] = (RULES, *self[:3])
+        if self.scores is not None:
+            own += (self.scores.identity, self.scores.by, self.scores.depth)
+        return own if self.group_by is None else (*own, f"grouped by {self.group_by}")
 
     def scan(self, file: BinaryIO, path: str) -> Content:
         """Returns the samples that the shard's headers describe, up to its end or to the first damage."""
@@ -112,17 +117,22 @@ class Rows:
     """Offsets and sizes, [samples] of PLACE."""
     keys: NDArray[np.uint8]
     """All keys, one after the other, as bytes."""
+    groups: NDArray[np.int64] | None = None
+    """Number of each sample's group; None if no groups were asked for."""
 
     @classmethod
     def of(cls, payload: memoryview | bytes, samples: int) -> "Rows":
         """Returns the rows by what `payload` has stored of them."""
         places = np.frombuffer(payload, dtype=PLACE, count=samples)
-        return cls(places, np.frombuffer(payload, dtype=np.uint8, offset=samples * PLACE.itemsize))
+        rest = np.frombuffer(payload, dtype=np.uint8, offset=samples * PLACE.itemsize)
+        end = int(places["key_end"][-1]) if samples else 0
+        return cls(places, rest[:end], rest[end:].view("<i8") if len(rest) > end else None)
 
     @property
     def payload(self) -> list[bytes]:
         """The rows as an index stores them."""
-        return [self.places.tobytes(), self.keys.tobytes()]
+        groups = [] if self.groups is None else [self.groups.astype("<i8").tobytes()]
+        return [self.places.tobytes(), self.keys.tobytes(), *groups]
 
     def __len__(self) -> int:
         return len(self.places)
@@ -133,6 +143,9 @@ class Rows:
             self.keys[begin : int(self.places["key_end"][row])].tobytes().decode("utf-8", "surrogateescape")
         )
 
+    def group(self, row: int) -> int:
+        return NO_GROUP if self.groups is None else int(self.groups[row])
+
 
 def read_headers(file: BinaryIO, selection: Selection, most: int | None = None, path: str = "") -> Content:
     """Returns the samples up to the end of the tar, to the first damage, or those of the first `most` keys.
@@ -140,7 +153,8 @@ def read_headers(file: BinaryIO, selection: Selection, most: int | None = None, 
     Contents of members are read for the selection's filters only. `path` is the shard's, by which scores are
     found. Raises OSError if reading fails, and InputError for scores that cannot be read.
     """
-    filters = SampleFilter(selection.filters, selection.scores and selection.scores.of_shard(path))
+    scores = selection.scores and selection.scores.of_shard(path)
+    filters = SampleFilter(selection.filters, scores, selection.group_by)
     images = [ending.lower() for ending in selection.images]
     endings: Counter[str] = Counter()
     filtered: Counter[str] = Counter()
@@ -160,13 +174,15 @@ def read_headers(file: BinaryIO, selection: Selection, most: int | None = None, 
             flaws += (flaw for flaw in found.flaws if not members.damage or flaw.key != key)
         if found.image is not None and found.text is not None:
             fields = {name: _part(found.by_ending[name]) for name in filters.members & found.by_ending.keys()}
+            values: dict[str, Any] = {}
             try:
-                failed = filters.failed(key, file, _part(found.image), fields)
+                failed = filters.failed(key, file, _part(found.image), fields, values)
+                group_number = NO_GROUP if failed else filters.group(file, fields, values)
             except ValueError as error:
                 unjudged.append(Flaw(key, str(error)))
                 continue
             if failed is None:
-                usable.append(_Usable(key, *found.image[2:4], *found.text[2:4]))
+                usable.append(_Usable(key, *found.image[2:4], *found.text[2:4], group_number))
             else:
                 filtered[failed] += 1
     whole = next(groups, None) is None
@@ -177,7 +193,7 @@ def read_headers(file: BinaryIO, selection: Selection, most: int | None = None, 
     left_out = Counter(flaw.cause for flaw in flaws)
     counts = (dict(left_out), dict(endings))  # `asdict`, by which an index is written, takes no Counter
     entry = Entry(0, "", len(usable), "", *counts, flaws[:NAMED], members.damage, lost, dict(filtered))
-    return Content(entry, _rows(usable).payload, whole)
+    return Content(entry, _rows(usable, grouped=selection.group_by is not None).payload, whole)
 
 
 def grouped(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
@@ -365,18 +381,20 @@ class _Usable(NamedTuple):
     image_size: int
     text_at: int
     text_size: int
+    group: int
 
 
 def _part(member: Member) -> MemberPlace:
     return MemberPlace(member.offset, member.size, member.content or b"")
 
 
-def _rows(usable: Iterable[_Usable]) -> Rows:
+def _rows(usable: Sequence[_Usable], *, grouped: bool) -> Rows:
     places, keys = [], bytearray()
-    for key, image_at, image_size, text_at, text_size in usable:
+    for key, image_at, image_size, text_at, text_size, _ in usable:
         keys += key.encode("utf-8", "surrogateescape")
         places.append((image_at, min(image_size, LARGEST), text_at, min(text_size, LARGEST), len(keys)))
-    return Rows(np.array(places, dtype=PLACE), np.frombuffer(bytes(keys), dtype=np.uint8))
+    groups = np.array([each.group for each in usable], dtype=np.int64) if grouped else None
+    return Rows(np.array(places, dtype=PLACE), np.frombuffer(bytes(keys), dtype=np.uint8), groups)
 
 
 class Members:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import Job
+from trainer.config.losses import LOSSES, NO_BIAS
 from trainer.data.arena import Arena
 from trainer.data.block_cache import cache_of
 from trainer.data.blocks import Block, BlockReader, InBlocks
@@ -63,6 +64,7 @@ class StoredTeacher(NamedTuple):
     made_by: str
     width: int
     logit_scale: float
+    logit_bias: float | None
     views: int
 
     def __str__(self) -> str:
@@ -129,6 +131,8 @@ def _problem(file: str, shard: tuple[str, Stamp], about: About, job: Job) -> str
     elif other:
         given = f"{other} is {about.read_by.get(other)} there and {here[other]} here"
         why = f"is of other pictures or captions: {given}"
+    elif LOSSES[job.optim.loss].has_bias and about.logit_bias is None:
+        return f"{file} is of {about.model}, which {NO_BIAS}"
     else:
         return ""
     return f"{file} {why}. Remove it, and write it again: clipship embed TEACHER {again}"

@@ -7,9 +7,10 @@ on any rank. What is there of the same model is kept: after an end of any kind t
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from trainer.data.feature_files import (
     kept_files,
     version_of,
 )
+from trainer.data.files import Stamp
 from trainer.data.retrieval_blocks import RetrievalBlock
 from trainer.data.shard_names import expand_shards
 from trainer.data.source import Source, open_source
@@ -99,7 +101,23 @@ def _with_head(about: About, job: Job, clip: Clip, comm: Comm) -> About:
     width = text_features(clip, clip.tokenizer([""]), job.model.precision, comm.device).shape[1]
     model: Any = clip.model
     scale, bias = model.logit_scale.exp().item(), getattr(model, "logit_bias", None)
-    return replace(about, width=width, logit_scale=scale, logit_bias=None if bias is None else bias.item())
+    learned = None if bias is None or clip.new_bias else bias.item()
+    return replace(about, width=width, logit_scale=scale, logit_bias=learned)
+
+
+class _Shard(NamedTuple):
+    """A shard that was opened, and its blocks, which loader processes read."""
+
+    name: str
+    version: Stamp
+    source: Source
+    blocks: Iterator[RetrievalBlock]
+
+
+def _begin(opened: "Future[_Shard | None]") -> "_Shard | None":
+    """Returns the shard whose first block is there: its loader processes are at work."""
+    its = opened.result()
+    return its and its._replace(blocks=chain(list(islice(its.blocks, 1)), its.blocks))
 
 
 class _Shards:
@@ -119,32 +137,54 @@ class _Shards:
         """Some bad samples, for a message."""
 
     def blocks(self, shards: Iterator[str], files: Mapping[str, str]) -> Iterator[None]:
-        """Embeds the shards one after the other; yields after each block of samples."""
-        for shard in shards:
-            self._comm.heartbeat.begin_phase("evaluation")  # its time limit is that of one shard
-            version = version_of(shard)
-            about = replace(self._model, size=version.size, changed=version.changed)
-            source, writer = self._opened(shard), FeatureWriter(shard, self._dtype)
-            counts = Counter[str](source.left_out.by_cause)
-            self._show(source.left_out.named)
-            samples = rows = 0
-            numbers = range(len(source))
-            for block in captioned_blocks(self._clip, source, self._job, pictures=self._views):
-                own, numbers = numbers[: self._size], numbers[self._size :]
-                found = self._rows(block, own)
-                writer.add(found)
-                samples, rows = samples + block.valid, rows + len(found.keys)
-                counts.update(bad.cause for bad in block.bad)
-                self._show(block.bad)
-                yield
-            about = replace(about, samples=samples, rows=rows, bad=dict(counts))
-            writer.write(files[shard], about)
-            self.done.append(about)
+        """Embeds the shards one after the other; yields after each block of samples.
+
+        Beside one shard a thread opens the next one, and has its loader processes begin when those of the
+        first have their last blocks.
+        """
+        with ThreadPoolExecutor(1, "next shard") as thread:
+            its = self._open(shards)
+            while its is not None:
+                self._comm.heartbeat.begin_phase("evaluation")  # its time limit is that of one shard
+                opened, begun = thread.submit(self._open, shards), None
+                writer, numbers = FeatureWriter(its.name, self._dtype), range(len(its.source))
+                counts = Counter[str](its.source.left_out.by_cause)
+                self._show(its.source.left_out.named)
+                samples = rows = 0
+                for block in its.blocks:
+                    own, numbers = numbers[: self._size], numbers[self._size :]
+                    if begun is None and len(numbers) <= self._size * self._job.data.workers:
+                        begun = thread.submit(_begin, opened)
+                    found = self._rows(block, own)
+                    writer.add(found)
+                    samples, rows = samples + block.valid, rows + len(found.keys)
+                    counts.update(bad.cause for bad in block.bad)
+                    self._show(block.bad)
+                    yield
+                about = replace(
+                    self._model,
+                    **its.version._asdict(),
+                    samples=samples,
+                    rows=rows,
+                    bad=dict(counts),
+                )
+                writer.write(files[its.name], about)
+                self.done.append(about)
+                its = (begun or opened).result()
+
+    def _open(self, shards: Iterator[str]) -> "_Shard | None":
+        """Returns the next shard; None if there is no other."""
+        name = next(shards, None)
+        if name is None:
+            return None
+        version, source = version_of(name), self._source(name)
+        blocks = captioned_blocks(self._clip, source, self._job, pictures=self._views)
+        return _Shard(name, version, source, blocks)
 
     def _show(self, bad: Sequence[object]) -> None:
         self.examples += map(str, bad[: SHOWN - len(self.examples)])
 
-    def _opened(self, shard: str) -> Source:
+    def _source(self, shard: str) -> Source:
         data = self._job.retrieval_data
         allowed = ANY if data.on_bad_sample == "skip" else Allowed.by(data)
         return open_source(data.model_copy(update={"train": (shard,)}), allowed=allowed)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trainer.comm.accelerator import is_cuda, memory_bytes, on_accelerator
 from trainer.comm.autograd import gather_with_grad
 from trainer.comm.protocol import Comm
 from trainer.config import Job
@@ -14,7 +15,7 @@ from trainer.config.losses import LOSSES
 from trainer.model.loss import SHARES
 from trainer.model.loss_tiles import TILED_SHARES, Gathered, Tiles
 from trainer.model.positives import Positives
-from trainer.model.teacher import Judgement, distilled_share
+from trainer.model.teacher import DISTILLED, Judgement
 from trainer.model.tile_kernels import PLAIN, kernels_for
 from trainer.sysinfo.memory import host_bytes
 
@@ -55,7 +56,7 @@ class RankLoss:
         """Returns the share, a scalar with its graph; the shares of all ranks add up to the loss.
 
         `trainer.model.loss` says what the letters mean. Every rank has as many samples as this one.
-        `judgements` are what the job's teachers make of them, `groups` what `caption_groups` does.
+        `judgements` are what the job's teachers make of them, `groups` the numbers of their groups.
         """
         tiles = self._tiles = self._tiles or self._choose(image_nD)
         images, self._images = self._images, None
@@ -83,7 +84,8 @@ class RankLoss:
         if self._distilled is None or not judgements:
             return share
         distilled = [
-            distilled_share(image_nD, text_nD, scale, each, gather, self._temperature) for each in judgements
+            DISTILLED[self._name](image_nD, text_nD, scale, bias, each, gather, self._temperature)
+            for each in judgements
         ]
         return share + self._distilled * torch.stack(distilled).mean()
 
@@ -97,10 +99,10 @@ class RankLoss:
         if not rows:
             return Tiles(0)
         kernels, clause = kernels_for(self._model, self._comm.device)
-        tf32 = self._comm.device.type == "cuda" and in_tf32(self._model.precision, self._model.kernels)
+        tf32 = is_cuda(self._comm.device) and in_tf32(self._model.precision, self._model.kernels)
         clauses = [tile_text(self._setting, rows, plain, self._memory, self._nodes), clause]
         clauses += ["products in TF32"] * tf32
-        clauses += ["labels of equal captions not fused"] * (self._labelled and kernels is not PLAIN)
+        clauses += ["labels of positives not fused"] * (self._labelled and kernels is not PLAIN)
         log.info("%-12s %s", "loss", ", ".join(filter(None, clauses)))
         return Tiles(rows, kernels, tf32, self._smoothing)
 
@@ -110,8 +112,8 @@ def _smallest_memory(comm: Comm) -> tuple[int, int]:
 
     On a GPU they are the GPU's; elsewhere the ranks of a node share the node's.
     """
-    on_gpu = comm.device.type == "cuda"
-    own = torch.cuda.get_device_properties(comm.device).total_memory if on_gpu else host_bytes()
+    on_gpu = on_accelerator(comm.device)
+    own = memory_bytes(comm.device) if on_gpu else host_bytes()
     everybody = comm.all_gather_object((comm.world.node, own))
     nodes = [node for node, _ in everybody]
     least = min(int(size) // (1 if on_gpu else nodes.count(node)) for node, size in everybody)

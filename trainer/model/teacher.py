@@ -1,13 +1,14 @@
 """A frozen model from whose judgement of pairs the trained one learns, too: distillation.
 
-Both models see the same samples, or the teacher has seen them beforehand (`trainer.data.targets`). Each row
-of the student's logits is compared with the softmax of the teacher's row by cross-entropy, in both
-directions, and the mean over the global batch is added to the contrastive loss. The letters are those of
-`loss.py`, and ranks' shares add up as there.
+Both models see the same samples, or the teacher has seen them beforehand (`trainer.data.targets`). For clip,
+each row of the student's logits is compared with the softmax of the teacher's row by cross-entropy, in both
+directions; for siglip, the sigmoid of each pair with the teacher's. The mean over the global batch is added
+to the contrastive loss. The letters are those of `loss.py`, and ranks' shares add up as there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +17,32 @@ from torch.nn import functional as F
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Precision
 from trainer.config.batch_plan import BatchPlan
+from trainer.config.losses import NO_BIAS
 from trainer.errors import InputError
 from trainer.model.build import Clip, build_model
 from trainer.model.catalog import check_same_teacher, teacher_of
-from trainer.model.loss import Gather
+from trainer.model.loading import check_weights, pretrained_file
+from trainer.model.loss import Gather, needed_bias
 from trainer.model.outputs import features
 
-Judgement = tuple[Tensor, Tensor, Tensor]
-"""A teacher's image features [n, D], text features [n, D] and logit scale; its D may be another.
 
-They are of the type of the student's features.
-"""
+class Judgement(NamedTuple):
+    """Judgement of a teacher on samples, of the type of the student's features; its D may be another."""
+
+    image: Tensor
+    """Features of the images, [n, D]."""
+    text: Tensor
+    scale: Tensor
+    """Scalar: the factor of its cosines."""
+    bias: Tensor | None = None
+    """Scalar that is added then; None: nothing is."""
+
+    def at(self, temperature: float | None) -> tuple[Tensor, Tensor | None]:
+        """Returns scale and bias at another temperature, with even odds at the same cosine; None: its own."""
+        if temperature is None:
+            return self.scale, self.bias
+        scale = torch.full_like(self.scale, 1 / temperature)
+        return scale, None if self.bias is None else self.bias * scale / self.scale
 
 
 @dataclass(frozen=True)
@@ -39,8 +55,7 @@ class Teacher:
     def __call__(self, images: Tensor, tokens: Tensor) -> Judgement:
         """Returns what the teacher makes of images and tokens, as the student gets them; without a graph."""
         with torch.no_grad():
-            image, text, scale, _ = features(self.model, images, tokens, self.precision)
-        return image, text, scale
+            return Judgement(*features(self.model, images, tokens, self.precision))
 
 
 def build_teacher(job: Job, plan: BatchPlan, comm: Comm, student: Clip) -> Teacher | None:
@@ -52,6 +67,8 @@ def build_teacher(job: Job, plan: BatchPlan, comm: Comm, student: Clip) -> Teach
         return None
     check_same_teacher(job.model)
     own = job.model_copy(update={"model": teacher_of(job.model)})
+    loss = "siglip" if check_weights(pretrained_file(own)) else "clip"
+    own = own.model_copy(update={"optim": job.optim.model_copy(update={"loss": loss})})
     # It is never in training mode: no statistics are computed, of one micro-batch or of several.
     clip = build_model(own, replace(plan, accumulation=1), comm)
     for what, one, other in (
@@ -64,6 +81,8 @@ def build_teacher(job: Job, plan: BatchPlan, comm: Comm, student: Clip) -> Teach
                 f"model.teacher: {job.model.teacher} takes {what} than {job.model.name} ({one}, not "
                 f"{other}): the two must take the same samples"
             )
+    if job.optim.loss == "siglip" and getattr(clip.model, "logit_bias", None) is None:
+        raise InputError(f"model.teacher: {job.model.teacher} {NO_BIAS}")
     return Teacher(clip.model.requires_grad_(False).eval(), job.model.precision)
 
 
@@ -79,27 +98,56 @@ def _length(clip: Clip) -> int:
 
 def joined(parts: Sequence[Judgement]) -> Judgement:
     """Returns the judgement of several micro-batches as one."""
-    return torch.cat([image for image, _, _ in parts]), torch.cat([text for _, text, _ in parts]), parts[0][2]
+    image, text = torch.cat([part.image for part in parts]), torch.cat([part.text for part in parts])
+    return Judgement(image, text, parts[0].scale, parts[0].bias)
 
 
-def distilled_share(
+Distilled = Callable[[Tensor, Tensor, Tensor, Tensor | None, Judgement, Gather, float | None], Tensor]
+
+
+def clip_distilled(
     image_nD: Tensor,
     text_nD: Tensor,
     scale: Tensor,
+    _bias: Tensor | None,
     teacher: Judgement,
     gather: Gather,
     temperature: float | None = None,
 ) -> Tensor:
     """Returns this rank's share of the cross-entropy with the teacher's rows, a scalar. Collective.
 
-    `temperature` is that of the teacher's softmax; None: its own.
+    `temperature` is that of the teacher's softmax, to which no bias matters; None: its own.
     """
     image_ND, text_ND = gather(image_nD), gather(text_nD)
-    own_image, own_text, own_scale = teacher
-    own_scale = own_scale if temperature is None else torch.full_like(own_scale, 1 / temperature)
+    own_scale, _ = teacher.at(temperature)
     with torch.no_grad():
-        target_image_nN = (own_scale * own_image @ gather(own_text).T).softmax(1)
-        target_text_nN = (own_scale * own_text @ gather(own_image).T).softmax(1)
+        target_image_nN = (own_scale * teacher.image @ gather(teacher.text).T).softmax(1)
+        target_text_nN = (own_scale * teacher.text @ gather(teacher.image).T).softmax(1)
     of_images = F.cross_entropy(scale * image_nD @ text_ND.T, target_image_nN, reduction="sum")
     of_texts = F.cross_entropy(scale * text_nD @ image_ND.T, target_text_nN, reduction="sum")
     return (of_images + of_texts) / (2 * len(image_ND))
+
+
+def siglip_distilled(
+    image_nD: Tensor,
+    text_nD: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    teacher: Judgement,
+    gather: Gather,
+    temperature: float | None = None,
+) -> Tensor:
+    """Returns this rank's share of the cross-entropy of all pairs with the teacher's sigmoids, a scalar.
+
+    It is summed over pairs and averaged over images, as the sigmoid loss is. Raises ValueError if one of the
+    two models has no logit bias. Collective.
+    """
+    own_scale, own_bias = teacher.at(temperature)
+    with torch.no_grad():
+        target_nN = (own_scale * teacher.image @ gather(teacher.text).T + needed_bias(own_bias)).sigmoid()
+    text_ND = gather(text_nD)
+    logits_nN = scale * image_nD @ text_ND.T + needed_bias(bias)
+    return F.binary_cross_entropy_with_logits(logits_nN, target_nN, reduction="sum") / len(text_ND)
+
+
+DISTILLED: dict[str, Distilled] = {"clip": clip_distilled, "siglip": siglip_distilled}

@@ -1,12 +1,13 @@
 """Lines and warnings of `clipship check` about the first samples of the training data. Imports no torch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import islice
+from typing import TypeVar
 
-from trainer.config import Job, is_remote
+from trainer.config import Data, Job, is_remote
 from trainer.config.formats import FORMATS
 from trainer.data.caption_lengths import CAPTIONS, CaptionLengths
 from trainer.data.formats import READERS
@@ -14,6 +15,9 @@ from trainer.data.mojibake import gbk_warning
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
 from trainer.model.light_tokenizer import lengths_for
+from trainer.text.wording import many
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,23 +38,33 @@ class FirstSamples:
     @cached_property
     def captions(self) -> list[str]:
         """Its first captions; none if they cannot be read, which others report."""
-        data = self.job.data
-        if self.file is None:
-            return []
-        try:
-            return list(islice(READERS[data.kind].captions(self.file, data), CAPTIONS))
-        except (InputError, OSError):
-            return []
+        return self._first(READERS[self.job.data.kind].captions)
 
     @cached_property
     def lengths(self) -> CaptionLengths | None:
         """The lengths of these captions; None if there are none, or if only the ranks can count tokens."""
         return lengths_for(self.job.model, self.captions) if self.captions else None
 
+    @cached_property
+    def groups(self) -> list[int]:
+        """The numbers of their groups, 0 without an id; none if no ids are asked for or cannot be read."""
+        return [] if self.job.data.group_by is None else self._first(READERS[self.job.data.kind].groups)
+
+    def _first(self, read: Callable[[str, Data], Iterator[T]]) -> list[T]:
+        if self.file is None:
+            return []
+        try:
+            return list(islice(read(self.file, self.job.data), CAPTIONS))
+        except (InputError, OSError):
+            return []
+
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yields topic and text of each line about them."""
         if self.lengths is not None:
             yield "captions", self.lengths.text()
+        if self.groups:
+            ids = many(len({*filter(None, self.groups)}), "id")
+            yield "groups", f"{ids} in data.group_by of the first {many(len(self.groups), 'sample')}"
 
     def warnings(self) -> Iterator[str]:
         """Yields a sentence for what is lost."""
@@ -63,3 +77,8 @@ class FirstSamples:
             yield odd
         if self.lengths is not None and (cut := self.lengths.warning(self.job.data.text_mask)):
             yield cut
+        if without := self.groups.count(0):
+            yield (
+                f"{self.file}: {without:,} of its first {many(len(self.groups), 'sample')} have no id in "
+                f'data.group_by = "{self.job.data.group_by}", so each is a positive of its own pair alone'
+            )

@@ -9,11 +9,31 @@ from trainer.config.resume_rule import may_change_keys
 from trainer.run.checkpoints import MANIFEST
 from trainer.safe_io.plain import read_json
 
+_COUNTED_ALWAYS = frozenset(
+    (
+        *("init", "init_max_missing", "init_keep_positions", "teacher", "teacher_pretrained", "targets"),
+        *("text", "text_pooling", "text_projection", "precision", "image_size", "image_tokens"),
+        *("image_tokens_weights", "image_patches", "image_patches_weights", "context_length"),
+        *("patch_dropout", "image_mean", "image_std", "image_interpolation", "image_resize_mode"),
+        *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers"),
+        *("unlock_after_step", "lora_rank", "lora_alpha", "lora_towers", "lora_targets", "sync_batch_norm"),
+    )
+)
+"""Keys of [model] that count at their default, too: what is kept of models was written with all of these."""
+
 
 def model_identity(job: Job) -> list[object]:
-    """Returns what the features of a job's model depend on, and what no run may change while it trains it."""
+    """Returns what the features of a job's model depend on, and what no run may change while it trains it.
+
+    A later key counts where it is not at its default, so that what was kept before it came stays valid.
+    """
     free = {key.removeprefix("model.") for key in may_change_keys() if key.startswith("model.")}
-    settings = job.model.model_dump(mode="json", exclude={"name", "pretrained", *free})
+    dumped, changed = (
+        job.model.model_dump(mode="json", exclude={"name", "pretrained", *free}, exclude_defaults=defaults)
+        for defaults in (False, True)
+    )
+    counted = _COUNTED_ALWAYS | changed.keys()
+    settings = {key: value for key, value in dumped.items() if key in counted}
     return [settings, model_text(job), weights_identity(job)]
 
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainer.comm.accelerator import chosen, runtime, usable_devices
 from trainer.sysinfo.extras import require
 
 Vectors = NDArray[np.float32]
@@ -130,8 +131,12 @@ def _trained(vectors: Vectors) -> Any:
 
 
 def _device(size: int) -> torch.device:
-    if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] > size + 4 * 4 * BLOCK * OTHERS:
-        return torch.device("cuda")
+    row = chosen(None)
+    device = torch.device(row.device_type)
+    if usable_devices(row):
+        free, _ = runtime(device).mem_get_info()
+        if free > size + 4 * 4 * BLOCK * OTHERS:
+            return device
     return torch.device("cpu")
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.comm.accelerator import on_accelerator
 from trainer.comm.protocol import Comm
 from trainer.config.health import Health
 from trainer.text.wording import many
@@ -40,7 +41,7 @@ class StragglerDetector:
             SlowRanks(comm.world.rank, comm.world.size, settings.slow_rank_factor or 0.0) if enabled else None
         )
         self._nodes = comm.all_gather_object(comm.world.node)
-        self._on_gpu = comm.device.type == "cuda"
+        self._on_gpu = on_accelerator(comm.device)
         self._comm_s, self._own_s, self._steps = 0.0, 0.0, 0
         self.slow_ranks: Counter[int] = Counter()
         """Number of times that each rank was named since the start."""

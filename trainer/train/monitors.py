@@ -49,7 +49,7 @@ def open_monitors(setup: TrainSetup) -> Iterator[Monitors]:
     stragglers = StragglerDetector(job.health, comm)
     rank_stats = RankStats(comm, folder, steps_done)
     profiler = Profiler(job.comm.timeline, folder, comm)
-    non_finite = NonFiniteGuard(job.health, folder, comm.world)
+    non_finite = NonFiniteGuard(job.health, folder, comm)
     with _open_telemetry(setup) as telemetry:
         goodput = _open_goodput(setup)
         yield Monitors(skipped, clock, stragglers, rank_stats, profiler, non_finite, telemetry, goodput)

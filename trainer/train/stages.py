@@ -14,9 +14,9 @@ from trainer.data.sample import InUnits
 from trainer.data.sample_counts import shard_weights
 from trainer.data.source import Source
 from trainer.data.targets import Targets
-from trainer.errors import InputError
 from trainer.evaluate.evaluation import Evaluation
 from trainer.run.best import folder_name
+from trainer.run.checkpoints import check_no_file
 from trainer.run.folder import run_folder
 
 
@@ -59,8 +59,8 @@ def open_stages(job: Job, comm: Comm) -> list[RunStage]:
         )
         begin, samples = length.steps, samples + length.own_steps * own.optim.global_batch_size
         found.append(replace(stage, title=stage_title(job, number) if job.stage else "", schedule=length))
-    if len(found) > 1:
-        _check_begin(job)
+    if job.stage:
+        check_no_file(job.checkpoint.resume)
     return [replace(each, schedule=replace(each.schedule, last=begin)) for each in found]
 
 
@@ -75,15 +75,6 @@ def _opened(job: Job, comm: Comm, same: RunStage | None) -> RunStage:
     weights = shard_weights(job.data, source.units if isinstance(source, InUnits) else None)
     samples = epoch_samples(source.shard_sizes(), weights)
     return RunStage("", job, source, targets, weights, samples, schedule(job, samples), evaluation)
-
-
-def _check_begin(job: Job) -> None:
-    """Raises InputError for a file of open_clip_train to go on from, which knows no stages."""
-    if Path(job.checkpoint.resume).is_file():
-        raise InputError(
-            f"checkpoint.resume = {job.checkpoint.resume}: a file of open_clip_train knows no [[stage]]: "
-            "name its weights in model.pretrained, or leave the stages out"
-        )
 
 
 def at_step(stages: Sequence[RunStage], step: int) -> int:
