@@ -2,8 +2,10 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.null_gpu import nullgpu
 from tests.support.null_gpu_steps import RealStep, moved_gib
@@ -64,6 +66,36 @@ def test_a_step_computes_what_stands_in_captions_and_waits_for_nothing(gpu: Comm
         step(captions)
     assert seen.waits == []
     assert moved_gib(lambda: step(captions)) < 0.7 * whole
+
+
+class Computed(TorchDispatchMode):
+    """Names of operators that compute as many values on the host as torch gives to several threads."""
+
+    threaded = 2**15
+    same_memory = ("empty", "detach", "lift_fresh", "view", "reshape", "alias")
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        is_large = isinstance(out, torch.Tensor) and out.device.type == "cpu" and out.numel() >= self.threaded
+        if is_large and not name.startswith(self.same_memory):
+            self.names.append(name)
+        return out
+
+
+def test_packing_wakes_no_threads(gpu: Comm) -> None:
+    """After their work they spin for milliseconds, on cores that loader processes need."""
+    tokens = torch.randint(1, 1000, (1024, 77))
+    for rule in (CaptionLength(), CaptionLength(end_token=999), CaptionLength(padding=1)):
+        with Computed() as computed:
+            pack(tokens, rule.needed(tokens), gpu.device, whole=True)
+        assert computed.names == []
+    with Computed() as computed:
+        tokens.pin_memory()
+    assert computed.names == ["_pin_memory"]
 
 
 def batches(ends: list[int]) -> Iterator[Batch]:

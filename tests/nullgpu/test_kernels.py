@@ -11,21 +11,21 @@ from trainer.comm.protocol import Comm
 @pytest.mark.parametrize(
     ("name", "samples", "keys", "moved_gib", "peak_gib", "launches"),
     [
-        ("ViT-B-32", 1024, {}, 280, 36.1, 1432),
-        ("ViT-L-14", 256, {}, 550, 67.3, 2102),
-        ("ViT-L-14", 256, {"grad_checkpointing": True}, 920, 11.7, 2774),
-        ("ViT-B-32", 1024, {"micro_batch": 256}, 520, 11.6, 8354),
+        ("ViT-B-32", 1024, {}, 200, 36.1, 1432),
+        ("ViT-L-14", 256, {}, 360, 67.3, 2102),
+        ("ViT-L-14", 256, {"grad_checkpointing": True}, 480, 11.7, 2774),
+        ("ViT-B-32", 1024, {"micro_batch": 256}, 300, 11.6, 8354),
     ],
 )
 def test_a_step_stays_below_what_open_clip_train_takes(
     gpu: Comm, name: str, samples: int, keys: dict[str, Any], moved_gib: float, peak_gib: float, launches: int
 ) -> None:
-    """The peak and the launches are those of open_clip_train, of which a step makes at most four fifths."""
+    """Peak and launches are those of open_clip_train; a step makes at most 0.42 of these launches."""
     got = Measured(gpu, name, samples, **keys)
     assert got.waits == []
     assert got.moved_gib <= moved_gib
     assert got.peak_gib < peak_gib
-    assert got.launches <= 0.8 * launches
+    assert got.launches <= 0.42 * launches
 
 
 def test_a_model_with_quickgelu_takes_a_fifth_less_memory_and_two_fifths_less_traffic(gpu: Comm) -> None:

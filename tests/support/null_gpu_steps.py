@@ -40,8 +40,8 @@ class RealStep:
             self.model.set_grad_checkpointing(True)
         use_kernels(self.model, self.job.model)
         for module in self.model.modules():
-            if getattr(module, "_fused", None) is not None:
-                module._fused = counting(module._fused)
+            if getattr(module, "fused_ops", None) is not None:
+                module.fused_ops = counting(module.fused_ops)
         self._plan = plan(self.job, 1)
         self._step = TrainStep(self.job, self._plan, comm, self.model)
         size = self._plan.micro_batch_size

@@ -19,7 +19,16 @@ from torch.nn import functional as F
 
 from trainer.config import Model
 from trainer.model import fused_block
-from trainer.model.fused_block import PLAIN, BlockOps, add_and_norm, attended, attention, gelu, problem_of
+from trainer.model.fused_block import (
+    PLAIN,
+    BlockOps,
+    Unsummed,
+    add_and_norm,
+    attended,
+    attention,
+    gelu,
+    problem_of,
+)
 from trainer.model.kernels import use_kernels
 
 WIDTH, TOKENS = 24, 7
@@ -194,6 +203,9 @@ def test_blocks_of_timm_are_fused_where_that_is_the_same(name: str, blocks: int)
     fused = copy.deepcopy(plain)
     replaced = use_kernels(fused, Model(precision="bf16")).replaced
     assert replaced["fused block"] == blocks
+    left = []
+    for block in fused.get_submodule("blocks").children():
+        block.register_forward_hook(lambda *call: left.append(isinstance(call[2], Unsummed)))
     exact = copy.deepcopy(plain).double()
     images = torch.randn(4, 3, 32, 32)
     expected = of_weights(exact, exact(images.double()))
@@ -203,6 +215,7 @@ def test_blocks_of_timm_are_fused_where_that_is_the_same(name: str, blocks: int)
             out = model(images)
         errors.append(float((of_weights(model, out).double() - expected).norm() / expected.norm()))
     assert errors[0] <= 1.2 * errors[1]
+    assert left == ([True, False] if blocks else [False, False]), "the first one leaves its sum to the next"
 
 
 def of_weights(model: nn.Module, out: Tensor) -> Tensor:

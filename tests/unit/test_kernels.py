@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from open_clip.transformer import LayerNorm, QuickGELU
+from open_clip.transformer import LayerNorm, QuickGELU, ResidualAttentionBlock
 from timm.layers import Attention  # type: ignore[attr-defined]
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import Clip, build_model
 from trainer.model.caption_length import CaptionLength
-from trainer.model.fused_block import PLAIN
+from trainer.model.fused_block import PLAIN, Unsummed
 from trainer.model.kernels import PatchProduct, is_patch_embedding, use_kernels
 from trainer.model.loss_tiles import Tiles
 from trainer.model.outputs import features
@@ -162,18 +162,42 @@ def test_cut_captions_give_every_weight_the_gradient_of_whole_ones(
     assert_equal(cut, gradients(job, alone, built(job, alone, "plain"), tokens))
 
 
+def fuse_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are fused as on a GPU, by the plain form of what Triton computes there, and in float64."""
+    monkeypatch.setattr("trainer.model.kernels.block_ops", lambda *_: (PLAIN, ""))
+    monkeypatch.setattr("trainer.model.kernels._HALF", ("fp64",))
+    monkeypatch.setattr("trainer.model.fast_blocks._rounds", lambda _: True)
+    monkeypatch.setattr("torch.get_autocast_dtype", lambda _: torch.float64)
+    monkeypatch.setattr("trainer.model.fused_block._LANES", range(64))
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("config", ["clip", "quick gelu", "layer scale, pooled mean"])
+def test_fused_blocks_give_every_weight_the_gradient_of_the_plain_modules(
+    alone: Comm, tmp_path: Path, config: str, checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each leaves its last sum to the next one, except where activations are checkpointed."""
+    model = {"precision": "fp64", "grad_checkpointing": checkpointed}
+    job, tokens = job_of(tmp_path, config, model=model), captions(CONTEXT - 1)
+    expected = gradients(job, alone, built(job, alone, "plain"), tokens)
+    fuse_in_float64(monkeypatch)
+    fused = built(job, alone, "fast")
+    blocks = [module for module in fused.model.modules() if isinstance(module, ResidualAttentionBlock)]
+    left = []
+    for block in blocks:
+        block.register_forward_hook(lambda *call: left.append(isinstance(call[2], Unsummed)))
+    assert_equal(gradients(job, alone, fused, tokens), expected)
+    assert len(blocks) > 2
+    assert sum(left[: len(blocks)]) == (0 if checkpointed else len(blocks) - 2)
+
+
 @pytest.mark.parametrize("longest", [9, CONTEXT - 1])
 def test_packed_captions_give_every_weight_the_gradient_of_whole_ones(
     alone: Comm, tmp_path: Path, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, tokens = job_of(tmp_path, "clip", model={"precision": "fp64"}), captions(longest)
     expected = gradients(job, alone, built(job, alone, "plain"), tokens)
-    # Fused as on a GPU, by the plain form of what Triton computes there, and in float64.
-    monkeypatch.setattr("trainer.model.kernels.block_ops", lambda *_: (PLAIN, ""))
-    monkeypatch.setattr("trainer.model.kernels._HALF", ("fp64",))
-    monkeypatch.setattr("trainer.model.kernels._rounds", lambda _: True)
-    monkeypatch.setattr("torch.get_autocast_dtype", lambda _: torch.float64)
-    monkeypatch.setattr("trainer.model.fused_block._LANES", range(64))
+    fuse_in_float64(monkeypatch)
     fused = built(job, alone, "fast")
     assert str(fused.kernels).endswith("packed captions")
     rule = fused.kernels.caption_length

@@ -14,6 +14,7 @@ from tests.support.jobs import tiny_job
 from tests.support.live_bytes import LiveBytes
 from trainer.config.loss_tile import TILE, plain_bytes, tile_rows
 from trainer.model.rank_loss import RankLoss
+from trainer.model.teacher import Judgement
 
 ROWS, WIDTH, TILE_ROWS = 128, 32, 16
 KINDS = pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -28,10 +29,11 @@ def peak(kind: str, ranks: int, tile: int | None, positives: str = "pairs", teac
         data={"format": "auto", "train": ("a.tar",)},
         model={"targets": ("f",) * teachers},
     )
-    judgements = [(inputs[0].detach().clone(), inputs[1].detach().clone(), inputs[2].detach())] * teachers
+    own = [each.detach().clone() for each in inputs]
+    judgements = [Judgement(*own)] * teachers
     loss = RankLoss(job, Echo(ranks, "cpu"))  # type: ignore[arg-type]
     groups = torch.arange(ROWS) // 2
-    with LiveBytes([*inputs, groups, *(tensor for judgement in judgements for tensor in judgement)]) as live:
+    with LiveBytes([*inputs, groups, *own]) as live:
         image, text, scale, bias = inputs
         labels = groups if job.optim.labelled else None
         loss(image, text, scale, bias if kind == "siglip" else None, judgements, groups=labels).backward()
@@ -74,6 +76,7 @@ def test_labels_of_pairs_take_no_more_than_the_rule_says(kind: str, ranks: int) 
 def test_each_teacher_takes_as_much_as_a_loss_without_any(ranks: int, teachers: int) -> None:
     ruled = plain_bytes(ROWS, ranks * ROWS, WIDTH, teachers=teachers)
     assert peak("clip", ranks, None, teachers=teachers) == pytest.approx(ruled, rel=0.1)
+    assert 0.5 * ruled < peak("siglip", ranks, None, teachers=teachers) <= 1.05 * ruled
 
 
 def test_memory_of_siglip_in_tiles_does_not_grow_with_the_number_of_ranks() -> None:

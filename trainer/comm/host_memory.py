@@ -10,31 +10,43 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from trainer.comm.accelerator import on_accelerator, pins_memory, runtime
+
 BLOCK_BYTES = 256 * 2**20
 """Bytes of page-locked memory that hold several tensors. torch gives such memory in powers of two alone."""
 _ALIGNMENT = 64
 _POLL_S = 20e-6
 
 
+def bytes_in_order(tensor: Tensor) -> Tensor:
+    """Returns the tensor's values in order as bytes, uint8 [bytes]: of a contiguous one its own memory."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns a small CPU tensor on the device, without waiting for it."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    if not pins_memory(device):
+        return tensor.to(device)
+    pinned = torch.empty_like(tensor, pin_memory=True, memory_format=torch.contiguous_format)
+    # torch would wake threads for it, which then spin beside the loader processes.
+    bytes_in_order(pinned).numpy()[:] = bytes_in_order(tensor).numpy()
+    return pinned.to(device, non_blocking=True)
 
 
 class HostCopy:
     """Copies of tensors in the host's memory, which arrive while the host goes on.
 
-    Later work on the current CUDA stream may change the tensors; work on other streams must not.
+    Later work on the current stream may change the tensors; work on other streams must not.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         """`tensors` may make them in their turn: BLOCK_BYTES of them, or one that is larger, live at once."""
-        self._event: torch.cuda.Event | None = None
+        self._event: torch.Event | None = None
         self._copies: list[Tensor] = []
         for group in _groups(tensors):
-            if any(tensor.is_cuda for tensor in group):
+            if any(on_accelerator(tensor.device) for tensor in group):
                 self._copies += _to_pinned(group)
-                self._event = self._event or torch.cuda.Event()
+                self._event = self._event or runtime(group[-1].device).Event()
             else:
                 self._copies += [
                     tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in group
@@ -55,7 +67,9 @@ class HostCopy:
 
 def blocks_of(tensors: Iterable[Tensor]) -> list[int]:
     """Returns the bytes of each page-locked block that a HostCopy of these tensors takes."""
-    return [sum(map(_room, group)) for group in _groups(tensors) if any(one.is_cuda for one in group)]
+    return [
+        sum(map(_room, group)) for group in _groups(tensors) if any(pins_memory(one.device) for one in group)
+    ]
 
 
 def reserve(blocks: Iterable[int]) -> None:
@@ -63,7 +77,7 @@ def reserve(blocks: Iterable[int]) -> None:
 
     This lasts a second for some GB. Raises RuntimeError if the machine does not give as much.
     """
-    _ = [_block(size) for size in blocks]  # all of them at once
+    _ = [_block(size, pinned=True) for size in blocks]  # all of them at once
 
 
 def _to_pinned(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -72,7 +86,7 @@ def _to_pinned(tensors: Sequence[Tensor]) -> list[Tensor]:
     Tensors share a page-locked block, but not storages: saved to a file, each is as long as itself.
     """
     copies = []
-    block = _block(sum(map(_room, tensors)))
+    block = _block(sum(map(_room, tensors)), pinned=pins_memory(tensors[0].device))
     memory, start = block.numpy(), 0
     for tensor in tensors:
         piece = slice(start, start + tensor.nbytes)
@@ -83,8 +97,8 @@ def _to_pinned(tensors: Sequence[Tensor]) -> list[Tensor]:
     return copies
 
 
-def _block(size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+def _block(size: int, *, pinned: bool) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
 
 
 def _shaped(raw: Tensor, like: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer.comm.host_memory import bytes_in_order
 from trainer.comm.protocol import Comm
 from trainer.comm.shards import Shards
 
@@ -152,7 +153,7 @@ def _checksum(tensor: Tensor) -> tuple[int, int]:
 
 def _words(tensor: Tensor) -> Tensor:
     """Returns the tensor's bytes as int64, of which the last is filled up with zeros."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    raw = bytes_in_order(tensor)
     missing = -raw.numel() % 8
     if missing or raw.storage_offset() % 8:
         raw = torch.cat([raw, raw.new_zeros(missing)])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from trainer.comm.accelerator import is_cuda
 from trainer.config import Model
 from trainer.model import kernel_trial
 from trainer.model.rounding import rounded
@@ -43,9 +44,10 @@ class BlockOps:
     """(x, added or None, gain, bias, eps, dtype): returns x + added, its layer norm in `dtype`, and mean and
     reciprocal deviation of each row.
     """
-    norm_backward: Callable[..., tuple[Tensor, Tensor]]
-    """(gradient of the norm, gradient of the sum or None, the sum, means, deviations, gain): returns the
-    gradient of the sum [B, T, D], and sums [3, D]: gradients of gain and bias, and of a bias that was added.
+    norm_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    """(gradient of the norm, gradient of the sum or None, the sum, means, deviations, gain, dtype): returns
+    the gradient of the sum [B, T, D], the same in `dtype`, which what was added has, and sums [3, D]:
+    gradients of gain and bias, and of a bias that was added.
     """
     gelu_backward: Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor]]
     """(gradient, x, kind of GELU): returns the gradient of x, and its sum over all rows."""
@@ -76,15 +78,21 @@ def _norm(
 
 
 def _norm_backward(
-    grad: Tensor, passed: Tensor | None, stream: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor
-) -> tuple[Tensor, Tensor]:
+    grad: Tensor,
+    passed: Tensor | None,
+    stream: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    gain: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
     rows = stream.shape[:-1]
     wide, mean, rstd = _wide(grad), mean.view(*rows, 1), rstd.view(*rows, 1)
     unit = (_wide(stream) - mean) * rstd
     scaled = wide * gain
     out = (scaled - unit * (scaled * unit).mean(-1, keepdim=True) - scaled.mean(-1, keepdim=True)) * rstd
     short = (out if passed is None else out + passed).to(stream.dtype)
-    return short, torch.stack([_sums(wide * unit), _sums(wide), _sums(short)])
+    return short, short.to(dtype), torch.stack([_sums(wide * unit), _sums(wide), _sums(short)])
 
 
 def _gelu_backward(grad: Tensor, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -168,6 +176,26 @@ def fused(device: torch.device) -> BlockOps:
     )
 
 
+class Unsummed(NamedTuple):
+    """Output of a block whose last sum, `stream + added`, the next block computes with its first norm."""
+
+    stream: Tensor
+    """Sum so far, [B, T, D]."""
+    added: Tensor
+    """Branch that is added, [B T, D]: FSDP warns of a block that returns views."""
+    bias: Tensor | None
+    """Parameter that is in `added` already, without its graph; None: there is none."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of both."""
+        return self.stream.device
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns the stream, what is added in the stream's shape, and the bias."""
+        return self.stream, self.added.view_as(self.stream), self.bias
+
+
 class _AddAndNorm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -192,13 +220,13 @@ class _AddAndNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, passed: Tensor | None, grad: Tensor) -> tuple[Any, ...]:
         stream, mean, rstd, gain = ctx.saved_tensors
-        out, sums = ctx.ops.norm_backward(grad, passed, stream, mean, rstd, gain)
-        of_added = None if ctx.added is None else out.to(ctx.added)
+        dtype = ctx.added or stream.dtype
+        out, of_added, sums = ctx.ops.norm_backward(grad, passed, stream, mean, rstd, gain, dtype)
         of_bias, of_gain, of_norm = (
             None if dtype is None else part.to(dtype)
             for dtype, part in zip(ctx.types, (sums[2], sums[0], sums[1]), strict=True)
         )
-        return None, out, of_added, of_bias, of_gain, of_norm, None, None
+        return None, out, of_added if ctx.added else None, of_bias, of_gain, of_norm, None, None
 
 
 def add_and_norm(
@@ -327,23 +355,42 @@ def kind_of_gelu(module: nn.Module) -> str:
 
 
 def fused_forward(
-    ops: BlockOps, x: Tensor, parts: BlockParts, causal: bool, starts: Tensor | None = None
-) -> Tensor:
+    ops: BlockOps,
+    x: Tensor | Unsummed,
+    parts: BlockParts,
+    causal: bool,
+    starts: Tensor | None = None,
+    *,
+    sums: bool = True,
+) -> Tensor | Unsummed:
     """Computes what a block does under autocast, from parameters that are rounded together.
 
     A bias is used without its graph where a later function gives it its gradient. With `starts` x is
-    [1, tokens, D] of packed samples.
+    [1, tokens, D] of packed samples. Without `sums` the next block computes the last sum.
     """
     dtype = torch.get_autocast_dtype(x.device.type)
+    x, added, its_bias = x.parts() if isinstance(x, Unsummed) else (x, None, None)
     by_kernel = parts.has_tiles and (starts is not None or x.shape[1] <= ops.longest)
     unscaled = isinstance(parts.scale_1, nn.Identity)
     of_joint = parts.joint[1].detach() if by_kernel else parts.joint[1]
     of_out = parts.out[1].detach() if unscaled else parts.out[1]
     of_widens = parts.widens[1].detach()
+    later = not sums and isinstance(parts.scale_2, nn.Identity)
+    of_narrows = parts.narrows[1].detach() if later else parts.narrows[1]
     short = rounded(
-        dtype, [parts.joint[0], of_joint, parts.out[0], of_out, parts.widens[0], of_widens, *parts.narrows]
+        dtype,
+        [
+            parts.joint[0],
+            of_joint,
+            parts.out[0],
+            of_out,
+            parts.widens[0],
+            of_widens,
+            parts.narrows[0],
+            of_narrows,
+        ],
     )
-    x, normed = add_and_norm(ops, x, None, None, parts.norm_1, dtype)
+    x, normed = add_and_norm(ops, x, added, its_bias, parts.norm_1, dtype)
     joint = F.linear(normed, short[0], short[1])
     if by_kernel:
         seen = attention(ops, joint, parts.joint[1], parts.heads, causal, starts)
@@ -352,8 +399,8 @@ def fused_forward(
     added = parts.scale_1(F.linear(seen, short[2], short[3]))
     x, normed = add_and_norm(ops, x, added, parts.out[1] if unscaled else None, parts.norm_2, dtype)
     hidden = gelu(ops, F.linear(normed, short[4], short[5]), parts.widens[1], parts.gelu)
-    out: Tensor = x + parts.scale_2(F.linear(hidden, short[6], short[7]))
-    return out
+    added = parts.scale_2(F.linear(hidden.flatten(0, -2), short[6], short[7]))
+    return x + added.view_as(x) if sums else Unsummed(x, added, parts.narrows[1] if later else None)
 
 
 def block_ops(settings: Model, device: torch.device) -> tuple[BlockOps | None, str]:
@@ -361,7 +408,7 @@ def block_ops(settings: Model, device: torch.device) -> tuple[BlockOps | None, s
 
     They are tried on a small block at each start, where their results must be those of the plain form.
     """
-    if device.type != "cuda" or settings.compile:
+    if not is_cuda(device) or settings.compile:
         return None, ""
     problem = _problem_here(device)
     return (None, problem) if problem else (fused(device), "")
@@ -413,7 +460,8 @@ def _results(
         for added in (None, grad.float(), grad):
             stream, normed, mean, rstd = ops.norm(x, added, gain, gain, 1e-5, dtype)
             found += [("layer norm", part) for part in (stream, normed, mean, rstd)]
-        found += [("layer norm", part) for part in ops.norm_backward(grad, passed, stream, mean, rstd, gain)]
+        of_norm = ops.norm_backward(grad, passed, stream, mean, rstd, gain, dtype)
+        found += [("layer norm", part) for part in of_norm]
         kinds = ("none", "tanh", "quick")
         found += [("GELU", part) for kind in kinds for part in ops.gelu_backward(grad, normed, kind)]
     return found

@@ -34,7 +34,7 @@ from open_clip.transformer import (
     QuickGELU,
     ResidualAttentionBlock,
     TextTransformer,
-    text_global_pool,
+    Transformer,
 )
 from timm.layers import Attention as TimmAttention  # type: ignore[attr-defined]
 from timm.layers import Mlp as TimmMlp  # type: ignore[attr-defined]
@@ -46,21 +46,19 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from trainer.config import Model
-from trainer.model.caption_length import CaptionLength
-from trainer.model.fused_block import (
-    QUICK,
-    BlockOps,
-    BlockParts,
-    attended,
-    block_ops,
-    fused_forward,
-    heads_of,
-    kind_of_gelu,
+from trainer.model.caption_length import CaptionLength, pooled_place
+from trainer.model.fast_blocks import (
+    FastBlock,
+    FastTimmAttention,
+    FastTimmBlock,
+    FastTimmBlocks,
+    FastTransformer,
 )
+from trainer.model.fast_norms import FastLayerNorm, FastLayerNormFp32
+from trainer.model.fused_block import QUICK, block_ops
 from trainer.model.open_clip_api import is_plain_attention, modern_padding
 from trainer.model.packed_captions import Packed
 from trainer.model.positions import DevicePositions, can_be_weighed
-from trainer.model.rounding import rounded
 from trainer.model.text_tower import TextTower
 from trainer.text.wording import many
 
@@ -115,147 +113,19 @@ def use_kernels(model: nn.Module, settings: Model) -> Kernels:
             module.__class__ = row.kind  # the instance keeps its settings, hooks and names
             if row.name:
                 replaced[row.name] += 1
-        if ops is not None and isinstance(module, _Block | _TimmBlock) and module.parts().can_be_fused():
-            module._fused = ops
+        if (
+            ops is not None
+            and isinstance(module, FastBlock | FastTimmBlock)
+            and module.parts().can_be_fused()
+        ):
+            module.fused_ops = ops
             replaced["fused block"] += 1
     causal = text is not None and _is_causal(text.attn_mask)
     if causal:
         for block in text.transformer.resblocks:
-            block._causal = True
+            block.causal = True
     captions = _caption_length(text, settings) if causal else _padding_cut(model, settings)
     return Kernels(replaced, captions, ops.longest if ops is not None else 0, problem)
-
-
-class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no types
-    """Block of open_clip's own transformers; inputs are [B, T, width].
-
-    If captions are packed the mask is where each begins, int64 [captions + 1], and B is 1.
-    """
-
-    _causal = False
-    _fused: BlockOps | None = None
-
-    def forward(
-        self,
-        q_x: Tensor,
-        k_x: Tensor | None = None,
-        v_x: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-    ) -> Any:
-        if k_x is not None or v_x is not None or not _rounds(q_x):
-            return super().forward(q_x, k_x, v_x, attn_mask)
-        return self._rounded_forward(q_x, attn_mask)
-
-    def _rounded_forward(self, x: Tensor, mask: Tensor | None) -> Any:
-        """Computes what autocast would, from parameters that are rounded together."""
-        if self._fused is not None and (mask is None or (self._causal and mask.dim() <= 2)):
-            starts = mask if mask is not None and mask.dim() == 1 else None
-            return fused_forward(self._fused, x, self.parts(), causal=mask is not None, starts=starts)
-        attn, mlp = self.attn, self.mlp
-        linear = [attn.in_proj_weight, attn.in_proj_bias, attn.out_proj.weight, attn.out_proj.bias]
-        linear += [mlp.c_fc.weight, mlp.c_fc.bias, mlp.c_proj.weight, mlp.c_proj.bias]
-        norms = (self.ln_1, self.ln_2) if isinstance(self.ln_1, _HALF_NORMS) and _is_half(x) else ()
-        parameters = [*linear, *(parameter for norm in norms for parameter in (norm.weight, norm.bias))]
-        short = rounded(torch.get_autocast_dtype(x.device.type), parameters)
-        of_norm = [short[8:10], short[10:12]] if norms else [None, None]
-        joint = F.linear(_normalised(self.ln_1, of_norm[0], x), short[0], short[1])
-        attended = self._attended(joint, mask)
-        x = x + self.ls_1(F.linear(attended, short[2], short[3]))
-        hidden = mlp.gelu(F.linear(_normalised(self.ln_2, of_norm[1], x), short[4], short[5]))
-        return x + self.ls_2(F.linear(hidden, short[6], short[7]))
-
-    def _attended(self, joint_BTE: Tensor, mask: Tensor | None) -> Tensor:
-        heads = self.attn.num_heads
-        if mask is None or (self._causal and mask.dim() == 2):
-            return attended(joint_BTE, heads, causal=mask is not None)
-        if mask.dim() != 2:
-            mask = mask.view(len(joint_BTE), heads, *mask.shape[1:])
-        return attended(joint_BTE, heads, mask=mask.to(joint_BTE.dtype))
-
-    def parts(self) -> BlockParts:
-        attn, mlp = self.attn, self.mlp
-        return BlockParts(
-            self.ln_1,
-            (attn.in_proj_weight, attn.in_proj_bias),
-            attn.num_heads,
-            (attn.out_proj.weight, attn.out_proj.bias),
-            self.ls_1,
-            self.ln_2,
-            (mlp.c_fc.weight, mlp.c_fc.bias),
-            kind_of_gelu(mlp.gelu),
-            (mlp.c_proj.weight, mlp.c_proj.bias),
-            self.ls_2,
-        )
-
-    def attention(
-        self,
-        q_x: Tensor,
-        k_x: Tensor | None = None,
-        v_x: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-    ) -> Any:
-        if k_x is not None or v_x is not None:
-            return super().attention(q_x, k_x, v_x, attn_mask)
-        attn = self.attn
-        joint_BTE = F.linear(q_x, attn.in_proj_weight, attn.in_proj_bias)
-        return attn.out_proj(self._attended(joint_BTE, attn_mask))
-
-
-class _TimmAttention(TimmAttention):
-    """Attention of timm's vision transformers without a gate; the input is [B, T, width]."""
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        q, k, v = heads_of(self.qkv(x), self.num_heads)
-        dropped = self.attn_drop.p if self.training else 0.0
-        out = F.scaled_dot_product_attention(
-            self.q_norm(q), self.k_norm(k), v, attn_mask=attn_mask, dropout_p=dropped, is_causal=is_causal
-        )
-        seen: Tensor = self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2))))
-        return seen
-
-
-class _TimmBlock(TimmBlock):
-    """Block of timm's vision transformers; inputs are [B, T, width]."""
-
-    _fused: BlockOps | None = None
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Any:
-        if self._fused is None or attn_mask is not None or is_causal or not _rounds(x):
-            return super().forward(x, attn_mask, is_causal)
-        return fused_forward(self._fused, x, self.parts(), causal=False)
-
-    def parts(self) -> BlockParts:
-        attn: Any = self.attn
-        mlp: Any = self.mlp
-        return BlockParts(
-            self.norm1,
-            (attn.qkv.weight, attn.qkv.bias),
-            attn.num_heads,
-            (attn.proj.weight, attn.proj.bias),
-            self.ls1,
-            self.norm2,
-            (mlp.fc1.weight, mlp.fc1.bias),
-            kind_of_gelu(mlp.act),
-            (mlp.fc2.weight, mlp.fc2.bias),
-            self.ls2,
-        )
-
-
-class _LayerNorm(LayerNorm):  # type: ignore[misc]
-    def forward(self, x: Tensor) -> Any:
-        if not _is_half(x):
-            return super().forward(x)
-        return _layer_norm(self, x, self.weight.to(x.dtype), self.bias.to(x.dtype))
-
-
-class _LayerNormFp32(LayerNormFp32):  # type: ignore[misc]
-    def forward(self, x: Tensor) -> Any:
-        if not _is_half(x):
-            return super().forward(x)
-        return _layer_norm(self, x, self.weight.to(x.dtype), self.bias.to(x.dtype))
-
-
-_HALF_NORMS = (_LayerNorm, _LayerNormFp32)
 
 
 class _QuickGelu(torch.autograd.Function):
@@ -329,7 +199,9 @@ class _Clip(CLIP):  # type: ignore[misc]
         dtype = self.transformer.get_cast_dtype()
         x_BTD = self.token_embedding(text).to(dtype) + self.positional_embedding[:length].to(dtype)
         x_BTD = self.transformer(x_BTD, attn_mask=self.attn_mask[:length, :length])
-        return text_global_pool(x_BTD, text, self.text_pool_type, self.text_eos_id)
+        places_B = pooled_place(text, self.text_eos_id if self.text_pool_type == "eos" else None)
+        places_B1D = places_B[:, None, None].expand(-1, 1, x_BTD.shape[2])
+        return x_BTD.gather(1, places_B1D)[:, 0]  # its gradient takes no sort, as that of an index does
 
     def _pooled_of_packed(self, captions: Packed) -> Tensor:
         dtype = self.transformer.get_cast_dtype()
@@ -379,6 +251,10 @@ def _usual_block(block: Any, _: Model) -> bool:
         and type(mlp.c_proj) is nn.Linear
         and is_plain_attention(attn)
     )
+
+
+def _of_timm_blocks(blocks: Any, _: Model) -> bool:
+    return len(blocks) > 0 and all(type(block) is TimmBlock for block in blocks)
 
 
 def _has_gain(norm: Any) -> bool:
@@ -433,11 +309,13 @@ def _pools_one_token(tower: Any, _: Model) -> bool:
 
 
 REPLACEMENTS: dict[type[nn.Module], Replacement] = {
-    ResidualAttentionBlock: Replacement(_Block, _usual_block, "fused attention"),
-    TimmBlock: Replacement(_TimmBlock, _plain_timm_block),
-    TimmAttention: Replacement(_TimmAttention, _plain_timm, "fused attention"),
-    LayerNorm: Replacement(_LayerNorm, _in_half_precision, "half-precision layer norm"),
-    LayerNormFp32: Replacement(_LayerNormFp32, _in_half_precision, "half-precision layer norm"),
+    ResidualAttentionBlock: Replacement(FastBlock, _usual_block, "fused attention"),
+    Transformer: Replacement(FastTransformer, lambda *_: True),
+    TimmBlock: Replacement(FastTimmBlock, _plain_timm_block),
+    nn.Sequential: Replacement(FastTimmBlocks, _of_timm_blocks),
+    TimmAttention: Replacement(FastTimmAttention, _plain_timm, "fused attention"),
+    LayerNorm: Replacement(FastLayerNorm, _in_half_precision, "half-precision layer norm"),
+    LayerNormFp32: Replacement(FastLayerNormFp32, _in_half_precision, "half-precision layer norm"),
     QuickGELU: Replacement(_QuickGELU, _not_compiled, "recomputed QuickGELU"),
     AttentionPool2d: Replacement(_AttentionPool, lambda *_: True, "one-query pooling"),
     CLIP: Replacement(_Clip, _pools_one_token),
@@ -446,24 +324,6 @@ REPLACEMENTS: dict[type[nn.Module], Replacement] = {
     NaFlexEmbeds: Replacement(DevicePositions, lambda embeds, _: can_be_weighed(embeds), "weighed position"),
 }
 """The replacement of each class. Subclasses of these classes stay as they are."""
-
-
-def _is_half(x: Tensor) -> bool:
-    return x.dtype in (torch.bfloat16, torch.float16) and torch.is_autocast_enabled(x.device.type)
-
-
-def _rounds(x: Tensor) -> bool:
-    """Returns whether autocast would round parameters now. A compiler does that by itself."""
-    return torch.is_autocast_enabled(x.device.type) and not torch.compiler.is_compiling()
-
-
-def _normalised(norm: nn.Module, rounded: Any, x: Tensor) -> Any:
-    return norm(x) if rounded is None else _layer_norm(norm, x, *rounded)
-
-
-def _layer_norm(norm: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    with torch.autocast(x.device.type, enabled=False):
-        return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
 
 
 def _text_tower(model: nn.Module) -> Any:
@@ -513,7 +373,7 @@ def _takes_packed(text: Any) -> bool:
     """Returns whether a causal text tower computes captions that are laid end to end."""
 
     def fits(block: Any) -> bool:
-        ops = block._fused if isinstance(block, _Block) else None
+        ops = block.fused_ops if isinstance(block, FastBlock) else None
         return ops is not None and block.parts().has_tiles and text.context_length <= ops.longest_packed
 
     return isinstance(text, _Clip) and all(map(fits, text.transformer.resblocks))

@@ -333,7 +333,7 @@ def attention_backward(
     of_joint, level = torch.empty_like(joint), torch.empty_like(lse)
     by_query, by_key = (triton.cdiv(tokens, tiles.own) for tiles in (QUERIES, KEYS))
     rows = max(by_query, by_key)
-    sums = joint.new_zeros(samples, rows, width, dtype=torch.float32)
+    sums = torch.zeros(samples, rows, width, dtype=torch.float32, device=joint.device)
     tiles = QUERIES
     _queries_backward[(samples * heads * by_query,)](
         joint, out, grad, lse, level, of_joint, sums, tokens, heads, by_query, rows, lanes**-0.5,

@@ -61,6 +61,8 @@ A checkpoint keeps the tower's config and its tokenizer, so that `clipship eval`
 `export` need nothing but its folder. Ranks on a cluster ask no hub. Beforehand, on a machine that
 reaches one, `clipship fetch job.toml` downloads what the job names into `model.cache_dir`, and
 timm's weights for an image tower (`init = "timm"`) into `HF_HOME`; `HF_ENDPOINT` names a mirror.
+`"modelscope:OWNER/NAME"` (`model.pretrained`, `model.text`) comes from ModelScope, by its own
+client (`pip install 'clipship[modelscope]'`); `@REVISION` behind a name keeps to that revision.
 
 `clipship import` converts released weights of Chinese-CLIP, and of transformers' CLIPModel and
 ChineseCLIPModel, to a file for `model.pretrained`, and prints the keys that fit them. Keep the

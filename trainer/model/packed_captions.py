@@ -7,6 +7,7 @@ meets few sizes.
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,12 +36,13 @@ def pack(tokens_BL: Tensor, counted_B: Tensor, device: torch.device, *, whole: b
     computed.
     """
     length = tokens_BL.shape[1]
-    spans_B = torch.full_like(counted_B, length) if whole else _spans(counted_B, length)
-    positions_BL = torch.arange(length).expand_as(tokens_BL)
-    kept_BL = positions_BL < spans_B[:, None]
-    starts = torch.cat([spans_B.new_zeros(1), spans_B.cumsum(0)])
-    parts = (tokens_BL[kept_BL], positions_BL[kept_BL], starts, starts[:-1] + counted_B - 1)
-    return Packed(*(to_device(part, device) for part in parts))
+    spans_B = np.full(len(counted_B), length) if whole else _spans(counted_B, length).numpy()
+    starts = np.concatenate([[0], spans_B.cumsum()])
+    captions = np.repeat(np.arange(len(spans_B)), spans_B)  # numpy: torch would wake threads for it
+    positions = np.arange(starts[-1]) - starts[captions]
+    ids = tokens_BL.numpy()[captions, positions]
+    parts = (ids, positions, starts, starts[:-1] + counted_B.numpy() - 1)
+    return Packed(*(to_device(torch.from_numpy(part), device) for part in parts))
 
 
 def _spans(counted_B: Tensor, longest: int) -> Tensor:

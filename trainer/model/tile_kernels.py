@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.comm.accelerator import is_cuda
 from trainer.config import Model
 from trainer.internals import compile_in_this_process
 from trainer.model import kernel_trial
@@ -105,7 +106,7 @@ def kernels_for(settings: Model, device: torch.device) -> tuple[TileKernels, str
     They are fused on a GPU on which torch.compile works: it is tried on a small tile, whose results must be
     those of the plain form.
     """
-    if device.type != "cuda":
+    if not is_cuda(device):
         return PLAIN, ""
     if settings.kernels == "plain":
         return PLAIN, 'not fused (model.kernels = "plain")'

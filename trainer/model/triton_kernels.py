@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainer.comm.accelerator import is_cuda
 from trainer.model import long_attention
 
 LONGEST = 128
@@ -88,10 +89,12 @@ def _norm_backward(
     rstd_ptr,
     gain_ptr,
     out_ptr,
+    added_ptr,
     sums_ptr,
     rows,
     width,
     PASSED: tl.constexpr,
+    SHORTER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     column = tl.arange(0, BLOCK)
@@ -114,6 +117,8 @@ def _norm_backward(
             out += tl.load(passed_ptr + at, mask=inside, other=0.0).to(tl.float32)
         short = out.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + at, short, mask=inside)
+        if SHORTER:
+            tl.store(added_ptr + at, short.to(added_ptr.dtype.element_ty), mask=inside)
         of_gain += grad * unit
         of_bias += grad
         of_stream += tl.where(inside, short.to(tl.float32), 0.0)
@@ -125,8 +130,14 @@ def _norm_backward(
 
 
 def norm_backward(
-    grad: Tensor, passed: Tensor | None, stream: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor
-) -> tuple[Tensor, Tensor]:
+    grad: Tensor,
+    passed: Tensor | None,
+    stream: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    gain: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Launches `BlockOps.norm_backward`."""
     grad = grad.contiguous()
     passed = None if passed is None else passed.contiguous()
@@ -134,12 +145,14 @@ def norm_backward(
     rows = stream.numel() // width
     programs = min(rows, _multiprocessors(stream) * _WAVES)
     out = torch.empty_like(stream)
+    of_added = out if dtype == out.dtype else torch.empty_like(stream, dtype=dtype)
     sums = torch.empty(programs, 3, width, dtype=torch.float32, device=stream.device)
     _norm_backward[(programs,)](
-        grad, grad if passed is None else passed, stream, mean, rstd, gain, out, sums, rows, width,
-        PASSED=passed is not None, BLOCK=triton.next_power_of_2(width), num_warps=4,
+        grad, grad if passed is None else passed, stream, mean, rstd, gain, out, of_added, sums, rows, width,
+        PASSED=passed is not None, SHORTER=of_added is not out, BLOCK=triton.next_power_of_2(width),
+        num_warps=4,
     )  # fmt: skip
-    return out, sums.sum(0)
+    return out, of_added, sums.sum(0)
 
 
 @triton.jit
@@ -390,7 +403,7 @@ def _shape(joint: Tensor, starts: Tensor | None) -> tuple[int, int, int]:
 
 def longest(device: torch.device) -> int:
     """Returns the most tokens for which attention is called: a fact of each kind of GPU, and no trial's."""
-    if device.type != "cuda":
+    if not is_cuda(device):
         return max(_LONGEST.values())
     return _LONGEST.get(torch.cuda.get_device_capability(device), LONGEST)
 

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from trainer.comm.accelerator import on_accelerator
 from trainer.comm.consensus import StepConsensus
 from trainer.comm.replicas import check_replicas
 from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import learning_rate
 from trainer.copies.copier import STOPPED_WAIT_S
+from trainer.data.bad_samples import ALONE
 from trainer.data.reading import TALLY, of_record
 from trainer.errors import Preempted
 from trainer.evaluate.rounds import EvaluationFailed
@@ -46,7 +48,7 @@ class Loop:
         self._steps_done, self._steps = setup.start.steps_done, setup.schedule.steps
         self._consensus = StepConsensus(setup.comm)
         self._batches = global_batches(setup, monitors.skipped)
-        self._reads = LateReads(late=setup.comm.device.type == "cuda")
+        self._reads = LateReads(late=on_accelerator(setup.comm.device))
         data = self._job.data
         self._reads_files = bool(FORMATS[data.kind].unit) and not data.streams
         self._failure: str | None = None
@@ -200,7 +202,7 @@ class Loop:
         lap = monitors.clock.pop(monitors.stragglers.pop_comm_s())
         times, epoch = lap.per_step(), (self._schedule.own(step) - 1) // self._schedule.epoch_steps
         scale = setup.clip.model.get_parameter("logit_scale").detach().exp()
-        counts = {"bad_samples": monitors.skipped.count, **(TALLY.pop().figures if self._reads_files else {})}
+        counts = {**monitors.skipped.figures, **(TALLY.pop().figures if self._reads_files else {})}
         about_ranks = monitors.rank_stats.gather(
             step, lap, counts, [result.loss_share, result.grad_norm, scale]
         )
@@ -222,7 +224,8 @@ class Loop:
                 bad_samples=int(totals["bad_samples"]),
             )
             copies = self._setup.copier.figures() if self._setup.copier is not None else {}
-            about_all = {**figures, **of_record(totals), **goodput, **copies}
+            alone = {ALONE: int(totals[ALONE])} if totals[ALONE] else {}
+            about_all = {**figures, **of_record(totals), **alone, **goodput, **copies}
             written.set_result(monitors.telemetry.write(record, about_all))
 
         self._reads.add(write)

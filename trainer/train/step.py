@@ -39,7 +39,6 @@ from trainer.model.optimizer import build_optimizer
 from trainer.model.outputs import Outputs, half_type, on_image_features, outputs
 from trainer.model.packages import NOT_ITS_LOSS
 from trainer.model.packed_captions import Packed
-from trainer.model.positives import caption_groups, padding_of
 from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.sync_batch_norm import RunningStatistics
@@ -65,6 +64,8 @@ class MicroBatch:
     """Places of the samples in the rank's share of the batch; None: they follow those of the one before."""
     judgements: Sequence[Judgement] = ()
     """Judgements of the teachers that have stored theirs."""
+    groups: Tensor | None = None
+    """Number of each sample's group, int64 [B]; None if pairs alone are positives."""
 
     @property
     def rows(self) -> Tensor:
@@ -251,7 +252,9 @@ class TrainStep:
         """Returns the group of each sample, of which all are positives; None if only pairs are."""
         if not self._job.optim.labelled:
             return None
-        return caption_groups([batch.tokens for batch in batches], padding_of(self.model))
+        parts = [batch.groups for batch in batches]
+        assert all(part is not None for part in parts), "the loader has numbered no groups"
+        return torch.cat([part for part in parts if part is not None])
 
     def _contrast(self, out: Outputs, batches: Sequence[MicroBatch]) -> Tensor:
         judgements, groups = self._judgements(batches), self._groups(batches)
