@@ -28,6 +28,8 @@ OPEN_CLIP_TESTS := $(addprefix tests/unit/test_,anchor.py captioning.py compile.
 	kernels.py loading.py locking.py lora.py naflex.py step.py teacher.py text_size.py text_towers.py weight_names.py data_tokens.py open_clip_4.py models_page.py optimizer.py packages.py positives.py) tests/integration/test_trajectory.py
 STACK ?=
 PARITY_ARGS ?=
+SLURM_OF_NEWER := slurmctld,slurmd,slurm-client,munge,libpmix-dev,openmpi-bin,iproute2,procps,automake
+DOCKER_OF_NEWER := ca-certificates,docker-buildx,docker-cli,docker-registry,docker.io,iproute2,iptables
 PYXIS_PREFIX ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/pyxis
 # Two processes, each of which takes whole files; those with real ranks come first and the short ones fill the end.
 TEST_PROCESSES ?= 2
@@ -61,8 +63,14 @@ $(PINNED):
 	    echo 'making $(VENV) with $(PYTHON)'
 	    $(PYTHON) -m venv --clear $(VENV)
 	fi
-	echo 'installing the pinned packages into $(VENV): 6 GB, some minutes the first time'
-	$(PY) -m pip install --disable-pip-version-check --require-hashes $(PINS:%=-r %)
+	echo 'installing the pinned packages into $(VENV): 6 GB, a minute or some the first time'
+	install=(pip install --require-hashes $(PINS:%=-r %))
+	export PIP_DISABLE_PIP_VERSION_CHECK=1
+	$(PY) -m pip install --quiet --require-hashes -r docker/requirements-uv.txt
+	if [[ $$($(PY) -m pip config list) == *index* ]] || ! $(VENV)/bin/uv "$${install[@]}" --python $(PY) --no-cache --compile-bytecode; then
+	    echo 'pip installs them, since it is told of an index of its own or uv cannot: some minutes'
+	    $(PY) -m "$${install[@]}"
+	fi
 	rm -f $(VENV)/pinned-*
 	touch $@
 
@@ -109,17 +117,18 @@ test: venv horovod ## every test but those of `make check` and the table of faul
 	if [[ -e $(NO_HOROVOD) ]]; then echo "Horovod's tests were SKIPPED: $$(<$(NO_HOROVOD))"; fi
 	exit $$status
 
-image: venv ## build the container image of JOB=job.toml with the local Docker daemon
+image: venv ## build the container image of JOB=job.toml with Docker, podman or buildah
 	@if [[ -z '$(JOB)' ]]; then echo 'which job? make image JOB=job.toml' >&2; exit 2; fi
 	$(PY) -m trainer.cli.main image build '$(JOB)'
 
-test-image: venv ## build the default stack's image for real, train in it, build an older stack's Horovod (Debian, root; installs docker.io, debootstrap)
+test-image: venv ## build the default stack's image for real, train in it, build an older stack's Horovod, a small image with podman and buildah (Debian, root; installs docker.io, podman, buildah, debootstrap)
 	@tests/cluster/image/packages.sh
 	$(PY) -m pytest tests/cluster/image -m 'docker and not full' $(TEST_ARGS)
 
-test-image-full: venv ## the same, with BuildKit, Open MPI 5, the older stack whole, an offline build, a second build and Apptainer
+test-image-full: venv ## the same, with BuildKit, Open MPI 5, the older stack whole, an offline build, a second build, Apptainer, a signature and a newer Docker
 	@tests/cluster/image/packages.sh
 	$(PY) -m pytest tests/cluster/image -m docker $(TEST_ARGS)
+	tests/newer-debian.sh trixie $(DOCKER_OF_NEWER) $(PY) tests/cluster/image -m newer_docker $(TEST_ARGS)
 
 test-torch: ## run the trainer's tests on another row of docker/stacks.toml; STACK=2.6.0
 	@tests/stack.sh '$(STACK)' $(TEST_ARGS)
@@ -148,8 +157,8 @@ test-slurm: venv horovod ## runs on a real Slurm of three nodes on this machine 
 test-slurm-full: venv horovod ## the same, with preemption; once more with the Slurm of a newer Debian; in apptainer and in pyxis
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m slurm $(TEST_ARGS)
-	tests/cluster/slurm/newer.sh trixie "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m slurm $(TEST_ARGS)
-	tests/cluster/slurm/newer.sh sid "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m 'apptainer or site' $(TEST_ARGS)
+	tests/newer-debian.sh trixie '$(SLURM_OF_NEWER)' $(PY) tests/cluster/slurm -m slurm $(TEST_ARGS)
+	tests/newer-debian.sh sid '$(SLURM_OF_NEWER),apptainer' $(PY) tests/cluster/slurm -m 'apptainer or site' $(TEST_ARGS)
 	$(MAKE) test-pyxis
 
 test-pyxis: venv horovod ## on that Slurm in containers of a real pyxis, built from its forge or from the checkouts PYXIS_SOURCE and ENROOT_SOURCE
@@ -169,10 +178,10 @@ bench-cli: venv ## rendering a batch script, against TorchX (installed in an env
 	@$(PY) -m benchmarks.cli
 
 test-faults: venv horovod ## the table of faults with real processes: each fault, and each launcher, place and deed with another
-	@$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m 'fault and not full' $(TEST_ARGS)
+	@$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m 'fault and not full' $(PARALLEL) $(TEST_ARGS)
 
 test-faults-full: venv horovod ## the same for every launcher, place and deed: an hour
-	@$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m fault $(TEST_ARGS)
+	@$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m fault $(PARALLEL) $(TEST_ARGS)
 
 fuzz: venv ## 10,000 hostile job files through check, all renderers and submit without a cluster; `make test` tries 300
 	@$(PY) -m pytest tests/unit/test_fuzz_jobs.py -m full -s $(TEST_ARGS)
@@ -215,7 +224,7 @@ bench-gpu: venv ## a step of ours against open_clip_train's on one GPU, in turns
 
 test-nullgpu: venv ## what a step asks of a GPU, on a stand-in for its driver that counts (needs gcc); NULLGPU=PATH names it
 	@export PYTHON='$(PY)'
-	'$(NULLGPU)' $(PY) -m pytest tests/nullgpu -m 'not full' $(TEST_ARGS)
+	'$(NULLGPU)' $(PY) -m pytest tests/nullgpu -m 'not full' $(PARALLEL) $(TEST_ARGS)
 	'$(NULLGPU)' $(PY) -m pytest tests/gpu -m 'not computes' $(TEST_ARGS) # as far as a null GPU can
 
 test-nullgpu-full: venv ## the same, and `make bench-gpu` as far as a null GPU can

@@ -51,6 +51,9 @@ image() {
     ldd /usr/bin/true | grep -o '/[^ ]*' | tar --dereference --files-from=- -c /usr/bin/true | docker import - of-this-system ||
         { tail "$scratch/dockerd.log" >&2 && return 1; }
     docker run --rm --network=bridge of-this-system /usr/bin/true
+    podman --version
+    buildah --version
+    command -v newuidmap slirp4netns
 }
 
 kubernetes() {

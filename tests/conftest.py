@@ -2,10 +2,12 @@
 
 Tests for another release of open_clip than the imported one are left out.
 
-Imports no torch. Torch's threads wait for each other without spinning, as several processes share the cores.
+Imports no torch. Torch's threads and Open MPI's ranks wait for each other without spinning, as several
+processes share the cores.
 What Clipship remembers of a user's runs, it remembers apart of the tests' runs.
 """
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -18,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 STATE = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="clipship-tests-")
 GOLDENS = Path(__file__).parent / "unit" / "golden"
 settings.register_profile(
@@ -33,6 +36,11 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps Python's garbage collector from scanning thousands of tests again and again."""
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

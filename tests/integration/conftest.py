@@ -3,6 +3,7 @@
 What only a new interpreter shows has a start without: see `tests.support.warm.client`.
 """
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -16,3 +17,16 @@ def warm() -> Iterator[None]:
         if problem:
             print(f"each rank imports torch by itself, which takes seconds: {problem}")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _environment_stays() -> Iterator[None]:
+    """Fails a test that leaves a variable behind: no later start would be warm."""
+    before = _variables()
+    yield
+    after = _variables()
+    assert {name for name in before | after if before.get(name) != after.get(name)} == set()
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}

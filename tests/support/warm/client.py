@@ -21,13 +21,13 @@ from tests.support.warm.request import Request, inherited
 from trainer.supervise.rank.fork_server import may_fork
 from trainer.sysinfo.forks import adopt_orphans
 
-_PACKAGES = ("trainer.", "tests.support.")
+_PACKAGES = ("trainer.", "tests.support.", "tests.listeners")
 _ANSWER_S = 30.0
 _PR_GET_CHILD_SUBREAPER = 37  # linux/prctl.h
 _READ_LATE = re.compile(
     r"(FAULT|GLOO|OMPI_MCA|PRTE_MCA)_"
     r"|(COLUMNS|CUDA_VISIBLE_DEVICES|FAULT|HF_HUB_OFFLINE|LINES|LOCK_WAIT_S|NAP_S|NO_COLOR|OLDPWD|OMP_NUM_THREADS|PATH|PWD"
-    r"|PYTEST_CURRENT_TEST|PYTHONPATH|PYTHONUNBUFFERED|SHLVL|TERM|TMPDIR|XDG_STATE_HOME|_)$"
+    r"|JOB_COMPLETION_INDEX|PYTEST_CURRENT_TEST|PYTHONPATH|PYTHONUNBUFFERED|SHLVL|TERM|TMPDIR|XDG_STATE_HOME|_)$"
 )
 """Names of variables that are read when they are needed, or that `server` heeds where a process begins."""
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from trainer.run.exit_record import RANK_DIR
 from trainer.supervise.rank.fork_server import CHANNEL, KEEP, WAIT
 from trainer.supervise.rank.rank_report import STACK_FILE, STACK_SIGNAL
+from trainer.sysinfo import collector
 from trainer.sysinfo.forks import can_fork, fork_for
 from trainer.sysinfo.signals import reset_inherited_signals
 
@@ -31,6 +32,7 @@ _REQUEST_BYTES = 1 << 20
 
 def main() -> None:
     """Prepare the dump of this process's stack, then run the module that the arguments name."""
+    collector.begin_without()  # `run_rank` turns it on
     reset_inherited_signals(asks=False)
     _prepare_dump()
     sys.argv = sys.argv[1:]
@@ -75,7 +77,6 @@ def _becomes_fork_server(by_copy: bool) -> bool:
     """Returns whether this process is the fork server, either itself or as the copy that is made here."""
     with suppress(OSError):  # no memory or too many processes
         if can_fork():
-            gc.collect()
             gc.freeze()  # the collector would otherwise write to memory that the forks share
             return not by_copy or fork_for(os.getppid()) == 0
     if not by_copy:
