@@ -6,6 +6,7 @@ A stranger is here, too: it plants a pickle wherever a torch store answers.
 import base64
 import ipaddress
 import pickle
+import select
 import subprocess
 import sys
 import time
@@ -18,10 +19,13 @@ import pytest
 from tests.support.runs import descendants
 from trainer.sysinfo.addresses import address_towards
 
+_ASKS = "asks "
+"""Word of a process that has imported torch."""
 _LISTEN = "0A"  # TCP_LISTEN of the kernel's net/tcp_states.h
 _RENDEZVOUS = "torch.rendezvous."
-_ANSWER_S = 60.0
-"""Time for a process to import torch and for a store to answer it.
+_IMPORT_S = 60.0
+_ANSWER_S = 5.0
+"""Limit for a store's answer.
 
 A port that is no store may never answer, and torch's client then waits without a limit and ignores signals.
 Therefore each port gets a process of its own.
@@ -76,6 +80,10 @@ def plant(found: list[Listener], outer: str, mark: Path) -> int:
         for listener in found
         for address in ({outer, "127.0.0.1"} if not listener.is_local else {"127.0.0.1"})
     ]
+    limit = time.monotonic() + _IMPORT_S
+    for stranger in strangers:
+        assert stranger.stdout is not None
+        select.select([stranger.stdout], [], [], max(0.0, limit - time.monotonic()))
     limit = time.monotonic() + _ANSWER_S
     return sum(_planted(stranger, limit - time.monotonic()) for stranger in strangers)
 
@@ -83,10 +91,11 @@ def plant(found: list[Listener], outer: str, mark: Path) -> int:
 def _planted(stranger: "subprocess.Popen[str]", left_s: float) -> int:
     """Returns what the process has planted; 0 if it still waits for an answer, and then ends it."""
     try:
-        return int(stranger.communicate(timeout=max(0.0, left_s))[0] or 0)
+        said = stranger.communicate(timeout=max(0.0, left_s))[0]
     except subprocess.TimeoutExpired:
         stranger.kill()
-        return int(stranger.communicate()[0] or 0)
+        said = stranger.communicate()[0]
+    return int(said.removeprefix(_ASKS) or 0)
 
 
 class _Touch:
@@ -102,6 +111,7 @@ class _Touch:
 def _plant(address: str, port: int, mark: Path) -> int:
     from torch.distributed import TCPStore
 
+    print(_ASKS, end="", flush=True)
     try:
         store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=2), wait_for_workers=False)
         keys = [key for key in store.list_keys() if _RENDEZVOUS in key]

@@ -28,7 +28,7 @@ IN_ORDER = (
 )
 """Cases of `rank_cases` that leave the group as they found it, so that one start serves all of them."""
 OF_THE_WORLDS_SIZE = ("collectives", "objects", "gradients_through_collectives", "batch_norm")
-CASES_OF_PARITY = 17
+CASES_OF_PARITY = 21
 
 
 def start_of(backend: str, launcher: str) -> Any:
@@ -40,9 +40,10 @@ def start_of(backend: str, launcher: str) -> Any:
     )
 
 
-PAIRS = [(start_of("torch", "clipship"), 0), (start_of("torch", "mpirun"), 1)]
-PAIRS += [(start_of("horovod", "mpirun"), 0), (start_of("horovod", "clipship"), 1)]
-"""`make parity` starts all of them, with more ranks."""
+PARITY = [(start_of("torch", "clipship"), 4, 0), (start_of("torch", "mpirun"), 2, 1)]
+PARITY += [(start_of("horovod", "mpirun"), 2, 0), (start_of("horovod", "clipship"), 2, 1)]
+PARITY += [(start_of("fsdp", "clipship"), 2, 0)]
+"""Each backend, launcher and world, which `make parity` crosses; 1 for what `make test` leaves out."""
 every_start = pytest.mark.parametrize(("backend", "launcher"), [start_of(*pair) for pair in STARTS])
 one_start_a_backend = pytest.mark.parametrize(
     ("backend", "launcher"), [start_of("torch", "clipship"), start_of("horovod", "mpirun")]
@@ -68,7 +69,8 @@ def test_three_ranks_that_connect_when_they_first_talk_agree(monkeypatch: pytest
 def test_large_worlds_connect_when_needed_unless_the_variable_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(LAZY, raising=False)
+    monkeypatch.setenv(LAZY, "")  # it is restored, since what the test sets below is not monkeypatch's
+    monkeypatch.delenv(LAZY)
     connect_when_needed(MESH_RANKS)
     assert LAZY not in os.environ
     connect_when_needed(MESH_RANKS + 1)
@@ -105,12 +107,17 @@ def test_a_barrier_stops_waiting_for_a_late_rank(backend: str, launcher: str) ->
 
 
 @pytest.mark.parametrize(
-    ("backend", "launcher"),
-    [pytest.param(*pair.values, marks=[*pair.marks, *[pytest.mark.full] * often]) for pair, often in PAIRS],
+    ("backend", "launcher", "ranks"),
+    [
+        pytest.param(*pair.values, ranks, marks=[*pair.marks, *[pytest.mark.full] * often])
+        for pair, ranks, often in PARITY
+    ],
 )
-def test_two_ranks_have_the_gradient_of_one_process_with_the_whole_batch(backend: str, launcher: str) -> None:
-    """A slice of `make parity`: every loss, accumulation and model there, on two ranks."""
-    done = start(backend, launcher, 2, "tests.support.parity_rank", backend)
+def test_ranks_have_the_gradient_of_one_process_with_the_whole_batch(
+    backend: str, launcher: str, ranks: int
+) -> None:
+    """A slice of `make parity`: every loss, accumulation and model there."""
+    done = start(backend, launcher, ranks, "tests.support.parity_rank", backend)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(found) for found in re.findall(r'\{"ranks".*\}', done.stdout)]
     assert len(rows) == CASES_OF_PARITY

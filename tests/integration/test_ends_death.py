@@ -133,8 +133,7 @@ def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path, victim: 
     "lost", [(0, 1), pytest.param((2, 3), marks=full)], ids=["coordinator's node", "other node"]
 )
 def test_lost_node_ends_the_ranks_of_the_other_and_is_named(tmp_path: Path, lost: tuple[int, int]) -> None:
-    faults = ",".join(f"orphan:{victim}:step:3" for victim in lost)
-    ends = run_on_two_nodes(write_job(tmp_path, "torch", "clipship", faults))
+    ends = run_on_two_nodes(write_job(tmp_path, "torch", "clipship", f"lose:{lost[0]}:step:3"))
     assert [code for code, _ in ends] == [-9 if rank in lost else 1 for rank in range(4)], ends
     record = json.loads((tmp_path / "runs" / "ends" / "exit.json").read_text())
     assert (record["exit_code"], record["node"]) == (1, "ab"[lost[0] // 2])

@@ -17,7 +17,8 @@ STORAGE = "shard corrupt, missing, unreadable for a while"
 def reading_from(tmp_path: Path, address: str, backend: str, launcher: str) -> Running:
     # In the order of lanes all of this little data would be in memory before the storage fails.
     data = {"format": "webdataset", "train": (f"{address}/shard-{{000000..000003}}.tar",), "order": "window"}
-    return begin(tmp_path, backend, launcher, steps=12, data=data, checkpoint={"every_steps": 100})
+    fault, never = "wait:0:step:4", {"every_steps": 100}
+    return begin(tmp_path, backend, launcher, fault, steps=12, data=data, checkpoint=never)
 
 
 @starts(CLIPSHIP)
@@ -37,6 +38,7 @@ def test_storage_that_fails_is_asked_again_and_then_named(
         running = reading_from(tmp_path, address, backend, launcher)
         running.reached(3)
         server.failures = failures
+        running.go()
         end = running.end()
     if failures == 3:
         assert end.code == 0, end.errors

@@ -25,7 +25,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "checkpoint": {"every_steps": 3},
     "optim": {"steps": 30},
 }
-"""Steps enough that the last of them is seconds away from where a test kills."""
+"""More steps than a start does that a test kills, see `tests.support.runs.AHEAD`."""
 STARTS = [
     pytest.param("torch", 1, id="torch-1", marks=pytest.mark.full),
     pytest.param("torch", 2, id="torch-2"),

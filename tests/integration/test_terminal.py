@@ -64,9 +64,11 @@ def test_lines_of_a_run_fit_the_terminal(job: Path, columns: int) -> None:
 
 
 def test_a_start_says_what_it_does_and_the_next_one_how_long_that_takes(job: Path, tmp_path: Path) -> None:
+    variables = {"TERM": "xterm", "XDG_STATE_HOME": str(tmp_path), "UNKNOWN": "so ranks import torch anew"}
+
     def text() -> str:
         command = [*CLIPSHIP, "run", str(job), "--nproc", "2", "--fresh"]
-        terminal = Terminal(command, 80, env={**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(tmp_path)})
+        terminal = Terminal(command, 80, env={**os.environ, **variables})
         try:
             assert terminal.end() == 0, terminal.text
         finally:

@@ -14,10 +14,13 @@ CASES = ("clip", "siglip", "siglip clipped")
 
 @pytest.mark.open_clip("3.3")  # the loop of 4 takes other arguments
 @pytest.mark.parametrize(
-    ("precision", "ranks", "within"), [("fp64", 1, 1e-10), ("fp64", 2, 1e-10), ("fp32", 2, 1e-6)]
+    ("precision", "ranks", "within"), [("fp64", 1, 1e-10), ("fp64", 2, 1e-10), ("fp32", 2, 2e-5)]
 )
 def test_a_training_is_that_of_open_clip_train(precision: str, ranks: int, within: float) -> None:
-    """In float32 the weights are not compared: AdamW makes whole steps of gradients that are but rounding."""
+    """In float32 the weights are not compared: AdamW makes whole steps of gradients that are but rounding.
+
+    The losses follow, to 5e-6 on a processor without AVX-512 and to 1e-6 on one with it.
+    """
     done = start("torch", "clipship", ranks, "tests.support.trajectory_rank", precision, *CASES)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]

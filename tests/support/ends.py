@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from tests.support import faults
-from tests.support.faulty_rank import MOMENT, THEN
+from tests.support.faulty_rank import MOMENT, THEN, go_file
 from tests.support.jobs import tiny_job
 from trainer.config.loader import dump_job, load_job
 from trainer.launch import local
@@ -105,6 +105,10 @@ class Running:
             time.sleep(0.05)
         raise AssertionError(self.process.communicate())
 
+    def go(self) -> None:
+        """Lets a rank go on that the fault `wait` holds."""
+        go_file(self.moment).touch()
+
     def end(self) -> End:
         """Waits for it."""
         output, errors = self.process.communicate(timeout=280)
@@ -149,7 +153,8 @@ def write_job(
     `timeouts` hold from the start, `then` from the fault on.
     """
     moment = tmp_path / "moment"
-    moment.unlink(missing_ok=True)  # of an earlier start
+    for left in (moment, go_file(moment)):  # of an earlier start
+        left.unlink(missing_ok=True)
     variables: dict[str, str] = {THEN: json.dumps(sections.pop("then", {})), **sections.pop("variables", {})}
     hosts: str = sections.pop("hosts", "")
     if hosts:

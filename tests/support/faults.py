@@ -3,12 +3,13 @@
 `ROWS` has the faults. A test of one has the mark `fault(ROW)` if the run ends and says why, and
 `fault(ROW, goes_on=True)` if the run goes on, which mostly takes `[recovery]`; several tests and their
 parameters may belong to a row, and a test to several rows. Each row needs tests of both kinds, unless `ROWS`
-says why it has none of one kind. The last line is JSON.
+says why it has none of one kind: a run of all of them fails without. The last line is JSON.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,11 @@ class Row:
         )
         return [name for name, outcomes, reason in columns if not reason and "passed" not in outcomes]
 
+    def of_chosen(self) -> Fault:
+        """Returns the fault where `-k` or a file name picks tests: a column without tests asks for none."""
+        ends, goes_on = ("" if outcomes else "not chosen" for outcomes in (self.ends, self.goes_on))
+        return Fault(never_ends=ends, never_goes_on=goes_on)
+
     @property
     def passed(self) -> bool:
         return "failed" not in self.ends + self.goes_on and not self.missing
@@ -111,8 +117,8 @@ def reasons() -> Iterator[str]:
 
 
 _rows: dict[str, Row] = {}
-_faults: dict[str, Fault] = dict(ROWS)
-"""Faults of this session: where `-k` or a file name picks tests, columns without tests ask for none."""
+_CELLS, _SECONDS = "fault-cells", "fault-seconds"
+"""Properties of a test's report: the cells that it fills, and the times that it measured."""
 
 
 def _cells(item: pytest.Item) -> dict[tuple[str, bool], None]:
@@ -129,45 +135,48 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"rows that tests.support.faults.ROWS does not have: {', '.join(unknown)}")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuses a table with an empty cell if all of it is asked for."""
-    chosen = {cell for item in session.items for cell in _cells(item)}
-    config = session.config
-    if config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
-        _faults.update({name: _of_chosen(name, chosen) for name in ROWS})
-    elif empty := list(empty_cells(chosen)):
-        raise pytest.UsageError("no test for these cells of the table of faults:\n" + "\n".join(empty))
-
-
-def _of_chosen(name: str, chosen: Collection[tuple[str, bool]]) -> Fault:
-    ends, goes_on = ("" if (name, column) in chosen else "not chosen" for column in (False, True))
-    return Fault(never_ends=ends, never_goes_on=goes_on)
-
-
-def empty_cells(chosen: Collection[tuple[str, bool]]) -> Iterator[str]:
-    """Yields each row that lacks tests, with its columns; `chosen` has the row of each test and `goes_on`."""
-    for name, fault in ROWS.items():
-        ends, goes_on = (["passed"] if (name, column) in chosen else [] for column in (False, True))
-        row = Row(fault, ends, goes_on)
-        if row.missing:
-            yield f"{name}: {', '.join(row.missing)}"
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Gives the report what the table needs: it may go to another process, which prints the table."""
     report = yield
-    if report.when == "call" or report.outcome != "passed":  # type: ignore[attr-defined]
-        for name, goes_on in _cells(item):
-            row = _rows.setdefault(name, Row(_faults[name]))
-            (row.goes_on if goes_on else row.ends).append(report.outcome)  # type: ignore[attr-defined]
-            row.seconds += [] if goes_on else measured  # until the end of the run, which is not the fault's
-        measured.clear()
+    report.user_properties += [(_CELLS, list(_cells(item))), (_SECONDS, list(measured))]  # type: ignore[attr-defined]
+    measured.clear()
     return report
 
 
-def pytest_unconfigure() -> None:
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when != "call" and report.outcome == "passed":
+        return
+    properties: dict[str, Any] = dict(report.user_properties)
+    for name, goes_on in properties.get(_CELLS, ()):
+        row = _rows.setdefault(name, Row())
+        (row.goes_on if goes_on else row.ends).append(report.outcome)
+        row.seconds += [] if goes_on else properties[_SECONDS]  # until the end, which is not the fault's
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the run if a row of the whole table has not passed."""
+    config = session.config
+    if _is_worker(config) or config.option.collectonly:
+        return
+    asks_for_all = not config.option.keyword and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    for name, fault in ROWS.items():
+        if asks_for_all:
+            _rows.setdefault(name, Row()).fault = fault
+        elif name in _rows:
+            _rows[name].fault = _rows[name].of_chosen()
+    if not all(row.passed for row in _rows.values()):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    """Says whether this is one of pytest-xdist's processes, whose reports go to another."""
+    return hasattr(config, "workerinput")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
     """After pytest's own last line."""
-    if not _rows:
+    if _is_worker(config) or not _rows:
         return
     print(
         "\nfault, its tests in which the run ends, its tests in which the run goes on, "

@@ -6,14 +6,18 @@ ranks in which it happens, and commas separate several faults. Deeds:
 
 - kill, stop (SIGSTOP), slow (sleeps for good), raise, exit (code 7);
 - freeze (stops its supervisor, too), halt (stops its supervisor alone), orphan (kills its supervisor);
+- lose (kills all processes of its node, at once);
 - signal (SIGUSR2 to its supervisor), signal-all (every rank does so), term (SIGTERM to its supervisor);
 - nap (sleeps 12 s, or NAP_S), lag (sleeps a second now and at every later step);
+- wait (until the test makes the file `go` beside that of the moment);
 - memory (asks for more than it may have), fill (the run folder's disk, once a checkpoint is whole);
 - unplug (its machine's network), worker-kill and worker-stop (a loader process);
 - nan (this rank's loss of that step is NaN).
 
-The phase `keeping` is the moment in which a step's part in memory is half written. In the phase `preflight`,
-whose only deed is `wrong`, this rank gets wrong sums while the preflight checks the collectives.
+In the phase `step` the deed waits until the nodes have the step before whole in their memory: ranks seal
+their parts a little apart, and the late one would be killed before it has. The phase `keeping` is the moment
+in which a step's part in memory is half written. In the phase `preflight`, whose only deed is `wrong`, this
+rank gets wrong sums while the preflight checks the collectives.
 
 Deeds of the phase `start`, before the supervisor begins:
 
@@ -41,14 +45,20 @@ from trainer.config.phases import LIMIT_KEYS, Phase
 from trainer.run import lock as run_lock
 from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import main as rank
+from trainer.sysinfo.children import processes_with, signal_all
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import detect
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.state_folder import MEMORY
+from trainer.world.state_parts import newest_step
+from trainer.world.variables import NODE
 
 MOMENT = "FAULT_MOMENT"
 """A file that gets the time at which the fault happened."""
 THEN = "FAULT_THEN"
 """Keys of [timeouts] as JSON: limits from the fault on, on every rank. Healthy phases before it have time."""
 FILL_S = 60.0
+KEPT_S = 30.0
 MOMENT_S = 30.0
 
 
@@ -79,6 +89,8 @@ def install(fault: str) -> None:
             self.limits = {**self.limits, **then}
         enter(self, entered, at)
         if due and mine:
+            if entered == "step" and deed != "lag":
+                await_kept(at - 1)
             commit(deed)
 
     Heartbeat.begin_phase = fall  # type: ignore[method-assign, assignment]
@@ -154,6 +166,21 @@ def await_moment() -> None:
         time.sleep(0.01)
 
 
+def await_kept(step: int) -> None:
+    """Returns once each node of this machine that has the step before in memory has this one, too."""
+    limit = time.monotonic() + KEPT_S
+    while is_one_behind(step) and time.monotonic() < limit:
+        time.sleep(0.005)
+
+
+def is_one_behind(step: int) -> bool:
+    """Returns whether a node has the step before, and not this one; a node that is lost has older ones."""
+    run = Rendezvous.from_env(os.environ)
+    return run is not None and any(
+        newest_step(folder, run.start) == step - 1 > 0 for folder in MEMORY.glob("clipship-state-*")
+    )
+
+
 def note_moment() -> None:
     """The first time counts."""
     file = Path(os.environ[MOMENT])
@@ -175,8 +202,13 @@ def commit(deed: str) -> None:
             os.kill(os.getppid(), signal.SIGSTOP)
         case "orphan":
             os.kill(os.getppid(), signal.SIGKILL)
+        case "lose":
+            lose_node()
         case "slow":
             time.sleep(600)
+        case "wait":
+            while not go_file(Path(os.environ[MOMENT])).exists():
+                time.sleep(0.01)
         case "unplug":
             subprocess.run(["ip", "link", "set", INTERFACE, "down"], check=True)
         case "nap":
@@ -206,6 +238,20 @@ def commit(deed: str) -> None:
             os.kill(os.getppid(), signal.SIGUSR2)
         case "term":
             os.kill(os.getppid(), signal.SIGTERM)
+
+
+def go_file(moment: Path) -> Path:
+    """Returns the file for which the deed `wait` waits."""
+    return moment.with_name("go")
+
+
+def lose_node() -> None:
+    """Kills all processes of this node; they are stopped first, so that none learns of another's end."""
+    marks = (os.fsencode(f"{name}={os.environ[name]}") for name in (MOMENT, NODE))
+    of_run, of_node = (set(processes_with(mark, "environ")) for mark in marks)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        signal_all(sorted((of_run & of_node) - {os.getpid()}), number)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fill(folder: Path) -> None:

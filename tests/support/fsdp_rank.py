@@ -32,6 +32,7 @@ from trainer.comm.torch_backend import TorchBackend, all_gather_single
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import build_model, untrained
+from trainer.model.fused_block import PLAIN
 from trainer.run.best import folder_name
 from trainer.train.step import MicroBatch, StepResult, TrainStep
 from trainer.world.launchers import detect
@@ -301,6 +302,11 @@ def main(folder: Path, degree: int, *, steps_alone: bool) -> None:
     a_gradient_in_float32_is_that_of_one_process(comm, job_of(settings, world.size, "fp32"))
     half = job_of(settings, world.size, "bf16")
     a_gradient_gathered_in_bf16_is_that_of_one_process_with_rounded_weights(comm, half, job)
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # as on a GPU, by the plain form of what Triton computes there
+        patch.setattr("trainer.model.kernels.block_ops", lambda *_: (PLAIN, ""))
+        a_gradient_gathered_in_bf16_is_that_of_one_process_with_rounded_weights(comm, half, job)
     replicas_are_compared_where_there_are_some(train, comm, degree)
     if not steps_alone:
         the_rest(folder, train, comm, job)

@@ -8,8 +8,10 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+from tests.support.loopback import answering
 
 CODES = {403: "AccessDenied", 416: "InvalidRange", 503: "ServiceUnavailable"}
 """Codes of S3 by status."""
@@ -118,7 +120,5 @@ def serving(root: Path) -> Iterator[tuple[str, type[Ranges]]]:
             "sent": 0,
         },
     )
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_address[1]}", handler
-        http.shutdown()
+    with answering(handler) as address:
+        yield address, handler

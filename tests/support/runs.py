@@ -12,9 +12,12 @@ from typing import IO, Any
 
 import tomli_w
 
+from tests.support.faulty_rank import MOMENT
 from tests.support.jobs import VIT
 
 LIMIT_S = 240.0
+AHEAD = 8
+"""Steps that a run may do after the one at which it is to be killed."""
 
 
 @dataclass
@@ -65,9 +68,21 @@ class TinyRun:
     def start_and_kill(self, ranks: int, at_step: int, delay_s: float = 0.0) -> None:
         """SIGKILL everything of a start, so many seconds after its metrics show the step.
 
+        Its rank 0 stands still a few steps later, so that a late kill still comes before its end.
+
         :raises AssertionError: the start ended before, by itself
         """
-        process = subprocess.Popen(self.command(ranks), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        job = str(self.folder / f"{self.name}.toml")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.ends", job, str(ranks)],
+            env={
+                **os.environ,
+                "FAULT": f"slow:0:step:{at_step + AHEAD}",
+                MOMENT: str(self.folder / "moment"),
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         limit = time.monotonic() + LIMIT_S
         while self.last_step() < at_step and process.poll() is None and time.monotonic() < limit:
             time.sleep(0.005)

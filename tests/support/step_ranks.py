@@ -15,11 +15,12 @@ from trainer.train.step import MicroBatch, TrainStep
 
 
 def gradients_of_ranks(
-    job: Job, ranks: int, samples: tuple[Tensor, Tensor], teacher: Teacher | None = None
+    job: Job, ranks: int, samples: tuple[Tensor, ...], teacher: Teacher | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the loss, the sum of the ranks' shares, and the gradient by parameter, as rank 0 has it.
 
-    `samples` are images and tokens of the global batch. The model is the job's, in float64.
+    `samples` are images and tokens of the global batch, and perhaps the numbers of their groups. The
+    model is the job's, in float64.
     """
     batch_plan = plan(job, ranks)
     models = [untrained(job).model.double().train() for _ in range(ranks)]
@@ -32,7 +33,11 @@ def gradients_of_ranks(
         )
         parts = [tensor[own].split(batch_plan.micro_batch_size) for tensor in samples]
         step = TrainStep(job, batch_plan, comm, models[comm.world.rank], teacher)
-        share = step.gradients([MicroBatch(*part) for part in zip(*parts, strict=True)], 0)
+        batches = [
+            MicroBatch(part[0], part[1], groups=part[2] if len(part) > 2 else None)
+            for part in zip(*parts, strict=True)
+        ]
+        share = step.gradients(batches, 0)
         return share, {n: p.grad.clone() for n, p in step.model.named_parameters() if p.grad is not None}
 
     done = run_ranks(ranks, rank_main)

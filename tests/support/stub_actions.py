@@ -62,5 +62,8 @@ class StubActions:
     def members_changed(self) -> None:
         """It sends no roster."""
 
+    def generation_started(self) -> None:
+        """It sends no roster."""
+
     def leave(self, other: str) -> None:
         self.left.append(other)

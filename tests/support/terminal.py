@@ -19,6 +19,10 @@ END_S = 120.0
 _ERASE = "\x1b[K"
 
 
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Terminal:
     """A terminal in which a command runs in the foreground."""
 
@@ -27,16 +31,13 @@ class Terminal:
         self._screen, inside = pty.openpty()
         fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24 * bool(columns), columns, 0, 0))
 
-        def take_terminal() -> None:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
         self.process = subprocess.Popen(
             command,
             stdin=inside,
             stdout=inside,
             stderr=inside,
             start_new_session=True,
-            preexec_fn=take_terminal,
+            preexec_fn=_take_terminal,
             **options,
         )
         os.close(inside)
@@ -61,7 +62,8 @@ class Terminal:
 
     def end(self) -> int:
         self.until(lambda: self.process.poll() is not None)
-        self._read(0.1)
+        while self._read(0.1):  # one read gives no more than 4 KiB
+            pass
         return self.process.wait()
 
     def close(self) -> None:
@@ -76,12 +78,16 @@ class Terminal:
         """Returns the lines as they stay on the screen: what was written over is gone."""
         return [_screen_line(line.rstrip("\r")) for line in self.text.split("\n")]
 
-    def _read(self, wait_s: float) -> None:
+    def _read(self, wait_s: float) -> bool:
+        """Reads what is shown within the time; returns whether that is anything."""
         if select.select([self._screen], [], [], wait_s)[0]:
             try:
                 self.text += os.read(self._screen, 65536).decode(errors="replace")
             except OSError:  # the other side is closed
                 time.sleep(wait_s)
+            else:
+                return True
+        return False
 
 
 def _screen_line(written: str) -> str:

@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.support.loopback import answering
 
 
 @dataclass
@@ -37,12 +38,6 @@ def webhook() -> Iterator[Webhook]:
         def log_message(self, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        its.address = f"http://127.0.0.1:{server.server_port}/hook/a-secret-token"
-        thread = Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield its
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(Handler) as server:
+        its.address = f"{server}/hook/a-secret-token"
+        yield its

@@ -113,7 +113,7 @@ def test_bad_input_is_one_message_with_exit_code_2_and_nothing_written(
 def test_check_says_what_will_run_and_writes_nothing(
     job: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.plan.device._ANY_GPU", ())
+    monkeypatch.setattr("trainer.sysinfo.accelerators.exists", lambda _path: False)
     assert (
         cli.main(
             [
@@ -167,7 +167,7 @@ def test_check_says_what_will_run_and_writes_nothing(
 def test_check_names_the_device_and_warns_where_there_is_none(
     job: str, overrides: list[str], device: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.plan.device._ANY_GPU", ())
+    monkeypatch.setattr("trainer.sysinfo.accelerators.exists", lambda _path: False)
     assert cli.main(["check", job, *(word for override in overrides for word in ("--set", override))]) == 0
     shown = re.sub(r"the CPU, .* memory", "the CPU, ...", capsys.readouterr().out)
     assert f"device      {device}\n" in shown
@@ -177,7 +177,7 @@ def test_check_names_the_device_and_warns_where_there_is_none(
 def test_check_of_ranks_on_this_machine_refuses_a_job_that_asks_for_gpus_where_there_are_none(
     job: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.plan.device._ANY_GPU", ())
+    monkeypatch.setattr("trainer.sysinfo.accelerators.exists", lambda _path: False)
     gpus = ["--set", "resources.gpus_per_node=2"]
     assert cli.main(["check", job, "--nproc", "2", *gpus, "--set", "model.name=ViT-B-33"]) == 2
     told = capsys.readouterr().err

@@ -32,10 +32,10 @@ def no_folder(tmp_path: Path) -> Path:
 def test_samples_that_cannot_be_recorded_are_left_out_all_the_same(
     no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    NonFiniteGuard(Health(non_finite="skip"), no_folder, alone.world).check(3, LEFT_OUT, ["a"])
+    NonFiniteGuard(Health(non_finite="skip"), no_folder, alone).check(3, LEFT_OUT, ["a"])
     assert "the samples of step 3 are NOT WRITTEN: " in caplog.text
     with pytest.raises(NonFinite, match=r"Its samples are not recorded \(.*Not a directory"):
-        NonFiniteGuard(Health(), no_folder, alone.world).check(3, LEFT_OUT, ["a"])
+        NonFiniteGuard(Health(), no_folder, alone).check(3, LEFT_OUT, ["a"])
 
 
 def test_a_trace_that_cannot_be_written_is_not_begun(

@@ -21,6 +21,7 @@ from trainer.config import Image, Job, Kubernetes, Resources, Slurm, Stack
 from trainer.config.image import Site
 from trainer.config.kubernetes import Patch
 from trainer.config.loader import job_from_table, own_keys
+from trainer.config.mirrors import Mirrors
 from trainer.config.types import Section
 from trainer.errors import InputError
 from trainer.image.dockerfile import dockerfile
@@ -64,6 +65,7 @@ SECTIONS: dict[str, tuple[type[Section], tuple[str, ...]]] = {
     "resources": (Resources, ("slurm", "kubernetes")),
     "image": (Image, ("dockerfile", "kubernetes")),
     "image.site": (Site, ("dockerfile",)),
+    "image.mirrors": (Mirrors, ("dockerfile",)),
     "stack": (Stack, ("dockerfile",)),
 }
 """Sections with the doors at which their keys have an effect."""
@@ -75,13 +77,12 @@ WITHOUT_TEXT = {
     "resources.bind_cpus": "the rank reads it from its job file",
     "slurm.image_dir": "`clipship submit` puts the file that is there into slurm.image",
     "kubernetes.workers_ready_s": "the pods read it from their job file",
-    "kubernetes.retries": "the pods read it from their job file",
     "stack.driver": "it is compared with the table",
     "stack.cuda": "it is compared with the table; of a base's torch the build's last step compares it",
     "stack.open_clip": "one value is allowed, which is the default",
-    "image.builder": "it chooses the program that builds the Dockerfile",
-    "image.site.index_url": IN_THE_CONTEXT,
-    "image.site.apt_security_mirror": IN_THE_CONTEXT,
+    "image.compression": "it is a form in which layers are pushed",
+    "image.mirrors.pip": IN_THE_CONTEXT,
+    "image.mirrors.apt_security": IN_THE_CONTEXT,
     "image.site.wheelhouse": IN_THE_CONTEXT,
 }
 """Keys that a golden has, too, but that change nothing in the text; with the reason."""

@@ -18,9 +18,9 @@ from pathlib import Path
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.lease import watch
 loader = subprocess.Popen(["sleep", "600"])
+print(loader.pid, flush=True)
 heartbeat = Heartbeat.open({"CLIPSHIP_RANK_DIR": sys.argv[1]})
 watch(heartbeat.lease, poll_s=0.02)
-print(loader.pid, flush=True)
 time.sleep(600)
 """
 

@@ -3,7 +3,7 @@
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -167,26 +167,31 @@ def test_a_cache_that_cannot_be_written_is_no_problem(
     assert StartTimes(tiny_job(), 2).read() == {}
 
 
-def shown(out: Any, seconds: float, monkeypatch: pytest.MonkeyPatch) -> str:
+def shown(out: Any, until: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Returns what `out` gets from a line that stays until then."""
     monkeypatch.setattr(live_line, "FROM_S", 0.0)
     init = state("init", 0.0, stage="loading torch", stage_began=time.monotonic())
     with LiveLine(lambda: (init, True), 2, out=out):
-        time.sleep(seconds)
+        while not until():
+            time.sleep(0.01)
     text: str = out.getvalue()
     return text
 
 
 def test_a_terminal_has_the_line_and_no_trace_of_it_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(Terminal(), 0.8, monkeypatch)
+    terminal = Terminal()
+    text = shown(terminal, terminal.getvalue, monkeypatch)
     assert text.startswith("\r\x1b[Kloading torch")
     assert text.endswith("\r\x1b[K")
 
 
 def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "FROM_S", 0.0)
+    monkeypatch.setattr("trainer.text.live.time.monotonic", lambda: 0.0)
     terminal, file = Terminal(), io.StringIO()
     with waiting("checking job.toml", terminal), waiting("checking job.toml", file):
-        time.sleep(0.6)
+        while not terminal.getvalue():
+            time.sleep(0.01)
     assert terminal.getvalue() == "\r\x1b[Kchecking job.toml  0 s\r\r\x1b[K"
     assert file.getvalue() == ""
 
@@ -194,5 +199,11 @@ def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyP
 def test_a_file_gets_whole_lines_without_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert shown(io.StringIO(), 0.3, monkeypatch) == ""
-    assert capsys.readouterr().err == "clipship: starting 2 ranks: importing torch, connecting\n"
+    said: list[str] = []
+
+    def has_said() -> bool:
+        said.append(capsys.readouterr().err)
+        return bool(said[-1])
+
+    assert shown(io.StringIO(), has_said, monkeypatch) == ""
+    assert "".join(said) == "clipship: starting 2 ranks: importing torch, connecting\n"

@@ -171,7 +171,7 @@ def test_each_command_that_shows_a_job_warns_of_its_secrets(
         {"data": {"train": SIGNED.replace("https", "no-such-protocol")}},
         {"data": {"train": "/no/such/folder/token=s3cr3t.tar"}},
         {"image": {"base": "https://user:s3cr3t@host/debian"}},
-        {"image": {"site": {"index_url": "ftp://user:s3cr3t@host"}}},
+        {"image": {"mirrors": {"pip": "ftp://user:s3cr3t@host"}}},
         {"model": {"precision": "token=s3cr3t"}},
         {"seed": "token=s3cr3t"},
         {"image": {"pip_packages": ["-i https://user:s3cr3t@host/simple"]}},
@@ -197,8 +197,8 @@ def test_no_message_of_check_holds_a_secret(
         ("env", {"INDEX": "https://user:s3cr3t@host/simple"}),
         ("env", {"HF_TOKEN": "s3cr3t"}),
         ("env", {"PLAIN": "hf_" + "s3cr3t" * 5}),
-        ("site", {"index_url": "https://host/simple?token=s3cr3t"}),
-        ("site", {"apt_mirror": "https://s3cr3t@host/debian"}),
+        ("mirrors", {"pip": "https://host/simple?token=s3cr3t"}),
+        ("mirrors", {"apt": "https://s3cr3t@host/debian"}),
     ],
 )
 def test_a_secret_that_would_enter_an_image_is_refused(tmp_path: Path, key: str, value: object) -> None:

@@ -104,6 +104,10 @@ CASES: dict[str, dict[str, Any]] = {
         "slurm": {"container": "apptainer", "image": "/images/clip.sif"},
         "env": {"LIST": "a,b"},
     },
+    "rocm-apptainer": {
+        "resources": {"accelerator": "rocm"},
+        "slurm": {"container": "apptainer", "image": "/images/clip.sif"},
+    },
     "horovod-apptainer-mpirun": {
         "comm": HOROVOD,
         "slurm": {"container": "apptainer", "launcher": "mpirun"},

@@ -8,14 +8,14 @@ import tarfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 
+from tests.support.loopback import answering
 from tests.support.range_server import RETRY_AFTER_S, Ranges, serving
 from tests.unit.test_data_read_ahead import keys, opened
 from tests.unit.test_data_read_ahead import shards as shards
@@ -296,9 +296,8 @@ def test_a_server_without_etags_tells_versions_by_their_times(
 ) -> None:
     file = tmp_path / "0.tar"
     file.write_bytes(b"content")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(PlainServer, directory=str(tmp_path))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_address[1]}/0.tar"
+    with answering(partial(PlainServer, directory=str(tmp_path))) as server:
+        address = f"{server}/0.tar"
         os.utime(file, (1, 1))
         assert stamp(address) == (7, "Thu, 01 Jan 1970 00:00:01 GMT")
         os.utime(file, (2, 2))
@@ -306,4 +305,3 @@ def test_a_server_without_etags_tells_versions_by_their_times(
         monkeypatch.setattr(PlainServer, "says_length", False)
         with pytest.raises(InputError, match=r"0\.tar: the server does not say how long it is"):
             stamp(address)
-        server.shutdown()

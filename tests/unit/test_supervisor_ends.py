@@ -140,14 +140,18 @@ from pathlib import Path
 from trainer.launch import processes
 
 os.isatty, processes.SECOND_S = lambda _: True, 0.1
-send = f"kill -INT {os.getpid()}; sleep 0.3; kill -INT {os.getpid()}; sleep 60"
-env = {**os.environ, "MARK": sys.argv[1]}
-print(processes.supervise(["sh", "-c", send], env, Path(sys.argv[1]), lambda _: True))
+folder = Path(sys.argv[1])
+heard = folder / "heard"
+once = f"kill -INT {os.getpid()}"
+send = f"{once}; until [ -e '{heard}' ]; do sleep 0.05; done; {once}; exec sleep 1000"
+env = {**os.environ, "MARK": str(folder)}
+print(processes.supervise(["sh", "-c", send], env, folder, lambda _: heard.touch() is None))
 """
 
 
 def test_the_second_ctrl_c_ends_a_run_whose_supervisors_take_requests_and_do_nothing(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", TWICE, str(tmp_path)], capture_output=True, text=True)
+    command = [sys.executable, "-c", TWICE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout == "130\n", done.stderr
 
 

@@ -29,6 +29,11 @@ def unused(**sections: dict[str, Any]) -> dict[str, str]:
 
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "image.mirrors.registry",
+        {"image": {"tag": "x:1", "base": "nvcr.io/x/y:1", "mirrors": {"registry": "mirror.example"}}},
+        {"image": {"base": "docker.io/library/debian:12"}},
+    ),
     ("optim.caption_weight", {"optim": {"caption_weight": 1.0}}, {"optim": {"loss": "coca"}}),
     ("optim.contrast_weight", {"optim": {"contrast_weight": 2.0}}, {"optim": {"loss": "coca"}}),
     (
@@ -88,6 +93,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"data": {**SHARDS, "scores_by": "json:uid", "filters": ["a > 1"]}},
         {"data": {"scores": ["s.txt"], "filters": ["scores:listed == true"]}},
     ),
+    ("data.group_by", {"data": {**SHARDS, "group_by": "json:g"}}, {"optim": {"positives": "groups"}}),
     (
         "data.filters",
         {"data": {**SYNTHETIC, "filters": ["a > 1"]}},
@@ -164,6 +170,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "eval.class_key",
         {"eval": {"class_key": "n", "zero_shot": ["b"]}},
         {"eval": {"zero_shot": ["b.tar"], "class_names": ["c"]}},
+    ),
+    (
+        "model.cuda_graphs",
+        {"model": {"cuda_graphs": True}, "resources": {"accelerator": "rocm"}},
+        {"resources": {"accelerator": "cuda"}},
     ),
     (
         "model.cudnn_benchmark",

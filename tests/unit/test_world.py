@@ -241,10 +241,17 @@ def test_more_ranks_than_visible_devices_are_refused() -> None:
         device_index(World(6, 8, 2, 4, "n1", "Slurm"), 2)
 
 
+CHOOSES = "ITS_DEVICES"
+
+
 def test_two_ranks_on_one_device_are_named_with_node_and_device() -> None:
-    shared_devices([(0, "n1", "GPU-a"), (1, "n1", "GPU-b"), (2, "n2", "GPU-a")])
-    with pytest.raises(InputError, match="ranks 1 and 3 on node n1 have the same GPU, GPU-b"):
-        shared_devices([(3, "n1", "GPU-b"), (0, "n1", "GPU-a"), (1, "n1", "GPU-b"), (2, "n2", "GPU-b")])
+    shared_devices([(0, "n1", "GPU-a"), (1, "n1", "GPU-b"), (2, "n2", "GPU-a"), (3, "n1", None)], CHOOSES)
+    with pytest.raises(
+        InputError, match=r"ranks 1 and 3 on node n1 have the same GPU, GPU-b(.|\n)* in ITS_DEVICES"
+    ):
+        shared_devices(
+            [(3, "n1", "GPU-b"), (0, "n1", "GPU-a"), (1, "n1", "GPU-b"), (2, "n2", "GPU-b")], CHOOSES
+        )
 
 
 WORLD = World(1, 2, 1, 2, "n1", "Slurm")

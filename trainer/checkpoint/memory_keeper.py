@@ -31,6 +31,7 @@ from trainer.checkpoint.memory_cadence import Cadence
 from trainer.checkpoint.memory_layout import Layout, NamedTensor, NotKept, as_bytes, named_tensors
 from trainer.checkpoint.memory_state import PartWriter
 from trainer.checkpoint.state import TrainState
+from trainer.comm.accelerator import is_cuda
 from trainer.internals import copy_all
 from trainer.world.state_parts import BUFFERS
 
@@ -156,7 +157,7 @@ class MemoryKeeper:
         device = self._tensors[0].tensor.device
         self._copy = (
             _AsyncCopy(self._writer, self._tensors, self._train, device)
-            if device.type == "cuda"
+            if is_cuda(device)  # another accelerator cannot pin the memory that ranks share
             else _SyncCopy(self._writer, self._tensors)
         )
 

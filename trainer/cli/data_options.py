@@ -21,6 +21,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "filters": {"multiple": True, "metavar": "FILTER"},
     "scores": {"multiple": True, "metavar": "FILE"},
     "scores_by": {"metavar": "NAME", "help": "[default: key]"},
+    "group_by": {"metavar": "NAME"},
     "image_column": {"metavar": "NAME", "help": "[default: image]"},
     "caption_column": {"multiple": True, "metavar": "NAME", "help": "[default: caption]"},
     "separator": {"metavar": "CHARACTER", "help": "[default: a comma for .csv, a tab for .tsv]"},

@@ -27,7 +27,10 @@ Examples:
     type=click.Path(path_type=Path),
     help="Folder of the index. [default: .clipship-index beside the first shard]",
 )
-@data_options("image_key", "caption_key", "image_column", "caption_column", "filters", "scores", "scores_by")
+@data_options(
+    *("image_key", "caption_key", "image_column", "caption_column", "filters", "scores", "scores_by"),
+    "group_by",
+)
 @processes_option("read headers", "one for each core; of URLs 16 threads")
 def command(
     shards: tuple[str, ...],

@@ -89,7 +89,7 @@ def command(
     if fresh:
         _set_aside(job)
     elif is_done(job):
-        print_lines(by_topic([("result", shown(done_text(Run(run_folder(job)))))], 13))
+        print_lines(by_topic([("result", shown(done_text(Run(run_folder(job)), job)))], 13))
         return EXIT_DONE
     spares = no_spares_here(job) if named_hosts is None else ()
     for warning in (*spares, *warnings(job, samples, local=True)):

@@ -39,7 +39,10 @@ def teacher(flag: Flag, line: Line, result: Translation) -> None:
     if not line.is_distilled:
         return
     if line["--siglip"] or is_coca(line):
-        result.refused[flag.name] = "not wanted: a teacher judges the rows of a softmax, the clip loss's"
+        result.refused[flag.name] = (
+            "not wanted: open_clip_train learns from a teacher by the rows of a softmax alone, that of clip: "
+            "leave the other loss out"
+        )
     else:
         result.set(flag.keys[0], line[flag.name])
 

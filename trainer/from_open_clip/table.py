@@ -308,7 +308,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             {},
             "model.teacher",
             model_flags.teacher,
-            "The same; with the clip loss alone.",
+            "The same, with the clip loss: beside a teacher open_clip_train knows no other.",
             idle=only_distilling,
         ),
         key(

@@ -110,6 +110,15 @@ def check_resume(wanted: str, checkpoints: Path | None) -> None:
         )
 
 
+def check_no_file(wanted: str) -> None:
+    """Raises InputError if a job with stages goes on from a file of open_clip_train, which knows none."""
+    if os.path.isfile(wanted):
+        raise InputError(
+            f"checkpoint.resume = {wanted}: a file of open_clip_train knows no [[stage]]: "
+            "name its weights in model.pretrained, or leave the stages out"
+        )
+
+
 def _resumed_from(wanted: str, checkpoints: Path | None) -> bool:
     for folder in reversed(complete_checkpoints(checkpoints) if checkpoints else []):
         # a broken checkpoint is passed over, as the start itself does

@@ -50,11 +50,10 @@ def not_written(folder: Path, error: OSError) -> str:
     )
 
 
-def done_text(run: Run) -> str:
+def done_text(run: Run, job: Job) -> str:
     """Returns what is said of a run that is done if it is started again without being asked for more."""
-    return (
-        f"{run.result}: this run is done; --longer goes on with it, --fresh moves it aside and starts again"
-    )
+    longer = "" if job.stage else "--longer goes on with it, "
+    return f"{run.result}: this run is done; {longer}--fresh moves it aside and starts again"
 
 
 def is_done(job: Job) -> bool:

@@ -74,7 +74,7 @@ def open_whole(job: Job, comm: Comm) -> OpenRun | None:
     run = open_run(job, comm)
     asked_steps = stages[-1].schedule.last if job.checkpoint.longer else 0
     if comm.broadcast_object(run.finished_as_asked(job.checkpoint.resume, asked_steps)):
-        log.info("%-12s %s", "result", done_text(run))
+        log.info("%-12s %s", "result", done_text(run, job))
         return None
     memory, number = node_memory(job, comm, os.environ), 0
     if len(stages) > 1:

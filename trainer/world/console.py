@@ -21,7 +21,7 @@ from trainer.errors import (
     UnfitNode,
 )
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
-from trainer.sysinfo import memory
+from trainer.sysinfo import collector, memory
 from trainer.sysinfo.shortage import raise_open_files_limit, shortage
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.fitting import fit_to
@@ -37,6 +37,7 @@ def run_rank(stream: TextIO, work: Callable[[World, Heartbeat], None]) -> int:
 
     Any other end leaves the process here, with its reason recorded.
     """
+    collector.collect_from_here()
     reset_inherited_signals(asks=RANK_DIR not in os.environ)
     heartbeat = Heartbeat.open(os.environ)
     heartbeat.reach("running")

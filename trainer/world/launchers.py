@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.errors import InputError
+from trainer.sysinfo.accelerators import Accelerator
 from trainer.text.wording import many
 from trainer.world.variables import (
     CROSS,
@@ -242,28 +243,30 @@ def device_index(world: World, visible: int) -> int | None:
     return slot
 
 
-def devices_given(env: Environment) -> str:
+def devices_given(env: Environment, row: Accelerator) -> str:
     """Returns `NAME=VALUE` of the variable by which a launcher gave this process GPUs; "" if there is none.
 
-    CUDA_VISIBLE_DEVICES decides if it is set. `all` comes from an image, not from a launcher.
+    A variable of `row.visible` decides if it is set. `all` comes from an image, not from a launcher.
     """
-    names = [name for name in _DEVICE_VARIABLES if name in env][
-        : 1 if "CUDA_VISIBLE_DEVICES" in env else None
+    names = [name for name in row.visible if name in env][:1] or [
+        name for name in row.given_by if name in env
     ]
     given = [name for name in names if env[name].partition(",")[0].strip().lower() not in _NO_DEVICE]
     return f"{given[0]}={env[given[0]]}" if given else ""
 
 
-_DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "NVIDIA_VISIBLE_DEVICES")
 # The last of these is what Slurm sets for a step without GPUs.
 _NO_DEVICE = {"", "-1", "none", "void", "all", "nodevfiles"}
 
 
-def shared_devices(records: Sequence[tuple[int, str, str]]) -> None:
-    """Raises InputError if two of the gathered (rank, node, device UUID) share a device, a line each pair."""
-    owners: dict[tuple[str, str], int] = {}
+def shared_devices(records: Sequence[tuple[int, str, str | None]], variable: str) -> None:
+    """Raises InputError if two of the gathered (rank, node, device UUID) share a device, a line each pair.
+
+    A rank whose device has no UUID is left out. `variable` is the one that chooses a process's devices.
+    """
+    owners: dict[tuple[str, str | None], int] = {}
     problems = []
-    for rank, node, device in sorted(records):
+    for rank, node, device in sorted(record for record in records if record[2] is not None):
         owner = owners.setdefault((node, device), rank)
         if owner != rank:
             problems.append(f"ranks {owner} and {rank} on node {node} have the same GPU, {device}")
@@ -274,7 +277,7 @@ def shared_devices(records: Sequence[tuple[int, str, str]]) -> None:
                     *problems,
                     (
                         "start one rank for each GPU: start fewer ranks on each node, "
-                        "or give each rank its own device in CUDA_VISIBLE_DEVICES"
+                        f"or give each rank its own device in {variable}"
                     ),
                 ]
             )

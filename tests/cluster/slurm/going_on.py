@@ -20,8 +20,9 @@ Fault = Literal["rank", "supervisor", "node", "drained"]
 its rank after Slurm was told to drain the node."""
 TWO_NODES = {"gpus_per_node": 1}
 RANK, SUPERVISOR = b"\0trainer.supervise.rank.rank_start\0", b"\0trainer.rank\0"
-AROUND = (b"\0-c\0", b"\0trainer.launch.ranks.respawn\0")
-"""Words of a process that has another's whole command line among its own: a shell, what starts it again."""
+AROUND = (b"\0-c\0", b"\0trainer.launch.ranks.respawn\0", b"srun\0")
+"""Words of a process that has another's whole command line among its own: a shell, what starts it again, and
+srun."""
 OVER_MPI = {"comm": {"backend": "horovod", "deterministic": False, "launcher": "mpirun"}}
 COMM = {"torch": {}, "horovod": {"comm": {"backend": "horovod", "deterministic": False}}, "mpi": OVER_MPI}
 SHORTENED, STEPS = {"epochs": 2, "warmup_steps": 10}, 44

@@ -20,6 +20,7 @@ from tests.cluster.slurm.going_on import (
     RANK,
     SHORTENED,
     STEPS,
+    SUPERVISOR,
     TWO_NODES,
     Cell,
     cells,
@@ -217,6 +218,8 @@ def test_ranks_over_mpi_that_are_all_killed_at_once_start_again_in_the_same_job(
     )
     demo.wait_for_step(name, 7, job)
     killed = int(time.time())
+    for node in ("n1", "n2"):  # Slurm kills one node after the other, and a supervisor that lives longer asks
+        os.kill(processes(demo, node, SUPERVISOR)[0], signal.SIGSTOP)
     demo.cluster.run("scancel", "--signal=KILL", f"{job}.0")
     ended = demo.wait(name, job)
     said = demo.output(name, job)

@@ -90,6 +90,13 @@ def test_variables_arrive_on_every_node_as_they_are_written(demo: Demo, launcher
     assert len(found[0]["CLIPSHIP_TOKEN"]) == 32
 
 
+def test_each_node_starts_its_ranks_from_what_sbcast_has_copied_to_it(demo: Demo) -> None:
+    copied = "/tmp/python-of-a-test"  # of which each node has its own
+    setup = [f"sbcast --force {demo.stand_in()} {copied}"]
+    found = demo.variables("broadcast", slurm={"setup": setup, "python": copied})
+    assert {variables["SLURMD_NODENAME"] for variables in found} == {"n1", "n2"}
+
+
 def test_a_killed_rank_ends_the_job_with_its_name_as_the_last_word(demo: Demo) -> None:
     job = demo.submit("killed-rank", resources=TWO_RANKS)
     demo.wait_for_step("killed-rank", 3, job)

@@ -172,14 +172,22 @@ class CoordinatorHost:
         self._changed_at = time.monotonic()
         if self._context.keeps_going and not self._roster_due:
             self._roster_due = True
-            self._context.spawn(self._send_roster())
+            self._context.spawn(self._send_roster_when_quiet())
 
-    async def _send_roster(self) -> None:
+    def generation_started(self) -> None:
+        # A supervisor without a roster cannot go on without this one, and ends the run.
+        if self._context.keeps_going:
+            self._send_roster()
+
+    async def _send_roster_when_quiet(self) -> None:
         """Tells all supervisors who is there, when nobody has come or gone for ROSTER_S."""
         latest = time.monotonic() + ROSTER_LATEST_S
         while self._changed_at + ROSTER_S > time.monotonic() < latest:
             await asyncio.sleep(max(0.01, self._changed_at + ROSTER_S - time.monotonic()))
         self._roster_due = False
+        self._send_roster()
+
+    def _send_roster(self) -> None:
         tree = self._context.tree
         if self.coordinator is None or tree is None or self._ending.code is not None:
             return
@@ -269,5 +277,6 @@ class ParentLoss:
         elif lost.cut:
             self._ending.end_cut_off(own, f"rank {lost.member} on {lost.node}")
         else:
-            reason = supervisor_lost(lost.reason)
-            await self._ending.end_alone(own, reason, Missing(lost.member, lost.node))
+            # One that has had no rank is no part of the run, which the others may go on with.
+            end = self._ending.end_unjoined if its is None else self._ending.end_alone
+            await end(own, supervisor_lost(lost.reason), Missing(lost.member, lost.node))

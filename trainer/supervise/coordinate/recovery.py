@@ -282,7 +282,7 @@ class Recovery:
             start = Start(its.number, {**variables, **of_giver}, world.to_text(), giver)
         run.go(Event.START)
         run.actions.broadcast(start)
-        run.actions.members_changed()
+        run.actions.generation_started()
         run.watch(self._follow_start())
 
     async def _follow_start(self) -> None:

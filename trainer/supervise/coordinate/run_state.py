@@ -80,7 +80,10 @@ class Actions(Protocol):
         """Forgets the connection of a member that is lost."""
 
     def members_changed(self) -> None:
-        """Is called when a member has come or gone, or when a generation has started."""
+        """Is called when a member has come or gone; others may follow soon."""
+
+    def generation_started(self) -> None:
+        """Is called when a generation has started, whose first step may be lost a moment later."""
 
     def leave(self, other: str) -> None:
         """Ends this supervisor as cut off from the others, without a word in the run folder."""
