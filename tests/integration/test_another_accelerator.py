@@ -50,3 +50,4 @@ def test_a_device_that_only_a_row_names_trains_as_the_cpu_does(tmp_path: Path) -
     calls = json.loads(record.read_text())
     assert calls["aten.mm.default"] > 0
     assert calls["streams"] >= 3
+    assert calls["manual_seed"] == 3, "one for each step"

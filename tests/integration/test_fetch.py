@@ -1,8 +1,8 @@
 """`clipship fetch` against a hub on this machine, by HTTP: what it downloads, cut off, damaged, not there."""
 
 import json
-import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,32 +10,42 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from tests.support.hub_jobs import clipship_with, write_hub_job
+from tests.support.hub_jobs import Clipship, clipship_at, write_hub_job
 from tests.support.jobs import VIT
 from tests.support.stub_hub import StubHub, stub_hub
 from tests.support.text_towers import make_tower
 
 
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StubHub, Clipship]]:
+    with stub_hub() as hub:
+        variables = {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1"}
+        with clipship_at(tmp_path_factory.mktemp("home"), variables) as clipship:
+            yield hub, clipship
+
+
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[StubHub]:
-    with stub_hub(org__small_bert=make_tower(tmp_path / "bert")) as server:
-        yield server
+def hub(started: tuple[StubHub, Clipship], tmp_path: Path) -> StubHub:
+    hub, _ = started
+    hub.forget()
+    hub.models["org/small-bert"] = make_tower(tmp_path / "bert")
+    return hub
+
+
+@pytest.fixture
+def clipship(started: tuple[StubHub, Clipship], tmp_path: Path) -> Clipship:
+    return partial(started[1], cwd=tmp_path)
 
 
 def write_job(folder: Path, *more: str) -> Path:
     return write_hub_job(folder, 'text = "hf:org/small-bert"', *more)
 
 
-def clipship(
-    hub: StubHub, folder: Path, *arguments: str, offline: bool = False
-) -> "subprocess.CompletedProcess[str]":
-    variables = {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1"}
-    return clipship_with(folder, variables | ({"HF_HUB_OFFLINE": "1"} if offline else {}), *arguments)
-
-
-def test_what_was_fetched_trains_while_no_hub_answers(hub: StubHub, tmp_path: Path) -> None:
+def test_what_was_fetched_trains_while_no_hub_answers(
+    hub: StubHub, clipship: Clipship, tmp_path: Path
+) -> None:
     job = write_job(tmp_path)
-    done = clipship(hub, tmp_path, "fetch", str(job))
+    done = clipship("fetch", str(job))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines] == [
@@ -45,14 +55,16 @@ def test_what_was_fetched_trains_while_no_hub_answers(hub: StubHub, tmp_path: Pa
     assert f"{tmp_path}/cache/" in lines[0]
     hub.answers = False
     before = len(hub.requests)
-    again = clipship(hub, tmp_path, "fetch", str(job))
+    again = clipship("fetch", str(job))
     assert (again.returncode, again.stdout) == (0, done.stdout)
-    trained = clipship(hub, tmp_path, "run", str(job))
+    trained = clipship("run", str(job))
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert len(hub.requests) == before
 
 
-def test_timms_weights_of_an_image_tower_are_fetched_too(hub: StubHub, tmp_path: Path) -> None:
+def test_timms_weights_of_an_image_tower_are_fetched_too(
+    hub: StubHub, clipship: Clipship, tmp_path: Path
+) -> None:
     tower = tmp_path / "tower"
     tower.mkdir()
     weights = timm.create_model("resnet10t").state_dict()
@@ -63,73 +75,77 @@ def test_timms_weights_of_an_image_tower_are_fetched_too(hub: StubHub, tmp_path:
     (tmp_path / "resnet.json").write_text(json.dumps({**config, "vision_cfg": image}))
     job = write_job(tmp_path, 'init = "timm"')
     job.write_text(job.read_text().replace(VIT, "resnet.json"))
-    done = clipship(hub, tmp_path, "fetch", str(job))
+    done = clipship("fetch", str(job))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].startswith("image tower timm/resnet10t.c3_in1k  ")
     hub.answers = False
-    trained = clipship(hub, tmp_path, "run", str(job), "--set", "optim.lr=1e-30", offline=True)
+    trained = clipship("run", str(job), "--set", "optim.lr=1e-30", more={"HF_HUB_OFFLINE": "1"})
     assert trained.returncode == 0, trained.stdout + trained.stderr
     kept = torch.load(next((tmp_path / "runs").glob("*/checkpoints/step-*/model.pt")))
     assert torch.allclose(kept["visual.trunk.conv1.0.weight"], weights["conv1.0.weight"])
 
 
-def test_init_by_timm_is_refused_for_a_tower_of_open_clip(hub: StubHub, tmp_path: Path) -> None:
-    done = clipship(hub, tmp_path, "fetch", str(write_job(tmp_path, 'init = "timm"')))
+def test_init_by_timm_is_refused_for_a_tower_of_open_clip(
+    hub: StubHub, clipship: Clipship, tmp_path: Path
+) -> None:
+    done = clipship("fetch", str(write_job(tmp_path, 'init = "timm"')))
     assert done.returncode == 2
     assert "model.init" in done.stderr
     assert not hub.requests
 
 
-def test_a_download_that_was_cut_off_goes_on(hub: StubHub, tmp_path: Path) -> None:
+def test_a_download_that_was_cut_off_goes_on(hub: StubHub, clipship: Clipship, tmp_path: Path) -> None:
     job, weights = write_job(tmp_path), tmp_path / "bert" / "model.safetensors"
     hub.cut["model.safetensors"] = 1000
-    done = clipship(hub, tmp_path, "fetch", str(job))
+    done = clipship("fetch", str(job))
     if done.returncode:
         assert "clipship: " in done.stderr
         assert "Traceback" not in done.stderr
-        done = clipship(hub, tmp_path, "fetch", str(job))
+        done = clipship("fetch", str(job))
     assert done.returncode == 0, done.stderr
     (copy,) = (tmp_path / "cache").rglob("snapshots/*/model.safetensors")
     assert copy.read_bytes() == weights.read_bytes()
 
 
-def test_a_damaged_download_is_refused_and_removed(hub: StubHub, tmp_path: Path) -> None:
+def test_a_damaged_download_is_refused_and_removed(hub: StubHub, clipship: Clipship, tmp_path: Path) -> None:
     job = write_job(tmp_path)
     hub.damage.add("model.safetensors")
-    done = clipship(hub, tmp_path, "fetch", str(job))
+    done = clipship("fetch", str(job))
     assert done.returncode == 1, done.stderr
     assert "model.safetensors: its checksum differs from the hub's" in done.stderr
     assert not list((tmp_path / "cache").rglob("snapshots/*/model.safetensors"))
     hub.damage.clear()
-    assert clipship(hub, tmp_path, "fetch", str(job)).returncode == 0
+    assert clipship("fetch", str(job)).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("answers", "code", "words"), [(True, 2, "org/no-such"), (False, 1, "the hub does not answer")]
 )
 def test_a_model_that_is_not_there_and_a_hub_that_is_silent_differ(
-    hub: StubHub, tmp_path: Path, answers: bool, code: int, words: str
+    hub: StubHub, clipship: Clipship, tmp_path: Path, answers: bool, code: int, words: str
 ) -> None:
     job = write_job(tmp_path)
     job.write_text(job.read_text().replace("org/small-bert", "org/no-such"))
     hub.answers = answers
-    done = clipship(hub, tmp_path, "fetch", str(job))
+    done = clipship("fetch", str(job))
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_start_that_may_not_ask_says_what_to_do(hub: StubHub, tmp_path: Path) -> None:
+def test_a_start_that_may_not_ask_says_what_to_do(hub: StubHub, clipship: Clipship, tmp_path: Path) -> None:
     job = write_job(tmp_path, "offline = true")
-    done = clipship(hub, tmp_path, "run", str(job))
+    done = clipship("run", str(job))
     assert done.returncode == 2, done.stdout + done.stderr
     assert "clipship fetch" in done.stdout + done.stderr
     assert hub.requests == []
 
 
-def test_a_job_that_names_nothing_on_a_hub_needs_no_fetch(hub: StubHub, tmp_path: Path) -> None:
+def test_a_job_that_names_nothing_on_a_hub_needs_no_fetch(
+    hub: StubHub, clipship: Clipship, tmp_path: Path
+) -> None:
     job = write_job(tmp_path)
     job.write_text(job.read_text().replace('text = "hf:org/small-bert"\n', ""))
-    done = clipship(hub, tmp_path, "fetch", str(job))
+    done = clipship("fetch", str(job))
     assert (done.returncode, done.stdout) == (0, "")
     assert "names nothing on a hub" in done.stderr

@@ -1,7 +1,6 @@
 """ModelScope as a hub: its own client against a server on this machine that answers as ModelScope does."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.hub_jobs import clipship_with, write_hub_job
+from tests.support.hub_jobs import Clipship, Done, clipship_at, write_hub_job
 from tests.support.jobs import VIT
 from tests.support.stub_modelscope import StubModelScope, stub_modelscope
 from tests.support.text_towers import make_tower
@@ -19,19 +18,37 @@ WEIGHTS = "open_clip_model.safetensors"
 CLIP = 'pretrained = "modelscope:org/clip"'
 
 
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StubModelScope, Clipship]]:
+    with stub_modelscope({}) as hub:
+        variables = {"MODELSCOPE_ENDPOINT": hub.address, "HF_ENDPOINT": "http://127.0.0.1:9"}
+        with clipship_at(tmp_path_factory.mktemp("home"), variables) as clipship:
+            yield hub, clipship
+
+
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[StubModelScope]:
-    models = {}
+def hub(started: tuple[StubModelScope, Clipship], tmp_path: Path) -> StubModelScope:
+    hub, _ = started
+    hub.forget()
     for revision, seed in (("master", 1), ("v1.0", 2)):
         folder = tmp_path / "hub" / revision
         folder.mkdir(parents=True)
         torch.manual_seed(seed)
         save_file(_model().state_dict(), folder / WEIGHTS)
         (folder / "configuration.json").write_text("{}")
-        models["org/clip", revision] = folder
-    models["org/small-bert", "master"] = make_tower(tmp_path / "bert")
-    with stub_modelscope(models) as server:
-        yield server
+        hub.models["org/clip", revision] = folder
+    hub.models["org/small-bert", "master"] = make_tower(tmp_path / "bert")
+    return hub
+
+
+@pytest.fixture
+def clipship(started: tuple[StubModelScope, Clipship], tmp_path: Path) -> Clipship:
+    """Runs a command, without learning: what a run saves is what it was given."""
+
+    def run(*words: str) -> Done:
+        return started[1](*words, "--set", "optim.lr=1e-30", cwd=tmp_path)
+
+    return run
 
 
 def _model() -> torch.nn.Module:
@@ -41,25 +58,19 @@ def _model() -> torch.nn.Module:
     return model
 
 
-def clipship(hub: StubModelScope, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Runs a command, without learning: what a run saves is what it was given."""
-    variables = {"MODELSCOPE_ENDPOINT": hub.address, "HF_ENDPOINT": "http://127.0.0.1:9"}
-    return clipship_with(folder, variables, *arguments, "--set", "optim.lr=1e-30")
-
-
 @pytest.mark.parametrize(("name", "revision"), [("org/clip", "master"), ("org/clip@v1.0", "v1.0")])
 def test_weights_of_a_revision_are_fetched_once_and_train_without_a_hub(
-    hub: StubModelScope, tmp_path: Path, name: str, revision: str
+    hub: StubModelScope, clipship: Clipship, tmp_path: Path, name: str, revision: str
 ) -> None:
     job = write_hub_job(tmp_path, f'pretrained = "modelscope:{name}"')
-    done = clipship(hub, tmp_path, "fetch", str(job))
+    done = clipship("fetch", str(job))
     assert done.returncode == 0, done.stderr
     file = tmp_path / f"cache/models/org--clip/snapshots/{revision}/{WEIGHTS}"
     assert done.stdout == f"weights modelscope:{name}  {file.stat().st_size:,}  {file}\n"
     assert file.read_bytes() == (tmp_path / "hub" / revision / WEIGHTS).read_bytes()
     assert not file.with_name("configuration.json").exists()
     before = len(hub.requests)
-    trained = clipship(hub, tmp_path, "run", str(job), "--set", "model.offline=true")
+    trained = clipship("run", str(job), "--set", "model.offline=true")
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert len(hub.requests) == before
     kept = torch.load(next((tmp_path / "runs").glob("*/checkpoints/step-*/model.pt")))
@@ -67,15 +78,17 @@ def test_weights_of_a_revision_are_fetched_once_and_train_without_a_hub(
     assert torch.allclose(kept["visual.proj"], _model().state_dict()["visual.proj"])
 
 
-def test_a_text_tower_comes_from_modelscope_too(hub: StubModelScope, tmp_path: Path) -> None:
+def test_a_text_tower_comes_from_modelscope_too(
+    hub: StubModelScope, clipship: Clipship, tmp_path: Path
+) -> None:
     job = write_hub_job(tmp_path, 'text = "modelscope:org/small-bert"')
-    done = clipship(hub, tmp_path, "fetch", str(job))
+    done = clipship("fetch", str(job))
     assert done.returncode == 0, done.stderr
     assert [line.partition("  ")[0] for line in done.stdout.splitlines()] == [
         "text tower modelscope:org/small-bert",
         "tokenizer modelscope:org/small-bert",
     ]
-    trained = clipship(hub, tmp_path, "run", str(job), "--set", "model.offline=true")
+    trained = clipship("run", str(job), "--set", "model.offline=true")
     assert trained.returncode == 0, trained.stdout + trained.stderr
 
 
@@ -90,25 +103,29 @@ def test_a_text_tower_comes_from_modelscope_too(hub: StubModelScope, tmp_path: P
     ],
 )
 def test_what_modelscope_does_not_have_is_said_in_a_sentence(
-    hub: StubModelScope, tmp_path: Path, name: str, code: int, said: str
+    hub: StubModelScope, clipship: Clipship, tmp_path: Path, name: str, code: int, said: str
 ) -> None:
-    done = clipship(hub, tmp_path, "fetch", str(write_hub_job(tmp_path, f'pretrained = "modelscope:{name}"')))
+    done = clipship("fetch", str(write_hub_job(tmp_path, f'pretrained = "modelscope:{name}"')))
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_ranks_that_may_not_ask_say_to_fetch_first(hub: StubModelScope, tmp_path: Path) -> None:
+def test_ranks_that_may_not_ask_say_to_fetch_first(
+    hub: StubModelScope, clipship: Clipship, tmp_path: Path
+) -> None:
     job = write_hub_job(tmp_path, CLIP, "offline = true")
-    done = clipship(hub, tmp_path, "run", str(job))
+    done = clipship("run", str(job))
     assert done.returncode == 2
     assert "`clipship fetch JOB`" in done.stdout + done.stderr
     assert hub.requests == []
 
 
-def test_damaged_weights_are_neither_kept_nor_used(hub: StubModelScope, tmp_path: Path) -> None:
+def test_damaged_weights_are_neither_kept_nor_used(
+    hub: StubModelScope, clipship: Clipship, tmp_path: Path
+) -> None:
     hub.damage.add(WEIGHTS)
-    done = clipship(hub, tmp_path, "fetch", str(write_hub_job(tmp_path, CLIP)))
+    done = clipship("fetch", str(write_hub_job(tmp_path, CLIP)))
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "cache").rglob(WEIGHTS))

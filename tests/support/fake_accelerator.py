@@ -155,6 +155,9 @@ class Module:
     def stream(self, stream: object) -> "nullcontext[None]":
         return nullcontext()
 
+    def manual_seed(self, seed: int) -> None:
+        CALLS["manual_seed"] += 1
+
     def manual_seed_all(self, seed: int) -> None: ...
 
     def _is_in_bad_fork(self) -> bool:

@@ -3,9 +3,16 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.support.jobs import VIT
+from tests.support.warm.start import warm_starts
+
+Done = subprocess.CompletedProcess[str]
+Clipship = Callable[..., Done]
 
 _JOB = """
 name = "fetched"
@@ -30,10 +37,21 @@ def write_hub_job(folder: Path, *keys: str) -> Path:
     return path
 
 
-def clipship_with(folder: Path, variables: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
-    """Runs the command line in the folder, which is its home, with few variables beside these."""
+@contextmanager
+def clipship_at(home: Path, variables: dict[str, str]) -> Iterator[Clipship]:
+    """Yields the command line in an environment of few variables beside these, as a function.
+
+    It takes the words, and by `cwd` and `more` a working folder and further variables. Its processes are
+    forks of an interpreter that was told of the hub when it imported the hub's client.
+    """
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), **variables}
+
+    def clipship(*words: str, cwd: Path, more: Mapping[str, str] = MappingProxyType({})) -> Done:
+        command = [sys.executable, "-m", "trainer.cli.main", *words]
+        told = {**environment, **more}
+        return subprocess.run(command, cwd=cwd, env=told, capture_output=True, text=True, timeout=300)
+
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), **variables}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    command = [sys.executable, "-m", "trainer.cli.main", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    with warm_starts(environment):
+        yield clipship

@@ -25,6 +25,10 @@ class StubModelScope:
     damage: set[str] = field(default_factory=set)
     """Files of which another byte than the listing's checksum is sent."""
 
+    def forget(self) -> None:
+        """Makes it a new hub at the same address."""
+        vars(self).update(vars(StubModelScope({}, self.address)))
+
 
 @contextmanager
 def stub_modelscope(models: dict[tuple[str, str], Path]) -> Iterator[StubModelScope]:

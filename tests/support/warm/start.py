@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,12 +16,16 @@ ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def warm_starts() -> Iterator[str]:
-    """Inside, `python -m MODULE` of ours is a fork; yields why not, if it is none."""
+def warm_starts(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Inside, `python -m MODULE` of ours is a fork; yields why not, if it is none.
+
+    Only a start in this environment is one, since libraries read it where they are imported.
+    """
+    before = client.current()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        path = filter(None, (str(ROOT), environment.get("PYTHONPATH")))
+        env = {**environment, "PYTHONPATH": os.pathsep.join(path)}
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tests.support.warm.server", str(theirs.fileno())],
             env=env,
@@ -36,6 +40,6 @@ def warm_starts() -> Iterator[str]:
         try:
             yield "" if answer == READY else answer.decode() or "it ended"
         finally:
-            client.use(None)
+            client.use(before)
             process.send_signal(signal.SIGKILL)
             process.wait()
