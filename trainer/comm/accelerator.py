@@ -38,6 +38,17 @@ def runtime(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Seeds the generators of the host and of the current device of this kind.
+
+    `torch.manual_seed` seeds every kind of device, and formats this thread's stack for each one that no
+    process uses: a millisecond of each step.
+    """
+    torch.default_generator.manual_seed(seed)
+    if on_accelerator(device):
+        runtime(device).manual_seed(seed)
+
+
 def memory_bytes(device: torch.device) -> int:
     """Returns the bytes of an accelerator's memory."""
     return int(runtime(device).get_device_properties(device).total_memory)

@@ -315,9 +315,9 @@ def attention(joint: Tensor, heads: int, causal: bool) -> tuple[Tensor, tuple[Te
     lanes = width // (3 * heads)
     out = joint.new_empty(samples, tokens, width // 3)
     lse = joint.new_empty(samples, heads, tokens, dtype=torch.float32)
-    tiles, blocks = FORWARD, triton.cdiv(tokens, FORWARD.own)
-    _forward[(samples * heads * blocks,)](
-        joint, out, lse, tokens, heads, blocks, lanes**-0.5 * 1.4426950408889634, CAUSAL=causal,
+    tiles, by_query = FORWARD, blocks_of(tokens, FORWARD.own)
+    _forward[(samples * heads * by_query,)](
+        joint, out, lse, tokens, heads, by_query, lanes**-0.5 * 1.4426950408889634, CAUSAL=causal,
         Q=tiles.own, K=tiles.others, LAST=_last(tokens, tiles.own), REST=_rest(tokens, tiles.others, causal),
         D=lanes, **tiles.options,
     )  # fmt: skip
@@ -331,7 +331,7 @@ def attention_backward(
     samples, tokens, width = joint.shape
     lanes = width // (3 * heads)
     of_joint, level = torch.empty_like(joint), torch.empty_like(lse)
-    by_query, by_key = (triton.cdiv(tokens, tiles.own) for tiles in (QUERIES, KEYS))
+    by_query, by_key = (blocks_of(tokens, tiles.own) for tiles in (QUERIES, KEYS))
     rows = max(by_query, by_key)
     sums = torch.zeros(samples, rows, width, dtype=torch.float32, device=joint.device)
     tiles = QUERIES
@@ -349,10 +349,20 @@ def attention_backward(
     return of_joint, sums.sum((0, 1))
 
 
+def blocks_of(rows: int, of: int) -> int:
+    """Returns how many blocks of so many rows hold all rows; triton.cdiv takes as long as a launch."""
+    return -(-rows // of)
+
+
+def power_of_2(number: int) -> int:
+    """Returns the least power of two that is not below the number, which is at least 1."""
+    return 1 << (number - 1).bit_length()
+
+
 def _rest(tokens: int, step: int, causal: bool) -> int:
     """Returns the rows of the tile behind all whole ones: 0 for none, 1 for a sum in place of a tile."""
     rest = tokens % step
-    return rest if rest == 0 or (rest == 1 and not causal) else max(_LEAST, triton.next_power_of_2(rest))
+    return rest if rest == 0 or (rest == 1 and not causal) else max(_LEAST, power_of_2(rest))
 
 
 def _last(tokens: int, own: int) -> int:

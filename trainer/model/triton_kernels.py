@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainer.comm.accelerator import is_cuda
 from trainer.model import long_attention
+from trainer.model.long_attention import blocks_of, power_of_2
 
 LONGEST = 128
 """Most tokens whose attention fits one program: all scores of a head, in registers."""
@@ -73,9 +74,9 @@ def norm(
     out = torch.empty_like(x, dtype=dtype)
     mean, rstd = x.new_empty(2, rows, dtype=torch.float32)
     per_program = 2
-    _norm_forward[(triton.cdiv(rows, per_program),)](
+    _norm_forward[(blocks_of(rows, per_program),)](
         x, x if added is None else added, stream, gain, bias, out, mean, rstd, rows, width, eps,
-        ADDS=added is not None, ROWS=per_program, BLOCK=triton.next_power_of_2(width), num_warps=4,
+        ADDS=added is not None, ROWS=per_program, BLOCK=power_of_2(width), num_warps=4,
     )  # fmt: skip
     return stream, out, mean, rstd
 
@@ -149,7 +150,7 @@ def norm_backward(
     sums = torch.empty(programs, 3, width, dtype=torch.float32, device=stream.device)
     _norm_backward[(programs,)](
         grad, grad if passed is None else passed, stream, mean, rstd, gain, out, of_added, sums, rows, width,
-        PASSED=passed is not None, SHORTER=of_added is not out, BLOCK=triton.next_power_of_2(width),
+        PASSED=passed is not None, SHORTER=of_added is not out, BLOCK=power_of_2(width),
         num_warps=4,
     )  # fmt: skip
     return out, of_added, sums.sum(0)
@@ -197,8 +198,8 @@ def gelu_backward(grad: Tensor, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
     rows = x.numel() // width
     tile_rows, tile_columns = 8, 256
-    across = triton.cdiv(width, tile_columns)
-    programs = min(triton.cdiv(rows, tile_rows), max(1, _multiprocessors(x) * _WAVES // across))
+    across = blocks_of(width, tile_columns)
+    programs = min(blocks_of(rows, tile_rows), max(1, _multiprocessors(x) * _WAVES // across))
     out = torch.empty_like(x)
     sums = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     _gelu_backward[(programs, across)](

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from trainer.comm.accelerator import seed_generators
 from trainer.comm.host_memory import HostCopy
 from trainer.comm.protocol import Comm, Reducer
 from trainer.config import Job
@@ -220,7 +221,7 @@ class TrainStep:
     def _forward(self, module: nn.Module, batch: MicroBatch, step: int, number: int) -> Outputs:
         first = self._comm.world.rank * self._plan.batch_size_per_rank + number * len(batch.images)
         # This seeds the randomness that `sample_dropout.py` cannot reach.
-        torch.manual_seed(position_seed(self._job.seed, step, first, "model"))
+        seed_generators(self._comm.device, position_seed(self._job.seed, step, first, "model"))
         positions: Iterable[int] = range(first, first + len(batch.images))
         if batch.places is not None:
             positions = (
