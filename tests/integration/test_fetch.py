@@ -29,6 +29,7 @@ def hub(started: tuple[StubHub, Clipship], tmp_path: Path) -> StubHub:
     hub, _ = started
     hub.forget()
     hub.models["org/small-bert"] = make_tower(tmp_path / "bert")
+    (tmp_path / "bert" / "README.md").write_text("what nobody fetches is in every model on the hub")
     return hub
 
 

@@ -2,10 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import huggingface_hub
 import pytest
+from huggingface_hub import HfApi
 
+from tests.support.stub_hub import StubHub, stub_hub
 from tests.support.stub_modelscope import StubModelScope, stub_modelscope
 from trainer.config.hubs import HUBS, hub_of, repository_of
 from trainer.config.training import is_text_folder, is_weights
@@ -71,6 +75,58 @@ def test_a_model_that_is_not_there_or_has_no_weights_is_named(hub: StubModelScop
     (tmp_path / "hub/master" / WEIGHTS).rename(tmp_path / "hub/master/model.safetensors")
     with pytest.raises(InputError, match="no weights in open_clip's form"):
         hub_weights(KEY, "modelscope:org/clip", str(tmp_path))
+    with pytest.raises(InputError, match="has no vocabulary"):
+        model_folder("modelscope:org/clip", str(tmp_path), {"tokenizer"})
+    assert not (tmp_path / "models").exists(), "what nobody wants is not downloaded"
+
+
+def test_a_tokenizer_of_modelscope_whose_download_was_cut_off_is_completed(
+    hub: StubModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / "hub/master" / name).write_text("{}")
+    hub.damage.add("merges.txt")
+    with pytest.raises(Exception, match=r"merges\.txt"):
+        model_folder("modelscope:org/clip", str(tmp_path), {"tokenizer"})
+    (left,) = (tmp_path / "models").rglob("vocab.json")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match="clipship fetch"):
+        model_folder("modelscope:org/clip", str(tmp_path), {"tokenizer"})
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    hub.damage.clear()
+    assert model_folder("modelscope:org/clip", str(tmp_path), {"tokenizer"}) == left.parent
+    assert (left.parent / "merges.txt").read_text() == "{}"
+
+
+@pytest.fixture
+def hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubHub]:
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    for name in ("config.json", "vocab.json", "merges.txt", "README.md"):
+        (folder / name).write_text("{}")
+    with stub_hub(org__small_bert=folder) as server:
+        client = HfApi(server.address)
+        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: client)
+        monkeypatch.setattr(
+            huggingface_hub,
+            "snapshot_download",
+            partial(huggingface_hub.snapshot_download, endpoint=server.address),
+        )
+        yield server
+
+
+def test_a_hub_is_asked_once_though_nobody_wants_its_readme(hugging_face: StubHub, tmp_path: Path) -> None:
+    folder = model_folder("hf:org/small-bert", str(tmp_path / "cache"), {"config", "tokenizer"})
+    assert {file.name for file in folder.iterdir()} == {"config.json", "vocab.json", "merges.txt"}
+    hugging_face.answers = False
+    assert model_folder("hf:org/small-bert", str(tmp_path / "cache"), {"config", "tokenizer"}) == folder
+
+
+def test_a_tokenizer_whose_download_was_cut_off_is_completed(hugging_face: StubHub, tmp_path: Path) -> None:
+    folder = model_folder("hf:org/small-bert", str(tmp_path / "cache"), {"config", "tokenizer"})
+    (folder / "merges.txt").unlink()
+    assert model_folder("hf:org/small-bert", str(tmp_path / "cache"), {"tokenizer"}) == folder
+    assert (folder / "merges.txt").read_text() == "{}"
 
 
 def test_the_cache_without_cache_dir_is_that_of_the_client(hub: StubModelScope, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def fetch(job: Job) -> Iterator[Fetched]:
         yield from fetch(job.model_copy(update={"model": teacher_of(job.model)}))
     pretrained = pretrained_file(job)
     if pretrained and hub_of(str(job.model.pretrained)):
-        yield Fetched(f"weights {job.model.pretrained}", Path(pretrained))
+        yield _checked(f"weights {job.model.pretrained}", pretrained)
     with loading(job, pretrained):
         name = registered(job.model.name)
         yield from _weights(job, name, pretrained)

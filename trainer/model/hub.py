@@ -55,7 +55,7 @@ def model_folder(name: str, cache_dir: str | None, parts: Parts) -> Path:
     """
     if _is_folder(name):
         return _checked(Path(name), parts)
-    folder = client_of(name)[1].cached(cache_dir)
+    folder = client_of(name)[1].cached(cache_dir, _few(parts))
     if folder is not None and not _lacking(folder, parts):
         return folder
     return _checked(_downloaded("model.text", name, cache_dir, partial(_wanted, parts)), parts, of=name)
@@ -66,10 +66,10 @@ def hub_weights(key: str, name: str, cache_dir: str | None) -> Path:
 
     Raises as `model_folder` does.
     """
-    folder = client_of(name)[1].cached(cache_dir)
+    folder = client_of(name)[1].cached(cache_dir, ())
     if folder is None or _open_clip_weights(folder) is None:
         folder = _downloaded(key, name, cache_dir, _best_of_open_clip)
-    if (file := _open_clip_weights(folder)) is None:
+    if folder is None or (file := _open_clip_weights(folder)) is None:
         raise InputError(
             f"{key}: {name} has no weights in open_clip's form ({', '.join(OPEN_CLIP_WEIGHTS)}): name "
             "another model, or convert downloaded weights of transformers or Chinese-CLIP with "
@@ -121,8 +121,11 @@ def _is_folder(name: str) -> bool:
 
 def _downloaded(
     key: str, name: str, cache_dir: str | None, wanted: Callable[[list[str]], Sequence[str]]
-) -> Path:
-    """Downloads the files of a model that are wanted of those that it has, and checks each."""
+) -> Path | None:
+    """Downloads the files of a model that are wanted of those that it has, and checks each.
+
+    Returns their folder; None if the model has none of them.
+    """
     row, client = client_of(name)
     there = client.files()
     if there is None:
@@ -131,6 +134,8 @@ def _downloaded(
             "check the name, which has the form OWNER/NAME"
         )
     names = wanted(there)
+    if not names:
+        return None
     folder = client.download(cache_dir, names)
     for file in names:
         if (folder / file).exists():
@@ -140,9 +145,13 @@ def _downloaded(
 
 def _wanted(parts: Parts, there: list[str]) -> list[str]:
     """Returns the files of the parts among those of a model."""
-    wanted = [CONFIG] if "config" in parts else []
-    wanted += [file for file in TOKENIZER_FILES if "tokenizer" in parts and file in there]
+    wanted = [file for file in _few(parts) if file in there]
     return wanted + (_weight_files(there) if "weights" in parts else [])
+
+
+def _few(parts: Parts) -> list[str]:
+    """Returns the files of the parts other than weights, of which the best format alone is wanted."""
+    return [CONFIG] * ("config" in parts) + [*TOKENIZER_FILES] * ("tokenizer" in parts)
 
 
 def _weight_files(there: Iterable[str]) -> list[str]:
@@ -155,19 +164,21 @@ def _weight_files(there: Iterable[str]) -> list[str]:
     return [best, *sorted(name for name in names if re.fullmatch(rf"{stem}-\d+-of-\d+\.{ending}", name))]
 
 
-def _checked(folder: Path, parts: Parts, of: str = "") -> Path:
-    if lacking := _lacking(folder, parts):
+def _checked(folder: Path | None, parts: Parts, of: str = "") -> Path:
+    lacking = _lacking(folder, parts)
+    if folder is None or lacking:
         what = f"the model {of} on the hub" if of else f"the folder {folder}"
         raise InputError(f"model.text: {what} has no {' and no '.join(lacking)}: give another text tower")
     return folder
 
 
-def _lacking(folder: Path, parts: Parts) -> list[str]:
+def _lacking(folder: Path | None, parts: Parts) -> list[str]:
     """Returns words for the parts that are not in the folder."""
-    lacking = [] if "config" not in parts or (folder / CONFIG).is_file() else [CONFIG]
-    if "tokenizer" in parts and not any((folder / name).is_file() for name in _VOCABULARIES):
+    there = {file.name for file in folder.iterdir() if file.is_file()} if folder else set()
+    lacking = [CONFIG] if "config" in parts and CONFIG not in there else []
+    if "tokenizer" in parts and not there & _VOCABULARIES:
         lacking.append(f"vocabulary ({', '.join(sorted(_VOCABULARIES))})")
-    if "weights" in parts and not has_weights(folder):
+    if "weights" in parts and not (folder and has_weights(folder)):
         lacking.append("weights (model.safetensors or pytorch_model.bin)")
     return lacking
 

@@ -11,12 +11,15 @@ from pathlib import Path
 
 from trainer.config.hubs import HUBS, HubRow, hub_of, repository_of
 from trainer.errors import InputError
+from trainer.safe_io.atomic import write_whole
 from trainer.sysinfo.extras import require
 
 _OFFLINE = "HF_HUB_OFFLINE"
 """Variable of ranks that may ask no hub (model.offline)."""
 _DEFAULT = "master"
 """Branch of ModelScope that is taken where a name has no revision."""
+_BEGUN = ".clipship-files"
+"""File in a folder of ModelScope's cache with the names of all that was to be downloaded."""
 
 
 class HubClient(ABC):
@@ -30,8 +33,12 @@ class HubClient(ABC):
             raise InputError(str(problem)) from None
 
     @abstractmethod
-    def cached(self, cache_dir: str | None) -> Path | None:
-        """Returns the folder that the cache has, which may lack files; None if it has none. Asks nobody."""
+    def cached(self, cache_dir: str | None, names: Sequence[str]) -> Path | None:
+        """Returns the folder that the cache has; None if it has none, or if a download was cut off.
+
+        It may lack files. Those of `names` that the repository has are there, as far as the cache knows which
+        it has. Asks nobody.
+        """
 
     @abstractmethod
     def files(self) -> list[str] | None:
@@ -45,16 +52,11 @@ class HubClient(ABC):
 class HuggingFace(HubClient):
     """The Hugging Face hub by huggingface_hub, whose cache has a folder for each commit."""
 
-    def cached(self, cache_dir: str | None) -> Path | None:
-        from huggingface_hub import snapshot_download
+    def cached(self, cache_dir: str | None, names: Sequence[str]) -> Path | None:
         from huggingface_hub.errors import LocalEntryNotFoundError
 
         try:
-            return Path(
-                snapshot_download(
-                    self.repository, revision=self.revision, cache_dir=cache_dir, local_files_only=True
-                )
-            )
+            return self._snapshot(cache_dir, names, asks=False)
         except LocalEntryNotFoundError:
             return None
 
@@ -68,11 +70,19 @@ class HuggingFace(HubClient):
             return None
 
     def download(self, cache_dir: str | None, names: Sequence[str]) -> Path:
+        return self._snapshot(cache_dir, names, asks=True)
+
+    def _snapshot(self, cache_dir: str | None, names: Sequence[str], *, asks: bool) -> Path:
         from huggingface_hub import snapshot_download
 
+        # Without names it would take a cache for incomplete that lacks what nobody wants, such as a README.
         return Path(
             snapshot_download(
-                self.repository, revision=self.revision, cache_dir=cache_dir, allow_patterns=list(names)
+                self.repository,
+                revision=self.revision,
+                cache_dir=cache_dir,
+                allow_patterns=list(names),
+                local_files_only=not asks,
             )
         )
 
@@ -80,9 +90,10 @@ class HuggingFace(HubClient):
 class ModelScope(HubClient):
     """ModelScope by modelscope_hub, which only a download needs: ranks find the folder without it."""
 
-    def cached(self, cache_dir: str | None) -> Path | None:
+    def cached(self, cache_dir: str | None, names: Sequence[str]) -> Path | None:
         folder = self._folder(cache_dir)
-        return folder if folder.is_dir() else None
+        whole = folder.is_dir() and all((folder / name).is_file() for name in _begun(folder))
+        return folder if whole else None
 
     def files(self) -> list[str] | None:
         if os.environ.get(_OFFLINE) == "1":
@@ -104,6 +115,8 @@ class ModelScope(HubClient):
         from modelscope_hub import HubApi
 
         folder = self._folder(cache_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / _BEGUN, "\n".join(sorted({*_begun(folder), *names})))
         return Path(
             HubApi().download_repo(
                 self.repository,
@@ -119,6 +132,12 @@ class ModelScope(HubClient):
         """Returns the folder in the client's own layout, in which other programs find it, too."""
         name = self.repository.replace("/", "--")
         return _modelscope_cache(cache_dir) / "models" / name / "snapshots" / (self.revision or _DEFAULT)
+
+
+def _begun(folder: Path) -> list[str]:
+    """Returns the files of a folder whose download has begun, here and before."""
+    record = folder / _BEGUN
+    return record.read_text(encoding="utf-8").splitlines() if record.is_file() else []
 
 
 def _modelscope_cache(cache_dir: str | None) -> Path:
