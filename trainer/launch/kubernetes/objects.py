@@ -170,7 +170,9 @@ def _hand_over(cluster: Cluster, row: KindRow, kind: ApiKind, owner: Object) -> 
     }
     with cluster.asking(f"hand the {kind[1]} to the {row.kind}"):
         item = _read(cluster, kind, name)
-        if item is not None and is_ours(item) and item["metadata"].get("ownerReferences") != [reference]:
+        if item is None or not is_ours(item) or _other_owner(item, row):
+            return
+        if item["metadata"].get("ownerReferences") != [reference]:
             _method(cluster, kind, "patch")(
                 name, cluster.namespace, {"metadata": {"ownerReferences": [reference]}}
             )
@@ -179,7 +181,7 @@ def _hand_over(cluster: Cluster, row: KindRow, kind: ApiKind, owner: Object) -> 
 def _put(cluster: Cluster, wanted: Object, row: KindRow, **options: Any) -> None:
     """Create the object, or replace an earlier one of Clipship.
 
-    Raises ClusterError if another's object has the name.
+    Raises ClusterError if another's object has the name, or one of a job of another kind.
     """
     kind, name = api_kind(wanted), wanted["metadata"]["name"]
     known = _BESIDE[kind].known or row
@@ -198,7 +200,21 @@ def _put(cluster: Cluster, wanted: Object, row: KindRow, **options: Any) -> None
                     f"namespace {cluster.namespace} has a {kind[1]} {name} that Clipship did not make: "
                     "choose another name with --set kubernetes.name=..."
                 ) from None
+            if owner := _other_owner(existing, row):
+                raise ClusterError(
+                    f"the {kind[1]} {name} of namespace {cluster.namespace} belongs to the {owner}, whose "
+                    "pods would get another job: delete that, or choose another name with --set "
+                    "kubernetes.name=..."
+                ) from None
             _method(cluster, kind, "replace")(name, cluster.namespace, wanted, **options)
+
+
+def _other_owner(item: Object, row: KindRow) -> str:
+    """Returns kind and name of an owner of another kind than the row's; empty if there is none."""
+    owners = item["metadata"].get("ownerReferences") or ()
+    kinds = [(owner["apiVersion"].partition("/")[0], owner["kind"]) for owner in owners]
+    others = (o for o, kind in zip(owners, kinds, strict=True) if kind != (row.group, row.api_kind))
+    return next((f"{owner['kind']} {owner['name']}" for owner in others), "")
 
 
 def _staying(cluster: Cluster, kind: ApiKind, name: str) -> Object | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import stream
+from kubernetes.stream.ws_client import WebSocketConnectionClosedException
 
 from trainer.errors import ClusterError, InputError
 from trainer.launch.kubernetes.cluster import Cluster, Object
@@ -18,6 +19,8 @@ from trainer.launch.kubernetes.kind_row import KindRow
 from trainer.launch.kubernetes.state import output_pods, pods_of
 
 _POLL_S = 1.0
+_BY_SIGNAL = 128
+"""Exit codes of commands that a signal ended are above this."""
 _SETTLE_S = 3
 """Seconds until the API server knows that a container has ended."""
 
@@ -72,10 +75,11 @@ def rank_lines(cluster: Cluster, row: KindRow, name: str, rank: int, follow: boo
         " os.execvp('tail', ['tail', '-n', '+1', *sys.argv[2:], str(path)])"
     )
     command = ["/opt/clipship/bin/python", "-P", "-c", script, str(rank), *(["-f"] if follow else [])]
+    pod = running[-1]["metadata"]["name"]
     with cluster.asking("read a file in a pod"):
         answer = stream(
             cluster.core.connect_get_namespaced_pod_exec,
-            running[-1]["metadata"]["name"],
+            pod,
             cluster.namespace,
             command=command,
             stdout=True,
@@ -83,12 +87,14 @@ def rank_lines(cluster: Cluster, row: KindRow, name: str, rank: int, follow: boo
             _preload_content=False,
         )
     with disconnecting(answer):
-        yield from _output_lines(answer)
-        if answer.returncode:
-            message = answer.read_stderr(timeout=0).strip()
-            raise ClusterError(
-                f"rank {rank}'s log cannot be read in pod {running[-1]['metadata']['name']}: {message}"
-            )
+        try:
+            yield from _output_lines(answer)
+            code = answer.returncode  # of an answer without a code, the client's own reading fails
+        except (WebSocketConnectionClosedException, OSError, TypeError, ValueError, LookupError) as problem:
+            raise ClusterError(f"the connection to pod {pod} ended: {problem}") from None
+        if code and not (follow and code > _BY_SIGNAL):  # `tail -f` is killed when its pod ends
+            message = answer.read_stderr(timeout=0).strip() or f"exit code {code}"
+            raise ClusterError(f"rank {rank}'s log cannot be read in pod {pod}: {message}")
 
 
 @contextmanager

@@ -1,0 +1,139 @@
+"""Objects beside a job's own, and the log of a rank, of a cluster that answers as these tests say."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kubernetes.client.exceptions import ApiException
+from kubernetes.stream.ws_client import WebSocketConnectionClosedException
+
+from trainer.errors import ClusterError
+from trainer.launch.kubernetes import pod_logs
+from trainer.launch.kubernetes.cluster import Cluster
+from trainer.launch.kubernetes.kinds import KINDS
+from trainer.launch.kubernetes.objects import _hand_over, _put
+
+CONFIG = ("v1", "ConfigMap")
+LABELS = {"app.kubernetes.io/name": "clipship"}
+NAME = {"name": "clip", "uid": "2"}
+
+
+def owner(api_version: str, kind: str) -> dict[str, str]:
+    return {"apiVersion": api_version, "kind": kind, "name": "clip", "uid": "1"}
+
+
+def config(*owners: dict[str, str]) -> dict[str, Any]:
+    metadata = {"name": "clip-job", "labels": LABELS, "ownerReferences": list(owners)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+class _Core:
+    """The client's API of a namespace that has one ConfigMap."""
+
+    def __init__(self, item: dict[str, Any]) -> None:
+        self.item, self.changes = item, list[str]()
+
+    def create_namespaced_config_map(self, *_: Any) -> None:
+        raise ApiException(status=409)
+
+    def read_namespaced_config_map(self, *_: Any) -> dict[str, Any]:
+        return self.item
+
+    def replace_namespaced_config_map(self, *_: Any) -> None:
+        self.changes.append("replaced")
+
+    def patch_namespaced_config_map(self, *_: Any) -> None:
+        self.changes.append("handed over")
+
+
+def cluster_of(core: Any) -> Cluster:
+    def asking(*_: Any, **__: Any) -> Any:
+        return nullcontext()
+
+    return cast(Cluster, SimpleNamespace(core=core, namespace="team", asking=asking, plain=lambda item: item))
+
+
+@pytest.mark.parametrize(
+    ("kind", "api_version", "of"),
+    [("mpijob", "batch/v1", "Job"), ("job", "kubeflow.org/v2beta1", "MPIJob"), ("vcjob", "batch/v1", "Job")],
+)
+def test_what_belongs_to_a_job_of_another_kind_stays_with_it(kind: str, api_version: str, of: str) -> None:
+    core = _Core(config(owner(api_version, of)))
+    with pytest.raises(ClusterError, match=f"belongs to the {of} clip, whose pods would get another job"):
+        _put(cluster_of(core), config(), KINDS[kind])
+    _hand_over(cluster_of(core), KINDS[kind], CONFIG, {"metadata": NAME})
+    assert core.changes == []
+
+
+@pytest.mark.parametrize("owners", [(), (owner("batch/v1", "Job"),)], ids=["no owner", "an earlier job's"])
+def test_what_a_job_of_this_kind_left_is_replaced(owners: tuple[dict[str, str], ...]) -> None:
+    core = _Core(config(*owners))
+    _put(cluster_of(core), config(), KINDS["job"])
+    _hand_over(cluster_of(core), KINDS["job"], CONFIG, {"metadata": NAME})
+    assert core.changes == ["replaced", "handed over"]
+
+
+class _Answer:
+    """What the client returns for a command in a pod: its output at once, then its end."""
+
+    def __init__(self, code: "int | Exception", errors: str = "") -> None:
+        self._code, self._errors, self._open = code, errors, True
+        self.sock = SimpleNamespace(shutdown=lambda: None)
+
+    def is_open(self) -> bool:
+        was, self._open = self._open, False
+        return was
+
+    def update(self, timeout: float) -> None:
+        if isinstance(self._code, WebSocketConnectionClosedException):
+            raise self._code
+
+    def read_stdout(self, timeout: float) -> str:
+        return "step 1\nstep 2"
+
+    def read_stderr(self, timeout: float) -> str:
+        return self._errors
+
+    @property
+    def returncode(self) -> int:
+        if isinstance(self._code, Exception):
+            raise self._code
+        return self._code
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def of(answer: _Answer, follow: bool = False) -> Iterator[str]:
+        pod = {"metadata": {"name": "clip-0"}, "status": {"phase": "Running"}}
+        monkeypatch.setattr(pod_logs, "pods_of", lambda *_: [pod])
+        monkeypatch.setattr(pod_logs, "stream", lambda *_, **__: answer)
+        core = SimpleNamespace(connect_get_namespaced_pod_exec=None)
+        return pod_logs.rank_lines(cluster_of(core), KINDS["job"], "clip", 3, follow)
+
+    return of
+
+
+def test_a_rank_s_log_ends_with_its_command_or_its_pod(lines: Any) -> None:
+    assert list(lines(_Answer(0))) == ["step 1", "step 2"]
+    assert list(lines(_Answer(137), follow=True)) == ["step 1", "step 2"], "tail was killed with its pod"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (_Answer(1, "tail: no such file\n"), "rank 3's log cannot be read in pod clip-0: tail: no such file"),
+        (_Answer(137), "rank 3's log cannot be read in pod clip-0: exit code 137"),
+        (_Answer(WebSocketConnectionClosedException("lost")), "the connection to pod clip-0 ended: lost"),
+        (_Answer(TypeError("no status")), "the connection to pod clip-0 ended: no status"),
+    ],
+    ids=["no file", "killed", "connection lost", "no status"],
+)
+def test_a_rank_s_log_that_cannot_be_read_is_told_in_a_sentence(
+    lines: Any, answer: _Answer, said: str
+) -> None:
+    with pytest.raises(ClusterError, match=said):
+        list(lines(answer))
