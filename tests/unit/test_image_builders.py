@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from tests.support.refusals import refusal
 from trainer.config.builders import ABILITIES, asked
 from trainer.config.image_name import full_name, name_and_version, registry_host
 from trainer.errors import ClusterError, InputError
-from trainer.image import builders, docker_builders
-from trainer.image.build import build_command
+from trainer.image import builders, docker_builders, storage_builders
+from trainer.image.build import build, build_command
 from trainer.image.builders import BUILDERS, builder_here, found
 from trainer.image.source import revision
 
@@ -102,6 +103,45 @@ def test_an_image_is_found_where_it_is(
     assert (holder.name, stored.id, stored.size) == ("podman", f"sha256:{ID}", 7)
     assert stored.created.isoformat() == "2026-11-27T01:02:03+00:00"
     assert capsys.readouterr().err == f"clipship: {NO_DAEMON}; podman has x:1\n"
+
+
+def test_a_builder_that_is_not_installed_is_named_without_a_look_at_the_disk(
+    programs: Callable[[str, str], None],
+) -> None:
+    job = tiny_job(image={"tag": "x:1", "builder": "podman"})
+    for any_disk in (False, True):
+        assert "podman is not installed" in refusal(partial(build, job, any_disk=any_disk))
+
+
+def test_an_export_that_nobody_reads_to_its_end_is_over_before_its_container_goes(
+    programs: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    programs(
+        "podman",
+        f"""cd {tmp_path}
+        case $1 in
+            create) echo container ;;
+            cp) /bin/cat > added ;;
+            export) echo $$ > exporting; exec /bin/cat /dev/zero ;;
+            rm) ! kill -0 "$(/bin/cat exporting)" && echo "$3" > removed ;;
+        esac""",
+    )
+    with BUILDERS["podman"].export("x:1", b"a tar") as chunks:
+        assert next(chunks)
+    assert (tmp_path / "removed").read_text() == "container\n", "podman would have waited for ever"
+    assert (tmp_path / "added").read_bytes() == b"a tar"
+
+
+@pytest.mark.parametrize("version", [":1", f"@sha256:{ID}", ""])
+def test_buildah_tells_the_digest_of_an_image_however_it_was_named(version: str) -> None:
+    about = {
+        "FromImage": f"mirror:5000/library/debian{version}",
+        "FromImageID": ID,
+        "FromImageDigest": f"sha256:{ID}",
+        "Docker": {"created": "2026-11-27T01:02:03Z", "config": {}},
+    }
+    stored = storage_builders.Buildah().described(about)
+    assert stored.names == (f"mirror:5000/library/debian@sha256:{ID}",)
 
 
 def test_another_failure_than_a_missing_image_is_told_as_it_is(programs: Callable[[str, str], None]) -> None:

@@ -72,6 +72,15 @@ def test_libraries_with_other_versions_are_named(
                 "7.5,8.0,8.6,9.0,10.0,12.0",
             ],
         ),
+        (
+            {
+                "org.clipship.torch": "2.14.1",
+                "org.clipship.cuda": "13.0",
+                "org.clipship.nccl": "2.30.7",
+                "org.clipship.platform": "linux/arm64",
+            },
+            ["--torch", "2.14.1", "--cuda", "13.0", "--nccl", "2.30.7", "--archs", "8.0,9.0,10.0,11.0,12.0"],
+        ),
         ({"org.clipship.torch": "base", "org.clipship.cuda": "13.0"}, ["--cuda", "13.0"]),
         ({"org.clipship.compiler": "g++"}, ["--compiler"]),
         ({}, []),

@@ -31,8 +31,9 @@ def build(job: Job, *, any_disk: bool = False) -> str:
     check_files(job.image.site)
     entries = context(job)
     builder = builder_here(job.image)
+    folder = builder.folder()  # it says so if the builder is not installed
     if not any_disk:
-        check_disk(builder.folder(), builder.prune)
+        check_disk(folder, builder.prune)
     follow(builder.build(job, entries))
     return builder.stored(job.image.tag).id
 

@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trainer.config import Job
-from trainer.config.image_name import full_name, registry_host
+from trainer.config.image_name import full_name, name_and_version, registry_host
 from trainer.errors import ClusterError, InputError
 from trainer.image.builder import SHARED_MEMORY, Builder, Stored, stored_at
 from trainer.sysinfo.addresses import is_loopback
@@ -71,7 +71,9 @@ class Podman(Builder):
         try:
             with tempfile.TemporaryDirectory(prefix="clipship-") as folder:  # podman 4.3 leaves a copy there
                 self._said("cp", "-", f"{container}:/", stdin=files, TMPDIR=folder)
-            yield self._chunks(self.name, "export", container)
+            # Closed first: to remove a container podman waits for its export, and that for a reader.
+            with closing(self._chunks(self.name, "export", container)) as chunks:
+                yield chunks
         finally:
             self._ask("rm", "--force", container)
 
@@ -127,7 +129,7 @@ class Podman(Builder):
             raise ClusterError(f"{self.name} {words[0]}: {answer.stderr.strip()}")
         return answer.stdout.strip()
 
-    def _chunks(self, *command: str) -> Iterator[bytes]:
+    def _chunks(self, *command: str) -> Generator[bytes]:
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             while chunk := process.stdout.read(_CHUNK):
@@ -149,7 +151,8 @@ class Buildah(Podman):
     root = "{{.store.GraphRoot}}"
 
     def described(self, about: Any) -> Stored:
-        name = f"{about['FromImage'].rpartition(':')[0]}@{about['FromImageDigest']}"
+        bare, _ = name_and_version(about["FromImage"].partition("@")[0])
+        name = f"{bare}@{about['FromImageDigest']}"
         image = about["Docker"]
         return Stored(
             f"sha256:{about['FromImageID']}", (name,), stored_at(image["created"]), image["config"], 0
@@ -168,7 +171,8 @@ class Buildah(Podman):
             # An ordinary user sees the files only in the user namespace in which they are mounted.
             inside = ["buildah", "unshare"] if os.geteuid() else []
             script = 'cd "$(buildah mount "$1")" && exec tar -c .'
-            yield self._chunks(*inside, "sh", "-c", script, "sh", container)
+            with closing(self._chunks(*inside, "sh", "-c", script, "sh", container)) as chunks:
+                yield chunks
 
     @contextmanager
     def _container(self, image: str) -> Iterator[str]:

@@ -46,7 +46,8 @@ def _expectations(stored: Stored) -> Sequence[str]:
     promised = stored.labels
     versions = {name: promised.get(f"org.clipship.{name}") for name in ("torch", "cuda", "nccl")}
     row = table().matching(*(versions[name] or "" for name in ("torch", "cuda", "nccl")))
-    archs = {"archs": ",".join(row.archs)} if row else {}
+    platform = promised.get("org.clipship.platform", "linux/amd64")
+    archs = {"archs": ",".join(row.archs_on(platform))} if row else {}
     compiler = ["--compiler"] if "org.clipship.compiler" in promised else []
     return [
         argument
