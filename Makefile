@@ -95,9 +95,10 @@ horovod: venv ## build Horovod against the torch in .venv, or take it from the c
 check: venv ## format, lint, types, layers, and the rules of tests/lint for pages, messages and docstrings, as CI runs them
 	@$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(PY) -m mypy
+	$(PY) -m mypy & types=$$! # beside the others, as it is one process
 	$(VENV)/bin/lint-imports --no-logo --no-cache
 	$(PY) -m pytest tests/lint --quiet -rs
+	wait $$types
 	if command -v shellcheck >/dev/null; then
 	    shellcheck benchmarks/*.sh docker/*.sh docker/plugins/*.sh tests/*.sh tests/cluster/*/*.sh .ci/run
 	else

@@ -76,7 +76,7 @@ def test_what_a_job_of_this_kind_left_is_replaced(owners: tuple[dict[str, str], 
 
 
 class _Answer:
-    """What the client returns for a command in a pod: its output at once, then its end."""
+    """Answers as the client does for a command in a pod: with its output at once, then with its end."""
 
     def __init__(self, code: "int | Exception", errors: str = "") -> None:
         self._code, self._errors, self._open = code, errors, True
