@@ -18,6 +18,8 @@ _ELSEWHERE = "192.0.2.1"
 """Address that no machine has (RFC 5737)."""
 _OF_CONTAINERS = re.compile(r"(docker|podman|cni|virbr|lxcbr|lxdbr)\d+|br-[0-9a-f]{12}")
 _INTERFACES = Path("/sys/class/net")
+_GIVEN: set[tuple[str, int]] = set()
+"""Addresses and ports that this process has been given."""
 
 
 def is_loopback(host: str) -> bool:
@@ -106,17 +108,20 @@ def _has_carrier(interface: Path) -> bool:
 
 
 def free_port(address: str) -> int:
-    """Returns a TCP port that is free on this machine's `address`.
+    """Returns a TCP port that is free on this machine's `address`, and another one at each call.
 
     Raises OSError if the address belongs to another machine.
     """
     for port in random.sample(PORTS, 100):
+        if (address, port) in _GIVEN:  # who asked for it may not listen yet
+            continue
         try:
             socket.create_server((address, port), family=address_family(address)).close()
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
         else:
+            _GIVEN.add((address, port))
             return port
     raise OSError(errno.EADDRINUSE, f"100 ports of {address} below {PORTS.stop} are taken")
 

@@ -346,13 +346,13 @@ class Tree:
         return None if self._stranger else answer
 
     async def _newcomer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = Link(reader, writer)
+        link, welcome = Link(reader, writer), False
         with suppress(asyncio.CancelledError):  # this supervisor leaves; asyncio would print the error
             try:
                 async with asyncio.timeout(HANDSHAKE_S):
                     welcome = await self._welcome(link)
-            except (TimeoutError, ValueError, LookupError):  # it says no more, or nothing of sense
-                welcome = False
+            except (TimeoutError, ValueError, LookupError):
+                pass  # it says no more, or nothing of sense
         if welcome:
             # As work of ours: what raises in it ends this supervisor, and asyncio would only print it.
             self._spawn(self._serve(link))

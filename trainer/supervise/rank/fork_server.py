@@ -75,6 +75,7 @@ class ForkServer:
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
+            reap(-self._pid)  # a process between it and a rank that it could not wait for any more
         if self._spare is not None:
             self._spare.kill()
             self._spare.wait()
