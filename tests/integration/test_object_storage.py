@@ -314,6 +314,10 @@ def copied(run: TinyRun) -> bool:
     return record.exists() and json.loads(record.read_text())["step"] is not None
 
 
+STEPS = 80
+"""Steps of a run that goes on for seconds after its first copy: long enough to end the store meanwhile."""
+
+
 def test_a_store_that_goes_away_stops_no_run(
     buckets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +326,7 @@ def test_a_store_that_goes_away_stops_no_run(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     run = TinyRun(tmp_path)
     run.write(
-        optim={"steps": 25},
+        optim={"steps": STEPS},
         checkpoint={"every_steps": 1, "keep": 2, "copy_to": "s3://away", "copy_wait_s": 0.5},
     )
     with s3_server(buckets, keys=True) as address:
@@ -336,16 +340,15 @@ def test_a_store_that_goes_away_stops_no_run(
             time.sleep(0.01)
     _, told = started.communicate(timeout=LIMIT_S)
     assert started.returncode == 0, told
-    assert run.last_step() == 25
+    assert run.last_step() == STEPS
     result = run.result()
-    assert 0 < result["copied_step"] < 25
+    assert 0 < result["copied_step"] < STEPS
     assert result["copies_behind"] > 0
     assert "copy_failed" in result
     log = (run.run / "logs" / "rank-00000.log").read_text()
     assert "the last checkpoint is NOT COPIED to s3://away/tiny" in log
     assert sorted(path.name for path in (run.run / "checkpoints").glob("step-*")) == [
-        "step-00000024",
-        "step-00000025",
+        f"step-{step:08d}" for step in (STEPS - 1, STEPS)
     ]
 
 

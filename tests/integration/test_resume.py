@@ -2,6 +2,7 @@
 
 import io
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -130,12 +131,18 @@ def test_a_kill_while_a_checkpoint_is_written_loses_only_the_steps_since_the_one
 ) -> None:
     run = TinyRun(tmp_path)
     run.write(**_job("torch"))
-    process = subprocess.Popen(run.command(2), stdout=subprocess.DEVNULL)
     checkpoints = run.run / "checkpoints"
-    while not _begun_after_a_whole_one(checkpoints) and process.poll() is None:
-        time.sleep(0.0005)
-    kill_tree(process.pid)
-    process.wait()
+    for _ in range(5):
+        process = subprocess.Popen(run.command(2), stdout=subprocess.DEVNULL)
+        while not (seen := _begun_after_a_whole_one(checkpoints)) and process.poll() is None:
+            time.sleep(0.0005)
+        kill_tree(process.pid)
+        process.wait()
+        if seen:
+            break
+        shutil.rmtree(
+            run.run
+        )  # the machine was busy, and the run over before a checkpoint was seen half done
     left = sorted(path.name for path in checkpoints.iterdir())
     done = run.start(2)
     assert done.returncode == 0, (left, done.stderr)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trainer.sysinfo.addresses import free_port
+
 RCLONE = Path(sys.executable).with_name("rclone")
 KEY_ID, SECRET = "test-key-id", "test-s3cr3t"  # long enough for rclone
 
@@ -15,9 +17,7 @@ KEY_ID, SECRET = "test-key-id", "test-s3cr3t"  # long enough for rclone
 @contextmanager
 def s3_server(folder: Path, *, keys: bool) -> Iterator[str]:
     """The address of a server whose buckets are the folders in `folder`; without `keys` it asks for none."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1")
     command = [str(RCLONE), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--config", "", str(folder)]
     with (folder.parent / "rclone.log").open("wb") as log:
         server = subprocess.Popen(

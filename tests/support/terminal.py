@@ -42,6 +42,7 @@ class Terminal:
         )
         os.close(inside)
         self.text = ""
+        self._is_closed = False
 
     def press(self, key: bytes) -> None:
         os.write(self._screen, key)
@@ -62,7 +63,7 @@ class Terminal:
 
     def end(self) -> int:
         self.until(lambda: self.process.poll() is not None)
-        while self._read(0.1):  # one read gives no more than 4 KiB
+        while not self._is_closed and self._read(2.0):  # one read gives no more than 4 KiB
             pass
         return self.process.wait()
 
@@ -84,7 +85,8 @@ class Terminal:
             try:
                 self.text += os.read(self._screen, 65536).decode(errors="replace")
             except OSError:  # the other side is closed
-                time.sleep(wait_s)
+                self._is_closed = True
+                time.sleep(min(wait_s, 0.01))
             else:
                 return True
         return False

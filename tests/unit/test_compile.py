@@ -70,6 +70,7 @@ def gradients(job: Job, comm: Comm, *, compiled: bool) -> tuple[TrainStep, dict[
     return step, {name: p.grad.clone() for name, p in clip.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.timeout(900)
 def test_compiled_blocks_give_the_gradient_of_plain_ones_under_accumulation_and_dropout(
     alone: Comm, tmp_path: Path, kernels: Any
 ) -> None:

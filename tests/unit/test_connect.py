@@ -60,13 +60,15 @@ def test_a_name_that_does_not_exist_is_refused_at_once(monkeypatch: pytest.Monke
 
 
 def test_waiting_for_rank_0_ends_as_soon_as_it_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    late = socket.socket()
+    late.bind(("127.0.0.1", 0))  # nobody else gets the port, and who calls it is refused
+    port = late.getsockname()[1]
     accepted: list[tuple[str, int]] = []
 
     def serve() -> None:
         time.sleep(0.2)
-        with socket.create_server(("127.0.0.1", port)) as late:
+        with late:
+            late.listen()
             connection, address = late.accept()
             connection.close()
             accepted.append(address)

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -215,6 +215,11 @@ def test_any_job_file_gets_an_answer_or_a_refusal(
         main([*command, str(path)])
     capsys.readouterr()
 
+    def timed(command: Sequence[str]) -> tuple[int, float]:
+        begin = time.process_time()
+        code = main([*command, str(path)])
+        return code, time.process_time() - begin
+
     @settings(
         max_examples=examples,
         deadline=None,
@@ -227,16 +232,17 @@ def test_any_job_file_gets_an_answer_or_a_refusal(
         nonlocal slowest
         path.write_bytes(content)
         for command in COMMANDS:
-            begin = time.process_time()
-            code = main([*command, str(path)])
-            took_s = time.process_time() - begin
+            code, took_s = timed(command)
             said = capsys.readouterr()
             assert code in ({EXIT_FAILED, *checked} if command[0] == "submit" else checked), said
             assert (said.err if code else said.out).strip(), command
             told = said.err if command[0] == "render" else said.out + said.err
             assert not ACTING.search(told), told
             assert SECRET not in told
-            assert took_s < LIMIT_S, (took_s, command)
+            if took_s > LIMIT_S:  # on a busy machine, perhaps; not twice
+                took_s = min(took_s, timed(command)[1])
+                capsys.readouterr()
+            assert took_s < LIMIT_S, (took_s, command, content[:500])
             slowest = max(slowest, (took_s, f"{command} {content[:200]!r}"))
             if command == ("check",):
                 checked[code] += 1

@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from trainer.supervise.rank.generation import RankOfGeneration, fresh_variables
 from trainer.world import heartbeat
 from trainer.world.heartbeat import HEARTBEAT_FILE, published_state
 from trainer.world.launchers import detect
+from trainer.world.rank_process import rank_folder
 from trainer.world.variables import GENERATION
 
 RANK = f"""
@@ -96,13 +99,23 @@ def test_rank_that_can_do_nothing_itself_is_ended(stopped: bool) -> None:
         its.close()
 
 
-def test_rank_that_cannot_be_started_leaves_no_folder(tmp_path: Path) -> None:
-    before = set(Path("/dev/shm").glob("clipship-rank-*"))
+def test_rank_that_cannot_be_started_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    @contextmanager
+    def noted() -> Iterator[Path]:
+        with rank_folder() as folder:
+            made.append(folder)
+            yield folder
+
+    monkeypatch.setattr(generation, "rank_folder", noted)
     with pytest.raises(OSError, match="no-such-program"):
         RankOfGeneration(
             1, ForkServer([str(tmp_path / "no-such-program")], use=False), os.environ, is_root=False
         )
-    assert set(Path("/dev/shm").glob("clipship-rank-*")) - before == set()
+    assert [folder.exists() for folder in made] == [False]
 
 
 def test_ranks_meet_at_a_new_port_that_rank_0_serves() -> None:

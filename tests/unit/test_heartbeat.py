@@ -171,10 +171,12 @@ def sleeper(folder: Path, program: str = SLEEPER) -> Iterator[subprocess.Popen[b
 
 
 def test_stack_of_a_sleeping_process_names_its_line(tmp_path: Path) -> None:
+    """On a busy machine it answers late, or in pieces."""
+    limit = time.monotonic() + 60
     with sleeper(tmp_path) as process:
-        stack = asyncio.run(python_stack(process.pid, tmp_path))
+        while 'sleeper.py", line 1' not in (stack := asyncio.run(python_stack(process.pid, tmp_path))):
+            assert time.monotonic() < limit, stack
         process.kill()
-    assert 'sleeper.py", line 1' in stack
 
 
 def test_stopped_process_is_said_to_be_stopped(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ DEAF = (
 
 def test_a_failed_assertion_ends_a_child_that_sleeps() -> None:
     process = subprocess.Popen(["sleep", "60"])
-    with pytest.raises(AssertionError, match="failed"), ended_on_failure(process):
+    with pytest.raises(AssertionError, match="failed"), ended_on_failure(process, to_end_s=60):
         raise AssertionError("failed")
     assert process.returncode == -signal.SIGTERM
 

@@ -49,7 +49,9 @@ def test_a_toy_scheduler_renders_checks_submits_and_ends_a_job(tmp_path: Path) -
     try:
         assert process.exists()
         assert "running" in clipship(tmp_path, "status", "toy run").stdout
-        assert "[0] toy run goes on" in clipship(tmp_path, "logs", "toy run").stdout
+        limit = time.monotonic() + 60
+        while "[0] toy run goes on" not in (said := clipship(tmp_path, "logs", "toy run").stdout):
+            assert time.monotonic() < limit, said
     finally:
         cancelled = clipship(tmp_path, "cancel", "toy run")
     assert "was asked to end" in cancelled.stderr
