@@ -81,6 +81,23 @@ def test_the_page_shows_pictures_out_of_their_shards(trained: Path, shards: Path
         assert (status, media) == (200, "image/png")
 
 
+def test_each_picture_of_a_key_that_comes_twice_is_found(trained: Path, tmp_path: Path) -> None:
+    samples = []
+    for key, number in (("a", 1), ("b", 2), ("a", 3)):
+        file = io.BytesIO()
+        digit(number).save(file, "png")
+        samples.append((key, {"png": file.getvalue(), "txt": b"a"}))
+    write_shard(samples, tmp_path / "0.tar")
+    job = embed_job(str(trained), VIT, (f"{tmp_path}/0.tar",), 1, ("data.workers=0",))
+    run_ranks(1, lambda comm: embed(job, comm, "fp16"))
+    chosen = search_job(str(trained), VIT, ())
+    index = open_features(SearchModel(chosen), tmp_path / "features", chosen)
+    names = [f"{tmp_path}/0.tar/{name}" for name in ("a", "b", "a (row 2)")]
+    assert (index.names, len(index)) == (names, 3)
+    for name, number in zip(names, (1, 2, 3), strict=True):
+        assert index.folder.decoded(name).tobytes() == digit(number).convert("RGB").tobytes()
+
+
 def test_features_of_other_weights_are_refused(trained: Path, shards: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.pt"
     other.write_bytes(trained.read_bytes())

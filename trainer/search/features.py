@@ -89,9 +89,12 @@ def pictures_in(file: str) -> Any:
 
 
 def _named(shards: Sequence[str], keys: Sequence[str], numbers: Sequence[int]) -> dict[str, tuple[str, int]]:
-    return {
-        f"{shard}/{key}": (shard, number) for shard, key, number in zip(shards, keys, numbers, strict=True)
-    }
+    """Returns the places of pictures by name; with the row, if the shard has another one of this key."""
+    found: dict[str, tuple[str, int]] = {}
+    for shard, key, number in zip(shards, keys, numbers, strict=True):
+        name = f"{shard}/{key}"
+        found[f"{name} (row {number})" if name in found else name] = (shard, number)
+    return found
 
 
 def vectors_of(column: Any) -> Features:
