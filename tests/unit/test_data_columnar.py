@@ -416,6 +416,27 @@ def test_evaluation_has_each_named_image_once_with_the_captions_of_all_its_rows(
     assert captions(held) == [("caption 0",), ("caption 1",), ("caption 2",)]
 
 
+def test_evaluation_leaves_out_a_row_without_a_caption_and_not_its_image(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png", "c.png"):
+        (tmp_path / name).write_bytes(picture(1))
+    columns = {"image": ["a.png", "c.png", "a.png", "b.png"], "caption": [None, "", "one", "two"]}
+    data = Data(train=(write_parquet(tmp_path / "t.parquet", columns, 3),))
+    source = open_images(data)
+    assert captions(source) == [("one",), ("two",)]
+    assert source.left_out.by_cause == {"bad captions": 2}
+    assert [sample.key for sample in source.left_out.named] == ["0:0", "0:1"]
+    with pytest.raises(InputError, match="bad captions"):
+        open_images(data.model_copy(update={"on_bad_sample": "fail"}))
+
+
+def test_a_row_without_an_image_does_not_keep_the_others_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture(1))
+    columns = {"image": [None, "a.png", "a.png"], "caption": ["zero", "one", "two"]}
+    source = open_images(Data(train=(write_parquet(tmp_path / "t.parquet", columns),)))
+    assert len(source) == 2
+    assert source.read(1).captions == ("one", "two")
+
+
 def test_commands_read_tables_in_row_groups(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "t.parquet", rows(6))
     stats = CliRunner().invoke(cli, ["data", "stats", path, "--filters", "score > 0.01"])

@@ -204,6 +204,22 @@ def test_ranks_open_the_same_samples_together_with_the_weights_of_their_shards(
     assert [source.shard_sizes() for source in sources] == [[8, 1]] * 2
 
 
+@pytest.mark.parametrize(
+    ("text", "found", "holds"),
+    [
+        ("uid == 9007199254740993", 9007199254740993, True),
+        ("uid == 9007199254740993", 9007199254740992, False),
+        ("uid == 3", 3.0, True),
+        ("uid >= 2.5", 3, True),
+        ("score != 0", float("nan"), False),
+        ("score < 1", float("nan"), False),
+    ],
+)
+def test_a_number_is_compared_to_its_last_digit_and_nan_fails(text: str, found: float, holds: bool) -> None:
+    assert parse_filter(text).holds(found) is holds
+    assert parse_filter(text).holds_for_text(str(found)) is holds
+
+
 @given(
     st.sampled_from(["width", "json:a.b", "a[0]"]),
     st.sampled_from(["<", "<=", ">", ">=", "==", "!="]),

@@ -10,7 +10,8 @@ column. With `data.scores`, "scores:NAME" is a column there, and clip_score its 
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -49,7 +50,9 @@ _FILTER = re.compile(
 _FORM = (
     'write a name, one of < <= > >= == != and a number, true, false or a text in quotes: "min_side >= 256"'
 )
-Value = float | bool | str
+Value = int | float | bool | str
+RULES = 1
+"""Number of the rules by which values are compared; an index by older ones is made again."""
 
 
 class Filter(NamedTuple):
@@ -69,9 +72,9 @@ class Filter(NamedTuple):
     def holds(self, found: object) -> bool:
         """Returns whether the condition holds for a field's value.
 
-        Raises ValueError if it cannot be compared, such as a text with a number; null always fails.
+        Raises ValueError if it cannot be compared, such as a text with a number; null and NaN always fail.
         """
-        if found is None:
+        if found is None or found != found:
             return False
         if _kind(found) is not _kind(self.value):
             raise ValueError(
@@ -99,11 +102,16 @@ def parse_filter(text: str) -> Filter:
     name, sign = match["name"], match["operator"]
     quoted = match["double"] if match["double"] is not None else match["single"]
     value: Value = quoted if quoted is not None else _as_value(match["number"] or match["truth"])
-    if not isinstance(value, float) and sign not in ("==", "!="):
+    if _kind(value) is not float and sign not in ("==", "!="):
         raise ValueError(f"{text!r}: a text, true and false have no order: compare with == or !=")
-    if name in MEASURES and not isinstance(value, float):
+    if name in MEASURES and _kind(value) is not float:
         raise ValueError(f"{text!r}: {name} is a number of the image")
     return Filter(" ".join(text.split()), name, sign, value)
+
+
+def rules_of(filters: Sequence[str]) -> tuple[object, ...]:
+    """Returns what an index knows the filters by, beside their text; nothing without any."""
+    return (f"rules {RULES} of filters",) if filters else ()
 
 
 def score_column(name: str) -> str | None:
@@ -114,7 +122,7 @@ def score_column(name: str) -> str | None:
 def check_scored(condition: Filter) -> None:
     """Raises ValueError if a condition on a column of data.scores compares it with a text."""
     wanted = bool if score_column(condition.name) == LISTED else float
-    if not isinstance(condition.value, bool | wanted):
+    if _kind(condition.value) not in (bool, wanted):
         words = "true or false" if wanted is bool else "a number, true or false"
         raise ValueError(f"filters: {condition.text}: {condition.name} is compared with {words}")
 
@@ -140,10 +148,10 @@ def filter_place(name: str) -> tuple[str, Path]:
 def _as_value(text: str) -> Value:
     if text in ("true", "false"):
         return text == "true"
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    for number in (int, float):  # a number of an id is compared to its last digit
+        with suppress(ValueError):
+            return number(text)
+    return text
 
 
 def _kind(value: object) -> type:

@@ -51,6 +51,14 @@ class Allowed(NamedTuple):
         )
 
 
+class NothingUsable(InputError):
+    """Data without a sample that can be used."""
+
+    def __init__(self, problem: str, left_out: LeftOut) -> None:
+        super().__init__(problem)
+        self.left_out = left_out
+
+
 WHOLE = Allowed(damage=False, max_share=1)
 ANY = Allowed(damage=True, max_share=1)
 

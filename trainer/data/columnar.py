@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from trainer.config import Data
 from trainer.config.caption_key import Path, column_path, one_column_path
 from trainer.config.caption_template import Template, field_path, parse_template
-from trainer.config.filters import BY_KEY, MEASURES, Filter, parse_filter, score_column
+from trainer.config.filters import BY_KEY, MEASURES, Filter, parse_filter, rules_of, score_column
 from trainer.data.arena import Arena
-from trainer.data.bad_samples import WHOLE, Allowed
+from trainer.data.bad_samples import WHOLE, Allowed, NothingUsable
 from trainer.data.block_cache import cache_of
 from trainer.data.blocks import Block, BlockReader
 from trainer.data.captions import Captions, captions_in, field_value
@@ -124,7 +124,7 @@ class RowSelection(NamedTuple):
     @property
     def identity(self) -> tuple[object, ...]:
         """Values by which an index knows it."""
-        own = tuple(self)[:-1]
+        own = (*tuple(self)[:-1], *rules_of(self.filters))
         return own if self.scores is None else (*own, self.scores.identity, self.scores.by, self.scores.depth)
 
     def scan(self, file: BinaryIO, path: str) -> Content:
@@ -420,10 +420,11 @@ def open_columnar(index: Index, data: Data, allowed: Allowed = WHOLE) -> Columna
     source.reader.cache = cache_of(data)
     if not len(source):
         filtered = filtered_of(index)
-        raise InputError(
+        raise NothingUsable(
             all_filtered(index.paths[0], filtered)
             if filtered
-            else f"{index.paths[0]}: the tables have no rows"
+            else f"{index.paths[0]}: the tables have no rows",
+            source.left_out,
         )
     allowed.check(source.left_out, len(source))
     return source

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from trainer.config import Data, is_remote
 from trainer.data.arena import Arena
-from trainer.data.bad_samples import WHOLE, Allowed
+from trainer.data.bad_samples import WHOLE, Allowed, NothingUsable
 from trainer.data.blocks import Block, BlockReader, gap_bytes
 from trainer.data.captions import LINES, CaptionReader
 from trainer.data.files import Files
@@ -235,7 +235,7 @@ def open_indexed(
     if not allowed.damage or not len(source):
         raise_all(damages(index))
     if not len(source):
-        raise InputError(_nothing_usable(index, selection, meaning))
+        raise NothingUsable(_nothing_usable(index, selection, meaning), source.left_out)
     allowed.check(source.left_out, len(source))
     return source
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,16 +18,17 @@ from trainer.data.columnar import (
     RowSelection,
     check_columns,
     open_columnar,
+    row_key,
     row_selection,
 )
 from trainer.data.files import persistent_each
 from trainer.data.groups import number_at
 from trainer.data.image_cells import drive_advice, image_cell, named_image
 from trainer.data.index import THREADS, raise_all
-from trainer.data.indexed import index_in_memory
+from trainer.data.indexed import NAMED_IN_ALL, index_in_memory
 from trainer.data.order import epoch_samples
 from trainer.data.row_groups import Groups, cells_of, open_groups, too_large
-from trainer.data.sample import LeftOut, RawSample, Source
+from trainer.data.sample import BadSample, LeftOut, RawSample, Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
@@ -37,23 +39,37 @@ Progress = Callable[[int, int], None]
 
 def row_groups_by_image(data: Data, progress: Progress | None = None) -> Source:
     """Returns the images of tables, each once, with the captions of all rows that name it by path or URL."""
-    index = index_in_memory(expand_shards(data.train), row_selection(data), progress)
-    source = open_columnar(index, data, Allowed.by(data))
+    index, allowed = (
+        index_in_memory(expand_shards(data.train), row_selection(data), progress),
+        Allowed.by(data),
+    )
+    source = open_columnar(index, data, allowed)
     rows: dict[object, list[int]] = {}
-    for number, name in enumerate(_image_names(data)):
-        rows.setdefault(number if name is None else name, []).append(number)
-    return source if len(rows) == len(source) else _ByImage(source, list(rows.values()))
+    bad: list[BadSample] = []
+    for number, (name, flaw) in enumerate(zip(_image_names(data), _flaws_of_captions(data), strict=True)):
+        if name is not None and flaw is not None:  # the image may have captions in other rows
+            bad.append(flaw)
+        else:
+            rows.setdefault(number if name is None else name, []).append(number)
+    if len(rows) == len(source):
+        return source
+    by_image = _ByImage(source, list(rows.values()), bad)
+    allowed.check(by_image.left_out, len(by_image))
+    if not len(by_image):
+        raise InputError(f"{bad[0]}: no row can be used")
+    return by_image
 
 
 class _ByImage:
-    """Source of the images of tables whose rows name some of them more than once."""
+    """Source of the images of tables, each with the captions of all its rows but those in `bad`."""
 
-    def __init__(self, source: ColumnarSource, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, source: ColumnarSource, rows: Sequence[Sequence[int]], bad: Sequence[BadSample]
+    ) -> None:
         self._source, self._rows = source, rows
-
-    @property
-    def left_out(self) -> LeftOut:
-        return self._source.left_out
+        of_index = source.left_out
+        counts = Counter(of_index.by_cause) + Counter(sample.cause for sample in bad)
+        self.left_out = LeftOut(counts, [*of_index.named, *bad][:NAMED_IN_ALL], of_index.filtered)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -117,6 +133,21 @@ def captions_of_groups(file: str, data: Data) -> Iterator[str]:
             yield from captions_in(cells, columns.captions, columns.templates).texts
 
 
+def _flaws_of_captions(data: Data) -> Iterator[BadSample | None]:
+    """Yields for each row what is wrong with its captions; None if nothing is."""
+    columns = Columns.by(data)
+    for file in expand_shards(data.train):
+        with open_groups(file, data.kind) as groups:
+            for group in range(len(groups.sizes)):
+                for row, cells in enumerate(cells_of(groups, group, columns.of_captions)):
+                    try:
+                        captions_in(cells, columns.captions, columns.templates)
+                    except ValueError as error:
+                        yield BadSample(file, row_key(group, row), "bad captions", str(error))
+                    else:
+                        yield None
+
+
 def numbers_of_groups(file: str, data: Data) -> Iterator[int]:
     """Yields the number of the group that data.group_by puts each row in: `groups` of READERS."""
     place = Columns.by(data).group
@@ -177,9 +208,9 @@ def _names_in(groups: Groups, file: str, selection: RowSelection) -> Iterator[st
         if not (columns := groups.naming(group, selection.image)):
             yield from repeat(None, size)
             continue
-        for row, cell in enumerate(cells_of(groups, group, columns)):
-            name = named_image(image_cell(cell, selection.image), file)
-            if row == 0 and name is None:  # a group holds images or names them, but for rows without any
-                yield from repeat(None, size)
+        for row, cells in enumerate(cells_of(groups, group, columns)):
+            image = image_cell(cells, selection.image)
+            if isinstance(image, bytes):  # a group holds images or names them, but for rows without any
+                yield from repeat(None, size - row)
                 break
-            yield name
+            yield named_image(image, file)

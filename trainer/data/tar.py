@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config.filters import rules_of
 from trainer.data.entry import Content, Entry
 from trainer.data.groups import NO_GROUP
 from trainer.data.sample_filter import MemberPlace, SampleFilter
@@ -99,7 +100,7 @@ class Selection(NamedTuple):
     @property
     def identity(self) -> tuple[object, ...]:
         """Values by which an index knows it."""
-        own: tuple[object, ...] = (RULES, *self[:3])
+        own: tuple[object, ...] = (RULES, *self[:3], *rules_of(self.filters))
         if self.scores is not None:
             own += (self.scores.identity, self.scores.by, self.scores.depth)
         return own if self.group_by is None else (*own, f"grouped by {self.group_by}")
