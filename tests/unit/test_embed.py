@@ -208,6 +208,18 @@ def test_a_sample_without_a_caption_is_counted_too(weights: str, tmp_path: Path)
     assert "alone" in found["examples"][0]
 
 
+def test_a_shard_without_a_usable_sample_has_a_file_without_rows(weights: str, tmp_path: Path) -> None:
+    write_shard([], tmp_path / "0.tar")
+    write_shard([("alone", {"png": picture(1)})], tmp_path / "1.tar")
+    write_shard([sample(0)], tmp_path / "2.tar")
+    found = embedded(job_of(weights, f"{tmp_path}/*.tar"))
+    assert (found["shards"], found["samples"], found["bad_samples"]) == (3, 1, {"no .txt": 1})
+    files = [tmp_path / "features" / f"{number}.parquet" for number in range(3)]
+    assert [len(rows_of(file)) for file in files] == [0, 0, 1]
+    assert parquet.read_schema(files[0]).equals(parquet.read_schema(files[2]))
+    assert embedded(job_of(weights, f"{tmp_path}/*.tar"))["kept"] == 3
+
+
 def test_a_job_that_allows_no_bad_sample_ends(weights: str, tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", (5,))
     with pytest.raises(EvaluationFailed, match="sample k05"):

@@ -253,7 +253,7 @@ def _table(parts: Sequence[FeatureRows], shard: str, dtype: type) -> Any:
 
     numbers, captions, keys, problems, images, texts, cosines = zip(*parts, strict=True)
     why = list(chain.from_iterable(problems))
-    lost = np.array([problem is not None for problem in why])
+    lost = np.array([problem is not None for problem in why], dtype=bool)
 
     def vectors(values: Sequence[NDArray[np.float32]]) -> Any:
         rows: NDArray[Any] = np.concatenate(values).astype(dtype)
@@ -265,7 +265,7 @@ def _table(parts: Sequence[FeatureRows], shard: str, dtype: type) -> Any:
     same = pyarrow.DictionaryArray.from_arrays(np.zeros(len(why), dtype=np.int32), [shard])
     columns = {
         SHARD: same,
-        KEY: list(map(key_text, chain.from_iterable(keys))),
+        KEY: pyarrow.array(map(key_text, chain.from_iterable(keys)), type=pyarrow.string()),
         "row": np.concatenate(numbers),
         "caption": np.concatenate(captions),
         "image": vectors(images),

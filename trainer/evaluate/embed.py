@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trainer.comm.protocol import Comm
 from trainer.comm.rank_zero import of_rank_0
 from trainer.config import Job
-from trainer.data.bad_samples import ANY, SHOWN, Allowed
+from trainer.data.bad_samples import ANY, SHOWN, Allowed, NothingUsable
 from trainer.data.feature_files import (
     About,
     Dtype,
@@ -32,6 +32,7 @@ from trainer.data.feature_files import (
 )
 from trainer.data.files import Stamp
 from trainer.data.retrieval_blocks import RetrievalBlock
+from trainer.data.sample import BadSample, LeftOut
 from trainer.data.shard_names import expand_shards
 from trainer.data.source import Source, open_source
 from trainer.data.views import Views, crop_of_views
@@ -110,7 +111,8 @@ class _Shard(NamedTuple):
 
     name: str
     version: Stamp
-    source: Source
+    samples: int
+    left_out: LeftOut
     blocks: Iterator[RetrievalBlock]
 
 
@@ -147,9 +149,10 @@ class _Shards:
             while its is not None:
                 self._comm.heartbeat.begin_phase("evaluation")  # its time limit is that of one shard
                 opened, begun = thread.submit(self._open, shards), None
-                writer, numbers = FeatureWriter(its.name, self._dtype), range(len(its.source))
-                counts = Counter[str](its.source.left_out.by_cause)
-                self._show(its.source.left_out.named)
+                writer, numbers = FeatureWriter(its.name, self._dtype), range(its.samples)
+                writer.add(_lost((), (), self._shape))  # a shard without any has a file, too
+                counts = Counter[str](its.left_out.by_cause)
+                self._show(its.left_out.named)
                 samples = rows = 0
                 for block in its.blocks:
                     own, numbers = numbers[: self._size], numbers[self._size :]
@@ -177,9 +180,13 @@ class _Shards:
         name = next(shards, None)
         if name is None:
             return None
-        version, source = version_of(name), self._source(name)
+        version = version_of(name)
+        try:
+            source = self._source(name)
+        except NothingUsable as nothing:
+            return _Shard(name, version, 0, nothing.left_out, iter(()))
         blocks = captioned_blocks(self._clip, source, self._job, pictures=self._views)
-        return _Shard(name, version, source, blocks)
+        return _Shard(name, version, len(source), source.left_out, blocks)
 
     def _show(self, bad: Sequence[object]) -> None:
         self.examples += map(str, bad[: SHOWN - len(self.examples)])
@@ -191,7 +198,8 @@ class _Shards:
 
     def _rows(self, block: RetrievalBlock, numbers: range) -> FeatureRows:
         """Returns the rows of the samples of a block, which have these numbers, in their order."""
-        parts = self._usable(block), _lost(block, numbers, self._shape)
+        lost = sorted(set(numbers) - set(block.numbers))
+        parts = self._usable(block), _lost(lost, block.bad, self._shape)
         order = np.argsort(np.concatenate([part.numbers for part in parts]), kind="stable")
         pairs: Iterator[Any] = zip(*parts, strict=True)
         return FeatureRows(*(np.concatenate(pair)[order] for pair in pairs))
@@ -219,11 +227,11 @@ class _Shards:
         )
 
 
-def _lost(block: RetrievalBlock, numbers: range, shape: Sequence[int]) -> FeatureRows:
-    """Returns a row for each sample of the block that cannot be used."""
-    lost = np.array(sorted(set(numbers) - set(block.numbers)), dtype=np.int64)
+def _lost(numbers: Sequence[int], bad: Sequence[BadSample], shape: Sequence[int]) -> FeatureRows:
+    """Returns a row for each sample that cannot be used; they have these numbers."""
+    lost = np.array(numbers, dtype=np.int64)
     images, nothing = (np.zeros((len(lost), *each), dtype=np.float32) for each in (shape, shape[-1:]))
-    keys, problems = _objects([bad.key for bad in block.bad]), _objects([bad.what for bad in block.bad])
+    keys, problems = _objects([sample.key for sample in bad]), _objects([sample.what for sample in bad])
     return FeatureRows(lost, np.zeros_like(lost), keys, problems, images, nothing, nothing[:, 0])
 
 
