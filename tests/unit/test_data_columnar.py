@@ -419,7 +419,8 @@ def test_evaluation_has_each_named_image_once_with_the_captions_of_all_its_rows(
 def test_evaluation_leaves_out_a_row_without_a_caption_and_not_its_image(tmp_path: Path) -> None:
     for name in ("a.png", "b.png", "c.png"):
         (tmp_path / name).write_bytes(picture(1))
-    columns = {"image": ["a.png", "c.png", "a.png", "b.png"], "caption": [None, "", "one", "two"]}
+    images = ["a.png", "c.png", "a.png", "b.png"]
+    columns: dict[str, list[Any]] = {"image": images, "caption": [None, "", "one", "two"]}
     data = Data(train=(write_parquet(tmp_path / "t.parquet", columns, 3),))
     source = open_images(data)
     assert captions(source) == [("one",), ("two",)]
@@ -431,7 +432,7 @@ def test_evaluation_leaves_out_a_row_without_a_caption_and_not_its_image(tmp_pat
 
 def test_a_row_without_an_image_does_not_keep_the_others_apart(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(picture(1))
-    columns = {"image": [None, "a.png", "a.png"], "caption": ["zero", "one", "two"]}
+    columns: dict[str, list[Any]] = {"image": [None, "a.png", "a.png"], "caption": ["zero", "one", "two"]}
     source = open_images(Data(train=(write_parquet(tmp_path / "t.parquet", columns),)))
     assert len(source) == 2
     assert source.read(1).captions == ("one", "two")
