@@ -27,6 +27,23 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mtbf-hours", "inf"), "inf is no finite number"),
+        (("--mtbf-hours", "1e-320"), "is not in the range"),
+        (("--overhead-share", "nan"), "nan is no finite number"),
+        (("--fault-times", "60", "--run-s", "inf"), "inf is no finite number"),
+        (("--fault-times", ","), "--fault-times names no fault"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "goodput", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_table_says_the_share_the_interval_and_what_spares_buy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "goodput", *CLUSTER, "--spares", "1"]) == 0
     rows = capsys.readouterr().out.splitlines()

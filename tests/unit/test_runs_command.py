@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,6 +47,17 @@ def test_each_run_has_a_line(runs: Path, capsys: Capture) -> None:
     assert "  100/100  " in of["first"]
     assert "  failed (" in of["second"]
     assert of["first"].endswith(" ago: step 100/100")
+
+
+def test_a_folder_in_which_this_user_may_not_look_is_no_run(runs: Path) -> None:
+    """It is another user's, so root asks as nobody."""
+    (runs / "second").chmod(0)
+    ask = (
+        "import os, sys; from pathlib import Path; from trainer.run.find import is_run;"
+        " os.geteuid() or os.setuid(65534); print(is_run(Path(sys.argv[1])))"
+    )
+    done = subprocess.run([sys.executable, "-c", ask, str(runs / "second")], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def test_an_all_reduce_is_bound_by_the_network_beyond_one_node() -> None:
     one = Collective("all_reduce", "backward", 1e9, 1, hidden=True)
     assert seconds_of(one, 8, NDR) == pytest.approx(2 * 7 / 8 * 1e9 / (0.9 * 450e9) + 5e-6)
     assert seconds_of(one, 16, ETHERNET) == pytest.approx(2 * 1 / 2 * 1e9 / (0.9 * 12.5e9) + 3 * 30e-6)
+    assert seconds_of(one, 9, ETHERNET) == seconds_of(one, 16, ETHERNET), "a ninth GPU is on a second node"
 
 
 @pytest.mark.parametrize("backend", ["torch", "fsdp", "horovod"])

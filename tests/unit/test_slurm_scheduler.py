@@ -417,6 +417,14 @@ def test_a_sweep_is_one_array_whose_tasks_have_run_folders_of_their_own(
             assert checked.returncode == 0, checked.stdout
 
 
+def test_the_output_of_a_task_has_the_name_of_its_array(folder: Path) -> None:
+    answers(folder, "sbatch", "echo 40")
+    assert sweep("--set", "slurm.output=/out/%x-%A_%a.out") == 0
+    found = read_record(folder / "runs" / "mine-lr-3e-4-seed-1")
+    assert found is not None
+    assert found.details["output"] == "/out/mine-sweep-1-40_3.out", "where Slurm writes it"
+
+
 def test_a_task_of_an_array_becomes_the_script_of_its_run(folder: Path) -> None:
     answers(folder, "sbatch", "echo 40")
     assert sweep() == 0

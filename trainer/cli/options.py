@@ -1,5 +1,6 @@
 """Arguments that several commands take, with one meaning and one help text. Imports no torch."""
 
+import math
 from collections.abc import Callable, Sequence
 from inspect import cleandoc
 from pathlib import Path
@@ -60,6 +61,16 @@ class NearChoice(click.Choice[str]):
             return str(value)
         allowed = ", ".join(f"'{each}'" for each in known)
         return self.fail(f"'{value}' is not one of {allowed}{_hint(str(value), known)}", param, ctx)
+
+
+class Finite(click.FloatRange):
+    """A number within limits: neither infinity nor NaN, which no limit refuses."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
 
 
 def _hint(given: str, known: list[str]) -> str:

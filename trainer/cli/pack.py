@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from trainer.cli.data_options import DataOf, data_options
-from trainer.cli.options import Command, count_option, processes_option
+from trainer.cli.options import Command, Finite, count_option, processes_option
 from trainer.errors import InputError
 from trainer.text.live import progress
 from trainer.text.terminal import one_line
@@ -20,7 +20,7 @@ from trainer.text.wording import many
 @data_options("image_column", "caption_column", "caption_template", "separator", "quotes", "encoding")
 @click.option(
     "--shard-mb",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     metavar="MB",
     help="Largest size of a shard's images, instead of a number of samples.",
 )

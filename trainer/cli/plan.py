@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer.cli import suggested
-from trainer.cli.options import Group, json_option
+from trainer.cli.options import Finite, Group, json_option
 from trainer.cli.output import print_json
 from trainer.cli.plan_scaling import scaling
 from trainer.errors import InputError
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _SPARES = 3
 """Numbers of spare nodes that are compared, beside none."""
 _MEASURED = ("step_s", "start_s", "detect_s", "restart_s", "checkpoint_s", "write_s")
-_SECONDS = click.FloatRange(min=0)
-_SHARE = click.FloatRange(min=0, max=1)
+_SECONDS = Finite(min=0)
+_SHARE = Finite(min=0, max=1)
 
 
 @click.group(cls=Group)
@@ -50,7 +50,7 @@ command.add_command(scaling)
 )
 @click.option(
     "--mtbf-hours",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=1e-6),
     help="Mean hours between two faults of one node. [default: 5000]",
 )
 @click.option(
@@ -61,7 +61,7 @@ command.add_command(scaling)
 @click.option("--repair-hours", type=_SECONDS, help="Hours until a lost node is back. [default: 24]")
 @click.option(
     "--interval-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     help="Seconds of training between two checkpoints. [default: 1800]",
 )
 @click.option("--checkpoint-s", type=_SECONDS, help="Seconds that training waits at one. [default: 1]")
@@ -71,9 +71,7 @@ command.add_command(scaling)
     "--restart-s", type=_SECONDS, help="Seconds from the decision to the first step again. [default: 60]"
 )
 @click.option("--start-s", type=_SECONDS, help="Seconds from the run's begin to its first step. [default: 0]")
-@click.option(
-    "--step-s", type=click.FloatRange(min=0, min_open=True), help="Seconds of one step. [default: 1]"
-)
+@click.option("--step-s", type=Finite(min=0, min_open=True), help="Seconds of one step. [default: 1]")
 @click.option(
     "--memory-share",
     type=_SHARE,
@@ -93,7 +91,7 @@ command.add_command(scaling)
 )
 @click.option(
     "--run-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     help="Seconds to simulate with --fault-times; without it, up to a minute after the last fault.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the drawn faults.")

@@ -194,6 +194,8 @@ def parse_faults(texts: Sequence[str], plan: Plan) -> list[Fault]:
             )
         in_memory = plan.memory_share > 0 and kind != "all" and (kind != "node" or plan.nodes > 1)
         faults.append(Fault(seconds, number % plan.nodes, kind == "node", in_memory))
+    if not faults:
+        raise InputError("--fault-times names no fault: give seconds since the begin, such as 60,130:node")
     return sorted(faults, key=lambda fault: fault.at)
 
 

@@ -149,7 +149,7 @@ def seconds_of(collective: Collective, gpus: int, fabric: FabricRate) -> float:
     """Returns the seconds of a collective by itself: the slower of both kinds of links, and its hops."""
     ranks = collective.ranks or gpus
     inside = max(1, min(ranks, NODE_GPUS // collective.stride))
-    nodes = max(1, ranks // inside)
+    nodes = -(-ranks // inside)
     node_s, gpu_s = (_LINE_RATE * rate * 1e9 for rate in (fabric.node_gb_s, fabric.gpu_gb_s))
     node_s /= min(collective.stride, NODE_GPUS)  # as many groups share a node's links
     hop_s = fabric.latency_us * 1e-6

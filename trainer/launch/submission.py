@@ -201,6 +201,8 @@ def read_record(folder: Path) -> Submission | None:
         _check(submission)
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise InputError(f"{path}: you may not read it: ask who submitted the run") from None
     except (OSError, ValueError, TypeError) as problem:
         raise InputError(
             f"{path} cannot be read ({problem}), so nobody knows where the run was submitted: submit it again"

@@ -1,5 +1,6 @@
 """Tells which folders are runs, and which runs a mistyped name may mean. Imports no torch."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ HERE = Path("runs")
 def is_run(folder: Path) -> bool:
     """Returns whether a run was submitted or started in the folder."""
     names = (JOB_FILE, EXIT_FILE, LOGS, START_FILE, f"{ARTEFACTS}/{SUBMISSION_FILE}")
-    return any((folder / name).exists() for name in names)
+    return any(os.path.exists(folder / name) for name in names)  # False where this user may not look, too
 
 
 def run_hint(given: str) -> str:

@@ -71,4 +71,4 @@ def submit_array(
             stack.enter_context(earlier_end_aside(own))
         array, cluster = sbatch(script, script.parent)
     for task, (job, own) in enumerate(runs):
-        yield own, submission_of(job, f"{array}_{task}", cluster)
+        yield own, submission_of(job, f"{array}_{task}", cluster, script.stem)

@@ -52,12 +52,12 @@ def sbatch(script: Path, folder: Path) -> tuple[str, str]:
     return _job_id(answer.stdout)
 
 
-def submission_of(job: Job, job_id: str, cluster: str) -> Submission:
-    """Returns the record of a job, or of one task of an array, that was submitted now."""
+def submission_of(job: Job, job_id: str, cluster: str, name: str | None = None) -> Submission:
+    """Returns the record of a job, or of one task of an array of that name, that was submitted now."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     details = {"cluster": cluster} if cluster else {}
     if job.slurm.output and not ("_" in job_id and "%j" in job.slurm.output):  # %j of a task is not known yet
-        details["output"] = output_file(job.slurm.output, job_id, job.name, getpass.getuser())
+        details["output"] = output_file(job.slurm.output, job_id, name or job.name, getpass.getuser())
     return Submission("slurm", job_id, now, details)
 
 
