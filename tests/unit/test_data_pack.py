@@ -359,3 +359,31 @@ def test_rows_without_an_image_or_a_caption_are_left_out_where_bad_rows_are(
         (f"{table}: row 4", "its image is empty"),
     ]
     assert len(open_source(Data(train=tuple(map(str, packed.shards))))) == 2
+
+
+def test_shards_are_not_replaced_by_none_where_every_row_is_bad(table: Path, tmp_path: Path) -> None:
+    out, recipe = tmp_path / "out", Recipe(skip_bad=True)
+    before = contents(pack(table, out).shards)
+    (tmp_path / "moved").mkdir()
+    moved = table.rename(tmp_path / "moved" / "t.csv")
+    with pytest.raises(InputError, match=r"row 2: .*0\.png: .*; none of the table's 7 rows can"):
+        pack(moved, out, recipe=recipe, force=True)
+    assert contents(sorted(out.glob("*.tar"))) == before
+    Image.new("RGB", (2, 2)).save(tmp_path / "moved" / "5.png")
+    assert len(pack(moved, out, recipe=recipe, force=True).bad) == 6
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_table_without_rows_replaces_nothing(table: Path, address: str, skip_bad: bool) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    pack(table, address)
+    before = at(address)
+    table.write_text("image,caption\n")
+    empty = Path("t.parquet")
+    parquet.write_table(pyarrow.table({"image": pyarrow.array([], "string"), "caption": []}), empty)
+    for without in (table, empty):
+        with pytest.raises(InputError, match="the table has no rows"):
+            pack(without, address, recipe=Recipe(skip_bad=skip_bad), force=True)
+    assert at(address) == before
