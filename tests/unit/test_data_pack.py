@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -387,3 +388,41 @@ def test_a_table_without_rows_replaces_nothing(table: Path, address: str, skip_b
         with pytest.raises(InputError, match="the table has no rows"):
             pack(without, address, recipe=Recipe(skip_bad=skip_bad), force=True)
     assert at(address) == before
+
+
+def interrupt(table: Path, out: Path) -> None:
+    """Packs a shard for each row, and is interrupted after the second."""
+
+    def stop(rows: int, _of: int) -> None:
+        if rows == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(table, out, samples_per_shard=1, progress=stop)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_shards_of_another_table_with_the_same_text_are_not_kept(tmp_path: Path, name: str) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    for folder, shade in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        for n in range(3):
+            Image.new("RGB", (2, 2), (shade, n, 0)).save(tmp_path / folder / f"{n}.png")
+    columns = {"image": [f"{n}.png" for n in range(3)], "caption": list("xyz")}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a" / "t.parquet")
+    (tmp_path / "a" / "t.csv").write_text("image,caption\n0.png,x\n1.png,y\n2.png,z\n")
+    shutil.copy2(tmp_path / "a" / name, tmp_path / "b" / name)
+    interrupt(tmp_path / "a" / name, tmp_path / "out")
+    packed = pack(tmp_path / "b" / name, tmp_path / "out", samples_per_shard=1)
+    whole = pack(tmp_path / "b" / name, tmp_path / "whole", samples_per_shard=1)
+    assert contents(packed.shards) == contents(whole.shards)
+
+
+def test_shards_of_images_that_have_changed_are_not_kept(table: Path, tmp_path: Path) -> None:
+    interrupt(table, tmp_path / "out")
+    Image.new("RGB", (9, 9), "blue").save(tmp_path / "0.png")
+    packed = pack(table, tmp_path / "out", samples_per_shard=1)
+    image = open_source(Data(train=tuple(map(str, packed.shards)))).read(0).image
+    assert image == (tmp_path / "0.png").read_bytes()

@@ -5,8 +5,11 @@ shard, group by group.
 """
 
 import json
+import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,11 +18,11 @@ from trainer.config import Data
 from trainer.config.formats import FORMATS, row_of
 from trainer.data.captions import captions_in
 from trainer.data.columnar import Columns, check_columns
-from trainer.data.files import stamp
+from trainer.data.files import Stamp, stamp
 from trainer.data.image_cells import drive_advice, image_cell, is_url, named_image
 from trainer.data.row_groups import cells_of, open_groups
 from trainer.data.sample import kind_of_file
-from trainer.data.tables import Table, TableColumns, list_rows, missing_images, read_all_rows, unfilled
+from trainer.data.tables import Table, TableColumns, list_rows, read_all_rows, unfilled
 from trainer.errors import InputError
 
 IMAGE_ENDINGS: tuple[str, ...] = Data.model_fields["image_key"].default
@@ -85,7 +88,19 @@ class TextRows:
 
     @property
     def identity(self) -> object:
-        return (self.table.images, self.table.captions, self.table.others)
+        table = self.table
+        return (str(table.path.absolute()), table.images, self._files, table.captions, table.others)
+
+    @cached_property
+    def _files(self) -> tuple[Stamp | None, ...]:
+        """Size and time of each row's image file; None if it names none that is there.
+
+        Each is asked for once: on a network file system that takes long.
+        """
+        return tuple(
+            None if not name or is_url(name) else _stamp_of(self.table.image_path(row))
+            for row, name in enumerate(self.table.images)
+        )
 
     def __len__(self) -> int:
         return len(self.table.rows)
@@ -115,14 +130,17 @@ class TextRows:
         return "\n".join(texts[row] for texts in self.table.captions if texts[row])
 
     def image_bytes(self) -> Iterator[int]:
-        for row in range(len(self)):
-            path = self.table.image_path(row)
-            yield path.stat().st_size if path.is_file() else 0
+        yield from (file.size if file else 0 for file in self._files)
 
     def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
         table = self.table
         yield from [] if skip_bad else unfilled(table, self.columns)
-        if missing := [] if skip_bad else missing_images(table):
+        missing = [
+            row
+            for row, name, file in zip(table.rows, table.images, self._files, strict=True)
+            if name and not is_url(name) and file is None
+        ]
+        if missing and not skip_bad:
             yield (
                 f"{table.path}: image file missing in {list_rows(missing)}; relative paths start at "
                 f"{table.path.parent.absolute()}{drive_advice(table.images)}"
@@ -173,7 +191,7 @@ class GroupRows:
 
     @property
     def identity(self) -> object:
-        return (self.version, self.columns, self.others)
+        return (self.path, self.version, self.columns, self.others)
 
     def __len__(self) -> int:
         return self.end - self.begin
@@ -215,6 +233,15 @@ class GroupRows:
                     begin, end = max(0, self.begin - first), min(last, self.end) - first
                     cells = islice(cells_of(groups, group, names), begin, end)
                     yield from enumerate(cells, start=first + begin)
+
+
+def _stamp_of(path: Path) -> Stamp | None:
+    """Returns size and time of a file; None if there is no regular file."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return Stamp(status.st_size, str(status.st_mtime_ns)) if stat.S_ISREG(status.st_mode) else None
 
 
 def ending_of(name: str) -> str:
