@@ -426,3 +426,20 @@ def test_shards_of_images_that_have_changed_are_not_kept(table: Path, tmp_path: 
     packed = pack(table, tmp_path / "out", samples_per_shard=1)
     image = open_source(Data(train=tuple(map(str, packed.shards)))).read(0).image
     assert image == (tmp_path / "0.png").read_bytes()
+
+
+def test_a_folder_that_cannot_be_renamed_is_refused_at_the_start(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "mounted", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "mounted")
+    kinds = {"link": "a link", "dangling": "a link", "mounted": "a mount point", "here": "the working folder"}
+    before = sorted(tmp_path.rglob("*"))
+    for out, kind in [(Path("."), "the working folder"), *((tmp_path / of, kinds[of]) for of in kinds)]:
+        with pytest.raises(InputError, match=f"is {kind}, which cannot .* give a folder inside it"):
+            pack(table, out, force=True)
+    assert sorted(tmp_path.rglob("*")) == before
