@@ -443,3 +443,16 @@ def test_a_folder_that_cannot_be_renamed_is_refused_at_the_start(
         with pytest.raises(InputError, match=f"is {kind}, which cannot .* give a folder inside it"):
             pack(table, out, force=True)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_cutting_by_size_is_refused_for_images_at_addresses(tmp_path: Path, name: str) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    url = "https://images.example/1.jpg"
+    (tmp_path / "t.csv").write_text(f"image,caption\n{url},x\n")
+    parquet.write_table(pyarrow.table({"image": [url], "caption": ["x"]}), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"row [12]: --shard-mb .* address: give --samples-per-shard"):
+        pack(tmp_path / name, tmp_path / "out", shard_mb=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.parquet"]

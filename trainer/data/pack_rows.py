@@ -57,7 +57,7 @@ class Rows(Protocol):
         """Returns the rows from `begin` up to `end`; picklable."""
 
     def image_bytes(self) -> Iterator[int]:
-        """Yields the size of each row's image."""
+        """Yields the size of each row's image. Raises InputError, which names the row, for an address."""
 
     def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
         """Yields what is wrong with the images, as far as it shows without reading them.
@@ -130,7 +130,9 @@ class TextRows:
         return "\n".join(texts[row] for texts in self.table.captions if texts[row])
 
     def image_bytes(self) -> Iterator[int]:
-        yield from (file.size if file else 0 for file in self._files)
+        for row, (name, file) in enumerate(zip(self.table.images, self._files, strict=True)):
+            _check_sized(name, self.table.origin(row))
+            yield file.size if file else 0
 
     def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
         table = self.table
@@ -210,19 +212,22 @@ class GroupRows:
                 captions = ""
             other = _json({name: cells[name] for name in self.others})
             image = image_cell(cells, self.columns.image)
-            yield PackRow(number, image, f"{self.path}: row {number + 1}", captions, other, self.path)
+            yield PackRow(number, image, self._origin(number), captions, other, self.path)
 
     def image_bytes(self) -> Iterator[int]:
-        for _, cells in self._cells([str(self.columns.image[0])]):
+        for number, cells in self._cells([str(self.columns.image[0])]):
             cell = image_cell(cells, self.columns.image)
             name = named_image(cell, self.path)
-            is_file = name is not None and Path(name).is_file()
-            yield (
-                len(cell) if isinstance(cell, bytes) else Path(name).stat().st_size if is_file and name else 0
-            )
+            _check_sized(name or "", self._origin(number))
+            file = _stamp_of(name) if name else None
+            yield len(cell) if isinstance(cell, bytes) else file.size if file else 0
 
     def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
         return iter(())  # images lie in the table: each shows what is wrong with it when it is read
+
+    def _origin(self, number: int) -> str:
+        """Returns table and row, for messages."""
+        return f"{self.path}: row {number + 1}"
 
     def _cells(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yields number and cells of each row, read group by group."""
@@ -235,13 +240,22 @@ class GroupRows:
                     yield from enumerate(cells, start=first + begin)
 
 
-def _stamp_of(path: Path) -> Stamp | None:
+def _stamp_of(path: Path | str) -> Stamp | None:
     """Returns size and time of a file; None if there is no regular file."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
         return None
     return Stamp(status.st_size, str(status.st_mtime_ns)) if stat.S_ISREG(status.st_mode) else None
+
+
+def _check_sized(name: str, origin: str) -> None:
+    """Raises InputError if an image is at an address: its size is known only when it is fetched."""
+    if is_url(name):
+        raise InputError(
+            f"{origin}: --shard-mb cuts by the sizes of files, and its image is at an address: give "
+            "--samples-per-shard instead"
+        )
 
 
 def ending_of(name: str) -> str:
