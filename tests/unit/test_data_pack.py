@@ -1,5 +1,6 @@
 """Packing: tables and the demo's digits become shards, whole or not at all."""
 
+import errno
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from PIL import Image
 from trainer.cli.pack import command
 from trainer.config import Data, Eval
 from trainer.data import pack as packing
-from trainer.data import store
+from trainer.data import pack_rows, store
 from trainer.data.index import FOLDER, stale
 from trainer.data.pack import BAD_ROWS, Recipe, pack
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
@@ -456,3 +457,49 @@ def test_cutting_by_size_is_refused_for_images_at_addresses(tmp_path: Path, name
     with pytest.raises(InputError, match=r"row [12]: --shard-mb .* address: give --samples-per-shard"):
         pack(tmp_path / name, tmp_path / "out", shard_mb=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.parquet"]
+
+
+@pytest.mark.parametrize("writer", ["write_shard", "write_whole", "write_json"])
+def test_packing_goes_on_after_a_full_disk(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    expected = contents(pack(table, tmp_path / "whole", samples_per_shard=3).shards)
+    write, calls = getattr(packing, writer), []
+
+    def full(*of: object) -> object:
+        calls.append(of)
+        if writer == "write_json" or len(calls) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(*of)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, writer, full)
+        with pytest.raises(StorageError, match=r"out.*: cannot be written: No space left .* goes on when"):
+            pack(table, tmp_path / "out", samples_per_shard=3)
+    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / ".out.partial").glob("*.tar"))
+    assert contents(pack(table, tmp_path / "out", samples_per_shard=3).shards) == expected
+
+
+def test_a_folder_that_cannot_be_put_in_place_is_named(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(path: Path, target: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path), None, str(target))
+
+    monkeypatch.setattr(Path, "rename", busy)
+    with pytest.raises(StorageError, match=r"\.out\.partial: cannot be written: Device or resource busy"):
+        pack(table, tmp_path / "out")
+
+
+def test_a_table_that_can_no_longer_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    def lost(*_of: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    parquet.write_table(pyarrow.table({"image": [b"x"], "caption": ["x"]}), tmp_path / "t.parquet")
+    monkeypatch.setattr(pack_rows, "cells_of", lost)
+    with pytest.raises(StorageError, match=r"t\.parquet: cannot be read: Input/output error"):
+        pack(tmp_path / "t.parquet", tmp_path / "out")

@@ -23,7 +23,7 @@ from trainer.data.image_cells import drive_advice, image_cell, is_url, named_ima
 from trainer.data.row_groups import cells_of, open_groups
 from trainer.data.sample import kind_of_file
 from trainer.data.tables import Table, TableColumns, list_rows, read_all_rows, unfilled
-from trainer.errors import InputError
+from trainer.errors import InputError, StorageError
 
 IMAGE_ENDINGS: tuple[str, ...] = Data.model_fields["image_key"].default
 
@@ -230,14 +230,17 @@ class GroupRows:
         return f"{self.path}: row {number + 1}"
 
     def _cells(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields number and cells of each row, read group by group."""
-        with open_groups(self.path, self.form) as groups:
-            for group, last in enumerate(accumulate(self.sizes)):
-                first = last - self.sizes[group]
-                if first < self.end and last > self.begin:
-                    begin, end = max(0, self.begin - first), min(last, self.end) - first
-                    cells = islice(cells_of(groups, group, names), begin, end)
-                    yield from enumerate(cells, start=first + begin)
+        """Yields number and cells of each row, read group by group. Raises StorageError as reading fails."""
+        try:
+            with open_groups(self.path, self.form) as groups:
+                for group, last in enumerate(accumulate(self.sizes)):
+                    first = last - self.sizes[group]
+                    if first < self.end and last > self.begin:
+                        begin, end = max(0, self.begin - first), min(last, self.end) - first
+                        cells = islice(cells_of(groups, group, names), begin, end)
+                        yield from enumerate(cells, start=first + begin)
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be read: {error.strerror or error}") from error
 
 
 def _stamp_of(path: Path | str) -> Stamp | None:
