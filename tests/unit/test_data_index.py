@@ -14,7 +14,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from tests.support.thread_ranks import run_ranks
 from trainer.cli.index import command
 from trainer.comm.protocol import Comm
 from trainer.config import Data
-from trainer.data import distributed_index, files, index
+from trainer.data import distributed_index, files, index, indexed
 from trainer.data.entry import Entry
 from trainer.data.files import Files, Stamp
 from trainer.data.identity import data_rows
@@ -44,6 +44,7 @@ from trainer.data.index import (
     stale,
     write_catalogue,
 )
+from trainer.data.indexed import index_in_memory
 from trainer.data.shards import ShardSource, open_indexed, open_shards
 from trainer.data.source import IMAGE_ENDINGS, open_source
 from trainer.data.tar import Selection
@@ -527,3 +528,34 @@ def test_data_without_an_index_are_known_by_their_files_too(tmp_path: Path) -> N
     assert data_rows(data, open_source(data)) != before
     made_up = Data(format="synthetic")
     assert data_rows(made_up, open_source(made_up)) == []
+
+
+def index_on_disk(paths: Sequence[str], folder: Path, progress: Callable[[int, int], None]) -> None:
+    index_shards(dict.fromkeys(paths, Stamp(1, "")), SELECTION, folder, progress)
+
+
+def index_at_once(paths: Sequence[str], _folder: Path, progress: Callable[[int, int], None]) -> None:
+    index_in_memory(paths, SELECTION, progress)
+
+
+@pytest.mark.parametrize(("module", "make"), [(index, index_on_disk), (indexed, index_at_once)])
+def test_an_interrupt_waits_only_for_shards_that_are_being_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: object,
+    make: Callable[[Sequence[str], Path, Callable[[int, int], None]], None],
+) -> None:
+    begun: list[str] = []
+
+    def scan(path: str, *_of: object) -> None:
+        begun.append(path)
+        time.sleep(0.05)
+        raise InputError(path)
+
+    def interrupt(_done: int, _of: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "scan", scan)
+    with pytest.raises(KeyboardInterrupt):
+        make([f"{number}.tar" for number in range(300)], tmp_path, interrupt)
+    assert len(begun) < 150

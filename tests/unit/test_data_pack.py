@@ -1,8 +1,10 @@
 """Packing: tables and the demo's digits become shards, whole or not at all."""
 
+import errno
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from PIL import Image
 from trainer.cli.pack import command
 from trainer.config import Data, Eval
 from trainer.data import pack as packing
-from trainer.data import store
+from trainer.data import pack_rows, store
 from trainer.data.index import FOLDER, stale
 from trainer.data.pack import BAD_ROWS, Recipe, pack
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
@@ -359,3 +361,145 @@ def test_rows_without_an_image_or_a_caption_are_left_out_where_bad_rows_are(
         (f"{table}: row 4", "its image is empty"),
     ]
     assert len(open_source(Data(train=tuple(map(str, packed.shards))))) == 2
+
+
+def test_shards_are_not_replaced_by_none_where_every_row_is_bad(table: Path, tmp_path: Path) -> None:
+    out, recipe = tmp_path / "out", Recipe(skip_bad=True)
+    before = contents(pack(table, out).shards)
+    (tmp_path / "moved").mkdir()
+    moved = table.rename(tmp_path / "moved" / "t.csv")
+    with pytest.raises(InputError, match=r"row 2: .*0\.png: .*; none of the table's 7 rows can"):
+        pack(moved, out, recipe=recipe, force=True)
+    assert contents(sorted(out.glob("*.tar"))) == before
+    Image.new("RGB", (2, 2)).save(tmp_path / "moved" / "5.png")
+    assert len(pack(moved, out, recipe=recipe, force=True).bad) == 6
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_table_without_rows_replaces_nothing(table: Path, address: str, skip_bad: bool) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    pack(table, address)
+    before = at(address)
+    table.write_text("image,caption\n")
+    empty = Path("t.parquet")
+    parquet.write_table(pyarrow.table({"image": pyarrow.array([], "string"), "caption": []}), empty)
+    for without in (table, empty):
+        with pytest.raises(InputError, match="the table has no rows"):
+            pack(without, address, recipe=Recipe(skip_bad=skip_bad), force=True)
+    assert at(address) == before
+
+
+def interrupt(table: Path, out: Path) -> None:
+    """Packs a shard for each row, and is interrupted after the second."""
+
+    def stop(rows: int, _of: int) -> None:
+        if rows == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(table, out, samples_per_shard=1, progress=stop)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_shards_of_another_table_with_the_same_text_are_not_kept(tmp_path: Path, name: str) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    for folder, shade in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        for n in range(3):
+            Image.new("RGB", (2, 2), (shade, n, 0)).save(tmp_path / folder / f"{n}.png")
+    columns = {"image": [f"{n}.png" for n in range(3)], "caption": list("xyz")}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a" / "t.parquet")
+    (tmp_path / "a" / "t.csv").write_text("image,caption\n0.png,x\n1.png,y\n2.png,z\n")
+    shutil.copy2(tmp_path / "a" / name, tmp_path / "b" / name)
+    interrupt(tmp_path / "a" / name, tmp_path / "out")
+    packed = pack(tmp_path / "b" / name, tmp_path / "out", samples_per_shard=1)
+    whole = pack(tmp_path / "b" / name, tmp_path / "whole", samples_per_shard=1)
+    assert contents(packed.shards) == contents(whole.shards)
+
+
+def test_shards_of_images_that_have_changed_are_not_kept(table: Path, tmp_path: Path) -> None:
+    interrupt(table, tmp_path / "out")
+    Image.new("RGB", (9, 9), "blue").save(tmp_path / "0.png")
+    packed = pack(table, tmp_path / "out", samples_per_shard=1)
+    image = open_source(Data(train=tuple(map(str, packed.shards)))).read(0).image
+    assert image == (tmp_path / "0.png").read_bytes()
+
+
+def test_a_folder_that_cannot_be_renamed_is_refused_at_the_start(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "mounted", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "mounted")
+    kinds = {"link": "a link", "dangling": "a link", "mounted": "a mount point", "here": "the working folder"}
+    before = sorted(tmp_path.rglob("*"))
+    for out, kind in [(Path("."), "the working folder"), *((tmp_path / of, kinds[of]) for of in kinds)]:
+        with pytest.raises(InputError, match=f"is {kind}, which cannot .* give a folder inside it"):
+            pack(table, out, force=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_cutting_by_size_is_refused_for_images_at_addresses(tmp_path: Path, name: str) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    url = "https://images.example/1.jpg"
+    (tmp_path / "t.csv").write_text(f"image,caption\n{url},x\n")
+    parquet.write_table(pyarrow.table({"image": [url], "caption": ["x"]}), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"row [12]: --shard-mb .* address: give --samples-per-shard"):
+        pack(tmp_path / name, tmp_path / "out", shard_mb=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.parquet"]
+
+
+@pytest.mark.parametrize("writer", ["write_shard", "write_whole", "write_json"])
+def test_packing_goes_on_after_a_full_disk(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    expected = contents(pack(table, tmp_path / "whole", samples_per_shard=3).shards)
+    write, calls = getattr(packing, writer), []
+
+    def full(*of: object) -> object:
+        calls.append(of)
+        if writer == "write_json" or len(calls) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(*of)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, writer, full)
+        with pytest.raises(StorageError, match=r"out.*: cannot be written: No space left .* goes on when"):
+            pack(table, tmp_path / "out", samples_per_shard=3)
+    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / ".out.partial").glob("*.tar"))
+    assert contents(pack(table, tmp_path / "out", samples_per_shard=3).shards) == expected
+
+
+def test_a_folder_that_cannot_be_put_in_place_is_named(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(path: Path, target: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path), None, str(target))
+
+    monkeypatch.setattr(Path, "rename", busy)
+    with pytest.raises(StorageError, match=r"\.out\.partial: cannot be written: Device or resource busy"):
+        pack(table, tmp_path / "out")
+
+
+def test_a_table_that_can_no_longer_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    def lost(*_of: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    parquet.write_table(pyarrow.table({"image": [b"x"], "caption": ["x"]}), tmp_path / "t.parquet")
+    monkeypatch.setattr(pack_rows, "cells_of", lost)
+    with pytest.raises(StorageError, match=r"t\.parquet: cannot be read: Input/output error"):
+        pack(tmp_path / "t.parquet", tmp_path / "out")

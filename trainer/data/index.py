@@ -185,7 +185,7 @@ def index_shards(
         raise _unwritable(folder, error) from error
     entries: dict[str, Entry] = {}
     problems = []
-    with pool or ThreadPoolExecutor(THREADS) as workers:
+    with cancelling(pool or ThreadPoolExecutor(THREADS)) as workers:
         jobs = [workers.submit(_index_or_problem, *shard, selection, folder) for shard in versions.items()]
         for path, job in zip(versions, jobs, strict=True):
             result = job.result()
@@ -197,6 +197,17 @@ def index_shards(
                 progress(len(entries) + len(problems), len(versions))
     raise_all(problems)
     return entries
+
+
+@contextmanager
+def cancelling(pool: Executor) -> Iterator[Executor]:
+    """Yields the pool and waits for its work; after an exception, only for the work that has begun."""
+    with pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def write_catalogue(folder: Path, selection: Selects, entries: Mapping[str, Entry]) -> None:

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Protocol, runtime_checkable
 
 from trainer.data.entry import Content, Entry, Selects
-from trainer.data.index import THREADS, Index, raise_all, scan
+from trainer.data.index import THREADS, Index, cancelling, raise_all, scan
 from trainer.data.sample import BadSample, LeftOut
 from trainer.errors import InputError
 
@@ -35,7 +35,7 @@ def index_in_memory(
     """
     found: list[Content] = []
     problems: list[InputError] = []
-    with ThreadPoolExecutor(THREADS) as pool:
+    with cancelling(ThreadPoolExecutor(THREADS)) as pool:
         results = pool.map(lambda path: _scanned_or_problem(path, selection), paths)
         for done, result in enumerate(results, start=1):
             if isinstance(result, InputError):

@@ -38,9 +38,10 @@ from trainer.data.shard_files import (
 )
 from trainer.data.store import names, put, remove
 from trainer.data.tar import Selection
-from trainer.errors import InputError
+from trainer.errors import InputError, StorageError
 from trainer.safe_io.atomic import json_text, write_json, write_whole
 from trainer.sysinfo.parent import end_with_parent
+from trainer.text.wording import many
 
 BAD_ROWS = "bad-rows.tsv"
 PLAN = "plan.json"
@@ -104,7 +105,8 @@ def pack(
     the columns; by default they are those of a job. `shard_mb` cuts by the size of the images (in MB) instead
     of by number. `force` replaces shards that were packed before, never other files. `progress` is called
     with (rows done, rows). Raises InputError before anything is written for rows of a text table without
-    caption and for images that are missing or whose ending no job expects.
+    caption and for images that are missing or whose ending no job expects, and if no row can be packed;
+    StorageError if something cannot be written, as on a full disk.
     """
     recipe = recipe or Recipe()
     address = out if isinstance(out, str) and is_remote(out) else None
@@ -112,6 +114,8 @@ def pack(
     if not address:
         check_replaceable(out, force)
     rows = rows_of_table(table, data or Data(train=(str(table),)))
+    if not len(rows):
+        raise InputError(f"{table}: the table has no rows, so there is nothing to pack")
     if problems := list(rows.problems(any_ending=recipe.resize is not None, skip_bad=recipe.skip_bad)):
         raise InputError("\n".join(problems))
     beside = out.parent / f".{out.name}.partial"
@@ -121,11 +125,15 @@ def pack(
         _clear(address, force)
     _begin(beside, plan)
     bad = _run(jobs, processes, lambda done: progress(done, len(rows)) if progress else None)
+    if len(bad) == len(rows):
+        shutil.rmtree(beside, ignore_errors=True)  # else these rows would stay bad when they are mended
+        raise InputError(_none_packed(bad))
     if address:
         _finish_there(beside, address, jobs, bad)
         return Packed([Path(job.path.name) for job in jobs], bad)
-    _finish(beside, jobs, bad)
-    _replace(out, beside)
+    with _writing(out):
+        _finish(beside, jobs, bad)
+        _replace(out, beside)
     return Packed([out / job.path.name for job in jobs], bad)
 
 
@@ -211,12 +219,27 @@ def _make(job: Job) -> None:
     """
     bad: list[tuple[str, str]] = []
     beside = job.path.with_suffix(".writing")
-    samples = write_shard(_samples(job, bad), beside)
-    os.replace(beside, job.path)
-    if job.address:
-        put(job.path, job.address)
-        job.path.unlink()
-    write_whole(_report(job), json.dumps({"samples": samples, "bad": bad}))
+    with _writing(job.path):
+        samples = write_shard(_samples(job, bad), beside)
+        os.replace(beside, job.path)
+        if job.address:
+            put(job.path, job.address)
+            job.path.unlink()
+        write_whole(_report(job), json.dumps({"samples": samples, "bad": bad}))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raises StorageError, which names a file, if the system cannot write one in the block."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # an encoder's
+            raise
+        raise StorageError(
+            f"{error.filename or path}: cannot be written: {error.strerror}; the same command goes on when "
+            "that is mended, such as by making room"
+        ) from error
 
 
 def _report(job: Job) -> Path:
@@ -278,6 +301,14 @@ def _content(row: PackRow) -> tuple[str, bytes]:
     path = row.image
     return path.name, read_file(
         path, str(path), lambda status: check_file(row.origin, path.name, status, MOST_BYTES), waits_s=()
+    )
+
+
+def _none_packed(bad: Sequence[tuple[str, str]]) -> str:
+    origin, why = bad[0]
+    return (
+        f"{origin}: {why}; none of the table's {many(len(bad), 'row')} can be packed. Relative paths of "
+        "images start at the table's folder."
     )
 
 

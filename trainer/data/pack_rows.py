@@ -5,8 +5,11 @@ shard, group by group.
 """
 
 import json
+import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,12 +18,12 @@ from trainer.config import Data
 from trainer.config.formats import FORMATS, row_of
 from trainer.data.captions import captions_in
 from trainer.data.columnar import Columns, check_columns
-from trainer.data.files import stamp
+from trainer.data.files import Stamp, stamp
 from trainer.data.image_cells import drive_advice, image_cell, is_url, named_image
 from trainer.data.row_groups import cells_of, open_groups
 from trainer.data.sample import kind_of_file
-from trainer.data.tables import Table, TableColumns, list_rows, missing_images, read_all_rows, unfilled
-from trainer.errors import InputError
+from trainer.data.tables import Table, TableColumns, list_rows, read_all_rows, unfilled
+from trainer.errors import InputError, StorageError
 
 IMAGE_ENDINGS: tuple[str, ...] = Data.model_fields["image_key"].default
 
@@ -54,7 +57,7 @@ class Rows(Protocol):
         """Returns the rows from `begin` up to `end`; picklable."""
 
     def image_bytes(self) -> Iterator[int]:
-        """Yields the size of each row's image."""
+        """Yields the size of each row's image. Raises InputError, which names the row, for an address."""
 
     def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
         """Yields what is wrong with the images, as far as it shows without reading them.
@@ -85,7 +88,19 @@ class TextRows:
 
     @property
     def identity(self) -> object:
-        return (self.table.images, self.table.captions, self.table.others)
+        table = self.table
+        return (str(table.path.absolute()), table.images, self._files, table.captions, table.others)
+
+    @cached_property
+    def _files(self) -> tuple[Stamp | None, ...]:
+        """Size and time of each row's image file; None if it names none that is there.
+
+        Each is asked for once: on a network file system that takes long.
+        """
+        return tuple(
+            None if not name or is_url(name) else _stamp_of(self.table.image_path(row))
+            for row, name in enumerate(self.table.images)
+        )
 
     def __len__(self) -> int:
         return len(self.table.rows)
@@ -115,14 +130,19 @@ class TextRows:
         return "\n".join(texts[row] for texts in self.table.captions if texts[row])
 
     def image_bytes(self) -> Iterator[int]:
-        for row in range(len(self)):
-            path = self.table.image_path(row)
-            yield path.stat().st_size if path.is_file() else 0
+        for row, (name, file) in enumerate(zip(self.table.images, self._files, strict=True)):
+            _check_sized(name, self.table.origin(row))
+            yield file.size if file else 0
 
     def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
         table = self.table
         yield from [] if skip_bad else unfilled(table, self.columns)
-        if missing := [] if skip_bad else missing_images(table):
+        missing = [
+            row
+            for row, name, file in zip(table.rows, table.images, self._files, strict=True)
+            if name and not is_url(name) and file is None
+        ]
+        if missing and not skip_bad:
             yield (
                 f"{table.path}: image file missing in {list_rows(missing)}; relative paths start at "
                 f"{table.path.parent.absolute()}{drive_advice(table.images)}"
@@ -173,7 +193,7 @@ class GroupRows:
 
     @property
     def identity(self) -> object:
-        return (self.version, self.columns, self.others)
+        return (self.path, self.version, self.columns, self.others)
 
     def __len__(self) -> int:
         return self.end - self.begin
@@ -192,29 +212,53 @@ class GroupRows:
                 captions = ""
             other = _json({name: cells[name] for name in self.others})
             image = image_cell(cells, self.columns.image)
-            yield PackRow(number, image, f"{self.path}: row {number + 1}", captions, other, self.path)
+            yield PackRow(number, image, self._origin(number), captions, other, self.path)
 
     def image_bytes(self) -> Iterator[int]:
-        for _, cells in self._cells([str(self.columns.image[0])]):
+        for number, cells in self._cells([str(self.columns.image[0])]):
             cell = image_cell(cells, self.columns.image)
             name = named_image(cell, self.path)
-            is_file = name is not None and Path(name).is_file()
-            yield (
-                len(cell) if isinstance(cell, bytes) else Path(name).stat().st_size if is_file and name else 0
-            )
+            _check_sized(name or "", self._origin(number))
+            file = _stamp_of(name) if name else None
+            yield len(cell) if isinstance(cell, bytes) else file.size if file else 0
 
     def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
         return iter(())  # images lie in the table: each shows what is wrong with it when it is read
 
+    def _origin(self, number: int) -> str:
+        """Returns table and row, for messages."""
+        return f"{self.path}: row {number + 1}"
+
     def _cells(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields number and cells of each row, read group by group."""
-        with open_groups(self.path, self.form) as groups:
-            for group, last in enumerate(accumulate(self.sizes)):
-                first = last - self.sizes[group]
-                if first < self.end and last > self.begin:
-                    begin, end = max(0, self.begin - first), min(last, self.end) - first
-                    cells = islice(cells_of(groups, group, names), begin, end)
-                    yield from enumerate(cells, start=first + begin)
+        """Yields number and cells of each row, read group by group. Raises StorageError as reading fails."""
+        try:
+            with open_groups(self.path, self.form) as groups:
+                for group, last in enumerate(accumulate(self.sizes)):
+                    first = last - self.sizes[group]
+                    if first < self.end and last > self.begin:
+                        begin, end = max(0, self.begin - first), min(last, self.end) - first
+                        cells = islice(cells_of(groups, group, names), begin, end)
+                        yield from enumerate(cells, start=first + begin)
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+
+
+def _stamp_of(path: Path | str) -> Stamp | None:
+    """Returns size and time of a file; None if there is no regular file."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return Stamp(status.st_size, str(status.st_mtime_ns)) if stat.S_ISREG(status.st_mode) else None
+
+
+def _check_sized(name: str, origin: str) -> None:
+    """Raises InputError if an image is at an address: its size is known only when it is fetched."""
+    if is_url(name):
+        raise InputError(
+            f"{origin}: --shard-mb cuts by the sizes of files, and its image is at an address: give "
+            "--samples-per-shard instead"
+        )
 
 
 def ending_of(name: str) -> str:

@@ -48,7 +48,17 @@ def write_shard(samples: Iterable[PackedSample], path: Path) -> int:
 
 
 def check_replaceable(out: Path, force: bool) -> None:
-    """Raises InputError if the folder is not empty, unless `force` is set and it holds only packed shards."""
+    """Raises InputError unless the folder can be renamed, and is empty or `force` may replace what it holds.
+
+    With `force`, packed shards may be replaced.
+    """
+    fixed = {
+        "a link": out.is_symlink(),
+        "a mount point": os.path.ismount(out),
+        "the working folder": os.path.realpath(out) == os.path.realpath("."),
+    }
+    if kinds := [kind for kind, is_so in fixed.items() if is_so]:
+        raise InputError(f"{out} is {kinds[0]}, which cannot be replaced as a whole: give a folder inside it")
     if not out.exists():
         return
     if not out.is_dir():
