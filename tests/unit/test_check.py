@@ -276,9 +276,14 @@ def test_a_tag_of_a_model_without_weights_is_refused() -> None:
     assert "open_clip has no weights for ViT-S-32-alt" in problem(check_tag, "ViT-S-32-alt", "nonsense")
 
 
-@pytest.mark.parametrize(
-    "name", ["ViT-B-32", "ViT-B/32", "ViT-B-32-quickgelu", "hf-hub:org/model", "my-own.json"]
-)
+@pytest.mark.parametrize("name", ["hf-hub:org/model", "local-dir:/models/own"])
+def test_a_tag_beside_a_name_that_has_weights_is_refused(name: str) -> None:
+    """open_clip would take the model's own weights without an error."""
+    assert f"{name} has its own weights and none called 'openai'" in problem(check_tag, name, "openai")
+    check_tag(name, "./weights.pt")
+
+
+@pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B/32", "ViT-B-32-quickgelu", "my-own.json"])
 def test_tags_that_open_clip_accepts_are_accepted(name: str) -> None:
     assert [refusal(check_tag, name, tag) for tag in ("openai", "OpenAI")] == ["", ""]
 

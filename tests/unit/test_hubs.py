@@ -30,6 +30,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubModelSc
         folder.mkdir(parents=True)
         (folder / WEIGHTS).write_bytes(revision.encode() * 1000)
         (folder / "config.json").write_text("{}")
+        (folder / "open_clip_config.json").write_text("about its images")
         models["org/clip", revision] = folder
     with stub_modelscope(models) as server:
         monkeypatch.setenv("MODELSCOPE_ENDPOINT", server.address)
@@ -45,6 +46,7 @@ def test_weights_of_a_revision_are_downloaded_once(
     file = hub_weights(KEY, f"modelscope:{name}", str(tmp_path / "cache"))
     assert file == tmp_path / f"cache/models/org--clip/snapshots/{revision}/{WEIGHTS}"
     assert file.read_bytes() == revision.encode() * 1000
+    assert file.with_name("open_clip_config.json").read_text() == "about its images"
     assert not file.with_name("config.json").exists(), "only what is wanted is downloaded"
     before = len(hub.requests)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -35,6 +35,8 @@ class RunIdentity:
     """The order of the samples, as `trainer.data.choose_order` has it; empty as long as it is not known."""
     begin: int = 0
     """Steps of the stages before this one, whose job this is."""
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    """Preprocessing of images by which the model is trained, by open_clip's names."""
 
     def facts(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the run."""
@@ -46,6 +48,7 @@ class RunIdentity:
             "eval_files": dict(self.eval_files),
             "anchor": dict(self.anchor),
             "stage_begin": self.begin,
+            "preprocessing": dict(self.preprocessing),
             "job": recorded(self.job),
         }
 

@@ -13,7 +13,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.losses import LOSSES
 from trainer.errors import InputError
-from trainer.run.checkpoints import MANIFEST
+from trainer.run.checkpoints import EMA_WEIGHTS, MANIFEST, WEIGHTS
 from trainer.safe_io.plain import read_json
 
 _NUMPY = (".npz", ".npy")
@@ -32,7 +32,7 @@ def with_loss_of_weights(job: Job, comm: Comm) -> Job:
     answer: bool | str | None = None
     if comm.world.rank == 0 and path.is_file():
         try:
-            answer = _has_bias(path)
+            answer = has_bias(path)
         except InputError as problem:
             answer = str(problem)
     answer = comm.broadcast_object(answer)
@@ -44,7 +44,7 @@ def with_loss_of_weights(job: Job, comm: Comm) -> Job:
 def with_loss_alone(job: Job) -> Job:
     """Does what `with_loss_of_weights` does, in a process that has no ranks beside it."""
     path = Path(job.model.pretrained or "")
-    return _with_loss(job, _has_bias(path) if path.is_file() else None)
+    return _with_loss(job, has_bias(path) if path.is_file() else None)
 
 
 def _with_loss(job: Job, siglip: bool | None) -> Job:
@@ -54,7 +54,8 @@ def _with_loss(job: Job, siglip: bool | None) -> Job:
     return job.model_copy(update={"optim": job.optim.model_copy(update={"loss": loss})})
 
 
-def _has_bias(path: Path) -> bool:
+def has_bias(path: Path) -> bool:
+    """Returns what `holds_bias` does. Raises InputError, too, for weights that differ from their seal."""
     _check_seal(path)
     return holds_bias(path)
 
@@ -73,7 +74,7 @@ def _check_seal(path: Path) -> None:
     torch loads flipped bits without an error.
     """
     manifest = path.parent / MANIFEST
-    if not manifest.is_file():
+    if path.name not in (WEIGHTS, EMA_WEIGHTS) or not manifest.is_file():
         return
     try:
         sealed = read_json(manifest, links=True)["files"][path.name]["sha256"]

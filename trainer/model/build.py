@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import open_clip
 import torch
+from open_clip.factory import load_checkpoint
 from open_clip.pretrained import download_pretrained_from_hf
 from torch import Tensor, nn
 
@@ -23,7 +25,7 @@ from trainer.config.losses import LOSSES, LossName
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, StorageError
 from trainer.model.captioning import initialise_decoder
-from trainer.model.catalog import HUB, check_model, weights_file
+from trainer.model.catalog import FOLDER, HUB, check_model, weights_file
 from trainer.model.config_keys import check_keys
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
 from trainer.model.image_edges import lost_pixels
@@ -35,6 +37,7 @@ from trainer.model.loading import check_weights, loading, pretrained_file
 from trainer.model.locking import lock_towers
 from trainer.model.lora import adapt
 from trainer.model.open_clip_api import LOGGERS
+from trainer.model.preprocessing import preprocessing_of, said_beside
 from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 from trainer.model.text_source import TextSource, text_source
@@ -167,22 +170,26 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         config = model_config(name, job.model.cache_dir)
         check_image_tokens(job.model, config)
         begins = initial_weights and pretrained is None and ":" not in name
+        # Beside such a name open_clip takes the weights that are there, whatever it is given.
+        own = pretrained if name.startswith((HUB, FOLDER)) else None
         text = text_source(job.model, config, weights=begins) if config else None
         model = open_clip.create_model(
             name,
-            pretrained=pretrained,
-            load_weights=initial_weights,
+            pretrained=None if own else pretrained,
+            load_weights=initial_weights and own is None,
             cache_dir=job.model.cache_dir,
             output_dict=False,
             weights_only=True,
             force_image_size=job.model.image_size,
             force_context_length=job.model.context_length,
             force_patch_dropout=job.model.patch_dropout,
-            force_preprocess_cfg=dict(job.model.preprocessing),
+            force_preprocess_cfg={**_said_beside(job.model, pretrained), **job.model.preprocessing},
             pretrained_image=initial_weights and job.model.init == TIMM,
             **_initial_logits(job.optim.loss),
             **(text.model_arguments if text else {}),
         )
+        if own and initial_weights:
+            load_checkpoint(model, own, weights_only=True)
         if begins:
             initialise_decoder(model)
         if initial_weights and job.model.init not in (None, TIMM):
@@ -195,7 +202,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
     torch.manual_seed(job.seed)  # what follows draws the same values, however many the model drew
     with loading(job, None):
         tokenizer = _tokenizer_of(job.model, name, config, text)
-    preprocess = model.visual.preprocess_cfg
+    preprocess = preprocessing_of(model)
     return Clip(
         model,
         quick(tokenizer),
@@ -206,6 +213,14 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         notes=(*notes, *lost_pixels(job.model), *text_notes(model)),
         new_bias=new_bias,
     )
+
+
+def _said_beside(settings: Model, pretrained: str | None) -> dict[str, Any]:
+    """Returns the preprocessing of the file with which the model begins. Raises InputError."""
+    begin = pretrained
+    if pretrained is None and settings.init not in (None, TIMM):
+        begin = weights_file(str(settings.init))
+    return said_beside(Path(begin), settings) if begin and os.path.isfile(begin) else {}
 
 
 def _check_init(job: Job) -> None:

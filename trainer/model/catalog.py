@@ -158,8 +158,13 @@ def check_tag(name: str, tag: str | None) -> None:
 
     Other tags are open_clip's to check.
     """
-    if not tag or is_weights(tag) or hub_of(tag) or name.startswith((HUB, FOLDER)):
+    if not tag or is_weights(tag) or hub_of(tag):
         return
+    if name.startswith((HUB, FOLDER)):
+        raise InputError(
+            f"model.pretrained: {name} has its own weights and none called {tag!r}: leave it out, or give a "
+            "file or a run folder"
+        )
     known = known_tags(_plain(name))
     if clean_tag(tag) in known or not (known or _has_no_tags(name)):
         return

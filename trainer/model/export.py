@@ -23,8 +23,9 @@ from trainer.checkpoint.weights import cause
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.model.build import quiet, untrained
-from trainer.model.exported import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS, Export, write_json_to
+from trainer.model.exported import OPEN_CLIP_WEIGHTS, WEIGHTS, Export, write_json_to
 from trainer.model.foreign_code import SAFELY
+from trainer.model.hub import OPEN_CLIP_CONFIG
 from trainer.model.peft_form import weights_of_the_begin, write_adapters
 from trainer.model.same_features import Reading, refuse_differences
 from trainer.model.text_tower import TextTower, use_our_text_towers

@@ -18,7 +18,6 @@ from trainer.model.text_tower import TextTower
 from trainer.run.checkpoints import MODEL_CONFIG
 from trainer.safe_io.atomic import replacing
 
-OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
 WEIGHTS = "model.safetensors"
 

@@ -43,6 +43,8 @@ _WEIGHTS = (
 """Files of weights, the best first; an index names more."""
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 """Files of weights that open_clip uploads, the best first."""
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+"""Name of the file beside them that has the model's config and its preprocessing."""
 _BLOCK = 2**20
 
 
@@ -66,7 +68,7 @@ def hub_weights(key: str, name: str, cache_dir: str | None) -> Path:
 
     Raises as `model_folder` does.
     """
-    folder = client_of(name)[1].cached(cache_dir, ())
+    folder = client_of(name)[1].cached(cache_dir, [OPEN_CLIP_CONFIG])
     if folder is None or _open_clip_weights(folder) is None:
         folder = _downloaded(key, name, cache_dir, _best_of_open_clip)
     if folder is None or (file := _open_clip_weights(folder)) is None:
@@ -79,7 +81,8 @@ def hub_weights(key: str, name: str, cache_dir: str | None) -> Path:
 
 
 def _best_of_open_clip(there: list[str]) -> list[str]:
-    return [name for name in OPEN_CLIP_WEIGHTS if name in there][:1]
+    best = [name for name in OPEN_CLIP_WEIGHTS if name in there][:1]
+    return [*best, OPEN_CLIP_CONFIG] if best and OPEN_CLIP_CONFIG in there else best
 
 
 def _open_clip_weights(folder: Path) -> Path | None:

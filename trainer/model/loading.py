@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from open_clip.pretrained import download_pretrained_from_hf
 
-from trainer.checkpoint.weights import cause, holds_bias
+from trainer.checkpoint.weights import cause, has_bias
 from trainer.config import Job, Model
 from trainer.config.hubs import HUBS, hub_of
 from trainer.config.training import HUB_TEXT
@@ -86,9 +86,9 @@ def pretrained_file(job: Job) -> str | None:
 def check_weights(pretrained: str | None) -> bool:
     """Returns whether the weights file has the bias of the siglip loss; False for tags.
 
-    Raises InputError if the file holds no weights.
+    Raises InputError if the file holds no weights, or others than its checkpoint's seal says.
     """
-    return pretrained is not None and os.path.isfile(pretrained) and holds_bias(Path(pretrained))
+    return pretrained is not None and os.path.isfile(pretrained) and has_bias(Path(pretrained))
 
 
 def check_hub_weights(job: Job) -> None:
@@ -96,7 +96,7 @@ def check_hub_weights(job: Job) -> None:
 
     open_clip would use random ones.
     """
-    if job.model.name.startswith(_HUB):
+    if job.model.name.startswith(_HUB) and job.model.pretrained is None:
         with loading(job, None):
             download_pretrained_from_hf(job.model.name.removeprefix(_HUB), cache_dir=job.model.cache_dir)
 

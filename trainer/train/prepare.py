@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from trainer.comm.backends import (
 )
 from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.protocol import Comm
+from trainer.comm.rank_zero import of_rank_0
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, batch_text, plan
@@ -36,9 +38,11 @@ from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import Clip, build_model, give_initial_weights
 from trainer.model.compile import compile_blocks, keep_kernels
 from trainer.model.mixture import Mixture, digest_of_begin
+from trainer.model.preprocessing import KEYS, preprocessing_of, said_beside
 from trainer.model.teacher import build_teacher, whole_captions
 from trainer.preflight.check import PreflightReport, preflight
 from trainer.preflight.repeat import check_again, has_passed
+from trainer.run.checkpoints import WEIGHTS, newest_whole
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
 from trainer.sysinfo.shortage import loader_bytes, shared_memory_for_loaders
@@ -80,7 +84,7 @@ def prepared(opened: OpenRun) -> TrainSetup:
         and expects_state(job, comm, run.checkpoints)
     )
     comm.heartbeat.begin_stage("building model")
-    built = job if opened.goes_on else stage.beginning_with(run.checkpoints)
+    built = _as_before(job, opened) if opened.goes_on else stage.beginning_with(run.checkpoints)
     clip = build_model(built, batch_plan, comm, initial_weights=not has_state, on_host=splits)
     begin = digest_of_begin(job, clip.model)
     if (teacher := build_teacher(job, batch_plan, comm, clip)) is not None:
@@ -152,6 +156,19 @@ def prepared(opened: OpenRun) -> TrainSetup:
     )
 
 
+def _as_before(job: Job, opened: OpenRun) -> Job:
+    """Collective: returns the job with the images' preprocessing that the run had in a stage before."""
+    if opened.number == 0:
+        return job
+
+    def found() -> dict[str, Any]:
+        newest = newest_whole(opened.run.checkpoints)
+        return said_beside(newest[1] / WEIGHTS, job.model) if newest else {}
+
+    said = {KEYS[key]: value for key, value in of_rank_0(opened.comm, found).items()}
+    return job.model_copy(update={"model": job.model.model_copy(update=said)})
+
+
 def _identity(stage: RunStage, comm: Comm, clip: Clip, begin: Mapping[str, str]) -> RunIdentity:
     """Collective: returns what the run is in this stage, as rank 0 finds it."""
     job = stage.job
@@ -167,6 +184,7 @@ def _identity(stage: RunStage, comm: Comm, clip: Clip, begin: Mapping[str, str])
         {**eval_files, **begin},
         anchor,
         begin=stage.schedule.begin,
+        preprocessing=preprocessing_of(clip.model),
     )
 
 

@@ -1,0 +1,106 @@
+"""Preprocessing that belongs to weights stays with them in a run, its stages, checkpoints and exports."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.jobs import VIT, tiny_job
+from tests.support.runs import LIMIT_S, TinyRun
+from trainer.errors import InputError
+from trainer.model.build import untrained
+from trainer.model.preprocessing import preprocessing_of
+from trainer.plan.trained import export_job
+
+SIGLIP = {"mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Weights as open_clip's are on a hub, with a config that says how their images are prepared."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    config = json.loads(Path(VIT).read_text(encoding="utf-8"))
+    about = {"model_cfg": config, "preprocess_cfg": {**SIGLIP, "mean": 0.5, "size": [224, 224]}}
+    (folder / "open_clip_config.json").write_text(json.dumps(about))
+    torch.save(untrained(tiny_job()).model.state_dict(), folder / "open_clip_pytorch_model.bin")
+    return folder / "open_clip_pytorch_model.bin"
+
+
+def clipship(*words: str) -> None:
+    command = [sys.executable, "-m", "trainer.cli.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_stays_with_the_weights_through_stages_a_resume_and_an_export(
+    tmp_path: Path, weights: Path
+) -> None:
+    run = TinyRun(tmp_path)
+    run.write(
+        model={"pretrained": str(weights)}, optim={"steps": 2}, checkpoint={"every_steps": 1, "keep": 9}
+    )
+    path = tmp_path / "tiny.toml"
+    path.write_text(path.read_text() + "\n[[stage]]\noptim.steps = 2\n")
+    done = run.start(1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.rmtree(run.run / "checkpoints" / "step-00000004")
+    (run.run / "result.json").unlink()
+    done = run.start(1)
+    assert "start        step 3, from" in done.stdout, done.stdout + done.stderr
+    for step in range(1, 5):
+        manifest = json.loads((run.run / f"checkpoints/step-{step:08d}/manifest.json").read_text())
+        assert manifest["preprocessing"] == SIGLIP, step
+    assert preprocessing_of(untrained(export_job(str(run.run), None)).model) == SIGLIP
+    clipship("export", str(run.run), str(tmp_path / "exported"), "--to", "open_clip")
+    written: Any = json.loads((tmp_path / "exported" / "open_clip_config.json").read_text())
+    assert {key: written["preprocess_cfg"][key] for key in SIGLIP} == SIGLIP
+
+
+def test_what_the_job_sets_counts_before(weights: Path) -> None:
+    job = tiny_job(model={"pretrained": str(weights), "image_mean": (0.1, 0.2, 0.3)})
+    assert preprocessing_of(untrained(job).model) == {**SIGLIP, "mean": [0.1, 0.2, 0.3]}
+    begun = tiny_job(model={"init": str(weights)})
+    assert preprocessing_of(untrained(begun).model) == SIGLIP
+
+
+def test_what_is_no_preprocessing_is_refused_with_the_key_to_set(weights: Path) -> None:
+    about = {"preprocess_cfg": {**SIGLIP, "resize_mode": "stretch"}}
+    weights.with_name("open_clip_config.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match=r"cannot be used: set model\.image_resize_mode"):
+        untrained(tiny_job(model={"pretrained": str(weights)}))
+    job = tiny_job(model={"pretrained": str(weights), "image_resize_mode": "longest"})
+    assert preprocessing_of(untrained(job).model)["resize_mode"] == "longest"
+
+
+def test_a_run_that_began_with_a_folder_is_exported_with_its_own_weights(
+    tmp_path: Path, weights: Path
+) -> None:
+    run = TinyRun(tmp_path)
+    run.write(model={"name": f"local-dir:{weights.parent}"}, optim={"steps": 1})
+    done = run.start(1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trained = torch.load(run.run / "checkpoints/step-00000001/model.pt")
+    found = untrained(export_job(str(run.run), None)).model
+    assert not torch.equal(trained["visual.proj"], torch.load(weights)["visual.proj"])
+    for name, value in found.state_dict().items():
+        assert torch.equal(value, trained[name]), name
+    assert preprocessing_of(found) == SIGLIP
+
+
+def test_a_damaged_checkpoint_begins_no_training(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    run.write(optim={"steps": 1})
+    assert run.start(1).returncode == 0
+    file = run.run / "checkpoints/step-00000001/model.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    for key in ("pretrained", "init"):
+        with pytest.raises(InputError, match=r"its checksum differs from that in manifest\.json"):
+            untrained(tiny_job(model={key: str(file)}))

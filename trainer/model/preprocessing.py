@@ -1,0 +1,71 @@
+"""Preprocessing of images that belongs to weights: what is said of it beside them.
+
+open_clip knows it for its own tags and for a hub's models. Of a file it knows nothing and takes OpenAI's, so
+a checkpoint's manifest has it, and an export has open_clip's own config. What a job sets counts before.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from torch import nn
+
+from trainer.config.training import Model
+from trainer.errors import InputError
+from trainer.model.hub import OPEN_CLIP_CONFIG
+from trainer.run.checkpoints import MANIFEST
+from trainer.safe_io.plain import read_json
+
+KEYS = {
+    "mean": "image_mean",
+    "std": "image_std",
+    "interpolation": "image_interpolation",
+    "resize_mode": "image_resize_mode",
+}
+"""Keys of [model] by open_clip's names."""
+_PLACES = ((MANIFEST, "preprocessing"), (OPEN_CLIP_CONFIG, "preprocess_cfg"))
+"""Files beside weights, and their keys that have it."""
+
+
+def preprocessing_of(model: nn.Module) -> dict[str, Any]:
+    """Returns the preprocessing of a model that open_clip has made, as files keep it."""
+    known: Any = model.visual.preprocess_cfg  # type: ignore[union-attr]
+    values = {key: _channels(known[key]) for key in KEYS if known.get(key) is not None}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def said_beside(weights: Path, settings: Model) -> dict[str, Any]:
+    """Returns what a file beside the weights says, but for what the job sets; empty if none does.
+
+    Raises InputError for what is no preprocessing.
+    """
+    found = _found(weights)
+    asked = settings.preprocessing
+    left = {key: _channels(found[key]) for key in KEYS if found.get(key) is not None and key not in asked}
+    try:
+        checked = Model.model_validate({KEYS[key]: value for key, value in left.items()})
+    except ValidationError as problem:
+        wrong = " and ".join(f"model.{error['loc'][0]}" for error in problem.errors())
+        raise InputError(
+            f"{weights}: the preprocessing that is said beside it cannot be used: set {wrong}"
+        ) from None
+    return dict(checked.preprocessing)
+
+
+def _found(weights: Path) -> Mapping[str, Any]:
+    for name, key in _PLACES:
+        try:
+            said = read_json(weights.with_name(name), links=True)
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(said, dict) and isinstance(found := said.get(key), dict):
+            return found
+    return {}
+
+
+def _channels(value: Any) -> Any:
+    """Returns the values of red, green and blue, for which open_clip's files may have one; or a text."""
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,) * 3 if isinstance(value, float | int) else value
