@@ -123,6 +123,13 @@ def test_a_broken_checkpoint_of_a_stage_lets_the_run_go_on_in_the_one_before(
     assert same(weights(whole, 12), expected)
 
 
+def test_a_stage_may_have_larger_images_that_are_not_square(tmp_path: Path, alone: Comm) -> None:
+    larger = ({"model": {"image_size": (64, 128)}, "optim": {"steps": 1}},)
+    train(staged(tmp_path, larger, model={"image_size": (32, 64)}, optim={"steps": 1}), alone)
+    tables = [weights(tmp_path, step)["visual.positional_embedding"] for step in (1, 2)]
+    assert [len(table) for table in tables] == [1 + 4 * 8, 1 + 8 * 16]
+
+
 def test_another_length_of_a_stage_is_another_run(whole: Path, alone: Comm) -> None:
     (whole / "tiny" / "result.json").unlink()
     longer = ({**STAGES[0], "optim": {"steps": 7}}, STAGES[1])
