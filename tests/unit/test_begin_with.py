@@ -16,6 +16,12 @@ from trainer.model.build import Clip, untrained
 from trainer.model.catalog import check_init
 from trainer.model.init import stretched
 
+IMAGE_TABLES = ("visual.positional_embedding", "visual.trunk.pos_embed")
+TIMM_VIT = {
+    **json.loads(Path(VIT).read_text()),
+    "vision_cfg": {"timm_model_name": "test_vit", "image_size": 160, "timm_pool": "", "timm_proj": "linear"},
+}
+
 
 @pytest.fixture
 def weights(tmp_path: Path) -> str:
@@ -138,3 +144,59 @@ def test_a_longer_context_keeps_its_first_positions(tmp_path: Path, tower: str) 
     assert f"{name} keeps {keep} positions, and the others are stretched from {len(before)}" in "\n".join(
         clip.notes
     )
+
+
+def numbered(folder: Path, name: str, image_size: tuple[int, int], beside: str) -> str:
+    """Weights of which each position is the numbers of its row and of its column, and what lies beside."""
+    folder.mkdir()
+    model: Any = untrained(tiny_job(config=name, model={"image_size": image_size})).model
+    state, config = model.state_dict(), json.loads(Path(name).read_text())
+    if beside == "manifest.json":
+        about = {"job": {"model": {"image_size": image_size}}}
+        (folder / "manifest.json").write_text(json.dumps(about))
+    if beside == "model.json":
+        config["vision_cfg"]["image_size"] = image_size
+    if beside:
+        (folder / "model.json").write_text(json.dumps(config))
+    (table,) = (tensor for name, tensor in state.items() if name in IMAGE_TABLES)
+    height, width = grid_of(model)
+    places = torch.cartesian_prod(torch.arange(height), torch.arange(width)).float()
+    table.view(-1, table.shape[-1])[-height * width :, :2] = places
+    torch.save(state, folder / "model.pt")
+    return str(folder / "model.pt")
+
+
+def grid_of(model: Any) -> tuple[int, int]:
+    height, width = getattr(model.visual, "grid_size", None) or model.visual.trunk.patch_embed.grid_size
+    return height, width
+
+
+@pytest.mark.parametrize("config", ["open_clip", "timm"])
+@pytest.mark.parametrize("beside", ["manifest.json", "model.json"])
+@pytest.mark.parametrize(
+    ("there", "here"), [((64, 128), (128, 256)), ((32, 128), (64, 256)), ((32, 128), (64, 64))]
+)
+def test_rows_and_columns_of_positions_stay_rows_and_columns(
+    tmp_path: Path, config: str, beside: str, there: tuple[int, int], here: tuple[int, int]
+) -> None:
+    name = VIT
+    if config == "timm":
+        name = str(tmp_path / "tiny-timm.json")
+        Path(name).write_text(json.dumps(TIMM_VIT))
+        there, here = (2 * there[0], 2 * there[1]), (2 * here[0], 2 * here[1])
+    init = numbered(tmp_path / "step-00000001", name, there, beside)
+    clip = untrained(tiny_job(config=name, model={"init": init, "image_size": here, "init_max_missing": 0.0}))
+    height, width = grid_of(clip.model)
+    (table,) = (tensor for name, tensor in clip.model.state_dict().items() if name in IMAGE_TABLES)
+    rows, columns = table.view(-1, table.shape[-1])[-height * width :, :2].view(height, width, 2).unbind(-1)
+    torch.testing.assert_close(rows, rows[:, :1].expand(height, width))
+    torch.testing.assert_close(columns, columns[:1].expand(height, width))
+    assert bool((rows[:, 0].diff() > 0).all() and (columns[0].diff() > 0).all())
+    assert any("is interpolated from" in note for note in clip.notes)
+
+
+def test_positions_of_an_unknown_grid_are_refused_unless_they_fit(tmp_path: Path) -> None:
+    init = numbered(tmp_path / "alone", VIT, (64, 128), "")
+    assert begun(init, image_size=(64, 128)).notes == (f"init: all weights of {init} fit",)
+    with pytest.raises(InputError, match=r"has 128 positions of patches, which are no square, .*image_size"):
+        begun(init, image_size=(128, 256))

@@ -204,6 +204,16 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.parametrize("kept", [("text_model.",), ("text_model.", "text_projection.", "vision_model.")])
+def test_a_text_tower_alone_is_one_for_model_text(tmp_path: Path, kept: tuple[str, ...]) -> None:
+    """Weights as those of Stable Diffusion's text encoder, and a CLIP without the projection of images."""
+    state = {name: tensor for name, tensor in clip_model().state_dict().items() if name.startswith(kept)}
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"no image tower, or one without .* is one for model\.text: give"):
+        import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_the_command_prints_the_keys_and_replaces_nothing_unasked(tmp_path: Path) -> None:
     source, target = tmp_path / "released.pt", tmp_path / "out.safetensors"
     torch.save({"state_dict": original(chinese_model())}, source)

@@ -14,6 +14,7 @@ from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
+from trainer.run.checkpoints import MANIFEST
 from trainer.train.main import train_whole
 from trainer.train.opened import open_whole
 
@@ -122,6 +123,13 @@ def test_a_broken_checkpoint_of_a_stage_lets_the_run_go_on_in_the_one_before(
     assert same(weights(whole, 12), expected)
 
 
+def test_a_stage_may_have_larger_images_that_are_not_square(tmp_path: Path, alone: Comm) -> None:
+    larger = ({"model": {"image_size": (64, 128)}, "optim": {"steps": 1}},)
+    train(staged(tmp_path, larger, model={"image_size": (32, 64)}, optim={"steps": 1}), alone)
+    tables = [weights(tmp_path, step)["visual.positional_embedding"] for step in (1, 2)]
+    assert [len(table) for table in tables] == [1 + 4 * 8, 1 + 8 * 16]
+
+
 def test_another_length_of_a_stage_is_another_run(whole: Path, alone: Comm) -> None:
     (whole / "tiny" / "result.json").unlink()
     longer = ({**STAGES[0], "optim": {"steps": 7}}, STAGES[1])
@@ -134,6 +142,27 @@ def test_a_checkpoint_knows_the_steps_of_the_stages_before(whole: Path, alone: C
     shorter = staged(whole / "other", optim={"steps": 3}, checkpoint=asked)
     with pytest.raises(InputError, match="the stages before it had 4 steps there and have 3 here"):
         train(shorter, alone)
+
+
+@pytest.mark.parametrize("step", [4, 12])
+def test_a_last_step_of_another_folder_becomes_one_of_this_run(whole: Path, alone: Comm, step: int) -> None:
+    source = whole / "tiny" / "checkpoints" / f"step-{step:08d}"
+    train(staged(whole / "other", checkpoint={"resume": str(source)}), alone)
+    for each in (step, 12):
+        assert same(weights(whole / "other", each), weights(whole, each))
+    manifest = json.loads((whole / "other" / "tiny" / "checkpoints" / source.name / MANIFEST).read_text())
+    assert manifest["job"]["checkpoint"]["resume"] == str(source)
+
+
+def test_a_last_step_of_this_run_is_not_saved_again(whole: Path, alone: Comm) -> None:
+    source = whole / "tiny" / "checkpoints" / "step-00000012"
+    forget_after(whole, 12)
+    before = (source / MANIFEST).stat()
+    (whole / "link").symlink_to(whole / "tiny")
+    asked = {"resume": str(whole / "link" / "checkpoints" / source.name)}
+    train(staged(whole, checkpoint=asked), alone)
+    assert json.loads((source / MANIFEST).read_text())["job"]["checkpoint"]["resume"] == "auto"
+    assert (source / "model.pt").stat().st_mtime_ns <= before.st_mtime_ns
 
 
 def test_data_of_a_stage_are_looked_for_before_the_first_one_begins(tmp_path: Path, alone: Comm) -> None:

@@ -146,6 +146,12 @@ def newest(checkpoints: Path) -> Path:
     raise FileNotFoundError(f"no checkpoint in {checkpoints}")
 
 
+def is_step(folder: Path, checkpoints: Path, step: int) -> bool:
+    """Returns whether the folder, by whatever path, is the checkpoint of a step in `checkpoints`."""
+    own = checkpoints / folder_name(step)
+    return own.exists() and own.samefile(folder)
+
+
 def saved_ago_s(checkpoints: Path) -> float:
     """Returns the seconds since the newest complete checkpoint was published; 0 if there is none."""
     for folder in newest_first(checkpoints):

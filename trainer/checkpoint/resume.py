@@ -42,6 +42,8 @@ class StartPoint:
     memory: FromMemory | None = None
     order: Mapping[str, Any] | None = None
     """Order of the samples of the run that goes on; None if it may be chosen."""
+    is_own: bool = True
+    """False if the source is no checkpoint of this run's folder, which then still needs one of that step."""
 
     @property
     def is_beginning(self) -> bool:
@@ -50,8 +52,9 @@ class StartPoint:
 
     @property
     def saved_step(self) -> int:
-        """Step of the newest checkpoint on disk; 0 if there is none."""
-        return self.steps_done if self.memory is None else self.memory.saved_step
+        """Step of the newest checkpoint in the run's folder; 0 if the source lies elsewhere."""
+        done = self.steps_done if self.memory is None else self.memory.saved_step
+        return done if self.is_own else 0
 
     def __str__(self) -> str:
         if self.memory is not None:
@@ -96,7 +99,7 @@ def restore(
     if memory is not None and (start := _from_memory(comm, checkpoints, train, memory, run)) is not None:
         return start
     had_any = memory is not None and any(comm.all_gather_object(memory.had_any or bool(memory.kept)))
-    answer: tuple[int, str | None, Mapping[str, Any], Mapping[str, Any] | None] | str | None = None
+    answer: tuple[int, str | None, Mapping[str, Any], Mapping[str, Any] | None, bool] | str | None = None
     whole: WholeState | None = None
     if comm.world.rank == 0:
         try:
@@ -104,7 +107,8 @@ def restore(
             if start.is_beginning:
                 _refuse_to_forget(checkpoints, had_any)
             scaler = whole.scaler if whole is not None else {}
-            answer = start.steps_done, str(start.source) if start.source else None, scaler, start.order
+            source = str(start.source) if start.source else None
+            answer = start.steps_done, source, scaler, start.order, start.is_own
             for aside in files.set_aside(checkpoints, start.steps_done):
                 log.warning(
                     "resume       moved aside, because this start continues from an earlier step: %s", aside
@@ -115,14 +119,14 @@ def restore(
     if isinstance(answer, str):
         raise InputError(answer)
     assert answer is not None
-    steps_done, source, scaler, order = answer
+    steps_done, source, scaler, order, is_own = answer
     if not train.shards.split:
         broadcast_replicas(comm, train.model, train.optimizer)
     elif source is not None:
         scatter(comm, train, whole)
     if scaler and train.scaler.is_enabled():
         train.scaler.load_state_dict(dict(scaler))
-    return StartPoint(steps_done, Path(source) if source else None, order=order)
+    return StartPoint(steps_done, Path(source) if source else None, order=order, is_own=is_own)
 
 
 def _from_memory(
@@ -214,7 +218,9 @@ def _read_here(
         state.put_weights(whole.weights, train)
     except RuntimeError as error:
         raise BrokenCheckpoint(f"{folder}: its weights belong to another model: {error}") from error
-    return StartPoint(manifest["step"], folder, order=recorded_order(manifest)), whole
+    step: int = manifest["step"]
+    is_own = files.is_step(folder, checkpoints, step)
+    return StartPoint(step, folder, order=recorded_order(manifest), is_own=is_own), whole
 
 
 def _written_since(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:
@@ -315,4 +321,4 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
         checkpoint.epoch,
         steps,
     )
-    return StartPoint(steps, path), whole
+    return StartPoint(steps, path, is_own=False), whole

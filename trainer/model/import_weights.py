@@ -51,6 +51,7 @@ def import_weights(source: Path, target: Path) -> Imported:
         )
     try:
         converted = to_open_clip(weights, kind)
+        _check_towers(converted)
     except (InputError, KeyError) as problem:
         raise InputError(f"{source} looks like {kind}, but cannot be converted: {problem}") from None
     try:
@@ -75,6 +76,15 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         raise InputError(f"{path} holds no weights that can be read safely ({cause(error)})") from None
     tensors = content.get("state_dict", content) if isinstance(content, dict) else {}
     return {str(name): value for name, value in tensors.items() if isinstance(value, Tensor)}
+
+
+def _check_towers(weights: Weights) -> None:
+    """Raises InputError for weights without an image tower, or without its way to the features."""
+    if not any(name == "visual.proj" or name.startswith("visual.attnpool.") for name in weights):
+        raise InputError(
+            "it has no image tower, or one without a projection to the features. A text tower alone is one "
+            "for model.text: give its folder there, with config.json and the tokenizer's files."
+        )
 
 
 def _keys(weights: Weights, kind: Format, folder: Path, target: Path) -> tuple[dict[str, Any], list[str]]:

@@ -1,7 +1,7 @@
 """Starts a model from weights that do not fit it exactly: another resolution, context length or tower.
 
-Tables of positions are interpolated, as open_clip does for its own and timm for its own. Parameters that the
-file lacks begin as they would without it, if they are few enough.
+Tables of positions are interpolated, those of images by `image_positions.py`. Parameters that the file lacks
+begin as they would without it, if they are few enough.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,19 +11,19 @@ from typing import Any
 import open_clip.factory as open_clip_factory
 import torch
 from open_clip.convert import convert_state_dict
-from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
-from timm.layers.pos_embed import resample_abs_pos_embed
-from torch import Size, Tensor, nn
+from open_clip.model import convert_to_custom_text_state_dict, resize_text_pos_embed
+from torch import Tensor, nn
 
 from trainer.checkpoint.weights import cause
 from trainer.config import Model
 from trainer.errors import InputError
+from trainer.model.image_positions import fit_image_positions
 from trainer.text.wording import many
 
 TIMM = "timm"
 """Value of `model.init` that takes the weights of timm's image tower alone."""
 _NAMED = 5
-_TIMM_POSITIONS = "visual.trunk.pos_embed"
+_TABLES = ("positional_embedding", "pos_embed")
 
 
 def init_from(model: nn.Module, path: Path, settings: Model) -> list[str]:
@@ -33,9 +33,9 @@ def init_from(model: nn.Module, path: Path, settings: Model) -> list[str]:
     """
     most_missing = settings.init_max_missing
     weights = open_clip_factory.load_state_dict(str(path), weights_only=True)
-    before = {name: tensor.shape for name, tensor in weights.items()}
+    before = {name: tensor for name, tensor in weights.items() if name.endswith(_TABLES)}
     try:
-        fitted = _fitted(model, weights, settings.init_keep_positions)
+        fitted = _fitted(model, weights, path, settings.init_keep_positions)
     except (AssertionError, RuntimeError, ValueError) as problem:
         raise InputError(
             f"model.init: {path} does not fit the model ({cause(problem)}): only resolution, caption length "
@@ -64,18 +64,20 @@ def init_from(model: nn.Module, path: Path, settings: Model) -> list[str]:
     ]
 
 
-def _interpolated(before: Mapping[str, Size], loaded: Mapping[str, Tensor], keep: int) -> Iterator[str]:
-    """Yields a sentence for each table of positions that has another length than in the file."""
+def _interpolated(before: Mapping[str, Tensor], loaded: Mapping[str, Tensor], keep: int) -> Iterator[str]:
+    """Yields a sentence for each table of positions that is another one than in the file."""
     for name, tensor in loaded.items():
-        there = before.get(name) or before.get(name.removeprefix("text."))
-        if name.endswith(("positional_embedding", "pos_embed")) and there and there != tensor.shape:
-            text = not name.startswith("visual.") and 0 < keep < there[-2] < tensor.shape[-2]
+        there = before.get(name, before.get(name.removeprefix("text.")))
+        if there is not None and there is not tensor:
+            old, new = there.shape[-2], tensor.shape[-2]
+            text = not name.startswith("visual.") and 0 < keep < old < new
             how = (
                 f"keeps {many(keep, 'position')}, and the others are stretched" if text else "is interpolated"
             )
+            to = f"to {new:,}" if new != old else "to as many for images of another shape"
             yield (
-                f"init: {name} {how} from {many(there[-2], 'position')} to "
-                f"{tensor.shape[-2]:,}: no model was trained with those, so let it train before it is judged"
+                f"init: {name} {how} from {many(old, 'position')} {to}: no model was trained with those, so "
+                "let it train before it is judged"
             )
 
 
@@ -94,7 +96,7 @@ def stretched(positions_PD: Tensor, length: int, keep: int) -> Tensor:
     return torch.cat([positions_PD[:keep], tail])
 
 
-def _fitted(model: Any, weights: dict[str, Tensor], keep: int) -> dict[str, Tensor]:
+def _fitted(model: Any, weights: dict[str, Tensor], path: Path, keep: int) -> dict[str, Tensor]:
     """Returns the weights under the model's names, with tables of positions of its sizes."""
     weights = dict(convert_state_dict(model, weights))
     custom = hasattr(model, "text")
@@ -105,28 +107,14 @@ def _fitted(model: Any, weights: dict[str, Tensor], keep: int) -> dict[str, Tens
     scale = weights.get("logit_scale")
     if scale is not None and scale.shape != model.logit_scale.shape:
         weights["logit_scale"] = scale.reshape(model.logit_scale.shape)
-    resize_pos_embed(weights, model)
+    fit_image_positions(model, weights, path)
     own = getattr(model.text if custom else model, "positional_embedding", None)
     if own is not None:
         name = "text.positional_embedding" if custom else "positional_embedding"
         if name in weights and 0 < keep < len(weights[name]) < len(own):
             weights[name] = stretched(weights[name], len(own), keep)
         resize_text_pos_embed(weights, model)
-    if (places := weights.get(_TIMM_POSITIONS)) is not None:
-        weights[_TIMM_POSITIONS] = _timm_positions(model, places)
     return weights
-
-
-def _timm_positions(model: Any, places: Tensor) -> Tensor:
-    trunk = getattr(model.visual, "trunk", None)
-    wanted = getattr(trunk, "pos_embed", None)
-    if trunk is None or wanted is None or wanted.shape == places.shape:
-        return places
-    prefix = 0 if getattr(trunk, "no_embed_class", False) else trunk.num_prefix_tokens
-    resized: Tensor = resample_abs_pos_embed(
-        places, list(trunk.patch_embed.grid_size), num_prefix_tokens=prefix
-    )
-    return resized
 
 
 def _numel(weights: Mapping[str, Tensor], names: Iterable[str]) -> int:

@@ -51,7 +51,7 @@ class CheckpointPolicy:
         now: Callable[[], float] = time.monotonic,
         saved_ago_s: float = 0.0,
     ) -> None:
-        """`saved_step` is the step of the newest checkpoint on disk, often the one that is restored.
+        """`saved_step` is the step of the newest checkpoint of the run, often the one that is restored.
 
         `best` is the best value of the metric `checkpoint.best` in earlier starts; `now` returns seconds;
         `saved_ago_s` are the seconds since the newest checkpoint was saved.
