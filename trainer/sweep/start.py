@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from trainer.config.schedulers import SCHEDULERS
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
 from trainer.launch import local
 from trainer.launch.hosts import Host
 from trainer.launch.schedulers import prepare, scheduler, settled, submit
@@ -22,6 +22,7 @@ from trainer.sweep.trials import Sweep, Trial
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
 from trainer.text.wording import many
+from trainer.world.rank_process import SIGNALS
 
 
 def submit_all(sweep: Sweep, trials: Sequence[Trial], to: str, *, data: bool, parallel: int | None) -> None:
@@ -104,7 +105,8 @@ def refuse(trials: Sequence[Trial], check: Callable[[Trial], object]) -> None:
         raise InputError("no run was started\n" + "\n".join(problems))
 
 
-_ASKED_TO_STOP = (EXIT_PREEMPTED, EXIT_INTERRUPTED)
+_ASKED_TO_STOP = (EXIT_PREEMPTED, *(128 + number for number in SIGNALS))
+"""Exit codes of a run that was asked to stop; no rank dies by such a signal, since ranks ignore them."""
 
 
 def check(trials: Sequence[Trial], nproc: int | None, hosts: Sequence[Host] | None) -> None:
