@@ -1,6 +1,8 @@
 """Runs a command in a terminal, as a person does, and keeps what it shows."""
 
+import errno
 import fcntl
+import io
 import os
 import pty
 import re
@@ -21,6 +23,20 @@ _ERASE = "\x1b[K"
 
 def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+class LostConsole(io.StringIO):
+    """Nothing can be written there: the disk behind it is full, or its reader has left."""
+
+    def __init__(self, number: int = errno.ENOSPC) -> None:
+        super().__init__()
+        self._number = number
+        self.lost = ""
+        """Text that was to be written."""
+
+    def write(self, text: str) -> int:
+        self.lost += text
+        raise OSError(self._number, os.strerror(self._number))
 
 
 class Terminal:

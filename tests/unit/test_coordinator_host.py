@@ -1,11 +1,13 @@
 """Roster that tells all supervisors who goes on in the coordinator's place, with no supervisor's process."""
 
 import asyncio
+import sys
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from tests.support.terminal import LostConsole
 from trainer.run.exit_files import ExitFiles
 from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate import coordinator_host
@@ -83,6 +85,17 @@ def test_roster_is_sent_at_once_when_a_generation_has_started() -> None:
         return [type(each) for each in tree.sent]
 
     assert asyncio.run(starts()) == [Roster]
+
+
+def test_a_lost_console_keeps_no_coordinator_from_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = LostConsole()
+    monkeypatch.setattr(sys, "stderr", console)
+
+    async def speaks() -> None:
+        host_of_two(TreeThatRecords()).say("clipship: restart 1 of 3")
+
+    asyncio.run(speaks())
+    assert console.lost == "clipship: restart 1 of 3"
 
 
 @pytest.mark.parametrize(("has_rank", "way"), [(False, "unjoined"), (True, "alone")])

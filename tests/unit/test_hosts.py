@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.jobs import tiny_job
+from tests.support.terminal import LostConsole
 from trainer.comm.backends import launcher_for
 from trainer.errors import EXIT_PREEMPTED, InputError
 from trainer.launch import local
@@ -197,6 +198,8 @@ def test_cause_that_a_supervisor_has_shown_is_not_shown_again(
     is_shown = False
     assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None) == 7
     assert capsys.readouterr().err == cause.text() + "\n"
+    monkeypatch.setattr("sys.stderr", LostConsole())
+    assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None) == 7
 
 
 def test_a_rank_without_a_waiting_folder_leaves_no_record(

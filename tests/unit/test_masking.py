@@ -3,7 +3,10 @@
 Nothing that is shown or kept for others contains them.
 """
 
+import errno
+import io
 import logging
+import sys
 import time
 from pathlib import Path
 
@@ -11,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.terminal import LostConsole
 from trainer.cli.main import main
 from trainer.data.sample import BadSample
 from trainer.text.masking import MASK, is_secret_name, looks_secret, masked, masked_values, secret_in
-from trainer.text.terminal import one_line, printable, shown
+from trainer.text.terminal import one_line, printable, say, shown
 from trainer.world.console import ShownFormatter
 
 HF = "hf_" + "aB3" * 10
@@ -177,6 +181,15 @@ def test_no_control_character_reaches_a_terminal() -> None:
         == "a\\u001b[2Jb\\u0000c\\u000d\\u009b1m\\u007f\\u202e\\udcff\n\té"
     )
     assert one_line("a\nb\tc") == "a\\nb\\tc"
+
+
+def test_a_message_to_a_console_that_is_lost_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, gone, closed = LostConsole(errno.ENOSPC), LostConsole(errno.EPIPE), io.StringIO()
+    closed.close()
+    for console in (full, gone, closed):
+        monkeypatch.setattr(sys, "stderr", console)
+        say("the run goes on")
+    assert (full.lost, gone.lost) == ("clipship: the run goes on", "clipship: the run goes on")
 
 
 @given(st.text(alphabet=st.characters()))

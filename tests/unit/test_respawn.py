@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ended_on_failure
+from tests.support.terminal import LostConsole
 from trainer.launch.ranks.respawn import main
 from trainer.run.layout import EXIT_FILE
 from trainer.world.rank_process import SIGNALS
@@ -45,6 +46,15 @@ def test_a_killed_supervisor_is_started_again_and_then_joins_the_run(
     line = "clipship: a supervisor on n1 was killed; it is started again in {} s"
     assert said.err.splitlines() == [line.format(1), line.format(2)]
     assert waits == [1.0, 2.0]
+
+
+def test_a_lost_console_keeps_no_supervisor_from_its_next_start(
+    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", LostConsole())
+    supervisor = '[ -n "$CLIPSHIP_RESPAWNED" ] || kill -KILL $$; exit 7'
+    assert main([str(tmp_path), "sh", "-c", supervisor]) == 7
+    assert waits == [1.0]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.terminal import LostConsole
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED, EXIT_START_AGAIN, EXIT_TIMED_OUT
 from trainer.launch.ranks.localrun import start_here, start_on
 from trainer.launch.ranks.started_ranks import StartedRank, StartRank, run_ranks
@@ -199,6 +200,16 @@ def test_the_others_go_on_and_the_dead_one_comes_back(
         "clipship: rank 2's supervisor ended by signal SIGKILL; it is started again in 1 s"
         in capfd.readouterr().err
     )
+
+
+@pytest.mark.parametrize(("keep_going", "code"), [(True, 0), (False, 128 + signal.SIGKILL)])
+def test_a_lost_console_changes_no_exit_code(
+    keep_going: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", LostConsole())
+    again = '[ -n "$CLIPSHIP_RESPAWNED" ] || kill -KILL $$'
+    ranks = stub("sleep 2", "sleep 2", again)
+    assert run_ranks(ranks, 3, [], "clipship", keep_going=keep_going) == code
 
 
 def test_without_keep_going_the_first_death_ends_the_others(capfd: pytest.CaptureFixture[str]) -> None:

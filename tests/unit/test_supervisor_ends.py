@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer.launch import processes
+from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.file_work import _Workers
 from trainer.supervise.background import on_error, spawn
 from trainer.supervise.messages import Late, Message
@@ -71,6 +72,24 @@ def test_an_error_of_its_own_ends_a_supervisor_and_is_recorded(harm: str, rank: 
     assert done.returncode == 1, done.stderr
     assert "its supervisor failed: RuntimeError: broken on purpose" in done.stderr
     assert "broken on purpose" in (tmp_path / "exit.json").read_text()
+
+
+@pytest.mark.parametrize("console", ["full", "gone"])
+def test_a_console_that_is_lost_changes_no_exit_code(console: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SUPERVISOR.format(harm=""), "raise SystemExit(75)", str(tmp_path)]
+    reader, gone = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "w") as full, open(gone, "w") as pipe:
+        done = subprocess.run(
+            command,
+            stderr=full if console == "full" else pipe,
+            env={**os.environ, EXIT_DIR: str(tmp_path)},
+            timeout=50,
+        )
+    assert done.returncode == 75
+    cause = first_cause(tmp_path)
+    assert cause is not None
+    assert cause.exit_code == 75
 
 
 def test_an_end_needs_no_thread_that_was_not_there_before(tmp_path: Path) -> None:

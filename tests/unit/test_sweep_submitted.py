@@ -69,6 +69,15 @@ def test_a_repeated_sweep_submits_only_runs_that_the_scheduler_does_not_have(
     ]
 
 
+def test_a_sweep_on_this_machine_leaves_alone_what_a_scheduler_still_has(folder: Path) -> None:
+    submitted = clipship(folder, "sweep", "job.toml", "--grid", "seed=0", "--to", "nohup")
+    here = clipship(folder, "sweep", "job.toml", "--grid", "seed=0", "--nproc", "1")
+    assert here.returncode == 0, here.stderr
+    assert f"toy-seed-0 was submitted to nohup as {submitted.stdout.strip()}" in here.stderr
+    assert "run 1 of" not in here.stderr
+    assert here.stdout.splitlines()[-1].split() == ["toy-seed-0", "0", "running"]
+
+
 def test_a_run_that_has_ended_without_being_done_is_submitted_again(folder: Path) -> None:
     clipship(folder, "sweep", "job.toml", "--grid", "seed=0", "--to", "nohup")
     cancel(folder, folder / "runs/toy-seed-0")

@@ -21,7 +21,6 @@ from trainer.report.folder import has_started
 from trainer.run.sweep_record import is_sweep
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
-from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.sweep.trials import Sweep
@@ -73,7 +72,7 @@ def command(
       clipship sweep job.toml --grid model.name=ViT-B-32,ViT-B-16 --to slurm
       clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --list
     """
-    from trainer.sweep.start import check, run_all, submit_all
+    from trainer.sweep.start import check, run_all, submit_all, waiting
     from trainer.sweep.trials import find_sweep, show
 
     if to is not None and (nproc is not None or hosts is not None):
@@ -89,15 +88,13 @@ def command(
         if any(has_started(trial.folder) for trial in sweep.trials):
             _name_report(sweep)
         return EXIT_DONE
-    waiting = [trial for trial in sweep.trials if trial.outcome() != "done"]
-    if done := len(sweep.trials) - len(waiting):
-        say(f"{many(done, 'run')} of {len(sweep.trials)} {'is' if done == 1 else 'are'} done already")
+    trials = waiting(sweep.trials)
     if to is not None:
-        submit_all(sweep, waiting, to, data=not no_check, parallel=parallel)
+        submit_all(sweep, trials, to, data=not no_check, parallel=parallel)
         return EXIT_DONE
-    check(waiting, nproc, named_hosts)
+    check(trials, nproc, named_hosts)
     sweep.record()
-    code = run_all(waiting, nproc, named_hosts)
+    code = run_all(trials, nproc, named_hosts)
     show(sweep.trials, wide=wide)
     _name_report(sweep)
     return code

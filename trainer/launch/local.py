@@ -59,7 +59,7 @@ from trainer.sysinfo.addresses import free_port, loopback_interface
 from trainer.sysinfo.extras import require
 from trainer.sysinfo.shortage import raise_open_files_limit
 from trainer.text.paste import word
-from trainer.text.terminal import LIVE, say, shown
+from trainer.text.terminal import LIVE, say, tell
 from trainer.text.wording import many
 from trainer.world.heartbeat import published_state
 from trainer.world.rendezvous import Rendezvous
@@ -464,7 +464,7 @@ def _report_end(code: int, cause: ExitRecord | None, folder: Path | None, *, sho
     if cause is None:
         return code
     if text := cause.details if shown_before else cause.text() if cause.exit_code else "":
-        print(shown(text), file=sys.stderr)
+        tell(text)
     if cause.exit_code == EXIT_PREEMPTED and folder is not None:
         say(f"to go on: clipship resume {word(folder)}")
     return cause.exit_code

@@ -18,6 +18,7 @@ from types import FrameType
 from trainer.supervise.network.link import REPEAT_S
 from trainer.sysinfo.children import processes_with, signal_all
 from trainer.sysinfo.parent import signal_with_parent
+from trainer.world.rank_process import SIGNALS
 
 GRACE_S = 10.0
 """Seconds between the first failure, or a signal that no rank receives, and SIGKILL for all remaining
@@ -28,7 +29,6 @@ _KILL_S = 5.0
 """Seconds to wait until killed processes are gone; one that waits for a remote disk takes a while."""
 _POLL_S = 0.1
 _INSPECT_S = 1.0  # reading the run folder may be slow
-_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 def supervise(
@@ -97,7 +97,7 @@ def _signals(signal_line: Callable[[int, int], str]) -> Iterator[list[int]]:
                 os.write(2, f"{chr(10) if os.isatty(2) else ''}{line}\n".encode())
 
     # nohup has SIGHUP ignored, and it stays so
-    heeded = [number for number in _STOP if signal.getsignal(number) is not signal.SIG_IGN]
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, collect) for number in heeded}
     try:
         yield received

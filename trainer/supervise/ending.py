@@ -1,7 +1,6 @@
 """Ends one supervisor: as the coordinator says, or alone if it does not reach the coordinator. No torch."""
 
 import asyncio
-import sys
 import time
 import traceback
 from contextlib import suppress
@@ -15,7 +14,7 @@ from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.supervise.messages import CutOff
 from trainer.supervise.rank.own_rank import OwnRank
-from trainer.text.terminal import shown
+from trainer.text.terminal import say, tell
 from trainer.world.state_folder import newest_kept
 from trainer.world.variables import RESPAWNED, STARTS_AGAIN
 
@@ -41,10 +40,10 @@ class Ending:
 
     def show(self, record: ExitRecord) -> None:
         """Shows people why the run ends."""
-        print(shown(record.headline()), file=sys.stderr, flush=True)
+        tell(record.headline())
         # If the cause was recorded, the process that started the launcher shows the details, last.
         if not record_cause(replace(record, shown=True), self._context.env) and record.details:
-            print(shown(record.details), file=sys.stderr, flush=True)
+            tell(record.details)
 
     def fail(self, error: BaseException) -> None:
         """Ends this supervisor for an error of its own; the others notice that it is gone.
@@ -60,7 +59,7 @@ class Ending:
         record = ExitRecord(
             self._own.number, node, EXIT_FAILED, reason, time.time(), trace, generation=number
         )
-        with suppress(OSError):  # a console that is gone must not keep it from ending
+        with suppress(OSError):  # a full disk must not keep it from ending
             self.show(record)
         self._context.spawn(self._end_failed(record))
 
@@ -100,10 +99,7 @@ class Ending:
         elif self.code is None:
             if tries == "1":
                 world = self._context.world
-                line = (
-                    f"clipship: supervisor {world.rank} on {world.node} cannot join the run again: {reason}"
-                )
-                print(shown(line), file=sys.stderr, flush=True)
+                say(f"supervisor {world.rank} on {world.node} cannot join the run again: {reason}")
             self.end(code)
 
     async def end_alone(self, code: int, reason: str, missing: Missing | None = None) -> None:

@@ -1,7 +1,6 @@
 """Starts the runs of a sweep: here or over ssh one after the other, or on a scheduler. Imports no torch.
 
-Every run is checked before the first one starts. A scheduler gets each run that is neither done nor under
-way.
+Every run that is neither done nor under way is started, and all of them are checked before the first one.
 """
 
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 import click
 
 from trainer.config.schedulers import SCHEDULERS
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
 from trainer.launch import local
 from trainer.launch.hosts import Host
 from trainer.launch.schedulers import prepare, scheduler, settled, submit
@@ -22,30 +21,41 @@ from trainer.sweep.trials import Sweep, Trial
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
 from trainer.text.wording import many
+from trainer.world.rank_process import SIGNALS
+
+
+def waiting(trials: Sequence[Trial]) -> list[Trial]:
+    """Returns the runs that are neither done nor under way, and says what became of the others.
+
+    Raises ClusterError if a scheduler that has got one of them does not answer.
+    """
+    left = [trial for trial in trials if trial.outcome() != "done"]
+    if done := len(trials) - len(left):
+        say(f"{many(done, 'run')} of {len(trials)} {'is' if done == 1 else 'are'} done already")
+    return [trial for trial in left if not _is_under_way(trial)]
 
 
 def submit_all(sweep: Sweep, trials: Sequence[Trial], to: str, *, data: bool, parallel: int | None) -> None:
     """Submit these runs of the sweep, after all have been checked; `data` is False if none is seen here.
 
-    A run that its scheduler still has is left alone. A scheduler that takes several jobs at once starts at
-    most `parallel` of them at a time, and keeps what it needs in the sweep's folder. Raises InputError before
-    the first run is submitted if any cannot work, and ClusterError if the scheduler does not answer.
+    A scheduler that takes several jobs at once starts at most `parallel` of them at a time, and keeps what it
+    needs in the sweep's folder. Raises InputError before the first run is submitted if any cannot work, and
+    ClusterError if the scheduler does not answer.
     """
-    waiting = [trial for trial in trials if not _is_under_way(trial)]
-    refuse(waiting, lambda trial: check_submission(trial.job, to, data=data))
-    _refuse_equal_names(waiting, to)
+    refuse(trials, lambda trial: check_submission(trial.job, to, data=data))
+    _refuse_equal_names(trials, to)
     sweep.record()
     submitted = 0
     try:
-        for _ in _submitted(waiting, to, sweep.folder, parallel):
+        for _ in _submitted(trials, to, sweep.folder, parallel):
             submitted += 1
     finally:
-        if submitted < len(waiting):
+        if submitted < len(trials):
             say(
-                f"{many(submitted, 'run')} of {len(waiting)} submitted before this problem; the same command "
+                f"{many(submitted, 'run')} of {len(trials)} submitted before this problem; the same command "
                 "goes on"
             )
-    if waiting:
+    if trials:
         say(f"{many(submitted, 'run')} submitted to {to}; the command with --list shows what they reached")
 
 
@@ -104,7 +114,8 @@ def refuse(trials: Sequence[Trial], check: Callable[[Trial], object]) -> None:
         raise InputError("no run was started\n" + "\n".join(problems))
 
 
-_ASKED_TO_STOP = (EXIT_PREEMPTED, EXIT_INTERRUPTED)
+_ASKED_TO_STOP = (EXIT_PREEMPTED, *(128 + number for number in SIGNALS))
+"""Exit codes of a run that was asked to stop; no rank dies by such a signal, since ranks ignore them."""
 
 
 def check(trials: Sequence[Trial], nproc: int | None, hosts: Sequence[Host] | None) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 from trainer.text.masking import masked
@@ -49,7 +50,17 @@ def shown(text: object) -> str:
 
 def say(text: object) -> None:
     """Print one message of Clipship on stderr, as `shown` returns it."""
-    print(f"{erased(sys.stderr)}clipship: {shown(text)}", file=sys.stderr, flush=True)
+    tell(f"clipship: {text}")
+
+
+def tell(text: object) -> None:
+    """Print lines on stderr, as `shown` returns them.
+
+    A console that is gone, or on a full disk, loses them: it must not change how a run goes on or ends.
+    """
+    lines = shown(text)
+    with suppress(OSError, ValueError):  # ValueError: the stream was closed
+        print(f"{erased(sys.stderr)}{lines}", file=sys.stderr, flush=True)
 
 
 def can_move(stream: TextIO) -> bool:

@@ -15,6 +15,7 @@ from types import FrameType
 
 from trainer.run.layout import EXIT_FILE
 from trainer.sysinfo.signals import reset_inherited_signals
+from trainer.text.terminal import say
 from trainer.world.rank_process import SIGNALS
 from trainer.world.restart_policy import FORGIVEN_S, KILLED, as_exit_code, in_a_row, left_by_itself
 from trainer.world.variables import RESPAWNED
@@ -45,8 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         deaths = in_a_row(deaths, progress=time.monotonic() - began > FORGIVEN_S)
         wait_s = KILLED.wait_s(deaths)
         node = os.environ.get("SLURMD_NODENAME", os.uname().nodename)
-        line = f"clipship: a supervisor on {node} was killed; it is started again in {wait_s:.0f} s"
-        print(line, file=sys.stderr, flush=True)
+        say(f"a supervisor on {node} was killed; it is started again in {wait_s:.0f} s")
         time.sleep(wait_s)
         environment[RESPAWNED] = "1"
 

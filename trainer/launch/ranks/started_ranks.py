@@ -7,7 +7,6 @@ go on, and a dead one is started again. No torch.
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from types import FrameType
 
 from trainer.run.exit_record import EXIT_DIR
 from trainer.supervise.network.link import send_stop_request
+from trainer.text.terminal import tell
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.restart_policy import CUT_OFF, RespawnPolicy, left_by_itself
 from trainer.world.variables import RESPAWNED
@@ -153,7 +153,7 @@ class _KeptRanks:
         return f"rank {self._first_rank + member}'s supervisor"
 
     def _say(self, line: str) -> None:
-        print(f"{self._launcher}: {line}", file=sys.stderr, flush=True)
+        tell(f"{self._launcher}: {line}")
 
 
 def _first_failure(ranks: Sequence[StartedRank], launcher: str, first_rank: int) -> int:
@@ -165,10 +165,7 @@ def _first_failure(ranks: Sequence[StartedRank], launcher: str, first_rank: int)
     for number, rank in enumerate(ranks, first_rank):
         if code := rank.process.returncode:
             if not is_known:
-                print(
-                    f"{launcher}: rank {number} ended {_how(code)}, so the other ranks were stopped",
-                    file=sys.stderr,
-                )
+                tell(f"{launcher}: rank {number} ended {_how(code)}, so the other ranks were stopped")
             return code if code > 0 else 128 - code
     return 0
 

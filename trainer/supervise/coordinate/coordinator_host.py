@@ -7,7 +7,6 @@ Elsewhere the supervisor ends with the run. No torch.
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,7 +24,7 @@ from trainer.supervise.network.link import is_refused
 from trainer.supervise.network.tree_plan import Address
 from trainer.supervise.rank.own_rank import OwnRank
 from trainer.sysinfo.addresses import is_loopback
-from trainer.text.terminal import shown
+from trainer.text.terminal import tell
 from trainer.world.launchers import number_of_spares
 from trainer.world.state_folder import newest_kept
 from trainer.world.variables import RESPAWNS, STARTS_AGAIN
@@ -123,7 +122,7 @@ class CoordinatorHost:
         return newest_kept(self._context.env)
 
     def say(self, line: str) -> None:
-        print(shown(line), file=sys.stderr, flush=True)
+        tell(line)
 
     async def fresh_variables(self) -> Mapping[str, str]:
         return await self._own.choose_meeting()
