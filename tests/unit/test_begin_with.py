@@ -1,5 +1,6 @@
 """`model.init`: weights that need not fit, their tables of positions interpolated, the rest listed."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -151,9 +152,6 @@ def numbered(folder: Path, name: str, image_size: tuple[int, int], beside: str) 
     folder.mkdir()
     model: Any = untrained(tiny_job(config=name, model={"image_size": image_size})).model
     state, config = model.state_dict(), json.loads(Path(name).read_text())
-    if beside == "manifest.json":
-        about = {"job": {"model": {"image_size": image_size}}}
-        (folder / "manifest.json").write_text(json.dumps(about))
     if beside == "model.json":
         config["vision_cfg"]["image_size"] = image_size
     if beside:
@@ -163,6 +161,10 @@ def numbered(folder: Path, name: str, image_size: tuple[int, int], beside: str) 
     places = torch.cartesian_prod(torch.arange(height), torch.arange(width)).float()
     table.view(-1, table.shape[-1])[-height * width :, :2] = places
     torch.save(state, folder / "model.pt")
+    if beside == "manifest.json":
+        sealed = {"model.pt": {"sha256": hashlib.sha256((folder / "model.pt").read_bytes()).hexdigest()}}
+        about = {"job": {"model": {"image_size": image_size}}, "files": sealed}
+        (folder / "manifest.json").write_text(json.dumps(about))
     return str(folder / "model.pt")
 
 
@@ -193,6 +195,16 @@ def test_rows_and_columns_of_positions_stay_rows_and_columns(
     torch.testing.assert_close(columns, columns[:1].expand(height, width))
     assert bool((rows[:, 0].diff() > 0).all() and (columns[0].diff() > 0).all())
     assert any("is interpolated from" in note for note in clip.notes)
+
+
+@pytest.mark.parametrize("here", [(128, 256), (64, 64)])
+def test_pretrained_of_another_shape_is_refused_where_open_clip_would_take_it_for_a_square(
+    tmp_path: Path, here: tuple[int, int]
+) -> None:
+    weights = numbered(tmp_path / "step-00000001", VIT, (32, 128), "model.json")
+    assert untrained(tiny_job(model={"pretrained": weights, "image_size": (32, 128)}))
+    with pytest.raises(InputError, match=r"trained on images of \[32, 128\] .* model\.init"):
+        untrained(tiny_job(model={"pretrained": weights, "image_size": here}))
 
 
 def test_positions_of_an_unknown_grid_are_refused_unless_they_fit(tmp_path: Path) -> None:

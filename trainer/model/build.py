@@ -30,6 +30,7 @@ from trainer.model.config_keys import check_keys
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
 from trainer.model.image_edges import lost_pixels
 from trainer.model.image_form import ImageForm, image_form
+from trainer.model.image_positions import check_not_reshaped
 from trainer.model.image_tokens import check_image_tokens, image_tokens
 from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
@@ -190,6 +191,8 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         )
         if own and initial_weights:
             load_checkpoint(model, own, weights_only=True)
+        if pretrained and initial_weights and os.path.isfile(pretrained):
+            check_not_reshaped(model, Path(pretrained))
         if begins:
             initialise_decoder(model)
         if initial_weights and job.model.init not in (None, TIMM):

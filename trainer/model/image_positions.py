@@ -51,6 +51,19 @@ def fit_image_positions(model: Any, weights: dict[str, Tensor], path: Path) -> N
         weights[table.name] = fitted.reshape(*places.shape[:-2], *fitted.shape[-2:])
 
 
+def check_not_reshaped(model: Any, path: Path) -> None:
+    """Raises InputError for weights of images that are no squares in a model of images of another shape.
+
+    open_clip, which has loaded them, takes each table of positions for a square.
+    """
+    edges, own = _edges_beside(path), to_2tuple(model.visual.image_size)
+    if edges is not None and edges[0] != edges[1] and edges != own and _table_of(model) is not None:
+        raise InputError(
+            f"model.pretrained: {path} was trained on images of {list(edges)} (height, width) and the model "
+            f"takes {list(own)}: with model.init in place of model.pretrained its positions are fitted"
+        )
+
+
 def _table_of(model: Any) -> _Table | None:
     """Returns the table; None for a tower that has none of one row for each patch."""
     trunk = getattr(model.visual, "trunk", None)
