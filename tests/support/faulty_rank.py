@@ -249,9 +249,10 @@ def lose_node() -> None:
     """Kills all processes of this node; they are stopped first, so that none learns of another's end."""
     marks = (os.fsencode(f"{name}={os.environ[name]}") for name in (MOMENT, NODE))
     of_run, of_node = (set(processes_with(mark, "environ")) for mark in marks)
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        signal_all(sorted((of_run & of_node) - {os.getpid()}), number)
-    os.kill(os.getpid(), signal.SIGKILL)
+    others, parent = (of_run & of_node) - {os.getpid()}, os.getppid()
+    signal_all(others, signal.SIGSTOP)
+    signal_all(others - {parent}, signal.SIGKILL)
+    signal_all((parent, os.getpid()), signal.SIGKILL)  # this process may end with its parent, at once
 
 
 def fill(folder: Path) -> None:
