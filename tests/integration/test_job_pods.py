@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.ends import ROOT
+from tests.support.ends import ROOT, sigkill
 from tests.support.faulty_rank import MOMENT, go_file
 from tests.support.jobs import tiny_job
 from tests.support.runs import descendants
@@ -79,11 +78,7 @@ class Pods:
 
     def kill(self, pod: "subprocess.Popen[bytes]") -> None:
         """Kills the pod with all its processes, as the kernel does with a container: all at once."""
-        family = (pod.pid, *descendants(pod.pid))
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in family:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+        sigkill((pod.pid, *descendants(pod.pid)))
         pod.wait()
 
     def wait_for_step(self, step: int) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from trainer.config.loader import dump_job, load_job
 from trainer.launch import local
 from trainer.launch.hosts import parse_hosts
 from trainer.run.folder import run_folder as job_folder
+from trainer.sysinfo.children import signal_all
 
 CLIPSHIP = pytest.param("torch", "clipship", id="torch-clipship")
 MPIRUN = pytest.param("torch", "mpirun", id="torch-mpirun", marks=pytest.mark.mpi)
@@ -214,12 +215,10 @@ def _environ(process: Path) -> bytes:
         return b""
 
 
-def sigkill(pids: list[int]) -> None:
+def sigkill(pids: Sequence[int]) -> None:
     """Kills all at once: none sees the end of another."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        signal_all(pids, number)
 
 
 def main(job_path: str, ranks: str, hosts: str = "") -> int:

@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 import re
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -83,11 +84,18 @@ def _check_seal(path: Path) -> None:
             f"{path}: the {MANIFEST} beside it has no checksum for it ({cause(error)}): "
             "choose another checkpoint"
         ) from None
+    about = path.stat()
+    if _digest(path, about.st_size, about.st_mtime_ns) != sealed:
+        raise InputError(
+            f"{path}: its checksum differs from that in {MANIFEST}: choose another checkpoint of the run"
+        )
+
+
+@cache
+def _digest(path: Path, _size: int, _changed_ns: int) -> str:
+    """A process asks before it knows the loss of weights, and again where it builds their model."""
     with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != sealed:
-            raise InputError(
-                f"{path}: its checksum differs from that in {MANIFEST}: choose another checkpoint of the run"
-            )
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _names(path: Path) -> list[str]:

@@ -21,6 +21,13 @@ Tokens = Annotated[int, Field(ge=1, le=16384)]
 PatchEdge = Annotated[int, Field(ge=2, le=64)]
 Weights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=1)]
 Channels = tuple[float, float, float]
+PREPROCESSING = {
+    "mean": "image_mean",
+    "std": "image_std",
+    "interpolation": "image_interpolation",
+    "resize_mode": "image_resize_mode",
+}
+"""Keys of [model] that say how images are prepared, by open_clip's names."""
 
 _WITH_CAPTIONS = OnlyIf(lambda job: LOSSES[job.optim.loss].captions, 'optim.loss is not "coca"')
 _WITH_TEACHER = OnlyIf(
@@ -267,13 +274,8 @@ class Model(Section):
     @property
     def preprocessing(self) -> Mapping[str, Any]:
         """Values that replace those of the weights' preprocessing, by open_clip's names."""
-        changes = {
-            "mean": self.image_mean,
-            "std": self.image_std,
-            "interpolation": self.image_interpolation,
-            "resize_mode": self.image_resize_mode,
-        }
-        return {key: value for key, value in changes.items() if value is not None}
+        changes = {name: getattr(self, key) for name, key in PREPROCESSING.items()}
+        return {name: value for name, value in changes.items() if value is not None}
 
     @property
     def token_budgets(self) -> tuple[int, ...]:

@@ -284,14 +284,14 @@ class ColumnarSource:
 
     def _sample(self, path: str, key: str, cells: Mapping[str, Any]) -> RawSample:
         image = _image(cells, self._columns.image, path, key, self._most_bytes)
-        texts, counts = _captions(cells, self._columns, path, key)
+        texts, counts = captions_at(cells, self._columns, path, key)
         group = _group(cells, self._columns.group, path, key)
         return RawSample(key, path, image, texts, caption_counts=counts, group=group)
 
     def captions(self, index: int) -> Captions:
         """Returns the captions of one sample. Raises BadSample."""
         path, key, cells = self._cells(index)
-        return _captions(cells, self._columns, path, key)
+        return captions_at(cells, self._columns, path, key)
 
     def _cells(self, index: int) -> tuple[str, str, dict[str, Any]]:
         """Returns the file, the key and the cells of a sample. Raises BadSample in a damaged row group."""
@@ -435,7 +435,7 @@ def _image(cells: Mapping[str, Any], place: Path, path: str, key: str, most_byte
     return image_bytes(image_cell(cells, place), path, key, most_bytes)
 
 
-def _captions(cells: Mapping[str, Any], columns: Columns, path: str, key: str) -> Captions:
+def captions_at(cells: Mapping[str, Any], columns: Columns, path: str, key: str) -> Captions:
     """Returns the captions of a row. Raises BadSample."""
     try:
         return captions_in(cells, columns.captions, columns.templates)

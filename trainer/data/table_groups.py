@@ -16,6 +16,7 @@ from trainer.data.columnar import (
     ColumnarSource,
     Columns,
     RowSelection,
+    captions_at,
     check_columns,
     open_columnar,
     row_key,
@@ -128,7 +129,7 @@ def _checked(file: str, data: Data) -> _Checked:
 def captions_of_groups(file: str, data: Data) -> Iterator[str]:
     """Yields the captions of a table's rows, of which it reads no image: `captions` of READERS."""
     columns = Columns.by(data)
-    for cells in _rows_of(file, data, columns.of_captions):
+    for _, cells in _rows_of(file, data, columns.of_captions):
         with suppress(ValueError):
             yield from captions_in(cells, columns.captions, columns.templates).texts
 
@@ -137,29 +138,28 @@ def _flaws_of_captions(data: Data) -> Iterator[BadSample | None]:
     """Yields for each row what is wrong with its captions; None if nothing is."""
     columns = Columns.by(data)
     for file in expand_shards(data.train):
-        with open_groups(file, data.kind) as groups:
-            for group in range(len(groups.sizes)):
-                for row, cells in enumerate(cells_of(groups, group, columns.of_captions)):
-                    try:
-                        captions_in(cells, columns.captions, columns.templates)
-                    except ValueError as error:
-                        yield BadSample(file, row_key(group, row), "bad captions", str(error))
-                    else:
-                        yield None
+        for key, cells in _rows_of(file, data, columns.of_captions):
+            try:
+                captions_at(cells, columns, file, key)
+            except BadSample as flaw:
+                yield flaw
+            else:
+                yield None
 
 
 def numbers_of_groups(file: str, data: Data) -> Iterator[int]:
     """Yields the number of the group that data.group_by puts each row in: `groups` of READERS."""
     place = Columns.by(data).group
-    for cells in _rows_of(file, data, list(map(str, place[:1]))):
+    for _, cells in _rows_of(file, data, list(map(str, place[:1]))):
         with suppress(ValueError):
             yield number_at(cells, place)
 
 
-def _rows_of(file: str, data: Data, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _rows_of(file: str, data: Data, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     with open_groups(file, data.kind) as groups:
         for group in range(len(groups.sizes)):
-            yield from cells_of(groups, group, names)
+            for row, cells in enumerate(cells_of(groups, group, names)):
+                yield row_key(group, row), cells
 
 
 def _window_too_large(key: str, data: Data, sizes: Sequence[int], unpacked: int) -> Iterator[str]:

@@ -11,19 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
-from trainer.config.training import Model
+from trainer.config.training import PREPROCESSING, Model
 from trainer.errors import InputError
 from trainer.model.hub import OPEN_CLIP_CONFIG
 from trainer.run.checkpoints import MANIFEST
 from trainer.safe_io.plain import read_json
 
-KEYS = {
-    "mean": "image_mean",
-    "std": "image_std",
-    "interpolation": "image_interpolation",
-    "resize_mode": "image_resize_mode",
-}
-"""Keys of [model] by open_clip's names."""
 _PLACES = ((MANIFEST, "preprocessing"), (OPEN_CLIP_CONFIG, "preprocess_cfg"))
 """Files beside weights, and their keys that have it."""
 
@@ -31,7 +24,7 @@ _PLACES = ((MANIFEST, "preprocessing"), (OPEN_CLIP_CONFIG, "preprocess_cfg"))
 def preprocessing_of(model: nn.Module) -> dict[str, Any]:
     """Returns the preprocessing of a model that open_clip has made, as files keep it."""
     known: Any = model.visual.preprocess_cfg  # type: ignore[union-attr]
-    values = {key: _channels(known[key]) for key in KEYS if known.get(key) is not None}
+    values = {key: _channels(known[key]) for key in PREPROCESSING if known.get(key) is not None}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
@@ -42,9 +35,11 @@ def said_beside(weights: Path, settings: Model) -> dict[str, Any]:
     """
     found = _found(weights)
     asked = settings.preprocessing
-    left = {key: _channels(found[key]) for key in KEYS if found.get(key) is not None and key not in asked}
+    left = {
+        key: _channels(found[key]) for key in PREPROCESSING if found.get(key) is not None and key not in asked
+    }
     try:
-        checked = Model.model_validate({KEYS[key]: value for key, value in left.items()})
+        checked = Model.model_validate({PREPROCESSING[key]: value for key, value in left.items()})
     except ValidationError as problem:
         wrong = " and ".join(f"model.{error['loc'][0]}" for error in problem.errors())
         raise InputError(

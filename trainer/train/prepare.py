@@ -27,6 +27,7 @@ from trainer.comm.replicas import check_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, batch_text, plan
 from trainer.config.results import EMA, MIX
+from trainer.config.training import PREPROCESSING
 from trainer.copies.copier import copier_of
 from trainer.data.bad_samples import name_left_out
 from trainer.data.choose_order import order_of_run
@@ -38,7 +39,7 @@ from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import Clip, build_model, give_initial_weights
 from trainer.model.compile import compile_blocks, keep_kernels
 from trainer.model.mixture import Mixture, digest_of_begin
-from trainer.model.preprocessing import KEYS, preprocessing_of, said_beside
+from trainer.model.preprocessing import preprocessing_of, said_beside
 from trainer.model.teacher import build_teacher, whole_captions
 from trainer.preflight.check import PreflightReport, preflight
 from trainer.preflight.repeat import check_again, has_passed
@@ -165,7 +166,7 @@ def _as_before(job: Job, opened: OpenRun) -> Job:
         newest = newest_whole(opened.run.checkpoints)
         return said_beside(newest[1] / WEIGHTS, job.model) if newest else {}
 
-    said = {KEYS[key]: value for key, value in of_rank_0(opened.comm, found).items()}
+    said = {PREPROCESSING[key]: value for key, value in of_rank_0(opened.comm, found).items()}
     return job.model_copy(update={"model": job.model.model_copy(update=said)})
 
 
