@@ -54,7 +54,7 @@ class Place:
         return folder.publish(names, self.identity.facts(), 5.0)
 
     def copier(self) -> Copier:
-        return Copier(self.job, self.run, self.copy, self.identity)
+        return Copier(self.job, self.run, self.copy, [self.identity])
 
 
 @pytest.fixture
@@ -299,22 +299,31 @@ def test_where_no_copy_is_whole_nothing_is_left(tmp_path: Path) -> None:
 
 def test_copies_of_others_are_not_replaced(place: Place, tmp_path: Path) -> None:
     place.copy.put_checkpoint(place.save(4))
-    check_place(place.job, place.copy, place.identity, begins=False)
+    check_place(place.job, place.copy, [place.identity], begins=False)
     with pytest.raises(InputError, match=r"has copies of a run of this name.*clipship resume .*far/tiny"):
-        check_place(place.job, place.copy, None, begins=True)
+        check_place(place.job, place.copy, (), begins=True)
     other = place.job.model_copy(update={"seed": 3})
     with pytest.raises(InputError, match="has copies of another run: seed is 0 there"):
-        check_place(other, place.copy, RunIdentity(other, 64), begins=False)
+        check_place(other, place.copy, [RunIdentity(other, 64)], begins=False)
+
+
+def test_a_copy_of_another_stage_is_compared_with_that_stage(place: Place) -> None:
+    place.copy.put_checkpoint(place.save(4))
+    last = RunIdentity(place.job.model_copy(update={"seed": 1}), 64, begin=4)
+    check_place(place.job, place.copy, [place.identity, last], begins=False)
+    other = RunIdentity(place.job.model_copy(update={"seed": 3}), 64)
+    with pytest.raises(InputError, match="has copies of another run: seed is 0 there"):
+        check_place(place.job, place.copy, [other, last], begins=False)
 
 
 def test_copies_do_not_go_into_the_run_folder_itself(tmp_path: Path) -> None:
     place = Place(tmp_path, copy_to=str(tmp_path / "runs"))
     with pytest.raises(InputError, match=r"is logging\.runs, too: give another folder"):
-        check_place(place.job, place.copy, None, begins=False)
+        check_place(place.job, place.copy, (), begins=False)
     (tmp_path / "file").write_text("")
     place = Place(tmp_path / "two", copy_to=str(tmp_path / "file"))
     with pytest.raises(InputError, match=r"copies: .*file is a file.*--set checkpoint\.copy_to=\.\.\."):
-        check_place(place.job, place.copy, None, begins=False)
+        check_place(place.job, place.copy, (), begins=False)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,13 @@ import torch
 from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.config import Job
+from trainer.config.loader import dump_job, load_job
+from trainer.copies.copied_run import CopiedRun
 from trainer.errors import InputError
 from trainer.run.checkpoints import MANIFEST
 from trainer.train.main import train_whole
 from trainer.train.opened import open_whole
+from trainer.train.prepare import prepared
 
 STAGES: tuple[dict[str, Any], ...] = (
     {"name": "large", "model": {"image_size": 64}, "optim": {"steps": 5}},
@@ -111,6 +114,28 @@ def test_a_run_that_was_killed_goes_on_in_its_stage(whole: Path, alone: Comm, st
     assert same(weights(whole, 12), expected)
     assert lines(whole) == logged
     assert open_whole(staged(whole), alone) is None, "it is done"
+
+
+@pytest.mark.parametrize("step", [2, 4, 6, 12])
+def test_a_run_goes_on_in_its_stage_from_its_copy_alone(
+    whole: Path, alone: Comm, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = weights(whole, 12)
+    forget_after(whole, step)
+    first = staged(whole, checkpoint={"copy_to": str(whole / "far"), "keep": 2})
+    opened = open_whole(first, alone)
+    assert opened is not None
+    setup = prepared(opened)
+    assert setup.copier is not None
+    setup.copier.finish(60.0)
+    shutil.rmtree(whole / "tiny")
+    CopiedRun(str(whole / "far" / "tiny")).fetch(whole / "tiny")
+    job = load_job(whole / "tiny" / "job.toml")
+    assert dump_job(job) == dump_job(first)
+    train(job, alone)
+    assert same(weights(whole, 12), expected)
+    assert len(CopiedRun(str(whole / "far" / "tiny")).whole()) == (2 if step < 12 else 1)
+    assert json.loads((whole / "tiny" / "result.json").read_text())["copied_step"] == 12
 
 
 def test_a_broken_checkpoint_of_a_stage_lets_the_run_go_on_in_the_one_before(

@@ -6,7 +6,7 @@ A copy that fails stops no training: it is told, counted, and tried again, with 
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +37,9 @@ _TOLD_EVERY_S = 10.0
 class Copier:
     """Copies the newest checkpoint that it was offered; one that comes meanwhile is next."""
 
-    def __init__(self, job: Job, run: Run, to: CopiedRun, identity: RunIdentity) -> None:
-        """`identity` is that of the run, which the copies at the address must belong to."""
-        self._job, self._run, self._to, self._identity = job, run, to, identity
+    def __init__(self, job: Job, run: Run, to: CopiedRun, identities: Sequence[RunIdentity]) -> None:
+        """`identities` are those of the run's stages: the copies there must belong to one of them."""
+        self._job, self._run, self._to, self._identities = job, run, to, identities
         self._changed = threading.Condition()
         self._offered: set[int] = set()
         """Steps of the checkpoints that are not copied, nor passed by one that is."""
@@ -122,7 +122,7 @@ class Copier:
 
     def _copy(self, step: int) -> None:
         checkpoints = self._run.checkpoints
-        refuse_another_run(self._to, self._identity)
+        refuse_another_run(self._to, self._identities)
         self._to.put_run(self._run.folder, self._job)
         self._to.put_checkpoint(checkpoints / folder_name(step), self._note_bytes)
         best = files.best_so_far(checkpoints)
@@ -174,21 +174,24 @@ class Copier:
             write_json(self._run.folder / COPIES_FILE, record)
 
 
-def copier_of(job: Job, comm: "Comm", run: Run, identity: RunIdentity, *, begins: bool) -> Copier | None:
+def copier_of(
+    job: Job, comm: "Comm", run: Run, identities: Sequence[RunIdentity], *, begins: bool
+) -> Copier | None:
     """Collective: returns what copies the run's checkpoints on rank 0, None on others and if none shall be.
 
-    `begins` is whether this start has no step. What a start before has not copied is copied now. Raises
+    `job` is that of the run with all its stages, `identities` are theirs, and `begins` is whether this start
+    has no step. What a start before has not copied is copied now. Raises
     InputError on every rank if nothing can be written there, or if it holds another run's copies. A store
     that does not answer is told, and the run begins.
     """
     to = CopiedRun.of(job)
     if to is None:
         return None
-    if (away := check_together(job, comm, to, identity, begins=begins)) is not None:
+    if (away := check_together(job, comm, to, identities, begins=begins)) is not None:
         log.warning("copies       nothing can be copied now, and the run goes on: %s", away)
     if comm.world.rank:
         return None
-    copier = Copier(job, run, to, identity)
+    copier = Copier(job, run, to, identities)
     if step := newest_step(run.checkpoints):
         copier.offer(step)
     return copier

@@ -1,5 +1,6 @@
 """Checks of the place that gets a run's copies, before the first step. Imports no torch."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,11 @@ if TYPE_CHECKING:  # protocol imports torch, which `clipship check` does not nee
 def check_copies(job: Job, comm: "Comm") -> None:
     """Collective: raises InputError on every rank if the job wants copies that cannot be written."""
     if (to := CopiedRun.of(job)) is not None:
-        raise_together(check_together(job, comm, to, None, begins=False), comm)
+        raise_together(check_together(job, comm, to, (), begins=False), comm)
 
 
 def check_together(
-    job: Job, comm: "Comm", to: CopiedRun, identity: RunIdentity | None, *, begins: bool
+    job: Job, comm: "Comm", to: CopiedRun, identities: Sequence[RunIdentity], *, begins: bool
 ) -> StorageError | None:
     """Collective: runs `check_place` on rank 0, and raises its InputError on every rank.
 
@@ -33,7 +34,7 @@ def check_together(
     problem: InputError | None = None
     if comm.world.rank == 0:
         try:
-            check_place(job, to, identity, begins=begins)
+            check_place(job, to, identities, begins=begins)
         except InputError as error:
             problem = error
     away = problem if isinstance(problem, StorageError) else None
@@ -41,10 +42,10 @@ def check_together(
     return away
 
 
-def check_place(job: Job, to: CopiedRun, identity: RunIdentity | None, *, begins: bool) -> None:
+def check_place(job: Job, to: CopiedRun, identities: Sequence[RunIdentity], *, begins: bool) -> None:
     """Raises InputError if copies cannot be written there, or if others lie there; leaves nothing behind.
 
-    `identity` is that of the run, None where it is not known yet.
+    `identities` are those of the run's stages, none where they are not known yet.
     """
     if store_of(to.address):
         check_writable(to.address)
@@ -60,16 +61,22 @@ def check_place(job: Job, to: CopiedRun, identity: RunIdentity | None, *, begins
             f"would take their place: `clipship resume {to.address}` goes on with it; or choose another name "
             f"with --set name=..., or remove the {many(len(whole), 'copy', 'copies')}"
         )
-    if identity is not None:
-        refuse_another_run(to, identity)
+    refuse_another_run(to, identities)
 
 
-def refuse_another_run(to: CopiedRun, identity: RunIdentity) -> None:
-    """Raises InputError if the newest copy there is another run's."""
+def refuse_another_run(to: CopiedRun, identities: Sequence[RunIdentity]) -> None:
+    """Raises InputError if the newest copy there is another run's, and that of no stage of this one.
+
+    `identities` are those of this run's stages; nothing is compared without any.
+    """
+    if not identities:
+        return
     for name in reversed(to.whole()):
         manifest = to.manifest(name)
         if manifest is None or "job" not in manifest:
             continue
-        if changes := identity.changes(manifest):
+        begin = manifest.get("stage_begin", 0)
+        own = next((each for each in identities if each.begin == begin), identities[-1])
+        if changes := own.changes(manifest):
             raise InputError(f"{to.address} has copies of another run: {'; '.join(changes)}")
         return

@@ -113,7 +113,7 @@ def _check_copies(job: Job, *, fresh: bool) -> None:
     if (to := CopiedRun.of(job)) is not None:
         check_storage(job)
         begins = fresh or not newest_step(run_folder(job) / CHECKPOINTS)
-        check_place(job, to, None, begins=begins)
+        check_place(job, to, (), begins=begins)
 
 
 def _without_looking(job: Job, world_size: int) -> list[Callable[[], object]]:

@@ -353,8 +353,8 @@ class Loop:
         return copies
 
     def _finish_copies(self, stop: bool) -> Mapping[str, object]:
-        """Waits for the last copy, within the limit of this phase, and shortly if the run has to stop."""
-        if self._setup.copier is None:
+        """Waits for the run's last copy, within the limit of this phase, and shortly if it has to stop."""
+        if self._setup.copier is None or not (stop or self._schedule.ends_run):
             return {}
         self._comm.heartbeat.use_configured_limit()
         longest_s = min(self._job.checkpoint.copy_wait_s, 0.75 * self._comm.heartbeat.remaining_s)

@@ -14,6 +14,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.stages import stages_of
+from trainer.copies.copier import Copier
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
 from trainer.run.folder import done_text
@@ -43,6 +44,8 @@ class OpenRun:
     requests: Requests
     started: float
     """Value of time.monotonic() when this start, or the stage in it, began to prepare."""
+    copier: Copier | None = None
+    """Copies the checkpoints of all stages, from the first of this start on; see `TrainSetup`."""
     goes_on: bool = True
     """True if the stage may have a state to go on from; False if this start has trained the one before."""
 

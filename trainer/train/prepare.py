@@ -123,7 +123,9 @@ def prepared(opened: OpenRun) -> TrainSetup:
     check_replicas(comm, step.shards, step.optimizer)
     generation = f"generation {comm.world.generation}: " if comm.world.generation > 1 else ""
     _say("start", f"{generation}{start}")
-    copier = copier_of(job, comm, run, identity, begins=start.steps_done == 0)
+    if opened.goes_on:  # else it copies what the stage before has left it, too
+        identities = _identities(opened, identity)
+        opened.copier = copier_of(opened.job, comm, run, identities, begins=start.steps_done == 0)
     writer = CheckpointWriter(
         run.checkpoints,
         job.checkpoint,
@@ -131,7 +133,7 @@ def prepared(opened: OpenRun) -> TrainSetup:
         comm.world.size,
         job.timeouts.backstop_s,
         clip.files,
-        copier,
+        opened.copier,
     )
     keeper = keeper_of(opened.memory, start, step, comm, job.recovery.keep_every_steps, identity.facts())
     return TrainSetup(
@@ -152,7 +154,7 @@ def prepared(opened: OpenRun) -> TrainSetup:
         identity=identity,
         start=start,
         started=opened.started,
-        copier=copier,
+        copier=opened.copier,
         keeper=keeper,
     )
 
@@ -187,6 +189,14 @@ def _identity(stage: RunStage, comm: Comm, clip: Clip, begin: Mapping[str, str])
         begin=stage.schedule.begin,
         preprocessing=preprocessing_of(clip.model),
     )
+
+
+def _identities(opened: OpenRun, identity: RunIdentity) -> list[RunIdentity]:
+    """Returns what the run is in each stage; of others than this one, what is known without their model."""
+    return [
+        identity if each is opened.stage else RunIdentity(each.job, each.samples, begin=each.schedule.begin)
+        for each in opened.stages
+    ]
 
 
 def _evaluate(
