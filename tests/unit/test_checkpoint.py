@@ -420,7 +420,11 @@ def test_a_run_goes_back_to_an_older_checkpoint_of_its_own(tmp_path: Path, alone
 
 
 def _of_open_clip_train(
-    path: Path, epoch: int, release: str = "3.3", spared: str = "positional_embedding"
+    path: Path,
+    epoch: int,
+    release: str = "3.3",
+    spared: str = "positional_embedding",
+    steps: int | None = 3 * (SAMPLES // 16),
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A file as open_clip_train writes it after an epoch; the model and the optimizer in it."""
     theirs = untrained(small_job()).model
@@ -442,12 +446,17 @@ def _of_open_clip_train(
     )
     sum(out.sum() for out in theirs(torch.randn(2, 3, 32, 32), torch.randint(1, 1000, (2, 16)))).backward()
     optimizer.step()
+    for moments in optimizer.state.values():
+        moments["step"] = torch.tensor(float(steps or 0))
     content = {
         "epoch": epoch,
         "name": "x",
         "state_dict": {f"module.{name}": tensor for name, tensor in theirs.state_dict().items()},
     }
-    torch.save({**content, "optimizer": optimizer.state_dict()}, path)
+    written = optimizer.state_dict()
+    if steps is None:
+        written["state"] = {}
+    torch.save({**content, "optimizer": written}, path)
     return theirs, optimizer
 
 
@@ -467,6 +476,40 @@ def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(
     for parameter, moments in train.optimizer.state.items():
         assert torch.equal(moments["exp_avg"], expected[ours[id(parameter)]])
     assert train.optimizer.param_groups[0]["weight_decay"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("counted", "step", "said"),
+    [
+        (14, 14, "has done 14 steps in 3 epochs, which would be 12 here"),
+        (None, 12, "does not say how many steps it has done"),
+        (12, 12, None),
+    ],
+)
+def test_the_steps_of_open_clip_train_are_those_that_its_file_counts(
+    counted: int | None,
+    step: int,
+    said: str | None,
+    tmp_path: Path,
+    alone: Comm,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = tmp_path / "epoch_latest.pt"
+    _of_open_clip_train(path, 3, steps=counted)
+    job = small_job(checkpoint={"resume": str(path)}, optim={"steps": 20})
+    assert _resumed(tmp_path / "run", alone, job)[0] == step
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == (said is not None)
+    assert said is None or said in warned[0]
+
+
+def test_steps_of_open_clip_train_that_had_another_batch_are_refused(tmp_path: Path, alone: Comm) -> None:
+    path = tmp_path / "run" / "checkpoints" / "epoch_3.pt"
+    path.parent.mkdir(parents=True)
+    _of_open_clip_train(path, 3)
+    (tmp_path / "run" / "params.txt").write_text("accum_freq: 2\nbatch_size: 8\nworld_size: 2\n")
+    with pytest.raises(InputError, match=r"says 32 samples per step .*, and optim.global_batch_size is 16"):
+        _resumed(tmp_path / "ours", alone, small_job(checkpoint={"resume": str(path)}, optim={"steps": 13}))
 
 
 def test_a_checkpoint_whose_optimizer_has_another_order_is_refused(tmp_path: Path, alone: Comm) -> None:

@@ -4,6 +4,7 @@ Such a file holds epoch, state_dict, optimizer and perhaps scaler.
 """
 
 import fnmatch
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from trainer.checkpoint.state import TrainState, WholeState, put_weights
 from trainer.checkpoint.weights import cause
 from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4
 from trainer.errors import InputError
+from trainer.run.checkpoints import open_clip_parameters
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,17 @@ class OpenClipCheckpoint:
     weights: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, Any]
     scaler: Mapping[str, Any]
+    steps: int | None
+    """Number of steps that are done, by the file's own count or its optimizer's; None if neither counts."""
+
+    @property
+    def batch(self) -> int | None:
+        """Samples of a step, by the parameters that open_clip_train wrote; None if they do not say it."""
+        said = open_clip_parameters(self.path)
+        try:
+            return math.prod(int(said[name]) for name in ("batch_size", "world_size", "accum_freq"))
+        except (KeyError, ValueError):
+            return None
 
 
 def read(path: Path) -> OpenClipCheckpoint:
@@ -36,7 +49,12 @@ def read(path: Path) -> OpenClipCheckpoint:
         content = torch.load(path, map_location="cpu", weights_only=True)
         weights = {name.removeprefix("module."): tensor for name, tensor in content["state_dict"].items()}
         return OpenClipCheckpoint(
-            path, int(content["epoch"]), weights, content["optimizer"], content.get("scaler", {})
+            path,
+            int(content["epoch"]),
+            weights,
+            content["optimizer"],
+            content.get("scaler", {}),
+            _steps(content),
         )
     except Exception as error:  # damaged bytes can make torch.load raise anything
         raise InputError(
@@ -44,6 +62,13 @@ def read(path: Path) -> OpenClipCheckpoint:
             "state_dict and optimizer): "
             f"{cause(error)}. To load weights alone, set model.pretrained."
         ) from None
+
+
+def _steps(content: Mapping[str, Any]) -> int | None:
+    optimizer = content["optimizer"]
+    holders = [content, *optimizer["state"].values(), *optimizer["param_groups"]]
+    counts = (holder.get(key) for holder in holders for key in ("global_step", "step"))
+    return max((int(count) for count in counts if count is not None), default=None)
 
 
 def whole_state(checkpoint: OpenClipCheckpoint, train: TrainState) -> WholeState:

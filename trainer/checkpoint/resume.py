@@ -302,11 +302,19 @@ def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], run: RunIdent
 def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tuple[StartPoint, WholeState]:
     """Reads a checkpoint of open_clip_train, which is written at the end of an epoch.
 
-    Raises InputError if it leaves nothing to train.
+    Its steps are those that it counts: an epoch of open_clip_train may have more of them than one here.
+    Raises InputError if its steps have another size, or if it leaves nothing to train.
     """
     checkpoint = foreign.read(path)
-    length = schedule(job, samples)
-    steps = checkpoint.epoch * length.epoch_steps
+    length, batch = schedule(job, samples), checkpoint.batch
+    if batch not in (None, job.optim.global_batch_size):
+        raise InputError(
+            f"checkpoint.resume = {path}: the params.txt of its run says {many(batch or 0, 'sample')} per "
+            "step (batch_size x world_size x accum_freq), and optim.global_batch_size is "
+            f"{job.optim.global_batch_size}: set it to that, or load the weights alone by model.pretrained"
+        )
+    by_epochs = checkpoint.epoch * length.epoch_steps
+    steps = by_epochs if checkpoint.steps is None else checkpoint.steps
     if steps >= length.steps:
         raise InputError(
             f"checkpoint.resume = {path}: that file was saved after epoch {checkpoint.epoch}, "
@@ -321,4 +329,18 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
         checkpoint.epoch,
         steps,
     )
+    if checkpoint.steps is None:
+        log.warning(
+            "resume       %s does not say how many steps it has done, so that they are counted by its epochs",
+            path,
+        )
+    elif steps != by_epochs:
+        log.warning(
+            "resume       %s has done %s in %s, which would be %s here: the step counts, from which learning "
+            "rate and samples follow. If its run had another batch, set model.pretrained instead.",
+            path,
+            many(steps, "step"),
+            many(checkpoint.epoch, "epoch"),
+            f"{by_epochs:,}",
+        )
     return StartPoint(steps, path, is_own=False), whole

@@ -503,7 +503,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             TEXT,
             "checkpoint.resume",
             run_flags.resume,
-            "The same; `latest` is `auto`, the default here. Checkpoints of open_clip_train go on; a file "
+            "The same; `latest` is `auto`, the default here. Checkpoints of open_clip_train go on at the "
+            "step that their optimizer has counted, with the batch of the params.txt of their run; a file "
             "with weights alone is one for `model.pretrained`.",
         ),
         key(

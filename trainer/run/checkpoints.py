@@ -129,6 +129,18 @@ def _resumed_from(wanted: str, checkpoints: Path | None) -> bool:
     return False
 
 
+def open_clip_parameters(checkpoint: Path) -> dict[str, str]:
+    """Returns the parameters of the run that wrote a checkpoint of open_clip_train, without any empty ones.
+
+    open_clip_train writes params.txt, with lines such as `model: NAME`, above its folder of checkpoints;
+    nothing is returned where it is gone.
+    """
+    parameters = checkpoint.absolute().parent.parent / _OPEN_CLIP_PARAMETERS
+    text = read_plain(parameters, errors="replace", links=True) if parameters.is_file() else ""
+    pairs = [(name, value.strip()) for name, _, value in (line.partition(": ") for line in text.splitlines())]
+    return {name: value for name, value in reversed(pairs) if value}
+
+
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoint folders in `folder` that have a manifest, oldest first.
 
@@ -189,11 +201,5 @@ def _name(name: str, folder: Path) -> str:
 
 
 def _from_open_clip(weights: Path) -> TrainedModel:
-    """Returns the model of a weights file of open_clip_train.
-
-    open_clip_train writes params.txt, with a line `model: NAME`, above its folder of checkpoints.
-    """
-    parameters = weights.absolute().parent.parent / _OPEN_CLIP_PARAMETERS
-    text = read_plain(parameters, errors="replace", links=True) if parameters.is_file() else ""
-    names = [line.partition(": ")[2].strip() for line in text.splitlines() if line.startswith("model: ")]
-    return TrainedModel(names[0] if names else None, str(weights.absolute()))
+    """Returns the model of a weights file of open_clip_train."""
+    return TrainedModel(open_clip_parameters(weights).get("model"), str(weights.absolute()))
