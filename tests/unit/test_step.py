@@ -470,6 +470,18 @@ def test_a_step_moves_the_statistics_of_batch_norm(alone: Comm) -> None:
     )
 
 
+def test_activations_that_are_recomputed_move_no_statistics_of_batch_norm(
+    alone: Comm, timm_model: str
+) -> None:
+    states = []
+    for recompute in (False, True):
+        step = _step(small_job(config=timm_model, model={"grad_checkpointing": recompute}), alone)
+        step(_batches(step.model, SAMPLES), 0)
+        states.append(_state(step.model))
+    assert [name for name, tensor in states[0].items() if not torch.equal(tensor, states[1][name])] == []
+    assert {int(tensor) for name, tensor in states[1].items() if "num_batches" in name} == {1}
+
+
 def test_ranks_with_statistics_of_their_own_go_on_with_the_mean_of_them() -> None:
     """Otherwise each would evaluate and save another model, and the ranks' state would differ."""
     job = small_job(config=RESNET, model={"sync_batch_norm": False})

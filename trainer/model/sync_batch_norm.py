@@ -3,6 +3,8 @@
 torch's and Horovod's own raise on CPUs.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -77,6 +79,17 @@ class RunningStatistics:
             return
         for group in (group for group in self._groups if group[0].is_floating_point()):
             _fill(group, comm.all_reduce(_row(group)) / comm.world.size)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Returns a context that ends with the statistics as they are now.
+
+        It is for a backward pass that recomputes activations, whose forward passes would move them again.
+        """
+        before = self.copy()
+        yield
+        for group, row in zip(self._groups, before, strict=True):
+            _fill(group, row)
 
     def copy(self) -> list[Tensor]:
         """Returns a copy for `put_back_unless`; empty for a model without batch norm."""

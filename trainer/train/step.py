@@ -171,7 +171,8 @@ class TrainStep:
         share = self._contrast(out, [batch])
         if total is not None:
             share = share + self._written_share(out, batch, total)
-        self._scaled(share).backward()
+        with self._statistics.kept() if self._job.model.grad_checkpointing else nullcontext():
+            self._scaled(share).backward()
         return share.detach()
 
     def _accumulated(self, batches: Sequence[MicroBatch], step: int) -> Tensor:
