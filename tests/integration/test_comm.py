@@ -25,6 +25,7 @@ IN_ORDER = (
     "fixed_reducer_averages",
     "fixed_reducer_needs_every_gradient",
     "replicas",
+    "states_of_optimizers",
 )
 """Cases of `rank_cases` that leave the group as they found it, so that one start serves all of them."""
 OF_THE_WORLDS_SIZE = ("collectives", "objects", "gradients_through_collectives", "batch_norm")

@@ -24,6 +24,8 @@ from trainer.comm.protocol import Comm, Reducer
 from trainer.comm.reducers import DeterministicReducer
 from trainer.comm.replicas import ReplicaError, broadcast_replicas, check_replicas
 from trainer.comm.shards import WholeModel
+from trainer.config.optimizers import OPTIMIZERS
+from trainer.model.optimizer import build_optimizer
 from trainer.model.sync_batch_norm import synchronise_batch_norm
 from trainer.world.launchers import detect
 
@@ -211,7 +213,7 @@ def replicas(comm: Comm) -> None:
         optimizer.step()
     broadcast_replicas(comm, model, optimizer)
     check_replicas(comm, WholeModel(model), optimizer)
-    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert optimizer.param_groups[0]["lr"] == 0.1 * (comm.world.rank + 1), "settings stay each rank's own"
     assert all(int(state["step"]) == 1 for state in optimizer.state.values())
 
     last = comm.world.size - 1
@@ -221,6 +223,25 @@ def replicas(comm: Comm) -> None:
             bits[1, 1] ^= 1
     with pytest.raises(ReplicaError, match=rf"rank {last}: 0\.weight$"):
         check_replicas(comm, WholeModel(model), optimizer)
+
+
+def states_of_optimizers(comm: Comm) -> None:
+    """The state of each of the job's optimizers becomes rank 0's, and the next update is the same."""
+    for name in OPTIMIZERS:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(24, 16), nn.LayerNorm(16)).to(comm.device)
+        settings = tiny_job(optim={"optimizer": name}).optim
+        optimizer = build_optimizer(dict(model.named_parameters()), settings)
+        inputs = torch.randn(4, 24, device=comm.device)
+        for is_whole in (False, True):
+            if is_whole or comm.world.rank == 0:
+                optimizer.zero_grad()
+                model(inputs).square().sum().backward()
+                optimizer.step()
+            if not is_whole:
+                broadcast_replicas(comm, model, optimizer)
+            check_replicas(comm, WholeModel(model), optimizer)
+            assert all(optimizer.state[parameter] for parameter in model.parameters()), name
 
 
 def barrier_times_out(comm: Comm) -> None:
@@ -257,6 +278,7 @@ CASES: dict[str, Callable[[Comm], None]] = {
         fixed_reducer_needs_every_gradient,
         unused_parameters,
         replicas,
+        states_of_optimizers,
         barrier_times_out,
     )
 }

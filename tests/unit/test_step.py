@@ -468,3 +468,37 @@ def test_a_step_moves_the_statistics_of_batch_norm(alone: Comm) -> None:
     assert {"visual.bn1.running_mean", "visual.bn1.running_var", "visual.bn1.num_batches_tracked"} <= set(
         _differing(before, step.model)
     )
+
+
+def test_activations_that_are_recomputed_move_no_statistics_of_batch_norm(
+    alone: Comm, timm_model: str
+) -> None:
+    states = []
+    for recompute in (False, True):
+        step = _step(small_job(config=timm_model, model={"grad_checkpointing": recompute}), alone)
+        step(_batches(step.model, SAMPLES), 0)
+        states.append(_state(step.model))
+    assert [name for name, tensor in states[0].items() if not torch.equal(tensor, states[1][name])] == []
+    assert {int(tensor) for name, tensor in states[1].items() if "num_batches" in name} == {1}
+
+
+def test_ranks_with_statistics_of_their_own_go_on_with_the_mean_of_them() -> None:
+    """Otherwise each would evaluate and save another model, and the ranks' state would differ."""
+    job = small_job(config=RESNET, model={"sync_batch_norm": False})
+
+    def rank_main(comm: Any) -> tuple[dict[str, Tensor], Tensor]:
+        model = models[comm.world.rank]
+        step = TrainStep(job, plan(job, 2), comm, model)
+        batches = [_batches(model, SAMPLES // 2)[comm.world.rank]]
+        step.gradients(batches, 0)
+        own = model.get_buffer("visual.bn1.running_var").clone()
+        model.load_state_dict(first)
+        step(batches, 0)
+        return _state(model), own
+
+    models = [untrained(job).model.train() for _ in range(2)]
+    first = _state(models[0])
+    (state, own), (other_state, other) = run_ranks(2, rank_main)
+    assert not torch.equal(own, other)
+    torch.testing.assert_close(state["visual.bn1.running_var"], (own + other) / 2)
+    assert [name for name, tensor in state.items() if not torch.equal(tensor, other_state[name])] == []

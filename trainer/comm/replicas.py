@@ -15,12 +15,13 @@ from trainer.comm.shards import Shards
 
 
 def broadcast_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer, root: int = 0) -> None:
-    """Copies parameters, buffers and the whole optimizer state (tensors and numbers) of rank `root` to all.
+    """Copies parameters, buffers and the optimizer's state (tensors and numbers) of rank `root` to all.
 
-    Collective.
+    The settings of its groups stay each rank's own: the job gives the same to all, and some are no numbers,
+    such as the type of Adafactor's momentum. Collective.
     """
     _broadcast_all(comm, list(model.state_dict().values()), root)
-    packed, tensors = _pack(optimizer.state_dict())
+    packed, tensors = _pack(optimizer.state_dict()["state"])
     shapes = [(tuple(t.shape), str(t.dtype).removeprefix("torch."), t.device.type) for t in tensors]
     packed, shapes = comm.broadcast_object((packed, shapes), root)
     if comm.world.rank != root:
@@ -30,7 +31,8 @@ def broadcast_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer, root:
         ]
     _broadcast_all(comm, tensors, root)
     if comm.world.rank != root:
-        optimizer.load_state_dict(_unpack(packed, tensors))
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": _unpack(packed, tensors), "param_groups": groups})
 
 
 def _broadcast_all(comm: Comm, tensors: Sequence[Tensor], root: int) -> None:

@@ -258,7 +258,7 @@ class _Reducer:
             static_graph=settings.static_graph,
             gradient_as_bucket_view=settings.gradient_as_bucket_view,
             find_unused_parameters=find_unused,
-            **_UNSYNCED_BUFFERS,  # synchronised batch norm keeps the buffers equal
+            **_UNSYNCED_BUFFERS,  # batch norm keeps them equal, synchronised or not
         )
         self._ddp.register_comm_hook(None, self._reduce_bucket)
 

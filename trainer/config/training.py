@@ -195,7 +195,8 @@ class Model(Section):
     linear weights of the blocks, in attention and MLP."""
     sync_batch_norm: bool = True
     """Compute batch norm statistics over the global batch, so that the gradient does not depend on the number
-    of ranks."""
+    of ranks. False: each rank normalises its own samples alone, and the running statistics, which evaluations
+    and checkpoints use, are the mean over the ranks."""
     grad_checkpointing: Annotated[bool, MAY_CHANGE] = False
     """Recompute activations in the backward pass: less memory, about a third more compute."""
     compile: Annotated[bool, MAY_CHANGE] = False

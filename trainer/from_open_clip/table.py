@@ -218,7 +218,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             SWITCH,
             "model.sync_batch_norm",
             model_flags.batch_norm,
-            "On by default here, so that `false` is written without the flag. It works with Horovod, too.",
+            "On by default here, so that `false` is written without the flag. It works with Horovod, too. "
+            "With `false`, running statistics are the mean over the ranks; open_clip_train keeps rank 0's.",
         ),
         key("--force-context-length", COUNT, "model.context_length", copy(), "The same."),
         key(

@@ -3,6 +3,8 @@
 torch's and Horovod's own raise on CPUs.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -66,16 +68,48 @@ class RunningStatistics:
             [buffer for buffer in buffers if buffer.dtype == dtype]
             for dtype in dict.fromkeys(buffer.dtype for buffer in buffers)
         ]
+        self._are_equal = any(isinstance(norm, SyncBatchNorm | SyncBatchNormAct) for norm in norms)
+
+    def average(self, comm: Comm) -> None:
+        """Collective: gives all ranks the mean of their statistics, unless batch norm is synchronised.
+
+        Without it each rank would evaluate and save a model of its own.
+        """
+        if self._are_equal or comm.world.size == 1:
+            return
+        for group in (group for group in self._groups if group[0].is_floating_point()):
+            _fill(group, comm.all_reduce(_row(group)) / comm.world.size)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Returns a context that ends with the statistics as they are now.
+
+        It is for a backward pass that recomputes activations, whose forward passes would move them again.
+        """
+        before = self.copy()
+        yield
+        for group, row in zip(self._groups, before, strict=True):
+            _fill(group, row)
 
     def copy(self) -> list[Tensor]:
         """Returns a copy for `put_back_unless`; empty for a model without batch norm."""
-        return [torch.cat([buffer.view(-1) for buffer in group]) for group in self._groups]
+        return [_row(group) for group in self._groups]
 
     def put_back_unless(self, finite: Tensor, before: list[Tensor]) -> None:
         """Copies the statistics back, in place, if `finite` is false, a scalar on their device."""
         for group, new, old in zip(self._groups, self.copy(), before, strict=True):
-            kept = torch.where(finite, new, old).split([buffer.numel() for buffer in group])
-            copy_all(group, [part.view_as(buffer) for part, buffer in zip(kept, group, strict=True)])
+            _fill(group, torch.where(finite, new, old))
+
+
+def _row(group: list[Tensor]) -> Tensor:
+    """Returns the values of all buffers in one row, a copy."""
+    return torch.cat([buffer.view(-1) for buffer in group])
+
+
+def _fill(group: list[Tensor], row: Tensor) -> None:
+    """Copies a row that `_row` could have made into the buffers."""
+    parts = row.split([buffer.numel() for buffer in group])
+    copy_all(group, [part.view_as(buffer) for part, buffer in zip(parts, group, strict=True)])
 
 
 def synchronise_batch_norm(model: nn.Module, comm: Comm) -> None:

@@ -140,6 +140,7 @@ class TrainStep:
         """Runs global batch `step` (from 0) with this rank's micro-batches, in order and of equal size."""
         statistics = self._statistics.copy()
         loss_share = self.gradients(batches, step)
+        self._statistics.average(self._comm)
         self.scaler.unscale_(self.optimizer)
         grad_norm = clip_gradients(self.shards, self._job.optim.grad_clip_norm)
         finite = torch.isfinite(grad_norm)  # every rank has the same gradient, so all agree
@@ -170,7 +171,8 @@ class TrainStep:
         share = self._contrast(out, [batch])
         if total is not None:
             share = share + self._written_share(out, batch, total)
-        self._scaled(share).backward()
+        with self._statistics.kept() if self._job.model.grad_checkpointing else nullcontext():
+            self._scaled(share).backward()
         return share.detach()
 
     def _accumulated(self, batches: Sequence[MicroBatch], step: int) -> Tensor:
