@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,32 @@ def test_another_version_or_another_shard_is_fetched(tmp_path: Path) -> None:
     read(cache, store, 0, 9, "s3://b/1.tar")
     cache.read("s3://b/0.tar", (SIZE, "2"), 0, 9, store)
     assert len(store.fetched) == 3
+
+
+def part_of(content: bytes, begin: int, end: int) -> bytes:
+    return content[begin:end]
+
+
+def test_a_shard_whose_version_nobody_knows_is_not_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = BlockCache(tmp_path, ALL)
+    for content in (b"one", b"two"):
+        assert cache.read("http://h/0.tar", (3, ""), 0, 3, partial(part_of, content)) == content
+    assert len(caplog.records) == 1
+    assert "http://h/0.tar" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relative_path_in_another_folder_is_another_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = BlockCache(tmp_path / "cache", ALL)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        content = name.encode()
+        assert cache.read("0.tar", (3, "1"), 0, 3, partial(part_of, content)) == content
 
 
 def cut(file: Path) -> None:

@@ -135,6 +135,22 @@ def test_a_shard_named_twice_is_refused(folder: Path) -> None:
     assert "s-2.tar: named more than once" in problem(expand_shards, [f"{folder}/*.tar", f"{folder}/s-2.tar"])
 
 
+def test_a_shard_by_two_names_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file.tar").symlink_to(folder / "s-2.tar")
+    (tmp_path / "folder").symlink_to(folder)
+    name = f"{folder}/s-2.tar"
+    for other in (
+        f"{folder}//s-2.tar",
+        f"{folder}/./s-2.tar",
+        f"{folder}/../{folder.name}/s-2.tar",
+        os.path.relpath(name),
+        f"{tmp_path}/file.tar",
+        f"{tmp_path}/folder/s-2.tar",
+    ):
+        assert f"{name} = {other}: named more than once" in problem(expand_shards, [name, other])
+        assert expand_shards([other]) == [other]
+
+
 def test_an_empty_folder_is_called_empty(tmp_path: Path) -> None:
     assert f"the folder {tmp_path} is empty" in problem(expand_shards, [f"{tmp_path}/*.tar"])
 

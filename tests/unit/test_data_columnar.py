@@ -353,6 +353,24 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_early(tmp_path: Path)
     assert pyarrow.default_memory_pool().max_memory() - before < 400 * 2**20
 
 
+def not_utf8() -> Any:
+    """A column of texts, as other programs write it, of which one is no UTF-8."""
+    texts = pyarrow.array([b"one", b"tw\xff", b"three"], pyarrow.binary())
+    return pyarrow.StringArray.from_buffers(3, *texts.buffers()[1:])
+
+
+def test_a_text_that_is_no_utf8_is_one_bad_sample(tmp_path: Path) -> None:
+    columns = {"image": list(map(picture, range(3))), "caption": ["c"] * 3, "text": not_utf8()}
+    train = write_parquet(tmp_path / "t.parquet", columns)
+    source = open_source(Data(train=(train,), caption_column=("text",)))
+    assert source.read(0).captions == ("one",)
+    with pytest.raises(BadSample, match="sample 0:1: it has bytes at text, not a text"):
+        source.read(1)
+    filtered = open_source(Data(train=(train,), filters=("text == 'three'",))).left_out
+    assert filtered.filtered == {"text == 'three'": 1}
+    assert list(filtered.by_cause.values()) == [1]
+
+
 def test_a_damaged_row_group_is_bad_samples_and_the_others_are_read(tmp_path: Path) -> None:
     path = Path(write_parquet(tmp_path / "t.parquet", rows(12)))
     column = parquet.ParquetFile(path).metadata.row_group(1).column(0)

@@ -12,10 +12,12 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow
 import pytest
 import webdataset
 from click.testing import CliRunner
 from PIL import Image
+from pyarrow import parquet
 
 from trainer.cli.pack import command
 from trainer.config import Data, Eval
@@ -361,6 +363,19 @@ def test_rows_without_an_image_or_a_caption_are_left_out_where_bad_rows_are(
         (f"{table}: row 4", "its image is empty"),
     ]
     assert len(open_source(Data(train=tuple(map(str, packed.shards))))) == 2
+
+
+def test_a_caption_that_is_no_text_is_named_as_what_it_is(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "png")
+    cells = {"image": [file.getvalue()] * 3, "caption": [{"en": "a"}, None, {"en": None}]}
+    parquet.write_table(pyarrow.table(cells), tmp_path / "t.parquet")
+    data = Data(train=("t.parquet",), caption_column=("caption.en",))
+    packed = pack(tmp_path / "t.parquet", tmp_path / "out", recipe=Recipe(skip_bad=True), data=data)
+    assert [why for _, why in packed.bad] == [
+        "it has null at caption, not an object with the field en",
+        "captions are empty",
+    ]
 
 
 def test_shards_are_not_replaced_by_none_where_every_row_is_bad(table: Path, tmp_path: Path) -> None:

@@ -191,6 +191,16 @@ def test_rows_of_parquet_are_scored_too(tmp_path: Path) -> None:
     assert kept(data) == keys[:3]
 
 
+def test_an_id_that_is_null_belongs_to_no_row_and_a_whole_number_to_its_digits(tmp_path: Path) -> None:
+    columns = {"image": [picture(n) for n in range(3)], "caption": ["c"] * 3, "id": [1.0, None, float("nan")]}
+    train = table(tmp_path / "t.parquet", columns)
+    scored = table(tmp_path / "s.parquet", {"key": ["1", "None", "nan"], "x": [1, 1, 1]})
+    data = data_of(train=train, scores=scored, scores_by="id", filters=("scores:x == 1",))
+    assert kept(data) == ["0:0"]
+    causes = open_source(data).left_out.by_cause
+    assert causes == {"no id in data.scores_by, which data.filters need": 2}
+
+
 def test_what_embed_writes_are_scores(tmp_path: Path) -> None:
     import torch
 
@@ -309,6 +319,8 @@ def test_features_are_not_read_for_a_score(
         ("s.parquet", {"key": ["a"]}, "scores:x > 0", "has no column x; its columns are key"),
         ("s.parquet", {"key": ["a"]}, "clip_score > 0", "has no column cosine"),
         ("s.parquet", {"key": ["a"], "x": ["b"]}, "scores:x > 0", "column x is string, and filters compare"),
+        ("s.parquet", {"key": ["a", None], "x": [1, 2]}, "scores:x > 0", "1 row without a key in column key"),
+        ("s.parquet", {"uid": [b"a"], "x": [1]}, "scores:x > 0", "column uid is neither a text nor .* bytes"),
         ("s.txt", None, "clip_score > 0", "is a list of keys and has no column clip_score"),
         ("s.npy", None, "scores:listed == true", "cannot be read as a list of keys"),
         ("s.csv", None, "clip_score > 0", r"scores are \.parquet, \.txt, \.npy, or one folder"),

@@ -375,17 +375,21 @@ def test_a_sample_without_a_usable_row_is_a_bad_one(stored: Stored, tmp_path: Pa
     assert {"k03", "k04", "k05"}.isdisjoint(key for batch in batches for key in batch[0].keys)
 
 
-def test_a_key_that_comes_twice_has_no_target(stored: Stored, tmp_path: Path, alone: Comm) -> None:
+@pytest.mark.parametrize("in_group", [100, 4])
+def test_a_key_that_comes_twice_has_no_target(
+    stored: Stored, tmp_path: Path, alone: Comm, in_group: int
+) -> None:
     def renamed(table: Any) -> Any:
-        keys = ["k00" if key == "k02" else key for key in table["key"].to_pylist()]
+        keys = ["k00" if key == "k06" else key for key in table["key"].to_pylist()]
         return table.set_column(table.schema.get_field_index("key"), "key", pyarrow.array(keys))
 
     folder = changed_copy(stored, tmp_path / "features", renamed)
     for file in Path(folder).glob("*.parquet"):
-        parquet.write_table(parquet.read_table(file), file)
+        parquet.write_table(parquet.read_table(file), file, row_group_size=in_group)
     _, beside = opened(job_of(stored, folder), alone)
     with pytest.raises(BadSample, match="its key comes twice"):
         beside.read(0)
+    assert beside.read(3).target is not None
 
 
 def test_a_row_group_of_lost_samples_alone_can_be_read(stored: Stored, tmp_path: Path, alone: Comm) -> None:

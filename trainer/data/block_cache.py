@@ -15,10 +15,11 @@ from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 
-from trainer.config import Data
+from trainer.config import Data, is_remote
 from trainer.data.reading import TALLY, Reading
 from trainer.safe_io.atomic import replacing
 from trainer.safe_io.plain import open_regular
+from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
 PART_BYTES = 2**22
@@ -38,7 +39,7 @@ class BlockCache:
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder, self._limit = folder, limit_bytes
         self._written = limit_bytes  # so that the first part that is written looks at what is there
-        self._writes = True
+        self._writes = self._tells = True
         self._locks = [Lock() for _ in range(_LOCKS)]
         self._looking = Lock()
 
@@ -47,8 +48,12 @@ class BlockCache:
     ) -> bytes:
         """Returns a shard's bytes from `begin` to `end`; `fetch` reads what is not kept yet.
 
-        `version` is the shard's size and time of change. Raises what `fetch` raises, and nothing else.
+        `version` is the shard's size and time of change. Without a time nothing is kept: a shard that was
+        replaced by one of the same size would not show. Raises what `fetch` raises, and nothing else.
         """
+        if not version[1]:
+            self._tell_unkept(path)
+            return fetch(begin, end)
         first = begin // PART_BYTES * PART_BYTES
         parts = []
         for at in range(first, end, PART_BYTES):
@@ -62,7 +67,8 @@ class BlockCache:
         self, path: str, version: tuple[int, str], begin: int, end: int, fetch: Callable[[int, int], bytes]
     ) -> bytes | None:
         """Returns a part; None if it is not kept and will not be: then no more than is needed is fetched."""
-        name = blake2b(repr((path, *version, begin)).encode(), digest_size=16).hexdigest()
+        place = path if is_remote(path) else os.path.abspath(path)
+        name = blake2b(repr((place, *version, begin)).encode(), digest_size=16).hexdigest()
         file = self._folder / name[:2] / f"{name}.part"
         with self._locks[int(name[:8], 16) % _LOCKS]:  # neighbours that two threads read share a part
             content = _kept(file, end - begin)
@@ -89,6 +95,16 @@ class BlockCache:
                 "data.cache",
                 self._folder,
                 error.strerror or error,
+            )
+
+    def _tell_unkept(self, path: str) -> None:
+        if self._tells:
+            self._tells = False
+            log.warning(
+                "%-12s nothing is kept of %s and of others like it: their server gives neither ETag nor "
+                "Last-Modified, so that a shard that was replaced by one of the same size would not show",
+                "data.cache",
+                masked(path),
             )
 
     def _count(self, size: int) -> None:

@@ -230,7 +230,7 @@ def _compared(cells: Mapping[str, Any], name: str, place: Path, key: str, scores
     except ValueError:
         missing = name if column is None else "of data.scores_by"
         raise ValueError(f"no field {missing}, which data.filters need") from None
-    return found if scores is None or column is None else scores.value(str(found), column)
+    return found if scores is None or column is None else scores.value(found, column)
 
 
 def check_columns(path: str, groups: Groups, names: Sequence[str]) -> None:

@@ -84,18 +84,24 @@ def group_numbers(
 def id_number(value: Any) -> int:
     """Returns the number of an id, and NO_GROUP for null and an empty text. Raises ValueError for others.
 
-    A whole number is the same id as its digits are as a text. White space around a text does not count.
+    White space around a text does not count.
+    """
+    text = id_text(value, "data.group_by").strip()
+    return _number(text.encode("utf-8", "surrogatepass")) or 1 if text else NO_GROUP
+
+
+def id_text(value: Any, key: str) -> str:
+    """Returns an id as text, empty for null: a whole number is the same id as its digits.
+
+    Raises ValueError, which names the key of the job that asks for ids, for anything else.
     """
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         value = int(value)
     if value is None or value != value:  # NaN stands for null in tables
-        return NO_GROUP
+        return ""
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(
-            f"its id in data.group_by is neither a text nor a whole number but {type(value).__name__}"
-        )
-    text = str(value).strip()
-    return _number(text.encode("utf-8", "surrogatepass")) or 1 if text else NO_GROUP
+        raise ValueError(f"its id in {key} is neither a text nor a whole number but {type(value).__name__}")
+    return str(value)
 
 
 def number_at(value: Any, path: Path) -> int:

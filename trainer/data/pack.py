@@ -251,7 +251,7 @@ def _samples(job: Job, bad: list[tuple[str, str]]) -> Iterator[PackedSample]:
         try:
             name, content = _image(row, job.recipe)
             if not row.captions:
-                raise BadSample(row.origin, "", "bad captions", "captions are empty")
+                raise BadSample(row.origin, "", "bad captions", row.flaw)
         except InputError as error:
             if not job.recipe.skip_bad:
                 advice = "--skip-bad-rows leaves such rows out"

@@ -43,6 +43,8 @@ class PackRow(NamedTuple):
     """The other columns as JSON; empty if there are none."""
     table: str = ""
     """Path of the table, at whose folder a relative path of a cell starts."""
+    flaw: str = "captions are empty"
+    """Why there are no captions, if there are none."""
 
 
 class Rows(Protocol):
@@ -206,13 +208,14 @@ class GroupRows:
     def __iter__(self) -> Iterator[PackRow]:
         names = list(dict.fromkeys([*self.columns.names, *self.others]))
         for number, cells in self._cells(names):
+            captions = flaw = ""
             try:
                 captions = "\n".join(captions_in(cells, self.columns.captions, self.columns.templates).texts)
-            except ValueError:
-                captions = ""
+            except ValueError as error:
+                flaw = str(error)
             other = _json({name: cells[name] for name in self.others})
             image = image_cell(cells, self.columns.image)
-            yield PackRow(number, image, self._origin(number), captions, other, self.path)
+            yield PackRow(number, image, self._origin(number), captions, other, self.path, flaw)
 
     def image_bytes(self) -> Iterator[int]:
         for number, cells in self._cells([str(self.columns.image[0])]):

@@ -224,7 +224,10 @@ def groups_in(file: BinaryIO, path: str, form: str) -> Groups:
 def cells_of(groups: Groups, group: int, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields the cells of each row of a group by column, as Python values."""
     for batch, _ in groups.read(group, columns):
-        yield from batch.to_pylist()
+        try:
+            yield from batch.to_pylist()
+        except UnicodeDecodeError:
+            yield from (row_of(batch, row) for row in range(batch.num_rows))
 
 
 @contextmanager
@@ -307,8 +310,19 @@ class GroupReader:
 
 
 def row_of(batch: Any, row: int) -> dict[str, Any]:
-    """Returns the cells of one row of a batch by column, as Python values."""
-    return {name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    """Returns the cells of one row of a batch by column, as Python values.
+
+    A cell with a text that is no UTF-8 is the bytes of that text: it makes one bad sample.
+    """
+    return {name: _value(column[row]) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+
+
+def _value(cell: Any) -> object:
+    try:
+        found: object = cell.as_py()
+    except UnicodeDecodeError as error:
+        return bytes(error.object)
+    return found
 
 
 def too_large(path: str, group: int, limit_bytes: int) -> str:

@@ -81,7 +81,7 @@ class SampleFilter:
                 size = size or image_size(file, image)
                 found: object = float(MEASURES[each.name](*size))
             elif scores is not None and (column := score_column(each.name)) is not None:
-                own = key if scores.by == BY_KEY else str(_field(file, scores.by, members, values))
+                own = key if scores.by == BY_KEY else _field(file, scores.by, members, values)
                 found = scores.value(own, column)
             else:
                 found = _field(file, each.name, members, values)

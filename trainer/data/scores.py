@@ -23,12 +23,14 @@ from trainer.config import Data
 from trainer.config.filters import BY_KEY, CLIP_SCORE, LISTED, Filter, parse_filter, score_column
 from trainer.data.feature_files import COSINE, KEY, SHARD, files_in, folder_named, key_text, stem
 from trainer.data.files import opened, persistent
+from trainer.data.groups import id_text
 from trainer.data.index import THREADS
 from trainer.data.row_groups import readable
 from trainer.data.shard_names import expand_key, expand_shards
 from trainer.data.store import read
 from trainer.errors import InputError
 from trainer.sysinfo.extras import require
+from trainer.text.wording import many
 
 _KEYS = (KEY, "uid")
 """Columns that hold keys; the first that a table has is taken."""
@@ -81,9 +83,15 @@ class KeyTable:
     by: str = BY_KEY
     """Value of data.scores_by."""
 
-    def value(self, key: str, column: str) -> float | bool | None:
-        """Returns a sample's value, None for null. Raises ValueError, the same for all, without a row."""
-        rows = self._rows(digest(f"{self.begin}{key_text(key)}"))
+    def value(self, key: object, column: str) -> float | bool | None:
+        """Returns a sample's value, None for null, by its key or the field in its place.
+
+        Raises ValueError, the same for many samples, without a row and for a field that is no id.
+        """
+        text = id_text(key, "data.scores_by")
+        if not text:
+            raise ValueError("no id in data.scores_by, which data.filters need")
+        rows = self._rows(digest(f"{self.begin}{key_text(text)}"))
         if column == LISTED:
             return bool(rows)
         if not rows:
@@ -301,7 +309,13 @@ def _table(file: str, scores: Scores) -> KeyTable:
         of_shards = scores.by == BY_KEY and SHARD in held.names
         content.seek(0)
         table = parquet.read_table(content, columns=[*set(columns.values()), *([SHARD] * of_shards)])
-    keys = [key_text(str(key)) for key in table[columns.pop("")].to_pylist()]
+        by = columns.pop("")
+        keys = [key_text(id_text(key, f"column {by}")) for key in table[by].to_pylist()]
+    if lacking := keys.count(""):
+        raise InputError(
+            f"data.scores: {file} has {many(lacking, 'row')} without a key in column {by}: fill in the keys "
+            "or remove the rows"
+        )
     if of_shards:
         begins = {shard: _begin(shard, scores.depth) for shard in table[SHARD].unique().to_pylist()}
         keys = [begins[shard] + key for shard, key in zip(table[SHARD].to_pylist(), keys, strict=True)]

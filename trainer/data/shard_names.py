@@ -7,7 +7,6 @@ import glob
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -29,7 +28,7 @@ def expand_shards(patterns: Sequence[str]) -> list[str]:
     Matches of a glob come in natural order; those of a glob in an address are asked of its storage. Other
     names that are no path (`pipe:`, URLs) are expanded but not checked. Tables are found in the same way.
     Raises InputError, which lists every pattern that is empty or matches nothing, every missing file by its
-    pattern, and names that come twice, and StorageError if storage does not answer.
+    pattern, and files that come twice, also by other names, and StorageError if storage does not answer.
     """
     names: list[str] = []
     problems: list[str] = []
@@ -40,8 +39,7 @@ def expand_shards(patterns: Sequence[str]) -> list[str]:
             raise
         except InputError as problem:
             problems.append(str(problem))
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
+    if twice := _twice(names):
         problems.append(
             f"{_few(twice)}: named more than once, so the same samples would come more than once in an epoch"
         )
@@ -77,6 +75,22 @@ def expand_names(pattern: str) -> list[str]:
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Returns a sorting key that puts shard-9 before shard-10."""
     return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _twice(names: Sequence[str]) -> list[str]:
+    """Returns the files that are named more than once, each by its names; an address has one name."""
+    real_folder = cache(os.path.realpath)
+    places: dict[str, list[str]] = {}
+    for name in names:
+        folder, file = os.path.split(name)
+        if is_remote(name):
+            place = name
+        elif os.path.islink(name):
+            place = os.path.realpath(name)
+        else:
+            place = os.path.join(real_folder(folder), file)
+        places.setdefault(place, []).append(name)
+    return [" = ".join(dict.fromkeys(same)) for same in places.values() if len(same) > 1]
 
 
 def _expand(pattern: str) -> list[str]:

@@ -8,6 +8,7 @@ samples out. They are looked for where the sample would be without filters, then
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -39,7 +40,7 @@ from trainer.data.files import Stamp
 from trainer.data.index import THREADS, Index, raise_all, versions_of
 from trainer.data.indexed import Indexed
 from trainer.data.recent import Recent
-from trainer.data.row_groups import OPEN_FILES, GroupReader, ParquetGroups
+from trainer.data.row_groups import OPEN_FILES, GroupReader, ParquetGroups, cells_of, readable
 from trainer.data.sample import BadSample, LeftOut, Numbering, RawSample, Source
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
@@ -52,6 +53,7 @@ _KEY = "model.targets"
 _LARGEST_GROUP = 2**31
 _COLUMNS = (KEY, "row", "image", "text", "problem")
 _CAUSE = "no stored target"
+_TWICE = "its key comes twice"
 _UNSEEN = Entry(0, "", 0, "", {}, {})
 Vectors = NDArray[np.floating[Any]]
 
@@ -165,6 +167,25 @@ class _Group(NamedTuple):
         return np.concatenate([self.images[first], self.texts[first : first + len(rows)]])
 
 
+class _Limits(NamedTuple):
+    """The row groups of a file, as they are known before their features are read."""
+
+    firsts: list[int]
+    """The first row of each group."""
+    keys: list[tuple[str, str]]
+    """The first and last key of each group in the order of texts."""
+    twice: frozenset[str]
+    """Keys that several samples have, in different groups."""
+
+    def candidates(self, wanted: Sequence[str], near: int, found: Mapping[str, object]) -> Iterator[int]:
+        """Yields row groups that may hold what is not found yet, the likely ones first."""
+        begin = max(0, bisect_right(self.firsts, near) - 1)
+        for group in (*range(begin, len(self.firsts)), *range(begin)):
+            low, high = self.keys[group]
+            if any(low <= key <= high for key in wanted if key not in found):
+                yield group
+
+
 class _Features:
     """The files of one folder. Threads may call it."""
 
@@ -175,7 +196,7 @@ class _Features:
         self._reader = GroupReader("parquet", _COLUMNS, _LARGEST_GROUP, BlockReader(index))
         self._reader.blocks.cache = cache_of(job.data)
         self._groups: Recent[tuple[str, int], _Group] = Recent(MOST_BYTES, attrgetter("size"))
-        self._limits: Recent[str, tuple[list[int], list[tuple[str, str]]]] = Recent(OPEN_FILES)
+        self._limits: Recent[str, _Limits] = Recent(OPEN_FILES)
 
     def find(self, shard: str, keys: Sequence[str], near: int) -> list[Vectors | str]:
         """Returns the targets of samples of a shard, or why they have none.
@@ -183,27 +204,27 @@ class _Features:
         `near` is the row at which the first one is, or before it.
         """
         file, wanted = self._files[shard], [key_text(key) for key in keys]
-        found: dict[str, Vectors | str] = {}
-        for group in self._candidates(file, wanted, near, found):
+        limits = self._limits.get(file, lambda: self._limits_of(file))
+        found: dict[str, Vectors | str] = {key: _TWICE for key in wanted if key in limits.twice}
+        for group in limits.candidates(wanted, near, found):
             held = self._groups.get((file, group), partial(self._read, file, group))
             found.update({key: held.target(key) for key in wanted if key in held.rows and key not in found})
         return [found.get(key, f"{file} has no row of it") for key in wanted]
 
-    def _candidates(
-        self, file: str, wanted: Sequence[str], near: int, found: Mapping[str, object]
-    ) -> Iterator[int]:
-        """Yields row groups that may hold what is not found yet, the likely ones first."""
-        firsts, keys = self._limits.get(file, lambda: self._limits_of(file))
-        begin = max(0, bisect_right(firsts, near) - 1)
-        for group in (*range(begin, len(firsts)), *range(begin)):
-            low, high = keys[group]
-            if any(low <= key <= high for key in wanted if key not in found):
-                yield group
-
-    def _limits_of(self, file: str) -> tuple[list[int], list[tuple[str, str]]]:
-        """Returns the first row of each group, and its first and last key in the order of texts."""
+    def _limits_of(self, file: str) -> "_Limits":
         groups = cast(ParquetGroups, self._reader.groups(file))
-        return [first for first, _ in groups.limits("row")], groups.limits(KEY)
+        firsts, limits = [first for first, _ in groups.limits("row")], groups.limits(KEY)
+        meeting = (
+            group
+            for group, (low, high) in enumerate(limits)
+            if any(low <= to and high >= begin for begin, to in (*limits[:group], *limits[group + 1 :]))
+        )
+        counts: Counter[str] = Counter()
+        with readable(file):
+            for group in meeting:
+                rows = {(cells["row"], cells[KEY]) for cells in cells_of(groups, group, (KEY, "row"))}
+                counts.update(key for _, key in rows)
+        return _Limits(firsts, limits, frozenset(key for key, count in counts.items() if count > 1))
 
     def _read(self, file: str, group: int) -> _Group:
         import pyarrow
@@ -216,7 +237,7 @@ class _Features:
         rows: dict[str, range] = {}
         for begin, end in pairwise([*begins, len(keys)]):
             if rows.setdefault(keys[begin], range(begin, end))[0] != begin:
-                problems[rows[keys[begin]][0]] = "its key comes twice"
+                problems[rows[keys[begin]][0]] = _TWICE
         return _Group(
             rows,
             problems,
