@@ -51,6 +51,18 @@ def test_each_generation_counts_with_the_gpus_that_it_had(tmp_path: Path) -> Non
     assert taken_s(facts) == pytest.approx(first + second + third)
 
 
+def test_each_start_counts_with_the_gpus_that_it_had(tmp_path: Path) -> None:
+    folder = long_run(tmp_path / "run")  # its last start had four
+    lines = [
+        {"event": "begin", "start": "a", "generation": 1, "ranks": 8, "began": 100.0, "time": 200.0},
+        {"event": "end", "start": "a", "exit_code": 75, "time": 1000.0},
+        {"event": "begin", "start": "b", "generation": 1, "ranks": 4, "began": 5000.0, "time": 5010.0},
+        {"event": "end", "start": "b", "exit_code": 0, "time": 5100.0},
+    ]
+    (folder / "goodput.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert gpu_hours(read_run(folder)) == pytest.approx((8 * 900 + 4 * 100) / 3600)
+
+
 def test_run_on_cpus_has_no_gpu_hours(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "run")
     assert gpu_hours(read_run(folder)) == pytest.approx(4 * 2460.5 / 3600)

@@ -66,7 +66,7 @@ def taken_s(facts: RunFacts) -> float | None:
 def gpu_hours(facts: RunFacts) -> float | None:
     """Returns hours of the run times its ranks, each of which has a GPU; None for a run on CPUs.
 
-    A generation counts with the ranks that it had, as far as its restart says so.
+    A generation counts with the ranks that it had, as far as its lines say so, else with those of the last.
     """
     usual = len(facts.environment)
     if not usual or facts.environment[0].get("device", "cpu").startswith("cpu"):
@@ -75,13 +75,7 @@ def gpu_hours(facts: RunFacts) -> float | None:
     if not sum(seconds):
         taken = taken_s(facts)
         return None if taken is None else taken * usual / 3600
-    ranks = []
-    for its in facts.times:
-        known = its.restart.get("ranks")
-        if its.is_first:
-            ranks.append(usual)
-        else:
-            ranks.append(known if isinstance(known, int) and known > 0 else ranks[-1] if ranks else usual)
+    ranks = [its.ranks or usual for its in facts.times]
     return sum(each * size for each, size in zip(seconds, ranks, strict=True)) / 3600
 
 
