@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.report_folders import long_run, restarted_run
-from trainer.report.cost import energy_j, gpu_hours, left_s, taken_s, total_steps
+from trainer.report.cost import energy_j, gpu_hours, left_s, samples_per_s, taken_s, total_steps
 from trainer.report.folder import read_run
 from trainer.report.headline import tiles
 from trainer.report.wording import energy_of
@@ -33,6 +33,24 @@ def test_unfinished_run_has_the_time_left_and_a_finished_one_what_it_took(tmp_pa
     done = long_run(tmp_path / "done")
     assert shown(done)["time"] == "41:00"
     assert "time left" not in shown(done)
+
+
+def test_time_left_and_speed_leave_out_the_first_step_after_each_new_start(tmp_path: Path) -> None:
+    folder = long_run(tmp_path / "run", steps=1000, every=100, finished=False)
+    took = {1: 90.5, 900: 0.5, 901: 60.5, 910: 0.5}
+    lines = [
+        {"step": step, "loss": 1.0, "step_s": seconds, "samples_per_s": 50 / seconds}
+        for step, seconds in took.items()
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    times = [
+        {"event": "begin", "start": start, "from_step": step, "time": 1000.0 + step}
+        for start, step in (("a", 0), ("b", 900))
+    ]
+    (folder / "goodput.jsonl").write_text("".join(json.dumps(line) + "\n" for line in times))
+    facts = read_run(folder)
+    assert left_s(facts) == 90 * 0.5
+    assert samples_per_s(facts) == 100.0
 
 
 def test_length_that_follows_from_epochs_is_in_the_log(tmp_path: Path) -> None:

@@ -48,10 +48,21 @@ def left_s(facts: RunFacts) -> float | None:
     return max(0.0, (total - records[-1]["step"]) * fmean(times)) if total and times else None
 
 
+def usual_records(facts: RunFacts) -> Sequence[Numbers]:
+    """Returns the records without the first one of each start, generation and stage; all if no other is left.
+
+    Such a first step includes the wait for its loaders.
+    """
+    records, firsts = (
+        facts.metrics.records,
+        {its.from_step + 1 for its in facts.times if its.ready is not None},
+    )
+    return [record for record in records[1:] if record["step"] not in firsts] or records
+
+
 def _recent(facts: RunFacts) -> Sequence[Numbers]:
-    """Returns the last records, without the first of all, which includes the wait for its loaders."""
-    records = facts.metrics.records
-    return records[1:][-_RECENT:] or records[-1:]
+    """Returns the last records that tell the usual speed."""
+    return usual_records(facts)[-_RECENT:]
 
 
 def taken_s(facts: RunFacts) -> float | None:
