@@ -62,6 +62,13 @@ def test_length_that_follows_from_epochs_is_in_the_log(tmp_path: Path) -> None:
     assert total_steps(read_run(folder)) == 4000
 
 
+def test_steps_of_an_unfinished_run_of_several_stages_are_those_of_all(tmp_path: Path) -> None:
+    folder = long_run(tmp_path / "run", steps=100, every=50, finished=False)
+    (folder / "job.toml").write_text("[optim]\nsteps = 60\n[[stage]]\nsteps = 80\n")
+    (folder / "logs" / "rank-00000.log").write_text("INFO step 100/140  epoch 1\n")
+    assert [tile.note for tile in tiles(read_run(folder)) if tile.label == "steps"] == ["of 140"]
+
+
 def test_each_generation_counts_with_the_gpus_that_it_had(tmp_path: Path) -> None:
     facts = read_run(restarted_run(tmp_path / "run"))
     first, second, third = (its.whole_s for its in by_generation(facts.times))
