@@ -34,6 +34,8 @@ _QUIET: dict[str, Any] = {
 class SwanLab:
     """Writes to a SwanLab run, which all starts share; steps that come again after a kill are sent again."""
 
+    name = "SwanLab"
+
     def __init__(self, job: Job, folder: Path) -> None:
         self._swanlab: Any = importlib.import_module("swanlab")
         arguments: dict[str, Any] = {
