@@ -3,8 +3,10 @@
 import importlib
 import importlib.util
 import json
+import signal
 import struct
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from io import BytesIO
@@ -24,7 +26,7 @@ from trainer.errors import InputError
 from trainer.plan.check import check_job
 from trainer.report.board import Text, row, write_board
 from trainer.sysinfo.addresses import free_port
-from trainer.telemetry import wandb_writer
+from trainer.telemetry import swanlab_writer, wandb_writer
 from trainer.telemetry import writers as metric_writers
 from trainer.telemetry.figures import tag
 from trainer.telemetry.metrics import Telemetry
@@ -415,6 +417,23 @@ def test_swanlab_that_cannot_be_reached_is_logged_offline(
     log_events(job, tmp_path, [{"step": 1, "loss": 2.5}])
     assert "SwanLab cannot be reached" in caplog.text
     assert len(list((tmp_path / "swanlab").glob("run-*/*.swanlab"))) == 1
+
+
+def test_swanlab_that_never_takes_the_end_of_a_run_keeps_it_no_longer_than_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    swanlab = pytest.importorskip("swanlab")
+    monkeypatch.setattr(swanlab_writer, "_FINISH_S", 0.1)
+    interrupt = signal.getsignal(signal.SIGINT)
+    (writer,) = open_writers(tiny_job(logging={"tensorboard": False, "swanlab": "offline"}), tmp_path, 0)
+    assert signal.getsignal(signal.SIGINT) is interrupt, "the rank's own signals stay its own"
+    answers, finish = threading.Event(), swanlab.Run.finish
+    monkeypatch.setattr(swanlab.Run, "finish", lambda run: answers.wait(60) and finish(run))
+    writer.close(None)
+    answers.set()
+    assert (
+        f"did not get all of this start in 0 s; `swanlab sync` uploads what is in {tmp_path}" in caplog.text
+    )
 
 
 def swanlab_records(path: Path) -> Iterator[Any]:

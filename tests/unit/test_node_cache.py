@@ -2,13 +2,18 @@
 
 import os
 import stat
+import tempfile
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from tests.support.jobs import tiny_job
+from trainer.errors import MachineError
+from trainer.launch.local import start_ranks
 from trainer.model import compile as compile_module
 from trainer.model.compile import keep_kernels
-from trainer.sysinfo.user_cache import node_cache
+from trainer.sysinfo.user_cache import _node_disks, node_cache
 
 
 def own(disk: Path) -> Path:
@@ -41,6 +46,26 @@ def test_a_folder_that_another_may_have_made_is_passed_over(tmp_path: Path, trap
     assert node_cache("kernels", (bad, good)) == own(good) / "kernels"
     assert node_cache("kernels", (bad,)) is None
     assert list(elsewhere.iterdir()) == []
+
+
+def test_the_folder_of_temporary_files_is_looked_for_when_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    looked_in: list[str] = []
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: looked_in)
+    assert node_cache("kernels", islice(_node_disks(), 1, None)) is None
+    looked_in.append(str(tmp_path))
+    assert node_cache("kernels", islice(_node_disks(), 1, None)) == own(tmp_path) / "kernels"
+
+
+def test_a_machine_without_a_folder_for_temporary_files_is_said_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    with pytest.raises(MachineError, match=r"no temporary folder can be made.*TMPDIR"):
+        start_ranks(["true"], tiny_job(), nproc=1, hosts=None)
 
 
 def test_kernels_are_kept_there_unless_the_environment_says_where(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.report_folders import long_run, restarted_run
-from trainer.report.cost import energy_j, gpu_hours, left_s, taken_s, total_steps
+from trainer.report.cost import energy_j, gpu_hours, left_s, samples_per_s, taken_s, total_steps
 from trainer.report.folder import read_run
 from trainer.report.headline import tiles
 from trainer.report.wording import energy_of
@@ -35,6 +35,24 @@ def test_unfinished_run_has_the_time_left_and_a_finished_one_what_it_took(tmp_pa
     assert "time left" not in shown(done)
 
 
+def test_time_left_and_speed_leave_out_the_first_step_after_each_new_start(tmp_path: Path) -> None:
+    folder = long_run(tmp_path / "run", steps=1000, every=100, finished=False)
+    took = {1: 90.5, 900: 0.5, 901: 60.5, 910: 0.5}
+    lines = [
+        {"step": step, "loss": 1.0, "step_s": seconds, "samples_per_s": 50 / seconds}
+        for step, seconds in took.items()
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    times = [
+        {"event": "begin", "start": start, "from_step": step, "time": 1000.0 + step}
+        for start, step in (("a", 0), ("b", 900))
+    ]
+    (folder / "goodput.jsonl").write_text("".join(json.dumps(line) + "\n" for line in times))
+    facts = read_run(folder)
+    assert left_s(facts) == 90 * 0.5
+    assert samples_per_s(facts) == 100.0
+
+
 def test_length_that_follows_from_epochs_is_in_the_log(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "run", finished=False)
     (folder / "job.toml").write_text("[optim]\nepochs = 2\n")
@@ -44,11 +62,30 @@ def test_length_that_follows_from_epochs_is_in_the_log(tmp_path: Path) -> None:
     assert total_steps(read_run(folder)) == 4000
 
 
+def test_steps_of_an_unfinished_run_of_several_stages_are_those_of_all(tmp_path: Path) -> None:
+    folder = long_run(tmp_path / "run", steps=100, every=50, finished=False)
+    (folder / "job.toml").write_text("[optim]\nsteps = 60\n[[stage]]\nsteps = 80\n")
+    (folder / "logs" / "rank-00000.log").write_text("INFO step 100/140  epoch 1\n")
+    assert [tile.note for tile in tiles(read_run(folder)) if tile.label == "steps"] == ["of 140"]
+
+
 def test_each_generation_counts_with_the_gpus_that_it_had(tmp_path: Path) -> None:
     facts = read_run(restarted_run(tmp_path / "run"))
     first, second, third = (its.whole_s for its in by_generation(facts.times))
     assert gpu_hours(facts) == pytest.approx((4 * first + 6 * second + 4 * third) / 3600)
     assert taken_s(facts) == pytest.approx(first + second + third)
+
+
+def test_each_start_counts_with_the_gpus_that_it_had(tmp_path: Path) -> None:
+    folder = long_run(tmp_path / "run")  # its last start had four
+    lines = [
+        {"event": "begin", "start": "a", "generation": 1, "ranks": 8, "began": 100.0, "time": 200.0},
+        {"event": "end", "start": "a", "exit_code": 75, "time": 1000.0},
+        {"event": "begin", "start": "b", "generation": 1, "ranks": 4, "began": 5000.0, "time": 5010.0},
+        {"event": "end", "start": "b", "exit_code": 0, "time": 5100.0},
+    ]
+    (folder / "goodput.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert gpu_hours(read_run(folder)) == pytest.approx((8 * 900 + 4 * 100) / 3600)
 
 
 def test_run_on_cpus_has_no_gpu_hours(tmp_path: Path) -> None:

@@ -31,6 +31,15 @@ def test_a_disk_that_is_full_is_told_with_what_is_missing(tmp_path: Path) -> Non
     assert said.endswith(" more")
 
 
+def test_a_quota_that_is_used_up_is_not_told_by_the_free_space_of_the_disk(tmp_path: Path) -> None:
+    error = OSError(errno.EDQUOT, "Disk quota exceeded")
+    said = shortage.shortage(shortage.with_missing_room(error, "the checkpoint of step 4", 5 * MB, tmp_path))
+    assert said == (
+        "[Errno 122] Disk quota exceeded: the checkpoint of step 4 takes 5.0 MB: make room below "
+        f"{tmp_path} (`quota -s`), or have the quota raised"
+    )
+
+
 def test_other_errors_of_a_file_system_become_a_sentence_and_the_rest_stay_as_they_are(
     tmp_path: Path,
 ) -> None:

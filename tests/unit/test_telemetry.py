@@ -3,11 +3,14 @@
 import json
 import time
 import tracemalloc
+from collections.abc import Mapping, Sequence
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 
 from trainer.telemetry.metrics import Clock, Telemetry, console_line, drop_after, is_recorded, last_loss
+from trainer.telemetry.pictures import Picture
 from trainer.telemetry.records import Record
 from trainer.text.wording import duration
 
@@ -105,6 +108,30 @@ def test_full_disk_costs_the_numbers_and_says_so_once(caplog: pytest.LogCaptureF
     assert [record.message for record in caplog.records if "NOT WRITTEN" in record.message] == [
         (
             "metrics      NOT WRITTEN: [Errno 28] No space left on device. "
-            "The run goes on, but metrics.jsonl and TensorBoard will have gaps."
+            "The run goes on, but metrics.jsonl will have gaps."
         )
     ]
+
+
+class FullDisk:
+    """Writer whose disk is full."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def write(self, values: Mapping[str, object]) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    def show(self, step: int, pictures: Sequence[Picture]) -> None:
+        raise AssertionError
+
+    def close(self, error: BaseException | None) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+
+def test_each_writer_that_fails_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    with Telemetry(None, 10, writers=[FullDisk("TensorBoard"), FullDisk("SwanLab")]) as telemetry:
+        for step in (1, 2):
+            telemetry.event({"step": step})
+    named = [record.message.partition("goes on, but ")[2] for record in caplog.records]
+    assert named == ["TensorBoard will have gaps.", "SwanLab will have gaps."]

@@ -48,9 +48,7 @@ def _folder(within: Path | None) -> Iterator[Path]:
     try:
         folder = Path(tempfile.mkdtemp(prefix="clipship-eval-", dir=within))
     except OSError as problem:
-        raise InputError(
-            f"{within or tempfile.gettempdir()}: no folder can be made there: {problem.strerror}"
-        ) from None
+        raise InputError(f"{within or 'TMPDIR'}: no folder can be made there: {problem.strerror}") from None
     try:
         yield folder
     finally:

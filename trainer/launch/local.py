@@ -27,7 +27,7 @@ from trainer.comm.backends import (
     starts_again,
 )
 from trainer.config import STANDARD_INPUT, Job
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError, MachineError
 from trainer.launch.aftermath import record_killed, sweep_memory
 from trainer.launch.hosts import (
     KEEP_ALIVE,
@@ -162,7 +162,7 @@ def start_ranks(
         )
     all_hosts = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
     keeps_going = folder is not None and job.recovery.max_restarts > 0 and launcher == "clipship"
-    with tempfile.TemporaryDirectory(prefix="clipship-") as exits:
+    with _exit_folder() as exits:
         rendezvous = _rendezvous(all_hosts, hosts is None)
         variables = (
             _variables(job, launcher, all_hosts, hosts is None)
@@ -261,6 +261,17 @@ def start_ranks(
         # The end that the first Ctrl-C began may have come before the second one could change it.
         at_once = reported == EXIT_PREEMPTED and is_second(interrupts or [0], 0.0)
         return EXIT_INTERRUPTED if at_once else reported
+
+
+def _exit_folder() -> "tempfile.TemporaryDirectory[str]":
+    """Makes the folder in which the ranks leave why they end. Raises MachineError if there can be none."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="clipship-")
+    except OSError as problem:
+        raise MachineError(
+            f"no temporary folder can be made ({problem.strerror}): make room in /tmp, or let TMPDIR name a "
+            "folder that can be written"
+        ) from None
 
 
 @contextmanager

@@ -48,10 +48,21 @@ def left_s(facts: RunFacts) -> float | None:
     return max(0.0, (total - records[-1]["step"]) * fmean(times)) if total and times else None
 
 
+def usual_records(facts: RunFacts) -> Sequence[Numbers]:
+    """Returns the records without the first one of each start, generation and stage; all if no other is left.
+
+    Such a first step includes the wait for its loaders.
+    """
+    records, firsts = (
+        facts.metrics.records,
+        {its.from_step + 1 for its in facts.times if its.ready is not None},
+    )
+    return [record for record in records[1:] if record["step"] not in firsts] or records
+
+
 def _recent(facts: RunFacts) -> Sequence[Numbers]:
-    """Returns the last records, without the first of all, which includes the wait for its loaders."""
-    records = facts.metrics.records
-    return records[1:][-_RECENT:] or records[-1:]
+    """Returns the last records that tell the usual speed."""
+    return usual_records(facts)[-_RECENT:]
 
 
 def taken_s(facts: RunFacts) -> float | None:
@@ -66,7 +77,7 @@ def taken_s(facts: RunFacts) -> float | None:
 def gpu_hours(facts: RunFacts) -> float | None:
     """Returns hours of the run times its ranks, each of which has a GPU; None for a run on CPUs.
 
-    A generation counts with the ranks that it had, as far as its restart says so.
+    A generation counts with the ranks that it had, as far as its lines say so, else with those of the last.
     """
     usual = len(facts.environment)
     if not usual or facts.environment[0].get("device", "cpu").startswith("cpu"):
@@ -75,13 +86,7 @@ def gpu_hours(facts: RunFacts) -> float | None:
     if not sum(seconds):
         taken = taken_s(facts)
         return None if taken is None else taken * usual / 3600
-    ranks = []
-    for its in facts.times:
-        known = its.restart.get("ranks")
-        if its.is_first:
-            ranks.append(usual)
-        else:
-            ranks.append(known if isinstance(known, int) and known > 0 else ranks[-1] if ranks else usual)
+    ranks = [its.ranks or usual for its in facts.times]
     return sum(each * size for each, size in zip(seconds, ranks, strict=True)) / 3600
 
 

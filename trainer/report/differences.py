@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from trainer.config.tables import as_toml, flat
+from trainer.report.cost import usual_records
 from trainer.report.folder import Numbers, RunFacts
 from trainer.report.metric_words import is_share, metric_names, metric_text
 from trainer.report.wording import number
@@ -81,9 +82,7 @@ def _results(facts: RunFacts) -> dict[str, str]:
         found["steps"] = number(records[-1]["step"])
         found["loss"] = number(records[-1].get("loss", math.nan))
         found["lowest loss"] = _best(min, "loss", records, number)
-        speeds = [
-            event.get("samples_per_s", math.nan) for event in records[1:]
-        ]  # the first one waits for data
+        speeds = [event.get("samples_per_s", math.nan) for event in usual_records(facts)]
         if finite := [speed for speed in speeds if math.isfinite(speed)]:
             found["samples per second"] = number(round(statistics.median(finite), 1))
     for name in metric_names(evaluations):

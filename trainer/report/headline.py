@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
-from trainer.report.cost import energy_j, gpu_hours, left_s, taken_s
+from trainer.report.cost import energy_j, gpu_hours, left_s, taken_s, total_steps, usual_records
 from trainer.report.figures import PARTS
 from trainer.report.folder import Numbers, RunFacts
 from trainer.report.metric_words import is_share, metric_names, metric_text, metric_title
@@ -76,7 +76,7 @@ def _progress(facts: RunFacts) -> Iterator[Tile]:
     if not records:
         return
     last, first = records[-1], records[0]
-    total = _number(facts.result, "steps") or _number(facts.job.get("optim"), "steps")
+    total = _number(facts.result, "steps") or total_steps(facts)
     yield Tile("steps", number(last["step"]), f"of {number(total)}" if total else "")
     if "samples" in last:
         yield Tile(
@@ -101,7 +101,7 @@ def _measured(evaluations: Sequence[Numbers]) -> Iterator[Tile]:
 
 def _speed(facts: RunFacts) -> Iterator[Tile]:
     records = facts.metrics.records
-    usual = records[1:] or records  # in the first one the loaders start
+    usual = usual_records(facts)
     speeds = [
         record["samples_per_s"] for record in usual if math.isfinite(record.get("samples_per_s", math.nan))
     ]

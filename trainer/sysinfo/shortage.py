@@ -124,13 +124,18 @@ def with_missing_room(error: Exception, what: str, size: int, folder: Path) -> E
     """Returns the error of a file system in one sentence; other errors are returned unchanged.
 
     `size` is the number of bytes that were to be written below `folder`. That of a full disk gets its
-    figures.
+    figures; what is left of a quota is not known, since the disk's free space says nothing of it.
     """
     if not isinstance(error, OSError) or error.errno in (None, *_NO_FILES):
         return error
     if error.errno not in _DISK_FULL:
         hint = ": raise `ulimit -f`, the largest size of a file" if error.errno == errno.EFBIG else ""
         return MachineError(f"{what} cannot be written below {folder}: {error.strerror}{hint}")
+    takes = f"{error.strerror}: {what} takes {_mb(size)}"
+    if error.errno == errno.EDQUOT:
+        return OSError(
+            error.errno, f"{takes}: make room below {folder} (`quota -s`), or have the quota raised"
+        )
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -138,8 +143,7 @@ def with_missing_room(error: Exception, what: str, size: int, folder: Path) -> E
     missing = max(0, size - free)
     return OSError(
         error.errno,
-        f"{error.strerror}: {what} takes {_mb(size)}, and {folder} has {_mb(free)} free: make room for "
-        f"{_mb(missing)} more",
+        f"{takes}, and {folder} has {_mb(free)} free: make room for {_mb(missing)} more",
     )
 
 

@@ -3,12 +3,20 @@
 import os
 import stat
 import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.safe_io.plain import is_own_folder
 
-_NODE_DISKS = (Path("/var/tmp"), Path(tempfile.gettempdir()))
-"""Folders of a node's own disk, in which every user may write. The first one mostly outlives a reboot."""
+
+def _node_disks() -> Iterator[Path]:
+    """Yields folders of a node's own disk, in which every user may write; the first mostly outlives a reboot.
+
+    Python looks for its folder for temporary files where TMPDIR is now. Raises OSError if there is none.
+    """
+    yield Path("/var/tmp")
+    yield Path(tempfile.gettempdir())
 
 
 def user_cache(name: str) -> Path | None:
@@ -32,19 +40,18 @@ def _own_folder(variable: str, default: str, name: str) -> Path | None:
     return Path(folder, "clipship", name) if os.path.isabs(folder) else None
 
 
-def node_cache(name: str, disks: tuple[Path, ...] = _NODE_DISKS) -> Path | None:
+def node_cache(name: str, disks: Iterable[Path] | None = None) -> Path | None:
     """Returns this user's folder of this name on the node's own disk, which other users cannot enter.
 
     It is made if it is missing. Others can write in /var/tmp and /tmp: a folder there that is not this user's
     own, or that others can enter, is passed over. Returns None if no disk has one.
     """
-    for disk in disks:
-        own = disk / f"clipship-{os.geteuid()}"
-        try:
-            own.mkdir(mode=0o700, exist_ok=True)
-            if is_own_folder(own) and not stat.S_IMODE(own.lstat().st_mode) & 0o077:
-                (own / name).mkdir(exist_ok=True)
-                return own / name
-        except OSError:  # read-only, full, or another user's
-            continue
+    with suppress(OSError):  # there is no folder for temporary files
+        for disk in _node_disks() if disks is None else disks:
+            with suppress(OSError):  # read-only, full, or another user's
+                own = disk / f"clipship-{os.geteuid()}"
+                own.mkdir(mode=0o700, exist_ok=True)
+                if is_own_folder(own) and not stat.S_IMODE(own.lstat().st_mode) & 0o077:
+                    (own / name).mkdir(exist_ok=True)
+                    return own / name
     return None

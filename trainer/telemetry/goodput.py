@@ -108,6 +108,8 @@ class GenerationTimes:
     """Line about the restart that began this generation."""
     next_stage: bool = False
     """True if the same ranks went on to the next stage of their run."""
+    ranks: int = 0
+    """Number of its ranks; 0 if no line says it."""
 
     @property
     def step(self) -> int:
@@ -281,15 +283,17 @@ def _begin_restart(found: list[GenerationTimes], row: Mapping[str, Any], at: flo
     if found and found[-1].start == start and found[-1].ended is None:
         found[-1] = replace(found[-1], ended=at, failed=True, fault=row)
     number = int(_number(row.get("generation")))
-    found.append(GenerationTimes(start, number, at, is_first=False, last=at, restart=row))
+    ranks = int(_number(row.get("ranks")))
+    found.append(GenerationTimes(start, number, at, is_first=False, last=at, restart=row, ranks=ranks))
 
 
 def _begin(found: list[GenerationTimes], event: Mapping[str, Any], at: float) -> None:
     start, number = str(event.get("start") or ""), int(_number(event.get("generation")))
-    from_step = int(_number(event.get("from_step")))
+    from_step, ranks = int(_number(event.get("from_step"))), int(_number(event.get("ranks")))
     same = bool(found and start and found[-1].start == start)
     if same and found[-1].ready is None and found[-1].ended is None:
-        found[-1] = replace(found[-1], ready=at, last=at, from_step=from_step)
+        ranks = ranks or found[-1].ranks
+        found[-1] = replace(found[-1], ready=at, last=at, from_step=from_step, ranks=ranks)
         return
     next_stage = same and found[-1].closed
     if same:  # the supervisors began again, too, or the run went to its next stage
@@ -301,7 +305,7 @@ def _begin(found: list[GenerationTimes], event: Mapping[str, Any], at: float) ->
         if found:  # one start at a time writes a run folder
             began = max(began, found[-1].last if found[-1].ended is None else found[-1].ended)
     its = GenerationTimes(start, number, min(began, at), not same, last=at, ready=at, from_step=from_step)
-    found.append(replace(its, next_stage=next_stage))
+    found.append(replace(its, next_stage=next_stage, ranks=ranks))
 
 
 def _end(found: list[GenerationTimes], event: Mapping[str, Any], at: float) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from trainer.run.layout import METRICS_FILE
 from trainer.safe_io.atomic import json_text, replacing
 from trainer.safe_io.plain import open_plain, read_lines
 from trainer.telemetry.pictures import Picture
@@ -85,7 +86,7 @@ class Telemetry:
         """
         self._steps, self._steps_done, self._writers = steps, steps_done, writers
         self._generation = generation
-        self._warned = False
+        self._warned: set[str] = set()
         if path is not None:
             drop_after(path, steps_done)
         # `__exit__` closes the file.
@@ -101,11 +102,11 @@ class Telemetry:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._tolerating_full_disk():
+        with self._tolerating_full_disk(METRICS_FILE):
             if self._file is not None:
                 self._file.close()
         for writer in self._writers:
-            with self._tolerating_full_disk():
+            with self._tolerating_full_disk(writer.name):
                 writer.close(error)
 
     def write(self, record: Record, about_ranks: Mapping[str, object] | None = None) -> Mapping[str, object]:
@@ -125,34 +126,31 @@ class Telemetry:
         It is a record, an evaluation or a checkpoint's cost; each has its `step`, and gets its `generation`.
         """
         values = {**values, "generation": self._generation}
-        with self._tolerating_full_disk():
+        with self._tolerating_full_disk(METRICS_FILE):
             if self._file is not None:
                 self._file.write(json_text(values) + "\n")
                 self._file.flush()
         for writer in self._writers:
-            with self._tolerating_full_disk():
+            with self._tolerating_full_disk(writer.name):
                 writer.write(values)
 
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
         """Shows pictures of the step's evaluation, if there are any, in the metric writers."""
         for writer in self._writers if pictures else ():
-            with self._tolerating_full_disk():
+            with self._tolerating_full_disk(writer.name):
                 writer.show(step, pictures)
 
     @contextmanager
-    def _tolerating_full_disk(self) -> Iterator[None]:
-        """Lets the run go on if the disk is full; the console still shows the numbers, and warns once."""
+    def _tolerating_full_disk(self, what: str) -> Iterator[None]:
+        """Lets the run go on if the disk is full, and names what cannot be written, once each."""
         try:
             yield
         except OSError as error:
-            if not self._warned:
+            if what not in self._warned:
                 log.warning(
-                    "%-12s NOT WRITTEN: %s. The run goes on, "
-                    "but metrics.jsonl and TensorBoard will have gaps.",
-                    "metrics",
-                    error,
+                    "%-12s NOT WRITTEN: %s. The run goes on, but %s will have gaps.", "metrics", error, what
                 )
-            self._warned = True
+            self._warned.add(what)
 
 
 def drop_after(path: Path, steps_done: int) -> None:

@@ -40,6 +40,8 @@ class Mlflow:
     Steps that come again after a kill are there twice, since MLflow keeps every point.
     """
 
+    name = "MLflow"
+
     def __init__(self, job: Job, folder: Path) -> None:
         for name, value in _PATIENCE.items():
             os.environ.setdefault(name, value)

@@ -3,6 +3,8 @@
 import importlib
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
 
+_FINISH_S = 30.0  # less than timeouts.shutdown_s, since the other ranks wait meanwhile
 _NO_KEY = ("no API key", "no TTY")
 """Words of SwanLab's errors where it has no key; a wrong one reads like a network that is gone."""
 _QUIET: dict[str, Any] = {
@@ -31,6 +34,8 @@ _QUIET: dict[str, Any] = {
 class SwanLab:
     """Writes to a SwanLab run, which all starts share; steps that come again after a kill are sent again."""
 
+    name = "SwanLab"
+
     def __init__(self, job: Job, folder: Path) -> None:
         self._swanlab: Any = importlib.import_module("swanlab")
         arguments: dict[str, Any] = {
@@ -41,9 +46,14 @@ class SwanLab:
             "id": lasting_id(folder / SWANLAB_ID_FILE),
             "settings": self._swanlab.Settings(**_QUIET),
         }
+        self._folder = folder / SWANLAB
         self._offline = job.logging.swanlab == "offline"
+        # Its `finish` knows no limit. A thread that can be left alone calls it, and `init` before: so SwanLab
+        # leaves signals alone, which only the main thread may set.
+        self._thread = ThreadPoolExecutor(1, "SwanLab")
+        begin = partial(self._swanlab.init, **arguments)
         try:
-            self._run = self._swanlab.init(mode=job.logging.swanlab, resume="allow", **arguments)
+            self._run = self._thread.submit(begin, mode=job.logging.swanlab, resume="allow").result()
         except Exception as error:  # its own errors and those of its HTTP library
             why = str(error).partition("\n")[0]
             if any(words in why for words in _NO_KEY):
@@ -55,10 +65,10 @@ class SwanLab:
                 "SwanLab cannot be reached, or refuses the key (%s): this start is logged offline; "
                 "`swanlab sync` uploads what is in %s",
                 why,
-                folder / SWANLAB,
+                self._folder,
             )
             self._offline = True
-            self._run = self._swanlab.init(mode="offline", **arguments)
+            self._run = self._thread.submit(begin, mode="offline").result()
 
     def write(self, values: Mapping[str, object]) -> None:
         self._run.log(tagged(values), step=values["step"])
@@ -76,4 +86,12 @@ class SwanLab:
     def close(self, error: BaseException | None) -> None:
         # A rank that fails does not wait for a network.
         if error is None or isinstance(error, Preempted) or self._offline:
-            self._run.finish(*(() if error is None else ("aborted",)))
+            finished = self._thread.submit(self._run.finish, *(() if error is None else ("aborted",)))
+            try:
+                finished.result(_FINISH_S)
+            except TimeoutError:
+                log.warning(
+                    "SwanLab did not get all of this start in %.0f s; `swanlab sync` uploads what is in %s",
+                    _FINISH_S,
+                    self._folder,
+                )

@@ -19,6 +19,8 @@ class TensorBoard:
     Steps that a killed run did after its last checkpoint are purged, since they come again.
     """
 
+    name = "TensorBoard"
+
     def __init__(self, folder: Path, steps_done: int, job: str) -> None:
         """`job` is what each start shows under Text, as Markdown."""
         from torch.utils.tensorboard import SummaryWriter

@@ -28,6 +28,8 @@ class Wandb:
     W&B's own counter would refuse the steps that come again after a kill.
     """
 
+    name = "W&B"
+
     def __init__(self, job: Job, folder: Path) -> None:
         self._wandb = wandb = importlib.import_module("wandb")
         arguments: dict[str, Any] = {

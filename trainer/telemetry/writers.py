@@ -23,6 +23,9 @@ from trainer.telemetry.wandb_writer import Wandb
 class MetricWriter(Protocol):
     """Protocol of a metric writer, which takes the same values as metrics.jsonl."""
 
+    name: str
+    """Name for people."""
+
     def write(self, values: Mapping[str, object]) -> None:
         """Writes one event, which has its `step`."""
 
