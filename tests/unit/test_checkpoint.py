@@ -419,6 +419,23 @@ def test_a_run_goes_back_to_an_older_checkpoint_of_its_own(tmp_path: Path, alone
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aside-step-00000002", "step-00000001"]
 
 
+def test_images_that_are_prepared_in_another_way_are_another_run(
+    tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
+    then, now = {"mean": [0.5] * 3, "resize_mode": "squash"}, {"mean": [0.5] * 3, "resize_mode": "shortest"}
+    writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
+    writer.save(1, _train(alone), RunIdentity(small_job(), SAMPLES, preprocessing=then).facts())
+    writer.finish()
+    with pytest.raises(InputError, match="with image_resize_mode = squash then and with shortest now"):
+        _resumed(tmp_path, alone, preprocessing=now)
+    assert _resumed(tmp_path, alone, preprocessing=then)[0] == 1
+    assert "prepared" not in caplog.text
+    _save(tmp_path, _train(alone), 2)
+    assert _resumed(tmp_path, alone, preprocessing=then)[0] == 2
+    assert "does not say how its images were prepared" in caplog.text
+    assert "image_mean = [0.5, 0.5, 0.5], image_resize_mode = squash" in caplog.text
+
+
 def _of_open_clip_train(
     path: Path,
     epoch: int,

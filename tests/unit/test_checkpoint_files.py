@@ -1,6 +1,9 @@
 """Checkpoint folders: what stays, what goes, and what a rank tells of its part."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +46,40 @@ def test_a_run_that_goes_back_keeps_what_it_writes_and_what_it_left(tmp_path: Pa
     assert files.newest(tmp_path).name == "step-00000950"
     publish(tmp_path, 1000)
     assert [path.name for path in files.set_aside(tmp_path, 950)] == ["aside-step-00001000-1"]
+
+
+@pytest.mark.parametrize(
+    ("locked", "left"), [("step-00000002", "step-00000002"), ("held", ".step-00000002.removed")]
+)
+def test_a_checkpoint_that_cannot_be_removed_is_told_once_and_stops_nothing(
+    locked: str,
+    left: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refusing(change: Callable[..., None]) -> Callable[..., None]:
+        def changed(path: Any, *rest: Any, **more: Any) -> None:
+            if os.path.basename(path) == locked:
+                raise PermissionError(1, "Operation not permitted", str(path))
+            change(path, *rest, **more)
+
+        return changed
+
+    publish(tmp_path, 2, 4, 6)
+    (tmp_path / "step-00000002" / "held").write_text("")
+    with monkeypatch.context() as locking:
+        locking.setattr(os, "rename", refusing(os.rename))
+        locking.setattr(os, "unlink", refusing(os.unlink))
+        files.prune(tmp_path, 2)
+        files.prune(tmp_path, 1)
+    assert names(tmp_path) == [left, "step-00000006"]
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert f"{tmp_path / left} is not needed any more and cannot be removed" in told[0]
+    publish(tmp_path, 2)
+    files.prune(tmp_path, 1)
+    assert "step-00000002" not in names(tmp_path)
 
 
 def test_the_best_checkpoint_is_forgotten_if_its_step_is_set_aside(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from trainer.config import Job
 from trainer.config.loader import dump_job, load_job
 from trainer.copies.copied_run import CopiedRun
 from trainer.errors import InputError
+from trainer.model.build import untrained
 from trainer.run.checkpoints import MANIFEST
-from trainer.train.main import train_whole
+from trainer.train.main import prepare, train_whole
 from trainer.train.opened import open_whole
 from trainer.train.prepare import prepared
 
@@ -177,6 +178,30 @@ def test_a_last_step_of_another_folder_becomes_one_of_this_run(whole: Path, alon
         assert same(weights(whole / "other", each), weights(whole, each))
     manifest = json.loads((whole / "other" / "tiny" / "checkpoints" / source.name / MANIFEST).read_text())
     assert manifest["job"]["checkpoint"]["resume"] == str(source)
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_images_stay_prepared_as_the_checkpoint_says(
+    tmp_path: Path, alone: Comm, step: int, elsewhere: bool
+) -> None:
+    said = {"mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
+    begin = tmp_path / "hub" / "weights.pt"
+    begin.parent.mkdir()
+    torch.save(untrained(tiny_job()).model.state_dict(), begin)
+    beside = begin.with_name("open_clip_config.json")
+    beside.write_text(json.dumps({"preprocess_cfg": said}))
+    keys = {"pretrained": str(begin)}
+    train(staged(tmp_path, model=keys), alone)
+    beside.unlink()
+    forget_after(tmp_path, step)
+    folder, asked = tmp_path, "auto"
+    if elsewhere:
+        folder, asked = tmp_path / "other", str(tmp_path / "tiny" / "checkpoints" / f"step-{step:08d}")
+    setup = prepare(staged(folder, checkpoint={"resume": asked}, model=keys), alone)
+    assert setup is not None
+    assert setup.start.steps_done == step
+    assert setup.identity.preprocessing == said
 
 
 def test_a_last_step_of_this_run_is_not_saved_again(whole: Path, alone: Comm) -> None:

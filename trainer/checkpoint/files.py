@@ -6,6 +6,7 @@ the next start.
 """
 
 import hashlib
+import logging
 import os
 import shutil
 import time
@@ -25,9 +26,13 @@ from trainer.safe_io.atomic import write_json, write_whole
 from trainer.safe_io.plain import read_json, read_plain
 from trainer.text.wording import many
 
+log = logging.getLogger("clipship")
+
 _POLL_S = 0.05
 _FAILED = ".failed"
 _ASIDE = "aside-"
+_told: set[Path] = set()
+"""Folders that cannot be removed, of which this process has warned."""
 
 
 class BrokenCheckpoint(Exception):
@@ -185,12 +190,18 @@ def _free_name(wanted: Path) -> Path:
 
 
 def prune(checkpoints: Path, keep: int, held: Collection[str] = ()) -> None:
-    """Removes all checkpoints but the last `keep`, the best one, and those that are held by their names."""
+    """Removes all checkpoints but the last `keep`, the best one, and those that are held by their names.
+
+    One that cannot be removed is told once, and stays.
+    """
     best = best_so_far(checkpoints)
     kept = {*held, *([folder_name(best["step"])] if best is not None else [])}
     for folder in list(newest_first(checkpoints))[keep:]:
         if folder.name not in kept:
-            remove(folder)
+            try:
+                remove(folder)
+            except OSError as error:
+                _tell_left(folder, error)
 
 
 def best_so_far(checkpoints: Path) -> dict[str, Any] | None:
@@ -206,12 +217,30 @@ def record_best(checkpoints: Path, step: int, metric: str, value: float) -> None
 
 
 def remove(folder: Path) -> None:
-    """Removes a checkpoint; it is renamed first, so that a kill in between leaves no half of a checkpoint."""
+    """Removes a checkpoint; it is renamed first, so that a kill in between leaves no half of a checkpoint.
+
+    What cannot be removed then is told. Raises OSError if it cannot be renamed.
+    """
     if folder.exists():
-        doomed = folder.with_name(f".{folder.name}.removed")
-        shutil.rmtree(doomed, ignore_errors=True)
+        doomed = _free_name(folder.with_name(f".{folder.name}.removed"))
         os.rename(folder, doomed)
-        shutil.rmtree(doomed)
+        try:
+            shutil.rmtree(doomed)
+        except OSError as error:
+            shutil.rmtree(doomed, ignore_errors=True)  # the rest of it
+            _tell_left(doomed, error)
+
+
+def _tell_left(folder: Path, error: OSError) -> None:
+    """Warns once of a folder that was to be removed and stays, which harms no run."""
+    if folder not in _told:
+        _told.add(folder)
+        log.warning(
+            "checkpoint   %s is not needed any more and cannot be removed: %s. The run goes on; remove it "
+            "yourself to free its room.",
+            folder,
+            error,
+        )
 
 
 def _sealed(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from trainer.config import Job
 from trainer.config.loader import recorded
 from trainer.config.resume_rule import differences
+from trainer.config.training import PREPROCESSING
 from trainer.run.checkpoints import MODEL_CONFIG
 from trainer.text.wording import many
 
@@ -95,6 +96,10 @@ class RunIdentity:
             if self.model_files.get(name, digest) != digest:
                 what = "config" if name == MODEL_CONFIG else f"file {name}"
                 yield f"the {what} of the model {self.job.model.name} has other contents than then"
+        for key, value in before.get("preprocessing", {}).items():
+            if self.preprocessing.get(key, value) != value:
+                now = self.preprocessing[key]
+                yield f"images were prepared with {PREPROCESSING[key]} = {value} then and with {now} now"
         for key, digest in before.get("anchor", {}).items():
             if self.anchor.get(key, digest) != digest:
                 yield f"{key} has other weights than then, and optim.anchor pulls to them"

@@ -24,6 +24,7 @@ from trainer.comm.replicas import broadcast_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import schedule
 from trainer.config.resume_rule import may_change_keys
+from trainer.config.training import PREPROCESSING
 from trainer.errors import InputError
 from trainer.run.checkpoints import newest_step
 from trainer.run.generations import remove_handed_over
@@ -213,6 +214,13 @@ def _read_here(
     _refuse_another_run(folder, manifest, run)
     for change in run.other_figures(manifest):
         log.warning("resume       %s", change)
+    if run.preprocessing and not manifest.get("preprocessing"):
+        log.warning(
+            "resume       %s does not say how its images were prepared, since an earlier Clipship wrote it: "
+            "from now on it is by %s",
+            folder,
+            ", ".join(f"{PREPROCESSING[key]} = {value}" for key, value in run.preprocessing.items()),
+        )
     whole = state.load(folder, manifest["files"].keys())
     try:
         state.put_weights(whole.weights, train)

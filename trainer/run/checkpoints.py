@@ -162,6 +162,14 @@ def newest_whole(folder: Path) -> tuple[int, Path] | None:
     return None
 
 
+def goes_on_from(wanted: str, checkpoints: Path) -> Path | None:
+    """Returns where a run with `checkpoint.resume = wanted` goes on, by names alone; None if it begins."""
+    if wanted not in ("auto", "never") and not _resumed_from(wanted, checkpoints):
+        return Path(wanted)
+    newest = newest_whole(checkpoints)
+    return newest[1] if newest else None
+
+
 def newest_step(folder: Path) -> int:
     """Returns the step of the newest complete checkpoint in `folder`; 0 if there is none."""
     checkpoints = complete_checkpoints(folder)

@@ -43,7 +43,7 @@ from trainer.model.preprocessing import preprocessing_of, said_beside
 from trainer.model.teacher import build_teacher, whole_captions
 from trainer.preflight.check import PreflightReport, preflight
 from trainer.preflight.repeat import check_again, has_passed
-from trainer.run.checkpoints import WEIGHTS, newest_whole
+from trainer.run.checkpoints import WEIGHTS, goes_on_from
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
 from trainer.sysinfo.shortage import loader_bytes, shared_memory_for_loaders
@@ -160,13 +160,14 @@ def prepared(opened: OpenRun) -> TrainSetup:
 
 
 def _as_before(job: Job, opened: OpenRun) -> Job:
-    """Collective: returns the job with the images' preprocessing that the run had in a stage before."""
-    if opened.number == 0:
-        return job
+    """Collective: returns the job with the images' preprocessing that the run had before this start.
+
+    The files that it began with may say another one by now, or be gone.
+    """
 
     def found() -> dict[str, Any]:
-        newest = newest_whole(opened.run.checkpoints)
-        return said_beside(newest[1] / WEIGHTS, job.model) if newest else {}
+        folder = goes_on_from(job.checkpoint.resume, opened.run.checkpoints)
+        return said_beside(folder / WEIGHTS, job.model) if folder else {}
 
     said = {PREPROCESSING[key]: value for key, value in of_rank_0(opened.comm, found).items()}
     return job.model_copy(update={"model": job.model.model_copy(update=said)})
