@@ -1,6 +1,7 @@
 """Learning rate and parameter groups."""
 
 import importlib.util
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from timm.optim._param_groups import param_groups_layer_decay
 from torch import nn
 
-from tests.support.jobs import tiny_job
+from tests.support.jobs import COCA, tiny_job
 from trainer.comm.backends import check_backend
 from trainer.config import Model, Optim
 from trainer.config.learning_rate import learning_rate
@@ -213,6 +214,27 @@ def test_what_is_behind_the_blocks_of_a_text_tower_has_the_whole_rate(name: str,
         place.register_parameter(last, nn.Parameter(torch.zeros(1)))
     layer = layers_of(model)[name]
     assert layer.number == (layer.last if is_last else 0)
+
+
+def test_cocas_decoder_is_behind_the_text_tower_whose_layers_keep_their_depth() -> None:
+    config = json.loads(Path(COCA).read_text())
+    config["multimodal_cfg"]["layers"] = 2 * config["text_cfg"]["layers"]
+    model = open_clip.CoCa(
+        config["embed_dim"], config["multimodal_cfg"], config["text_cfg"], config["vision_cfg"]
+    )
+    rates = scales(model, RATES)
+    decoder = {rate for name, rate in rates.items() if name.startswith("text_decoder.")}
+    assert list(decoder) == [pytest.approx(0.5)]
+    for name, power in {
+        "text.token_embedding.weight": 3,
+        "text.cls_emb": 3,
+        "text.transformer.resblocks.0.ln_1.weight": 2,
+        "text.transformer.resblocks.1.mlp.c_fc.weight": 1,
+        "text.ln_final.weight": 0,
+        "text.text_projection": 0,
+    }.items():
+        assert rates[name] == pytest.approx(0.5 * 0.8**power), name
+    assert rates["visual.attn_pool.query"] == rates["visual.attn_pool.attn.q_proj_weight"] == 2.0
 
 
 def test_layers_of_a_resnet_are_its_blocks() -> None:

@@ -457,7 +457,7 @@ class Optim(Section):
     one: 0.75 gives the last layer all of it, and the embeddings of a tower of 12 blocks 0.75^13 (arXiv
     2106.08254, appendix). 1: the same for all."""
     text_layer_decay: Annotated[Decay, _IF_TEXT_TRAINS] = 1.0
-    """The same for the text tower."""
+    """The same for the text tower. CoCa's decoder, which comes behind it, has all of its learning rate."""
     optimizer: OptimizerName = "adamw"
     """adamw: torch's fused kernel. The others are timm's. nadamw, adopt: variants of Adam; lion: takes a
     tenth of AdamW's lr and 3 to 10 times its weight decay; sgd: Nesterov's momentum, decoupled decay;

@@ -16,10 +16,12 @@ _IMAGE = "visual."
 _TRUNK = "visual.trunk."
 _BLOCK = re.compile(r"\.(?:resblocks|blocks|layers|layer|block)\.(\d+)\.|\.layer(\d+)\.(\d+)\.")
 """Blocks of transformers, and of ResNets, which have several stages."""
+_DECODER = "text_decoder."
+"""CoCa's, which reads what comes out of both towers."""
 _BEHIND = re.compile(
     r"^(visual\.|text\.)?(transformer\.)?"
     r"(proj|ln_post|ln_final|text_projection|attnpool|attn_pool|head|pool\b|pooler|final_norm"
-    r"|final_layer_norm)"
+    r"|final_layer_norm)|" + re.escape(_DECODER)
 )
 """Names of parameters that come behind the blocks."""
 
@@ -38,8 +40,9 @@ class Layer:
 def layers_of(model: nn.Module) -> Mapping[str, Layer]:
     """Returns the layer of each parameter by its name; the logit scale and bias belong to none.
 
-    All that is neither the image tower's nor the logits' counts as the text tower's. Image towers of timm are
-    numbered as timm does, which the learning rates of its `param_groups_layer_decay` follow, too.
+    All that is neither the image tower's nor the logits' counts as the text tower's; there the decoder of a
+    CoCa model, cross-attention included, is behind the blocks. Image towers of timm are numbered as timm
+    does, which the learning rates of its `param_groups_layer_decay` follow, too.
     """
     towers: dict[Tower, list[str]] = {"image": [], "text": []}
     for name, _ in model.named_parameters():
@@ -65,7 +68,7 @@ def _by_name(names: Sequence[str]) -> dict[str, int]:
 
 
 def _block(name: str) -> tuple[int, ...] | None:
-    match = _BLOCK.search(name)
+    match = None if name.startswith(_DECODER) else _BLOCK.search(name)
     return None if match is None else tuple(int(number) for number in match.groups() if number is not None)
 
 
