@@ -131,6 +131,12 @@ def test_every_bad_pattern_is_reported(folder: Path) -> None:
     assert len(problem(expand_shards, ["", f"{folder}/x.tar", f"{folder}/y.tar"]).splitlines()) == 3
 
 
+def test_a_command_of_a_stream_runs_as_it_is_written() -> None:
+    for command in (r"sed 's/\.tar$/\n/'", r"grep '\{2,3\}'", r"printf 'a\\b'", "cat a \\\n b", "a\\"):
+        assert expand_shards([f"pipe:{command}"]) == [f"pipe:{command}"]
+    assert expand_shards([r"pipe:cat {a,b}\ c.tar"]) == [r"pipe:cat a\ c.tar", r"pipe:cat b\ c.tar"]
+
+
 def test_a_shard_named_twice_is_refused(folder: Path) -> None:
     assert "s-2.tar: named more than once" in problem(expand_shards, [f"{folder}/*.tar", f"{folder}/s-2.tar"])
 

@@ -122,6 +122,16 @@ def test_only_new_and_changed_shards_are_read_again(shards: list[str], tmp_path:
     assert source.read(2).key == "other"
 
 
+def test_a_shard_with_the_longest_name_has_an_index(tmp_path: Path) -> None:
+    names = ["s" * 250 + "1", "s" * 250 + "2", "\N{GRINNING FACE}" * 62 + "123"]
+    paths = [str(write_shard(tmp_path / f"{name}.tar", [name[-1]])) for name in names]
+    assert [len(os.fsencode(Path(path).name)) for path in paths] == [255] * 3
+    new = stale(paths, SELECTION, tmp_path / "index")
+    write_catalogue(tmp_path / "index", SELECTION, index_shards(new, SELECTION, tmp_path / "index"))
+    assert stale(paths, SELECTION, tmp_path / "index") == {}
+    assert len({rows_file(tmp_path, path, SELECTION) for path in paths}) == 3
+
+
 def test_a_job_with_other_endings_has_an_index_of_its_own(shards: list[str], tmp_path: Path) -> None:
     made(shards, tmp_path)
     assert list(stale(shards, Selection(("jpg",), "json"), tmp_path)) == shards

@@ -206,8 +206,9 @@ def test_a_table_may_come_through_a_pipe(tmp_path: Path) -> None:
 
 def test_missing_images_are_found_by_row_and_named_when_read(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
-    table = read(write(tmp_path / "t.csv", "image,caption\na.png,x\ngone.png,y\n"))
-    assert missing_images(table) == [3]
+    long = "n" * 300
+    table = read(write(tmp_path / "t.csv", f"image,caption\na.png,x\ngone.png,y\n{long}.png,z\n"))
+    assert missing_images(table) == [3, 4]
     with pytest.raises(
         InputError, match=r"t\.csv: row 3: image .*gone\.png: cannot be read after .*: No such file"
     ):

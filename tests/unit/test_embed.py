@@ -299,6 +299,7 @@ def test_rows_of_tables_are_samples(weights: str, tmp_path: Path) -> None:
     ("shards", "out", "problem"),
     [
         (("a/0.tar", "b/0.tar"), "/out", r"a/0.tar and b/0.tar would both have their features in /out/0"),
+        (("a" * 251 + ".tar",), "/out", r"aaa\.tar: the name of its file of features is too long"),
         (("https://host/0.tar?sign=1",), None, "a web server takes no files: give a folder"),
     ],
 )

@@ -321,6 +321,12 @@ def test_features_are_not_read_for_a_score(
         ("s.parquet", {"key": ["a"], "x": ["b"]}, "scores:x > 0", "column x is string, and filters compare"),
         ("s.parquet", {"key": ["a", None], "x": [1, 2]}, "scores:x > 0", "1 row without a key in column key"),
         ("s.parquet", {"uid": [b"a"], "x": [1]}, "scores:x > 0", "column uid is neither a text nor .* bytes"),
+        (
+            "s.parquet",
+            {"key": ["a", "b"], "x": [2**53 + 1, None]},
+            "scores:x == 9007199254740993",
+            "column x has whole numbers beyond 2",
+        ),
         ("s.txt", None, "clip_score > 0", "is a list of keys and has no column clip_score"),
         ("s.npy", None, "scores:listed == true", "cannot be read as a list of keys"),
         ("s.csv", None, "clip_score > 0", r"scores are \.parquet, \.txt, \.npy, or one folder"),

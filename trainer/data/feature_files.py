@@ -41,6 +41,8 @@ ABOUT = "clipship"
 """Key of the metadata that say what the features are."""
 Dtype = Literal["fp16", "fp32"]
 DTYPES: Mapping[Dtype, type] = {"fp16": np.float16, "fp32": np.float32}
+_NAME_BYTES = 255
+"""Largest number of bytes of a file's name."""
 FORMAT = 1
 """Number that changes with the way in which features are computed."""
 READ_BY = (
@@ -129,6 +131,11 @@ def feature_files(shards: Sequence[str], out: str | None) -> dict[str, str]:
             raise InputError(
                 f"{masked(file)}: a web server takes no files: give a folder, or an address of object "
                 "storage, with --out"
+            )
+        if not is_remote(file) and len(os.fsencode(os.path.basename(file))) > _NAME_BYTES:
+            raise InputError(
+                f"{masked(shard)}: the name of its file of features is too long for a file system: give the "
+                "shard another"
             )
         if (other := owners.setdefault(file, shard)) != shard:
             raise InputError(

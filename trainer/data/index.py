@@ -37,6 +37,8 @@ MAGIC = b"clipship index 2\n"
 MAGIC_WITHOUT_ENTRY = b"clipship index 1\n"
 """Begin of a file of rows that an older Clipship has written."""
 DIGEST_BYTES = 16
+_STEM_BYTES = 200
+"""Bytes of a shard's name that are in the name of its rows, which has at most 255."""
 THREADS = 16
 """Number of threads that read headers; on a network file system each header is a round trip."""
 
@@ -307,7 +309,8 @@ def catalogue_file(folder: Path, selection: Selects) -> Path:
 def rows_file(folder: Path, path: str, selection: Selects) -> Path:
     """Returns the path of the rows of one shard."""
     digest = _digest(repr((_name(folder, path), *selection.identity)).encode())[:12]
-    return folder / f"{Path(masked(path)).stem}-{digest}.rows"
+    stem = Path(masked(path)).stem.encode(errors="surrogateescape")[:_STEM_BYTES].decode(errors="ignore")
+    return folder / f"{stem}-{digest}.rows"
 
 
 def _name(folder: Path, path: str) -> str:

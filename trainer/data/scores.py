@@ -319,9 +319,24 @@ def _table(file: str, scores: Scores) -> KeyTable:
     if of_shards:
         begins = {shard: _begin(shard, scores.depth) for shard in table[SHARD].unique().to_pylist()}
         keys = [begins[shard] + key for shard, key in zip(table[SHARD].to_pylist(), keys, strict=True)]
-    values = {name: table[column].cast("float64").to_numpy() for name, column in columns.items()}
+    values = {name: _numbers(table[column], file, column) for name, column in columns.items()}
     truths = frozenset(name for name, column in columns.items() if types.is_boolean(held.field(column).type))
     return KeyTable(_digests(keys), values, truths, of_shards)
+
+
+def _numbers(column: Any, file: str, name: str) -> NDArray[np.float64]:
+    """Returns the values of a column, NaN for null. Raises InputError for numbers that are no float64."""
+    import pyarrow
+
+    try:
+        numbers: NDArray[np.float64] = column.cast("float64").to_numpy()
+    except pyarrow.ArrowInvalid:
+        raise InputError(
+            f"data.scores: {file}: column {name} has whole numbers beyond 2^53, which would be compared with "
+            "their neighbours: if they are ids, put them into the samples' JSON (in Parquet and Arrow a "
+            "column) and filter by that"
+        ) from None
+    return numbers
 
 
 def _source(name: str, held: Sequence[str]) -> str:

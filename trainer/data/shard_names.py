@@ -19,6 +19,7 @@ from trainer.text.wording import many
 
 _MOST_NAMES = 1_000_000
 _LIST = re.compile(r"\{[^{}]*,[^{}]*\}")
+_ESCAPED = re.compile(r"\\(.)")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
 
 
@@ -165,7 +166,8 @@ def _braces(pattern: str) -> list[str]:
             f"{pattern}: its braces stand for {many(total, 'name')}; at most {_MOST_NAMES:,} are allowed"
         )
     try:
-        return list(braceexpand(pattern))
+        # Backslashes of a command are the shell's: they keep braces from expansion, and stay.
+        return list(braceexpand(_ESCAPED.sub(r"\\\\\\\1", pattern) if is_stream(pattern) else pattern))
     except ValueError as problem:
         raise InputError(
             f"{pattern}: cannot expand its braces ({problem}): write {{0000..0099}} or {{train,extra}}"

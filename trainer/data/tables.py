@@ -453,7 +453,7 @@ def missing_images(table: Table) -> list[int]:
         for number, row in enumerate(table.rows)
         if table.images[number]
         and not is_url(table.images[number])
-        and not table.image_path(number).is_file()
+        and not os.path.isfile(table.image_path(number))  # also a name that no file system allows
     ]
 
 
