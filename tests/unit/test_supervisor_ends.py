@@ -124,6 +124,12 @@ def test_a_rank_that_cannot_record_why_it_ends_says_it(
     assert "ended the run with exit code 2: the data are gone" in capsys.readouterr().err
 
 
+def test_a_rank_that_a_signal_without_a_name_ends_is_recorded(tmp_path: Path) -> None:
+    done = ended("", "import os; os.kill(os.getpid(), 35)", tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "killed by signal 35 in" in (tmp_path / "exit.json").read_text()
+
+
 def test_an_end_needs_no_thread_that_was_not_there_before(tmp_path: Path) -> None:
     done = ended(NO_THREADS, "raise SystemExit(3)", tmp_path)
     assert (done.returncode, "exited with code 3" in (tmp_path / "exit.json").read_text()) == (3, True)
