@@ -135,7 +135,10 @@ def test_masking_takes_no_time_that_grows_with_the_square_of_a_text(part: str) -
 
 @pytest.mark.parametrize(
     "name",
-    ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "apiKey", "DB_PASSWORD", "X-Amz-Signature", "sig"],
+    [
+        *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "apiKey", "DB_PASSWORD", "X-Amz-Signature"),
+        *("sig", "CLIPSHIP_NOTIFY_URL", "SLACK_WEBHOOK_URL"),
+    ],
 )
 def test_names_of_secrets_are_known(name: str) -> None:
     assert is_secret_name(name)

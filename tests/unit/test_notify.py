@@ -5,9 +5,11 @@ import json
 import socketserver
 from collections.abc import Iterator
 from dataclasses import asdict
+from email.message import Message
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -121,6 +123,27 @@ def test_a_message_that_is_refused_is_said_without_the_address(
     assert "the message about the run's end was not sent" in said
     assert why in said
     assert "a-secret-token" not in said
+
+
+@pytest.mark.parametrize(
+    "address", ["https://127.0.0.1/x a-secret-token", "https://me:a-secret-token@127.0.0.1/x"]
+)
+def test_an_address_that_is_none_is_not_shown(capsys: pytest.CaptureFixture[str], address: str) -> None:
+    Notifier("demo", BOTH, {ADDRESS: address}).tell("end", "done")
+    said = capsys.readouterr().err
+    assert f"the message about the run's end was not sent: the address in {ADDRESS} has" in said
+    assert "a-secret-token" not in said
+
+
+def test_a_redirection_is_told_without_its_address(
+    service: Webhook, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def post(address: str, body: object) -> None:
+        raise HTTPError(address, 302, "Found - Redirection to url 'ftp://x/a-secret-token'", Message(), None)
+
+    monkeypatch.setattr(notify, "_post", post)
+    Notifier("demo", BOTH, {ADDRESS: service.address}).tell("end", "done")
+    assert "was not sent: HTTP 302 Found\n" in capsys.readouterr().err
 
 
 def test_a_code_in_the_answer_of_another_service_is_no_refusal(

@@ -59,3 +59,11 @@ def test_each_record_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, 
     lines = [json.loads(line) for line in (tmp_path / RANK_STATS_FILE).read_text().splitlines()]
     assert [(line["step"], line["generation"]) for line in lines] == [(10, 1), (20, 1)]
     assert lines[0]["compute_s"] == [0.3]
+
+
+def test_a_row_that_a_full_disk_cut_takes_no_other_with_it(alone: Comm, tmp_path: Path) -> None:
+    stats = RankStats(alone, tmp_path)
+    (tmp_path / RANK_STATS_FILE).write_text('{"step": 10, "data')
+    stats.gather(20, Lap(10, 1.0, 3.0, 1.0, 0.0), {})()
+    _, row = (tmp_path / RANK_STATS_FILE).read_text().splitlines()
+    assert json.loads(row)["step"] == 20

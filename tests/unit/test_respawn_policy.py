@@ -197,8 +197,7 @@ def test_the_others_go_on_and_the_dead_one_comes_back(
     waits = f"while [ ! -e {tmp_path}/again ]; do sleep 0.05; done"
     assert run_ranks(stub(waits, waits, again), 3, [], "clipship", keep_going=True) == 0
     assert (
-        "clipship: rank 2's supervisor ended by signal SIGKILL; it is started again in 1 s"
-        in capfd.readouterr().err
+        "clipship: rank 2's supervisor ended by SIGKILL; it is started again in 1 s" in capfd.readouterr().err
     )
 
 
@@ -212,10 +211,16 @@ def test_a_lost_console_changes_no_exit_code(
     assert run_ranks(ranks, 3, [], "clipship", keep_going=keep_going) == code
 
 
+def test_a_rank_that_a_signal_without_a_name_ended_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    code = run_ranks(stub("exec sleep 1000", "kill -35 $$"), 2, [], "clipship", keep_going=False)
+    assert code == 128 + 35
+    assert "rank 1 ended by signal 35, so the other ranks were stopped" in capfd.readouterr().err
+
+
 def test_without_keep_going_the_first_death_ends_the_others(capfd: pytest.CaptureFixture[str]) -> None:
     code = run_ranks(stub("exec sleep 1000", "kill -KILL $$"), 2, [], "clipship", keep_going=False)
     assert code == 128 + signal.SIGKILL
-    assert "rank 1 ended by signal SIGKILL, so the other ranks were stopped" in capfd.readouterr().err
+    assert "rank 1 ended by SIGKILL, so the other ranks were stopped" in capfd.readouterr().err
 
 
 def test_death_whose_cause_is_known_is_not_told_twice(

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from trainer.errors import EXIT_BAD_INPUT
 from trainer.launch import processes
-from trainer.run.exit_record import EXIT_DIR, first_cause
+from trainer.run.exit_record import EXIT_DIR, RANK_DIR, first_cause
 from trainer.run.file_work import _Workers
 from trainer.supervise.background import on_error, spawn
 from trainer.supervise.messages import Late, Message
 from trainer.supervise.network.tree import Tree
 from trainer.supervise.rank.rank_report import STACK_FILE, python_stack
 from trainer.sysinfo.addresses import free_port
+from trainer.world import console
+from trainer.world.launchers import World
 from trainer.world.rendezvous import Rendezvous
 
 SUPERVISOR = """
@@ -51,6 +54,14 @@ def no_more(thread):
     started.append(thread)
     start(thread)
 start, threading.Thread.start = threading.Thread.start, no_more
+"""
+
+FULL_DISK = """
+from errno import ENOSPC
+from trainer.run import exit_record
+def full(path, value):
+    raise OSError(ENOSPC, "No space left on device", str(path))
+exit_record.write_json = full
 """
 
 
@@ -90,6 +101,33 @@ def test_a_console_that_is_lost_changes_no_exit_code(console: str, tmp_path: Pat
     cause = first_cause(tmp_path)
     assert cause is not None
     assert cause.exit_code == 75
+
+
+def test_a_full_disk_of_the_launcher_changes_no_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(EXIT_DIR, str(tmp_path))
+    done = ended(FULL_DISK, "raise SystemExit(75)", tmp_path / "run")
+    assert (done.returncode, "its supervisor failed" in done.stderr) == (75, False), done.stderr
+
+
+def test_a_rank_that_cannot_record_why_it_ends_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank-00000.json").mkdir()  # nothing takes its place
+    monkeypatch.setenv(RANK_DIR, str(tmp_path))
+    monkeypatch.setattr(console, "exit_now", sys.exit)
+
+    with pytest.raises(SystemExit) as ends:
+        console._exit(World(0, 1, 0, 1, "here", "by hand"), EXIT_BAD_INPUT, "the data are gone")
+    assert ends.value.code == EXIT_BAD_INPUT
+    assert "ended the run with exit code 2: the data are gone" in capsys.readouterr().err
+
+
+def test_a_rank_that_a_signal_without_a_name_ends_is_recorded(tmp_path: Path) -> None:
+    done = ended("", "import os; os.kill(os.getpid(), 35)", tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "killed by signal 35 in" in (tmp_path / "exit.json").read_text()
 
 
 def test_an_end_needs_no_thread_that_was_not_there_before(tmp_path: Path) -> None:
@@ -156,6 +194,7 @@ def test_a_second_ctrl_c_is_meant_at_a_keyboard_or_after_a_while(
 TWICE = """
 import os, sys
 from pathlib import Path
+from trainer.errors import EXIT_BAD_INPUT
 from trainer.launch import processes
 
 os.isatty, processes.SECOND_S = lambda _: True, 0.1

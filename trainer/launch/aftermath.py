@@ -13,6 +13,7 @@ from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import EXIT_FILE
 from trainer.run.notify import Notifier
+from trainer.sysinfo.signals import signal_name
 from trainer.world import rank_process, state_folder
 from trainer.world.state_folder import MEMORY
 
@@ -24,11 +25,9 @@ def record_killed(folder: Path, start: str, code: int, notifier: Notifier) -> Ex
 
     `code` is the launcher's. Returns None if it says nothing of a signal.
     """
-    try:
-        name = signal.Signals(code - _BY_A_SIGNAL).name
-    except ValueError:
+    if not 0 < code - _BY_A_SIGNAL < signal.NSIG:
         return None
-    reason = f"its supervisors were killed by {name}, and none is left to say why"
+    reason = f"its supervisors were killed by {signal_name(code - _BY_A_SIGNAL)}, and none is left to say why"
     record = ExitRecord(0, os.uname().nodename, code, reason, time.time())
     asyncio.run(ExitFiles(str(folder), start, notifier=notifier).write(EXIT_FILE, asdict(record)))
     return record

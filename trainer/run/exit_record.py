@@ -87,7 +87,8 @@ def supervisor_lost(how: str) -> str:
 def record_exit(record: ExitRecord, env: Mapping[str, str]) -> bool:
     """Write the record for the supervisor, or without one for the launcher.
 
-    Returns False if neither waits for it: the rank was not started by Clipship's launcher.
+    Returns False if neither waits for it, since the rank was not started by Clipship's launcher, or if it
+    cannot be written, as on a full disk.
     """
     return _write(record, env.get(RANK_DIR)) if RANK_DIR in env else record_cause(record, env)
 
@@ -95,7 +96,7 @@ def record_exit(record: ExitRecord, env: Mapping[str, str]) -> bool:
 def record_cause(record: ExitRecord, env: Mapping[str, str]) -> bool:
     """Write the record for the launcher that started the ranks.
 
-    Returns False if no launcher waits on this host.
+    Returns False if no launcher waits on this host, or if it cannot be written, as on a full disk.
     """
     return _write(record, env.get(EXIT_DIR))
 
@@ -125,5 +126,8 @@ def _records(folder: Path) -> list[ExitRecord]:
 def _write(record: ExitRecord, folder: str | None) -> bool:
     if not folder or not Path(folder).is_dir():
         return False
-    write_json(Path(folder, _RECORD.format(record.rank)), asdict(record))
+    try:
+        write_json(Path(folder, _RECORD.format(record.rank)), asdict(record))
+    except OSError:
+        return False
     return True

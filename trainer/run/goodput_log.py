@@ -7,14 +7,13 @@ Imports no torch.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer.run.layout import GOODPUT_FILE
 from trainer.safe_io.atomic import json_text
-from trainer.safe_io.plain import MOST_LINES_BYTES, open_plain, read_plain
+from trainer.safe_io.plain import MOST_LINES_BYTES, append_line, read_plain
 
 BEGAN = "CLIPSHIP_BEGAN"
 """Variable with the time at which this start began, in seconds since the epoch.
@@ -34,15 +33,8 @@ def began(env: Mapping[str, str], otherwise: float) -> float:
 
 
 def append(run_folder: Path, event: Mapping[str, Any]) -> None:
-    """Adds one line, after closing one that a killed process left unfinished.
-
-    Raises OSError.
-    """
-    with open(run_folder / GOODPUT_FILE, "a+b", opener=open_plain) as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        before = b"\n" if file.read(1) not in (b"", b"\n") else b""
-        file.write(before + json_text(event).encode() + b"\n")
+    """Adds one line. Raises OSError."""
+    append_line(run_folder / GOODPUT_FILE, json_text(event))
 
 
 def read(run_folder: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ no torch.
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL, responses
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -120,7 +120,9 @@ def _post(address: str, body: Mapping[str, Any]) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Returns why a message was not sent, without the address."""
+    """Returns why a message was not sent, without the address, which texts of two kinds of errors have."""
     if isinstance(error, HTTPError):
-        return f"HTTP {error.code} {error.reason}"
+        return f"HTTP {error.code} {responses.get(error.code, '')}"
+    if isinstance(error, InvalidURL):
+        return f"the address in {ADDRESS} has characters, a password or a port that no address can have"
     return str(getattr(error, "reason", error))

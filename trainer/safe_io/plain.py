@@ -67,6 +67,18 @@ def read_lines(path: Path, *, most: int = MOST_BYTES) -> Iterator[bytes]:
             yield line
 
 
+def append_line(path: Path, line: str) -> None:
+    """Adds one line to a file, after closing one that a kill or a full disk left unfinished.
+
+    Raises OSError as `open_plain` does.
+    """
+    with open(path, "a+b", opener=open_plain) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        before = b"\n" if file.read(1) not in (b"", b"\n") else b""
+        file.write(before + line.encode() + b"\n")
+
+
 def read_json(path: Path, *, links: bool = False) -> Any:
     """Returns the content of a JSON file, read by `read_plain`. Raises OSError or ValueError."""
     try:

@@ -12,6 +12,14 @@ script does: a process that takes them installs a handler, and any other would d
 """
 
 
+def signal_name(number: int) -> str:
+    """Returns how messages name a signal: `SIGKILL`, or `signal 35` for one of the many without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def reset_inherited_signals(*, asks: bool = True) -> None:
     """Unblocks all signals, and lets the children's ends and requests to stop have their effect again.
 

@@ -21,7 +21,7 @@ from trainer.comm.accelerator import accelerator_of, uuid_of
 from trainer.comm.host_memory import HostCopy, to_device
 from trainer.comm.protocol import Comm
 from trainer.run.layout import RANK_STATS_FILE
-from trainer.safe_io.plain import open_plain
+from trainer.safe_io.plain import append_line
 from trainer.telemetry.metrics import drop_after
 from trainer.telemetry.records import Lap
 
@@ -126,9 +126,9 @@ class RankStats:
         if self._path is None:
             return
         columns = {name: [round(row[at], 6) for row in table] for at, name in enumerate(COLUMNS)}
-        with suppress(OSError), open(self._path, "a", opener=open_plain) as file:  # a full disk ends no run
-            line = {"step": step, "generation": self._comm.world.generation, **columns}
-            file.write(json.dumps(line) + "\n")
+        line = {"step": step, "generation": self._comm.world.generation, **columns}
+        with suppress(OSError):  # a full disk ends no run
+            append_line(self._path, json.dumps(line))
 
 
 def summarize(table: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -36,6 +36,8 @@ _KINDS_OF_KEY = frozenset(
 )
 """Words that make a secret's name when they stand before `key`. Other keys, such as image_key, are not
 secrets."""
+_KINDS_OF_URL = frozenset({"notify", "webhook", "hook"})
+"""Words that make a secret's name when they stand before `url`: who knows such an address can post there."""
 _QUERY_NAMES = frozenset({"key", "auth", "code"})
 """Names that mean a secret in the query of a URL and something harmless elsewhere."""
 _HEADERS = frozenset(
@@ -177,12 +179,13 @@ def looks_secret(name: str, value: str) -> str | None:
 def is_secret_name(name: str) -> bool:
     """Returns whether the name is a secret's.
 
-    HF_TOKEN and apiKey are, TOKENIZERS_PARALLELISM and image_key are not.
+    HF_TOKEN, apiKey and CLIPSHIP_NOTIFY_URL are, TOKENIZERS_PARALLELISM and image_key are not.
     """
     words = [word.lower() for word in _WORD.findall(name)]
     pairs = pairwise(words)
     return not _SECRET_WORDS.isdisjoint(words) or any(
-        after == "key" and before in _KINDS_OF_KEY for before, after in pairs
+        (after == "key" and before in _KINDS_OF_KEY) or (after == "url" and before in _KINDS_OF_URL)
+        for before, after in pairs
     )
 
 

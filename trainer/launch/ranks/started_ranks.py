@@ -15,6 +15,7 @@ from types import FrameType
 
 from trainer.run.exit_record import EXIT_DIR
 from trainer.supervise.network.link import send_stop_request
+from trainer.sysinfo.signals import signal_name
 from trainer.text.terminal import tell
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.restart_policy import CUT_OFF, RespawnPolicy, left_by_itself
@@ -173,7 +174,7 @@ def _first_failure(ranks: Sequence[StartedRank], launcher: str, first_rank: int)
 def _how(returncode: int) -> str:
     if returncode >= 0:
         return f"with exit code {returncode}"
-    return f"by signal {signal.Signals(-returncode).name}"
+    return f"by {signal_name(-returncode)}"
 
 
 def _stop_all(ranks: Sequence[StartedRank], received: Sequence[int]) -> None:

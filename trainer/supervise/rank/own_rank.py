@@ -31,6 +31,7 @@ from trainer.supervise.rank.rank_report import (
     report,
 )
 from trainer.sysinfo import memory
+from trainer.sysinfo.signals import signal_name
 from trainer.text.terminal import say
 from trainer.world import heartbeat
 from trainer.world.condemned import condemned
@@ -210,13 +211,12 @@ class OwnRank:
         )
 
     def _killed(self, generation: RankOfGeneration, number: int) -> ExitRecord:
-        name = signal.Signals(number).name
         most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # that of the rank, which has ended
         ranks = self._context.world.local_size
         hint = f"; {memory.killed_hint(most_kb, ranks)}" if number == signal.SIGKILL else ""
         stack = generation.folder / STACK_FILE
         details = stack.read_text(errors="replace")[:4000] if stack.exists() else ""
-        return self._record(EXIT_FAILED, f"killed by {name} in {self._where()}{hint}", details)
+        return self._record(EXIT_FAILED, f"killed by {signal_name(number)} in {self._where()}{hint}", details)
 
     async def end(self) -> None:
         """Kills the rank and all that it started, and waits until the kernel has ended it."""
