@@ -177,6 +177,24 @@ def test_repeated_signal_is_one_request_and_a_later_one_leaves_at_once(monkeypat
     assert record.exit_code == 143
 
 
+def test_a_node_that_is_drained_while_ranks_save_for_another_one_does_not_end_them(monkeypatch: Any) -> None:
+    monkeypatch.setattr("trainer.supervise.network.link.REPEAT_S", 0.2)
+    requests = [StopRequest(15, 0, "n0"), StopRequest(15, 1, "n1"), StopRequest(15, 0, "n0", outside=True)]
+
+    def send(coordinator: Coordinator, broadcast: list[Message]) -> Any:
+        async def one_after_the_other() -> None:
+            for request in requests:
+                coordinator.receive(request)
+                await asyncio.sleep(0.3)
+            for rank in (0, 1):
+                coordinator.receive(Done(rank=rank, code=75, generation=1))
+
+        return one_after_the_other()
+
+    record, broadcast = decided(send, limits=replace(LIMITS, checkpoint_s=60.0))
+    assert (record.exit_code, broadcast.count(Stop())) == (75, 1)
+
+
 def test_a_stop_request_that_ranks_ignore_times_out() -> None:
     record, _ = decided(
         lambda coordinator, broadcast: coordinator.receive(StopRequest(signal=15, rank=0, node="n0"))

@@ -30,6 +30,47 @@ def test_world_sizes_leave_out_those_that_the_backend_refuses() -> None:
     assert world_sizes(static) == [4, 6, 8, 12, 24], "fewer ranks would have to accumulate"
 
 
+def test_world_sizes_share_the_batch_of_every_stage() -> None:
+    staged = tiny_job(optim={"global_batch_size": 96}, stage=({"optim": {"global_batch_size": 64}},))
+    assert world_sizes(staged) == [1, 2, 4, 8, 16, 32], "6 ranks cannot share 64 samples"
+
+
+def test_world_sizes_can_be_cut_as_the_shards_ask() -> None:
+    comm = {"backend": "fsdp", "fsdp": {"shard_degree": 4}}
+    assert world_sizes(tiny_job(optim={"global_batch_size": 24}, comm=comm)) == [1, 4, 8, 12, 24]
+    assert world_sizes(tiny_job(optim={"global_batch_size": 6}, comm={**comm, "backend": "torch"})) == [
+        1,
+        2,
+        3,
+        6,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        (
+            {"stage": ({"optim": {"global_batch_size": 64}},)},
+            "12 ranks cannot share optim.global_batch_size = 64 of stage 2 equally: use 1 or 2",
+        ),
+        (
+            {"comm": {"backend": "fsdp", "fsdp": {"shard_degree": 8}}},
+            "12 ranks cannot be cut into groups of comm.fsdp.shard_degree = 8: use 2",
+        ),
+        (
+            {"comm": {"torch": {"static_graph": True}}, "optim": {"max_batch_size_per_gpu": 1}},
+            r"12 ranks cannot train \(comm.torch.static_graph = true needs .*\): no number of nodes can",
+        ),
+    ],
+)
+def test_fewest_nodes_say_what_their_ranks_cannot_do(sections: dict[str, Any], reason: str) -> None:
+    optim = {"global_batch_size": 96, **sections.pop("optim", {})}
+    recovery = {"max_restarts": 3, "min_nodes": 3}
+    job = tiny_job(optim=optim, resources={"nodes": 3, "gpus_per_node": 4}, recovery=recovery, **sections)
+    with pytest.raises(InputError, match=reason):
+        check_nodes(job)
+
+
 @pytest.mark.parametrize("fewest", [None, 1, 2, 3])
 def test_nodes_that_can_share_the_batch_pass(fewest: int | None) -> None:
     assert refusal(check_nodes, job(min_nodes=fewest)) == ""

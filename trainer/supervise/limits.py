@@ -34,7 +34,7 @@ class Limits:
     notify: tuple[str, ...] = ()
     """Events of the run that are told, see `trainer.run.notify`."""
     world_sizes: tuple[int, ...] = ()
-    """Numbers of ranks that can share the job's global batch, smallest first; empty: not known."""
+    """Numbers of ranks that can train the job, smallest first; empty: not known."""
 
     def __post_init__(self) -> None:
         for name in ("world_sizes", "notify"):  # JSON has lists

@@ -114,7 +114,7 @@ class Membership:
     def __init__(self, members: Iterable[int], wanted: int, fewest: int, sizes: Sequence[int] = ()) -> None:
         """`wanted` and `fewest` are numbers of ranks.
 
-        `sizes` are those that can share the global batch, smallest first; empty: only `wanted`.
+        `sizes` are those that can train the job, smallest first; empty: only `wanted`.
         """
         self.expected = frozenset(members)
         """Numbers of all members that the launcher started."""

@@ -21,18 +21,23 @@ class Stopping:
 
     def __init__(self, run: RunState, recovery: Recovery, collection: ReportCollection) -> None:
         self._run, self._recovery, self._collection = run, recovery, collection
+        self._asked_at: dict[tuple[bool, int], float] = {}
+        """Time of the first request of each sender: a supervisor, or a program outside of the run."""
 
     def request(self, message: StopRequest) -> None:
         """Asks the ranks to save and leave on the first request.
 
-        A request more than REPEAT_S later, or one marked `again`, ends the run at once.
+        One of the same sender more than REPEAT_S later, or one marked `again`, ends the run at once. Another
+        node that is drained meanwhile only asks for what goes on.
         """
         run = self._run
         if self._may_be_the_launchers and not message.outside:
             return
+        now = time.monotonic()
+        first_at = self._asked_at.setdefault((message.outside, message.rank), now)
         if run.stop_at is None:
             self._ask()
-        elif message.again or time.monotonic() - run.stop_at > link.REPEAT_S:
+        elif message.again or now - first_at > link.REPEAT_S:
             reason = f"a second signal ({message.signal}) ended the run at once, without saving"
             run.end(ExitRecord(message.rank, message.node, 128 + message.signal, reason, time.time()))
 

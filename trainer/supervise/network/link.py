@@ -116,7 +116,7 @@ async def is_refused(address: Address) -> bool:
 
 ANSWER_S = 2.0
 REPEAT_S = 5.0
-"""Signals within this many seconds of the first are one request: launchers and schedulers send several."""
+"""Signals of one sender within this many seconds of its first are one request: schedulers send several."""
 _LINE = 2**16
 
 

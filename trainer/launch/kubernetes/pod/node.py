@@ -197,10 +197,10 @@ class Node:
     def _leave_after(self, start: PodsStart, code: int) -> int:
         """Returns the exit code of this pod, after its supervisors have left with `code`."""
         end = start.end
-        if end is None and code > _SIGNALLED:
-            return leave(code, f"a supervisor of this pod was ended by signal {code - _SIGNALLED}")
         if end is None:
             record = self._record(start, SHOWN_S if code not in (EXIT_DONE, EXIT_BAD_INPUT) else 0.0)
+            if record is None and code > _SIGNALLED:
+                return leave(code, f"a supervisor of this pod was ended by signal {code - _SIGNALLED}")
             if record is None and code not in (EXIT_DONE, EXIT_BAD_INPUT, EXIT_PREEMPTED):
                 return leave(EXIT_LEFT_OUT, f"the supervisors here left with {code}, and the run goes on")
             code = record.exit_code if record is not None else code

@@ -1,0 +1,67 @@
+"""Decisions of the first process of an Indexed Job's pod: how it leaves, and what it does when asked to stop.
+
+tests/integration/test_job_pods.py has whole runs.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from signal import SIGCHLD, SIGINT, SIGTERM, getsignal, signal
+
+import pytest
+
+from tests.support.jobs import tiny_job
+from trainer.errors import EXIT_START_AGAIN
+from trainer.launch.kubernetes.pod import node
+from trainer.launch.kubernetes.pod.names import INDEX, JOB_UID
+from trainer.launch.kubernetes.pod.node import Node
+from trainer.launch.kubernetes.pod.starts import PodsStart, open_start
+from trainer.run.exit_record import ExitRecord
+from trainer.run.folder import run_folder
+from trainer.run.layout import EXIT_FILE
+from trainer.world.rendezvous import RENDEZVOUS
+
+UID = "00000000-0000-0000-0000-00000000c11b"
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    before = {number: getsignal(number) for number in (SIGCHLD, SIGINT, SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal(number, handler)
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Node:
+    job = tiny_job(logging={"runs": str(tmp_path)}, resources={"nodes": 2, "gpus_per_node": 1})
+    run_folder(job).mkdir(parents=True)
+    return Node(tmp_path / "job.toml", job, {INDEX: "1", JOB_UID: UID, RENDEZVOUS: "tiny-0:29400"})
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> PodsStart:
+    begun = open_start(run_folder(tiny_job(logging={"runs": str(tmp_path)})), UID)
+    for index in (0, 1):
+        begun.mark(index)
+    begun.begin("10.0.0.1")
+    return begun
+
+
+def test_a_run_that_a_second_signal_has_ended_is_over_for_the_next_pods(pod: Node, start: PodsStart) -> None:
+    record = ExitRecord(3, "tiny-1", 143, "a second signal (15) ended the run at once", time.time())
+    (start.run_folder / EXIT_FILE).write_text(json.dumps({**asdict(record), "start": start.name}))
+    assert pod._leave_after(start, 143) == EXIT_START_AGAIN
+    assert start.end is not None, "the next pods would wait for those of this start"
+    assert start.end.code == 143
+
+
+def test_a_pod_whose_supervisor_was_ended_by_a_signal_says_so_if_nobody_has_recorded_an_end(
+    pod: Node, start: PodsStart, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node, "SHOWN_S", 0.0)
+    assert pod._leave_after(start, 137) == 137
+    assert start.end is None
+    assert "a supervisor of this pod was ended by signal 9" in capsys.readouterr().err
