@@ -34,7 +34,7 @@ from trainer.data.pixels import (
     upright_jpeg,
 )
 from trainer.data.sample import BadSample, RawSample
-from trainer.data.sample_filter import MemberPlace, image_size
+from trainer.data.sample_filter import MemberPlace, image_size, size_of
 
 PHOTOGRAPHS = [Image.fromarray(photograph) for photograph in load_sample_images().images]
 CROP = RandomCrop((224, 224))
@@ -259,9 +259,33 @@ def test_the_middle_of_a_long_picture_is_the_same_as_of_the_whole() -> None:
     assert torch.allclose(OfMiddle(transform)(long), transform(long), atol=0.05)
 
 
-def test_damaged_exif_does_not_lose_the_image() -> None:
-    image = encoded(red(), exif=b"Exif\0\0nonsense")
+def of_exif(*tags: bytes) -> bytes:
+    """EXIF with these entries of twelve bytes, with room for their values behind them."""
+    return b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", len(tags)) + b"".join(tags) + bytes(40)
+
+
+ORIENTED = struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0)
+ODD = {
+    "a maker that is a number": struct.pack(">HHIf", 0x010F, 11, 1, 1.0),
+    "a resolution that is text": struct.pack(">HHI4s", 0x011A, 2, 4, b"abc"),
+    "parts that are a fraction": struct.pack(">HHII", 0x8769, 5, 1, 40),
+}
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
+@pytest.mark.parametrize("entry", ODD.values(), ids=ODD)
+def test_odd_metadata_beside_the_orientation_do_not_end_a_run(kind: str, entry: bytes) -> None:
+    image = encoded(Image.new("RGB", (80, 60)), kind, exif=of_exif(ORIENTED, entry))
+    assert decode(raw(image)).size == (60, 80)
+    assert size_of(image) == (60, 80)
     assert CROP(raw(image), 0).shape == (4, 224, 224)
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
+def test_damaged_exif_does_not_lose_the_image(kind: str) -> None:
+    image = encoded(red(), kind, exif=b"Exif\0\0nonsense")
+    assert CROP(raw(image), 0).shape == (4, 224, 224)
+    assert size_of(image) == red().size
 
 
 def png_that_claims(width: int, height: int) -> bytes:

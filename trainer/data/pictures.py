@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from trainer.data.sample import BadSample, RawSample
 from trainer.text.wording import many
@@ -30,6 +30,16 @@ Result = TypeVar("Result")
 # Samples come from strangers, so PostScript is left out: Pillow would hand it to Ghostscript.
 ORIENTATION = 0x0112
 """EXIF tag that says how a viewer turns an image."""
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""Turns that a viewer makes, by the values of that tag."""
 _STARTS = {b"\xff\xd8\xff": "jpg", b"\x89PNG\r\n\x1a\n": "png"}
 """Endings by the first bytes of a file."""
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000")
@@ -45,7 +55,7 @@ def decode(raw: RawSample, most_pixels: int = MOST_PIXELS) -> Image.Image:
     try:
         with Image.open(io.BytesIO(raw.image), formats=formats()) as picture:
             check_size(raw, picture.width, picture.height, most_pixels)
-            return to_rgb(ImageOps.exif_transpose(picture), known_depth=picture.format == "PPM")
+            return to_rgb(_upright(picture), known_depth=picture.format == "PPM")
     except UnidentifiedImageError as error:
         content = f"{many(len(raw.image), 'byte')} that begin with {raw.image[:12]!r}"
         raise BadSample(
@@ -60,6 +70,25 @@ def decode(raw: RawSample, most_pixels: int = MOST_PIXELS) -> Image.Image:
         raise BadSample(
             raw.origin, raw.key, "damaged image", f"the image cannot be decoded: {error}"
         ) from error
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """Returns the picture, turned as its metadata say.
+
+    Pillow's own function also writes the metadata anew, and fails where these are odd.
+    """
+    picture.load()  # which turns a TIFF
+    method = _TURNS.get(orientation(picture))
+    return picture if method is None else picture.transpose(method)
+
+
+def orientation(picture: Image.Image) -> int:
+    """Returns a value of the tag, 1 where there is none. Damaged metadata are no reason to lose an image."""
+    try:
+        found = picture.getexif().get(ORIENTATION, 1)
+        return int(found) if found in _TURNS else 1
+    except Exception:  # Pillow raises any, by the kind of damage
+        return 1
 
 
 @dataclass(frozen=True)

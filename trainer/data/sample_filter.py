@@ -12,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 from trainer.config.filters import BY_KEY, MEASURES, Filter, filter_place, parse_filter, score_column
 from trainer.data.captions import MOST_JSON_BYTES, field_value, parsed_json
 from trainer.data.groups import NO_GROUP, number_at
-from trainer.data.pictures import ORIENTATION, formats
+from trainer.data.pictures import formats, orientation
 
 if TYPE_CHECKING:
     from trainer.data.scores import KeyTable
@@ -112,7 +112,7 @@ def size_of(content: bytes) -> tuple[int, int] | None:
     """Returns width and height by the beginning of an image file; None if they cannot be read."""
     try:
         with Image.open(io.BytesIO(content), formats=formats()) as picture:
-            turned = picture.getexif().get(ORIENTATION) in _TURNED
+            turned = orientation(picture) in _TURNED
             return (picture.height, picture.width) if turned else (picture.width, picture.height)
     except (UnidentifiedImageError, Image.DecompressionBombError):
         return None
