@@ -4,11 +4,14 @@ import json
 import os
 import signal
 import socket
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
+import tomli_w
 
 from tests.support.refusals import refusal
 from tests.support.report_folders import failed_run, long_run
@@ -120,6 +123,39 @@ def test_a_strange_file_stops_no_command(
         path.unlink(missing_ok=True)
         if content is not None:
             path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        (layout.EXIT_FILE, ("time",), None),
+        (layout.EXIT_FILE, ("time",), "yesterday"),
+        (layout.EXIT_FILE, ("time",), 1e300),
+        (layout.ENVIRONMENT_FILE, (0, "node"), "\ud800"),
+        (layout.JOB_FILE, ("optim",), 5),
+        (layout.JOB_FILE, ("optim", "global_batch_size"), [1]),
+        (layout.JOB_FILE, ("optim", "steps"), 10**400),
+    ],
+)
+def test_a_strange_value_stops_no_command(
+    runs: Path, capsys: Capture, name: str, path: tuple[str | int, ...], value: object
+) -> None:
+    file = runs / "one" / name
+    is_json = name.endswith(".json")
+    content: Any = json.loads(file.read_text()) if is_json else tomllib.loads(file.read_text())
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    file.write_text(json.dumps(content) if is_json else tomli_w.dumps(content))
+    for command in (
+        ["status", "one"],
+        ["status", "one", "--json"],
+        ["report", "one"],
+        ["report", "one", "two"],
+    ):
+        assert cli.main(command) == 0, command
+    assert "Traceback (most" not in capsys.readouterr().err
 
 
 def test_what_is_no_plain_file_is_named_where_it_is_left_out(runs: Path, soon: None, capsys: Capture) -> None:

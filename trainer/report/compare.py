@@ -109,7 +109,8 @@ def training(runs: Sequence[Compared]) -> Iterator[Chart]:
         lines = [_line(run, run.facts.metrics.records, name) for run in runs]
         if lines := [line for line in lines if line.steps]:
             yield line_chart(title, lines, **settings)
-        batches = {run.facts.job.get("optim", {}).get("global_batch_size") for run in runs}
+        optims = [run.facts.job.get("optim") for run in runs]
+        batches = {str(optim.get("global_batch_size") if isinstance(optim, dict) else "") for optim in optims}
         if name == "loss" and len(batches) > 1:
             over = [_line(run, run.facts.metrics.records, name, "samples") for run in runs]
             if over := [line for line in over if line.steps]:

@@ -12,7 +12,9 @@ from trainer.telemetry.goodput import account, by_generation
 
 _RECENT = 5
 """Number of records that the speed is averaged over."""
-_TOTAL = re.compile(r"step +\d+/(\d+) ")
+_MOST_STEPS = 10**15
+"""Number of steps that no run has; a file may hold any."""
+_TOTAL = re.compile(r"step +\d+/(\d{1,15}) ")
 _LOG_TAIL = 64 * 1024
 
 
@@ -23,7 +25,7 @@ def total_steps(facts: RunFacts) -> int | None:
     """
     optim = facts.job.get("optim")
     steps = optim.get("steps") if isinstance(optim, dict) else None
-    if isinstance(steps, int) and not facts.job.get("stage"):
+    if isinstance(steps, int) and 0 < steps < _MOST_STEPS and not facts.job.get("stage"):
         return steps
     try:
         totals = _TOTAL.findall(last_text(facts.folder / LOGS / rank_log(0), _LOG_TAIL))

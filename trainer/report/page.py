@@ -60,13 +60,14 @@ def render(template: str, reload_s: float | None, **facts: Any) -> str:
     script = _source("page.js") + (_source("reload.js") if reload_s else "")
     environment = page_templates("trainer.report")
     environment.filters |= {"clean": lambda value: clean(str(value)), "json_in_script": _json_in_script}
-    return environment.get_template(template).render(
+    text = environment.get_template(template).render(
         reload_s=reload_s,
         style=_source("page.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         **facts,
     )
+    return text.encode(errors="replace").decode()  # half of a surrogate pair, as JSON may hold, is no text
 
 
 def page(facts: RunFacts, reload_s: float | None = None) -> str:

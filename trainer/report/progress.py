@@ -134,6 +134,13 @@ def _evaluation(values: Numbers, *, wide: bool) -> str:
 
 
 def _ended(record: Mapping[str, Any]) -> str:
-    when = datetime.datetime.fromtimestamp(float(record.get("time", 0.0))).astimezone()
     who = rank_name(record.get("rank", 0), record.get("node"), record.get("generation", 1))
-    return f"exit code {record.get('exit_code')}, {who}: {record.get('reason')} ({when:%F %T})"
+    return f"exit code {record.get('exit_code')}, {who}: {record.get('reason')} ({_when(record.get('time'))})"
+
+
+def _when(at: object) -> str:
+    """Returns a time in seconds since the epoch as this machine's clock shows it."""
+    try:
+        return f"{datetime.datetime.fromtimestamp(at).astimezone():%F %T}"  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, OSError):  # what a file may hold
+        return "at an unknown time"
