@@ -5,6 +5,8 @@ The values that follow from them, and those that a supervisor reads, are tested,
 
 import asyncio
 import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from tests.support.jobs import tiny_job
 from trainer.config import Timeouts
 from trainer.config.loader import dump_job, load_job
 from trainer.config.phases import LIMIT_KEYS
-from trainer.errors import InputError
+from trainer.errors import EXIT_FAILED, InputError, MachineError
 from trainer.launch.rank_env import rank_environment
+from trainer.run.goodput_log import BEGAN
+from trainer.supervise import main
 from trainer.supervise.limits import Limits, read_limits
 from trainer.supervise.rank import rank_report
 
@@ -83,6 +87,48 @@ def test_supervisor_reads_limits_and_run_folder_of_the_job(tmp_path: Path) -> No
 def test_supervisor_of_a_job_that_cannot_be_read_leaves_the_words_to_its_rank(tmp_path: Path) -> None:
     assert read_limits([str(tmp_path / "none.toml")]) == Limits()
     assert read_limits([]) == Limits()
+
+
+def _too_slow(arguments: Sequence[str]) -> dict[str, Any]:
+    time.sleep(60.0)
+    return {}
+
+
+def _without_an_answer(arguments: Sequence[str]) -> dict[str, Any]:
+    os._exit(9)
+
+
+def _failing(arguments: Sequence[str]) -> dict[str, Any]:
+    raise OSError(5, "Input/output error", "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("read", "wait_s", "reason"),
+    [
+        (_too_slow, 0.1, r"not read within 0.1 s: start the run again"),
+        (_without_an_answer, 60.0, r"ended without an answer \(code 9\)"),
+        (_failing, 60.0, r"could not be read: OSError: \[Errno 5\] Input/output error: 'job.toml'"),
+    ],
+)
+def test_limits_that_do_not_come_are_not_replaced_by_others(
+    read: Any, wait_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.run.job_limits.limits_of_job", read)
+    monkeypatch.setattr("trainer.supervise.limits.READ_S", wait_s)
+    with pytest.raises(MachineError, match=reason):
+        read_limits(["job.toml"])
+
+
+def test_a_supervisor_without_limits_ends_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends(*_arguments: object, **_keys: object) -> int:
+        raise MachineError("the job file could not be read: a reason")
+
+    monkeypatch.setattr(main, "supervise", ends)
+    monkeypatch.setenv(BEGAN, "1.0")  # else it stays set
+    assert main.main(["job.toml"]) == EXIT_FAILED
+    assert "cannot be started: the job file could not be read: a reason" in capsys.readouterr().err
 
 
 def test_defaults_of_a_supervisor_are_those_of_the_job() -> None:

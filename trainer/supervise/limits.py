@@ -6,10 +6,11 @@ A child process reads them, so that the memory of the job's model goes away with
 import json
 import os
 import select
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-READ_S = 60.0
+from trainer.errors import MachineError
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,14 @@ class Limits:
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
+READ_S = Limits.init_s
+
+
 def read_limits(arguments: Sequence[str]) -> Limits:
     """Reads the limits from the rank's arguments and from overrides in the environment.
 
-    The arguments are JOB [--set KEY=VALUE ...]. Call it before any thread is started, since it forks.
+    The arguments are JOB [--set KEY=VALUE ...]. Call it before any thread is started, since it forks. Raises
+    MachineError if the job is there and its limits do not come: without them no fault would be survived.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -53,10 +58,21 @@ def read_limits(arguments: Sequence[str]) -> Limits:
         _child(arguments, write_end)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
-        text = pipe.read() if select.select([pipe], [], [], READ_S)[0] else b""
-    if text:
-        os.waitpid(child, 0)
-    return Limits(**json.loads(text)) if text else Limits()
+        if not select.select([pipe], [], [], READ_S)[0]:
+            os.kill(child, signal.SIGKILL)  # and nobody waits for it: it may hang in a file system
+            raise MachineError(
+                f"the job file was not read within {READ_S:g} s: start the run again when its file system "
+                "answers faster"
+            )
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if not text:
+        how = os.waitstatus_to_exitcode(status)
+        raise MachineError(f"the process that reads the job file ended without an answer (code {how})")
+    answer = json.loads(text)
+    if isinstance(answer, str):
+        raise MachineError(f"the job file could not be read: {answer}")
+    return Limits(**answer)
 
 
 def _child(arguments: Sequence[str], write_end: int) -> None:
@@ -64,6 +80,10 @@ def _child(arguments: Sequence[str], write_end: int) -> None:
         # It is imported in the child alone, so that the supervisor does not carry the job's model.
         from trainer.run.job_limits import limits_of_job
 
-        os.write(write_end, json.dumps(limits_of_job(arguments)).encode())
+        answer: object = limits_of_job(arguments)
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}"
+    try:
+        os.write(write_end, json.dumps(answer).encode())
     finally:
         os._exit(0)

@@ -52,8 +52,9 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
         env = with_state_folder(os.environ, kept)
         try:
             code = supervise(world, command, env, limits, fork_server=ForkServer(command, use=restarts))
-        except (OSError, RuntimeError) as error:
-            if not (sentence := shortage(error)):
+        except (OSError, RuntimeError, MachineError) as error:
+            sentence = str(error) if isinstance(error, MachineError) else shortage(error)
+            if not sentence:
                 raise
             say(f"rank {world.rank} on {world.node} cannot be started: {sentence}")
             return EXIT_FAILED
