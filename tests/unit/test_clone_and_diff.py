@@ -40,6 +40,12 @@ def test_clone_writes_what_differs_from_defaults_under_a_new_name(tmp_path: Path
     assert "beta1" not in new.read_text()
 
 
+def test_clone_keeps_a_schedulers_section_whose_keys_have_their_defaults(tmp_path: Path) -> None:
+    folder, new = run_of(tmp_path, "one", [], slurm={}), tmp_path / "new.toml"
+    assert main(["clone", str(folder), str(new)]) == 0
+    assert list(load_job(new).schedulers) == ["slurm"]
+
+
 def test_clone_leaves_secrets_out_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_of(tmp_path, "one", [], env={"GITHUB_TOKEN": TOKEN, "PLAIN": "kept"})
     new = tmp_path / "new.toml"

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from trainer.cli.main import cli
 from trainer.config import Job, is_stream
-from trainer.config.loader import dump_job, job_from_table, load_job, own_keys, resolve_paths
+from trainer.config.loader import (
+    dump_job,
+    dump_without_secrets,
+    job_from_table,
+    load_job,
+    own_keys,
+    resolve_paths,
+)
 from trainer.config.toml_lines import key_lines
 from trainer.errors import InputError
 from trainer.model.catalog import check_pretrained, weights_file
@@ -386,6 +393,20 @@ def test_what_is_dumped_loads_to_an_equal_job(tmp_path_factory: pytest.TempPathF
     resolved = resolve_paths(job, Path("/base [1]/{2}"))
     path.write_bytes(dump_job(resolved).encode())
     assert load_job(path) == resolved
+    assert load_job(path).schedulers.keys() == resolved.schedulers.keys()
+
+
+@pytest.mark.parametrize("named", [(), ("slurm",), ("slurm", "kubernetes")])
+def test_what_is_dumped_names_the_schedulers_that_the_file_names(
+    job_path: Path, named: tuple[str, ...]
+) -> None:
+    job_path.write_text(SMALLEST + "".join(f"[{name}]\n" for name in named))
+    job = load_job(job_path)
+    for dumped in (dump_job(job), dump_without_secrets(job)):
+        job_path.write_text(dumped)
+        again = load_job(job_path)
+        assert tuple(again.schedulers) == named
+        assert again.offline == bool(named)
 
 
 @settings(deadline=None)

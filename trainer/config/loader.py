@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from trainer.config.job import Job
 from trainer.config.keys import with_paths_from
 from trainer.config.overrides import Override, apply_overrides, parse_overrides
+from trainer.config.sections import SECTIONS
 from trainer.config.stages import StageProblem, stages_of, with_stage_paths
 from trainer.config.tables import merged, with_tuples
 from trainer.config.toml_lines import Key, Lines, line_of_a_long_key
@@ -55,7 +56,7 @@ def job_from_table(table: dict[str, Any], origin: str, overrides: Sequence[str] 
 
 def dump_job(job: Job) -> str:
     """Returns TOML text that loads to an equal job; unset keys are left out, defaults are written."""
-    return _RESOLVED + tomli_w.dumps(job.model_dump(exclude_none=True))
+    return _RESOLVED + tomli_w.dumps(_with_defaults(job))
 
 
 def dump_without_secrets(job: Job) -> str:
@@ -64,15 +65,24 @@ def dump_without_secrets(job: Job) -> str:
     Variables of [env] that look like secrets are left out, and other such values are masked.
     """
     env = {name: value for name, value in job.env.items() if not looks_secret(name, value)}
-    return _RESOLVED + tomli_w.dumps(masked_values({**job.model_dump(exclude_none=True), "env": env}))
+    return _RESOLVED + tomli_w.dumps(masked_values({**_with_defaults(job), "env": env}))
+
+
+def _with_defaults(job: Job) -> dict[str, Any]:
+    """Returns all keys of the job but those of schedulers that it does not name.
+
+    Such a section would make it a cluster's job, even an empty one.
+    """
+    return job.model_dump(exclude_none=True, exclude=SECTIONS.keys() - job.schedulers.keys())
 
 
 def own_keys(job: Job, *, but_defaults: bool = False) -> dict[str, Any]:
     """Returns what a job says itself: the keys that its file sets, and those that differ from defaults.
 
-    With `but_defaults` a key that the file sets to its default is left out.
+    With `but_defaults` a key that the file sets to its default is left out; a scheduler's section stays.
     """
-    changed = job.model_dump(exclude_none=True, exclude_defaults=True)
+    named: dict[str, Any] = {name: {} for name in job.schedulers}
+    changed = merged(named, job.model_dump(exclude_none=True, exclude_defaults=True))
     if but_defaults:
         return changed
     return merged(job.model_dump(exclude_none=True, exclude_unset=True), changed)
