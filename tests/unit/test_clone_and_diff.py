@@ -63,8 +63,8 @@ def test_clone_keeps_a_file_that_is_there_and_another_name_than_the_runs(
     assert load_job(new).name == "one-2"
     assert main(["clone", str(folder), str(new), "--name", "three"]) == 2
     assert "exists already" in capsys.readouterr().err
-    assert main(["clone", str(folder), str(new), "--name", "three", "--force"]) == 0
-    assert load_job(new).name == "three"
+    assert main(["clone", str(folder), str(new), "--name", "'three' # 3", "--force"]) == 0
+    assert load_job(new).name == "'three' # 3"
 
 
 def test_diff_shows_what_differs_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

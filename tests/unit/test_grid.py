@@ -1,9 +1,13 @@
 """The grid of `clipship sweep`: combinations of values, and names of runs."""
 
+from pathlib import Path
+
 import pytest
 
+from tests.support.jobs import tiny_job
+from trainer.config.loader import dump_job
 from trainer.errors import InputError
-from trainer.sweep.trials import combinations, names
+from trainer.sweep.trials import combinations, find_sweep, names
 
 
 def test_each_value_meets_each_other_value() -> None:
@@ -55,3 +59,11 @@ def test_keys_with_the_same_last_part_stay_apart() -> None:
 def test_two_runs_of_one_name_are_refused() -> None:
     with pytest.raises(InputError, match="would be named run-seed-1"):
         names("run", combinations(["seed=1,1"]))
+
+
+def test_runs_of_a_job_whose_name_reads_as_toml_have_folders_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(dump_job(tiny_job().model_copy(update={"name": '"x"#1'})))
+    trials = find_sweep(path, (), ["seed=0,1"], None).trials
+    assert [trial.job.name for trial in trials] == ['"x"#1-seed-0', '"x"#1-seed-1']
+    assert [trial.folder.name for trial in trials] == [trial.name for trial in trials]

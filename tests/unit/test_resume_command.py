@@ -216,8 +216,8 @@ def test_submitted_run_is_submitted_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_name_of_a_run_is_an_option(tmp_path: Path, started: list[dict[str, Any]]) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB.format(runs="runs", resume="auto"))
-    assert main(["run", str(path), "--nproc", "1", "--name", "try-2"]) == 0
-    assert started[0]["job"].name == "try-2"
+    assert main(["run", str(path), "--nproc", "1", "--name", '"try" # 2']) == 0
+    assert started[0]["job"].name == '"try" # 2', "as it was typed"
 
 
 def test_longer_goes_on_with_a_run_that_is_done(

@@ -459,3 +459,15 @@ def test_a_sweep_that_slurm_refuses_leaves_no_record(folder: Path, capsys: Captu
     assert not list(folder.glob("runs/*/artefacts/*.toml"))
     assert sweep("--set", "slurm.output=/x/%A.out") == 2
     assert "all runs of the sweep would write it; add %a or %j" in capsys.readouterr().err
+
+
+def test_a_sweep_whose_folder_cannot_be_written_is_refused_in_words(folder: Path, capsys: Capture) -> None:
+    answers(folder, "sbatch", "echo 40")
+    in_the_way = folder / "runs" / "mine-sweep" / "slurm"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.touch()
+    assert sweep() == 2
+    said = capsys.readouterr().err
+    assert f"{in_the_way}: File exists; choose another folder with --set logging.runs=FOLDER" in said
+    assert "0 runs of 4 submitted before this problem" in said
+    assert not list(folder.glob("runs/*/artefacts/*.toml"))

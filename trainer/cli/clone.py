@@ -32,6 +32,7 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
       clipship clone runs/first-run lower.toml --set optim.lr=1e-4
     """
     from trainer.config.loader import job_from_table, load_job, own_keys
+    from trainer.config.overrides import toml_text
     from trainer.launch.submission import find_run
     from trainer.plan.new_length import AS_LONG_AS_THE_JOB_SAYS
 
@@ -40,7 +41,7 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
         raise InputError(f"{folder} has no {JOB_FILE} yet: copy the job file that it was started with")
     before = load_job(folder / JOB_FILE)
     name = name or (job_path.stem if job_path.stem != before.name else f"{before.name}-2")
-    job = load_job(folder / JOB_FILE, (*AS_LONG_AS_THE_JOB_SAYS, *overrides, f"name={name}"))
+    job = load_job(folder / JOB_FILE, (*AS_LONG_AS_THE_JOB_SAYS, *overrides, f"name={toml_text(name)}"))
     table = own_keys(job, but_defaults=True)
     left_out = list(_without_secrets(table))
     job_from_table(table, str(job_path))

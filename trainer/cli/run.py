@@ -64,6 +64,7 @@ def command(
     began = time.time()
     with _nothing_started(), waiting(f"checking {job_path}"):
         say(f"reading {job_path}")  # before the imports, which take longer than this
+        from trainer.config.overrides import toml_text
         from trainer.plan.new_length import one_length, with_length
 
         named_hosts = given_hosts(nproc, hosts)
@@ -74,7 +75,7 @@ def command(
                 "anew"
             )
         if name is not None:
-            overrides = (*overrides, f"name={name}")
+            overrides = (*overrides, f"name={toml_text(name)}")
         if length:
             overrides, told = with_length(job_path, overrides, length)
         from trainer.launch import local

@@ -4,7 +4,6 @@ They are made absolute before anything else reads them: ranks, a later start and
 Imports no torch.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from trainer.config.job import Job
 from trainer.config.keys import path_of, resolved
-from trainer.config.overrides import Override, parse_overrides
+from trainer.config.overrides import Override, parse_overrides, toml_text
 from trainer.config.toml_lines import Key
 from trainer.config.types import Section
 
@@ -32,7 +31,7 @@ def _absolute(text: str, change: Override) -> str:
     absolute = _resolved(typed, change.key)
     if absolute == typed:
         return text
-    return f"{text.partition('=')[0]}={_toml(absolute)}"
+    return f"{text.partition('=')[0]}={toml_text(absolute)}"
 
 
 def _resolved(value: Any, key: Key) -> Any:
@@ -59,12 +58,3 @@ def _field(key: Key) -> FieldInfo | None:
             return None
     found: FieldInfo | None = section.model_fields.get(key[-1])
     return found
-
-
-def _toml(value: Any) -> str:
-    """Returns the value as TOML in one line; quotes and escapes of its texts are those of JSON."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_toml(name)} = {_toml(inner)}' for name, inner in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")

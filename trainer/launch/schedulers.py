@@ -1,8 +1,8 @@
 """Table of what schedulers do, and submission to them. Imports none before it is needed."""
 
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,20 +105,27 @@ def submit(job: "Job", to: str, warnings: Iterable[str]) -> Path:
     """
     control = reachable(to)
     [job] = settled([job], to)
-    try:
-        with removed_if_refused([control.record_folder(job)]):
-            folder = prepare(job, to)
-            for warning in warnings:
-                say(f"warning: {warning}")
-            submission = control.submit(job, folder)
-            record(folder, submission)
-    except OSError as problem:
-        where = problem.filename or control.record_folder(job)
-        raise InputError(
-            f"{where}: {problem.strerror}; choose another folder with --set logging.runs=FOLDER"
-        ) from None
+    own = control.record_folder(job)
+    with refused_if_unwritable(own), removed_if_refused([own]):
+        folder = prepare(job, to)
+        for warning in warnings:
+            say(f"warning: {warning}")
+        submission = control.submit(job, folder)
+        record(folder, submission)
     print(submission.id, flush=True)
     return folder
+
+
+@contextmanager
+def refused_if_unwritable(folder: Path) -> Iterator[None]:
+    """Raises InputError if the block cannot write a file; one without a name is in `folder`."""
+    try:
+        yield
+    except OSError as problem:
+        raise InputError(
+            f"{problem.filename or folder}: {problem.strerror}; choose another folder with "
+            "--set logging.runs=FOLDER"
+        ) from None
 
 
 def settled(jobs: Iterable["Job"], to: str) -> list["Job"]:

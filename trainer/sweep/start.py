@@ -9,12 +9,13 @@ from pathlib import Path
 
 import click
 
+from trainer.config import Job
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
 from trainer.launch import local
 from trainer.launch.hosts import Host
-from trainer.launch.schedulers import prepare, scheduler, settled, submit
-from trainer.launch.submission import read_record, record, removed_if_refused
+from trainer.launch.schedulers import prepare, refused_if_unwritable, scheduler, settled, submit
+from trainer.launch.submission import Submission, read_record, record, removed_if_refused
 from trainer.plan.check import check_job, check_submission
 from trainer.plan.secret_values import secret_warnings
 from trainer.sweep.trials import Sweep, Trial
@@ -68,14 +69,21 @@ def _submitted(trials: Sequence[Trial], to: str, folder: Path, parallel: int | N
         return
     for warning in dict.fromkeys(warning for trial in trials for warning in secret_warnings(trial.job)):
         say(f"warning: {warning}")
+    for submission in _submitted_together([trial.job for trial in trials], to, folder, parallel):
+        click.echo(submission.id)
+        yield
+
+
+def _submitted_together(
+    jobs: Sequence[Job], to: str, folder: Path, parallel: int | None
+) -> Iterator[Submission]:
+    """Submits the jobs to a scheduler that takes several at once, and yields what has been recorded."""
     place = scheduler(to)
-    with removed_if_refused([place.record_folder(trial.job) for trial in trials]):
-        jobs = settled([trial.job for trial in trials], to)
-        runs = [(job, prepare(job, to)) for job in jobs]
+    with refused_if_unwritable(folder), removed_if_refused([place.record_folder(job) for job in jobs]):
+        runs = [(job, prepare(job, to)) for job in settled(jobs, to)]
         for own, submission in place.submit_together(runs, folder, parallel):
             record(own, submission)
-            click.echo(submission.id)
-            yield
+            yield submission
 
 
 def _refuse_equal_names(trials: Sequence[Trial], to: str) -> None:

@@ -10,6 +10,7 @@ import click
 
 from trainer.config import Job
 from trainer.config.loader import load_job
+from trainer.config.overrides import toml_text
 from trainer.config.typed import from_here
 from trainer.errors import ClusterError, InputError
 from trainer.launch.schedulers import reachable, scheduler
@@ -69,7 +70,7 @@ def find_sweep(job_path: Path, overrides: Sequence[str], grids: Sequence[str], t
     rows, base = combinations(grids), load_job(job_path, overrides).name
     trials = []
     for name, values in zip(names(base, rows), rows, strict=True):
-        job = load_job(job_path, (*overrides, *from_here(values), f"name={name}"))
+        job = load_job(job_path, (*overrides, *from_here(values), f"name={toml_text(name)}"))
         trials.append(Trial(name, values, job, _folder(job, to)))
     return Sweep(base, trials)
 
