@@ -222,6 +222,20 @@ def noise(broken: Collection[int] = ()) -> Iterator[PackedSample]:
         yield f"{number}", {"png": picture, "cls": str(number).encode(), "txt": captions}
 
 
+@pytest.mark.parametrize("key", ["zero_shot", "retrieval"])
+@pytest.mark.parametrize("broken", ["visual.proj", "text_projection"])
+def test_a_model_whose_features_are_not_finite_has_no_figures(
+    shard: str, alone: Comm, key: str, broken: str
+) -> None:
+    weights = {**_weights(), broken: torch.full_like(_weights()[broken], torch.nan)}
+    names = {"class_names": ("a", "b", "c", "d")} if key == "zero_shot" else {}
+    job = tiny_job(eval={key: (shard,), **names})
+    clip = build_model(job, plan(job, 1), alone)
+    clip.model.load_state_dict(weights)
+    with pytest.raises(EvaluationFailed, match="features are not finite"):
+        Evaluation(job, alone)(clip)
+
+
 def test_a_sample_of_a_class_without_a_name_is_named(shard: str, alone: Comm) -> None:
     with pytest.raises(
         InputError,

@@ -439,6 +439,13 @@ def test_what_a_job_cannot_express_is_refused_unless_partial(line: str, why: str
     assert tomllib.loads(shown.out)["name"]
 
 
+@pytest.mark.parametrize(("flags", "differs"), [("--aug-cfg use_timm=True", True), ("", False)])
+def test_an_interpolation_of_training_that_is_lost_is_told(flags: str, differs: bool) -> None:
+    notes = job_file(shlex.split(f"{BASE} --image-interpolation bilinear {flags}"))[1].notes
+    told = [note for note in notes if note.startswith("--image-interpolation bilinear is that of evaluation")]
+    assert len(told) == differs
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -455,7 +462,24 @@ def test_what_a_job_cannot_express_is_refused_unless_partial(line: str, why: str
         ("--train-data a.tar --precision half", "invalid choice: 'half'"),
         ("--train-data a.tar --batch-size 0", "must be at least 1"),
         ("--train-data a.tar --aug-cfg scale", "expected key=value"),
-        ("--train-data a.tar --aug-cfg color_jitter_prob=1 color_jitter=0.4", "asks for color_jitter"),
+        ("--train-data a.tar --aug-cfg scale=0.9", "scale=0.9: expected 2 numbers in brackets"),
+        ("--train-data a.tar --aug-cfg scale=", "scale=: expected 2 numbers in brackets"),
+        ("--train-data a.tar --aug-cfg scale=(0.4,True)", "scale=(0.4, True): expected 2 numbers"),
+        (f"--train-data a.tar --aug-cfg scale=({10**400},1)", ": expected 2 numbers in brackets"),
+        ("--train-data a.tar --aug-cfg gray_scale_prob=(0.1,)", "=(0.1,): expected a number"),
+        ("--train-data a.tar --aug-cfg gray_scale_prob={[]:1}", "={[]:1}: expected a number"),
+        (f"--train-data a.tar --aug-cfg gray_scale_prob={'-' * 9999}1", ": expected a number"),
+        ("--train-data a.tar --aug-cfg use_timm=True ratio=high", "ratio=high: expected 2 numbers"),
+        ("--train-data a.tar --aug-cfg use_timm=True re_prob=x", "re_prob=x: expected a number"),
+        ("--train-data a.tar --aug-cfg use_timm=True re_prob=1 re_count=1.5", "erase_count: "),
+        (
+            "--train-data a.tar --aug-cfg use_timm=True color_jitter=(1,1,1,1,1)",
+            "color_jitter=(1, 1, 1, 1, 1): expected a number or 3 numbers in brackets or 4 numbers in",
+        ),
+        (
+            "--train-data a.tar --aug-cfg color_jitter_prob=1 color_jitter=0.4",
+            "expected 4 numbers in brackets",
+        ),
         ("--train-data a.tar --train-data-upsampling-factors 1::x", "expected numbers"),
         ("--train-data a.tar --lr 0", "optim.lr: must be greater than 0"),
         ("--train-data a.tar --name a/b", "name of a folder"),

@@ -28,6 +28,7 @@ from trainer.evaluate.rounds import Rounds
 from trainer.evaluate.suite import measure_suite
 from trainer.evaluate.suite_folders import check_suite, find_sets
 from trainer.evaluate.suite_table import rows_of
+from trainer.model.build import untrained
 
 
 def digits(numbers: range) -> Labelled:
@@ -166,6 +167,13 @@ def test_a_bad_training_sample_is_not_one_of_the_test(tmp_path: Path, alone: Com
     (result,) = measure_suite(colour_clip(), job_of(("knn:cars",), tmp_path), alone)
     assert (result["samples"], result["value"]) == (2, 0.5)
     assert "bad_samples" not in result
+
+
+def test_a_probe_of_features_that_are_not_finite_has_no_figures(walls: Path, alone: Comm) -> None:
+    clip = untrained(tiny_job())
+    torch.nn.init.constant_(clip.model.get_parameter("visual.proj"), torch.nan)
+    (result,) = measure_suite(clip, job_of(("knn:own",), None, walls), alone)
+    assert "features are not finite" in result["error"]
 
 
 def test_sets_without_a_training_set_are_not_measured(tmp_path: Path, walls: Path) -> None:

@@ -39,7 +39,6 @@ from trainer.data.views import Views, crop_of_views
 from trainer.evaluate.features import (
     block_features,
     captioned_blocks,
-    check_finite,
     evaluating,
     text_features,
 )
@@ -209,8 +208,6 @@ class _Shards:
         if block.valid:
             found = block_features(self._clip, block, self._job, self._comm.device)
             images, texts = (features.float().cpu() for features in found)
-        for features in (images, texts):
-            check_finite(features)
         numbers = block.image_of_caption.long()
         of_image = torch.searchsorted(torch.tensor(block.numbers).long(), numbers)
         images = images[of_image]

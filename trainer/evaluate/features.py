@@ -91,18 +91,19 @@ def block_features(
     All passes have one shape, so that a block has the same features on any rank. The block has a sample.
     """
     precision, size = job.model.precision, len(block.images)
-    images = image_features(clip, block.images, precision, device)[: block.valid]
+    images = finite(image_features(clip, block.images, precision, device)[: block.valid])
     texts = []
     for tokens in block.tokens.split(size):
         filled = torch.cat([tokens, tokens[-1:].expand(size - len(tokens), -1)])
         texts.append(text_features(clip, filled, precision, device)[: len(tokens)])
-    return images, torch.cat(texts)
+    return images, finite(torch.cat(texts))
 
 
-def check_finite(features: Tensor) -> None:
-    """Raises InputError if a model's features are not numbers."""
+def finite(features: Tensor) -> Tensor:
+    """Returns a model's features. Raises InputError if they are not numbers, which would rank at random."""
     if not features.isfinite().all():
         raise InputError(
             "the model's features are not finite, as after a training that has diverged: choose another "
             "checkpoint"
         )
+    return features

@@ -17,7 +17,7 @@ from trainer.config import Job
 from trainer.data.bad_samples import Skipped, without
 from trainer.data.eval_blocks import EvalBlock
 from trainer.data.source import Source
-from trainer.evaluate.features import evaluating, image_features, labelled_blocks
+from trainer.evaluate.features import evaluating, finite, image_features, labelled_blocks
 from trainer.evaluate.ranking import ROWS, exact
 from trainer.evaluate.retrieval import gather_rows
 from trainer.evaluate.rounds import Progress, Rounds, counted
@@ -106,7 +106,7 @@ def _labelled(clip: Clip, source: Source, job: Job, rounds: Rounds, probe: str) 
 def _features(clip: Clip, block: EvalBlock, job: Job, device: torch.device) -> tuple[Tensor, Tensor]:
     if not block.valid:
         return torch.empty(0, 0, device=device), torch.empty(0, 0, device=device).long()
-    images = image_features(clip, block.images, job.model.precision, device)[: block.valid]
+    images = finite(image_features(clip, block.images, job.model.precision, device)[: block.valid])
     return exact(images), block.labels[: block.valid, None].to(device)
 
 

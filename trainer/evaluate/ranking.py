@@ -37,7 +37,7 @@ class Pairs:
 def exact(features: Tensor) -> Tensor:
     """Returns float32 unit vectors [n, D] in multiples of 2^-24.
 
-    A vector that is not finite becomes zeros, so that a broken model finds nothing.
+    What is not finite becomes zeros; `trainer.evaluate.features.finite` refuses it before.
     """
     finite = torch.nan_to_num(features.double(), nan=0.0, posinf=0.0, neginf=0.0)
     unit = torch.nn.functional.normalize(finite, dim=1)

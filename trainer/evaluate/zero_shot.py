@@ -17,7 +17,7 @@ from trainer.data.bad_samples import Skipped
 from trainer.data.eval_blocks import EvalBlock
 from trainer.data.source import Source
 from trainer.errors import InputError
-from trainer.evaluate.features import evaluating, image_features, labelled_blocks, text_features
+from trainer.evaluate.features import evaluating, finite, image_features, labelled_blocks, text_features
 from trainer.evaluate.rounds import Progress, Rounds, counted
 from trainer.model.build import Clip
 
@@ -140,8 +140,8 @@ def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision
     if not block.valid:
         return torch.zeros(2, device=device).long(), torch.zeros(3, classes, device=device).long()
     labels = block.labels[: block.valid].to(device)
-    images_BD = image_features(clip, block.images, precision, device)
-    nearest = (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, classes)).indices[: block.valid]
+    images_BD = finite(image_features(clip, block.images, precision, device)[: block.valid])
+    nearest = (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, classes)).indices
     hits = nearest == labels[:, None]
     counts = torch.stack([torch.tensor(block.valid, device=device), hits.any(1).sum()])
     own, taken = labels.bincount(minlength=classes), nearest[:, 0].bincount(minlength=classes)
@@ -175,7 +175,7 @@ def class_features(
 
 def _class_row(clip: Clip, texts: list[str], precision: Precision, device: torch.device) -> Tensor:
     """Returns the unit vector of a class that these sentences name, float32 [D]."""
-    sentences = text_features(clip, clip.tokenizer(texts), precision, device)
+    sentences = finite(text_features(clip, clip.tokenizer(texts), precision, device))
     return torch.nn.functional.normalize(sentences.float().mean(0), dim=0)
 
 

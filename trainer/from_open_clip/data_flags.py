@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from trainer.config.results import NAMED_SET
@@ -14,6 +15,8 @@ from trainer.text.wording import many
 TAB = "\t"
 _PILLOWS_LIMIT = 256_000_000
 """Pixels beyond which Pillow refuses an image in open_clip_train."""
+_ALONE = 0
+"""Stands for a number that is in no brackets."""
 _NO_FORMAT = "the ending of the data says no format, and open_clip_train ends there, too"
 
 
@@ -144,12 +147,12 @@ def separator(flag: Flag, line: Line, result: Translation) -> None:
 
 def augmentation(flag: Flag, line: Line, result: Translation) -> None:
     """Takes what open_clip_train would change in pictures; the rest has no effect there, either."""
-    settings: dict[str, Any] = {name: value for name, value in line[flag.name].items() if value}
+    settings: dict[str, Any] = {name: v for name, v in line[flag.name].items() if v not in (None, 0)}
     if line["--use-naflex"]:
         settings = {**settings, "use_timm": True}
         settings.pop("naflex", None)
-    if scale := settings.get("scale"):
-        result.set("data.crop_scale", [float(share) for share in scale])
+    if "scale" in settings:
+        result.set("data.crop_scale", _numbers(settings, "scale", 2))
     used = {"scale", "use_timm"} | (_with_timm if settings.get("use_timm") else _without)(settings, result)
     if unused := [name for name in settings if name not in used]:
         timm = "with" if settings.get("use_timm") else "without"
@@ -159,15 +162,13 @@ def augmentation(flag: Flag, line: Line, result: Translation) -> None:
 def _without(settings: Mapping[str, Any], result: Translation) -> set[str]:
     """Translates the settings of open_clip's own augmentation; returns the names of those that it uses."""
     used: set[str] = set()
-    if probability := settings.get("color_jitter_prob"):
-        jitter = settings.get("color_jitter")
-        if not isinstance(jitter, tuple | list) or len(jitter) != 4:
-            raise InputError("--aug-cfg color_jitter_prob: open_clip_train asks for color_jitter=(b,c,s,h)")
-        result.set("data.augment.color_jitter", [float(each) for each in jitter])
-        result.set("data.augment.color_jitter_prob", float(probability))
+    if "color_jitter_prob" in settings:
+        jitter = _numbers({"color_jitter": None, **settings}, "color_jitter", 4)
+        result.set("data.augment.color_jitter", jitter)
+        result.set("data.augment.color_jitter_prob", _numbers(settings, "color_jitter_prob", _ALONE)[0])
         used |= {"color_jitter", "color_jitter_prob"}
-    if probability := settings.get("gray_scale_prob"):
-        result.set("data.augment.gray_scale_prob", float(probability))
+    if "gray_scale_prob" in settings:
+        result.set("data.augment.gray_scale_prob", _numbers(settings, "gray_scale_prob", _ALONE)[0])
         used |= {"gray_scale_prob"}
     return used
 
@@ -175,19 +176,41 @@ def _without(settings: Mapping[str, Any], result: Translation) -> set[str]:
 def _with_timm(settings: Mapping[str, Any], result: Translation) -> set[str]:
     """Translates the settings of timm's augmentation; returns the names of those that it uses."""
     used: set[str] = set()
-    if probability := settings.get("re_prob"):
-        result.set("data.augment.erase_prob", float(probability), "timm's noise is normal, and uniform here")
-        result.set("data.augment.erase_count", int(settings.get("re_count", 1)))
+    if "re_prob" in settings:
+        (probability,) = _numbers(settings, "re_prob", _ALONE)
+        (count,) = _numbers({"re_count": 1, **settings}, "re_count", _ALONE)
+        result.set("data.augment.erase_prob", probability, "timm's noise is normal, and uniform here")
+        result.set("data.augment.erase_count", int(count) if count.is_integer() else count)
         used |= {"re_prob", "re_count"}
-    if ratio := settings.get("ratio"):
-        result.set("data.augment.crop_ratio", [float(each) for each in ratio])
+    if "ratio" in settings:
+        result.set("data.augment.crop_ratio", _numbers(settings, "ratio", 2))
         used |= {"ratio"}
-    if jitter := settings.get("color_jitter"):
-        values = [float(each) for each in jitter] if isinstance(jitter, tuple | list) else [float(jitter)] * 3
+    if "color_jitter" in settings:
+        values = _numbers(settings, "color_jitter", _ALONE, 3, 4)
+        values = values * 3 if len(values) == 1 else values
         result.set("data.augment.color_jitter", [*values, 0.0][:4], "timm changes every picture")
         result.set("data.augment.color_jitter_prob", 1.0)
         used |= {"color_jitter"}
     return used
+
+
+def _numbers(settings: Mapping[str, Any], name: str, *counts: int) -> list[float]:
+    """Returns the numbers of a setting, of which there are `counts` in brackets, or one without (_ALONE).
+
+    Raises InputError for anything else, with which open_clip_train ends, too.
+    """
+    given = settings[name]
+    in_brackets = isinstance(given, tuple | list)
+    values = list(given) if in_brackets else [given]
+    with suppress(OverflowError):
+        if (len(values) if in_brackets else _ALONE) in counts and all(
+            type(v) in (int, float) for v in values
+        ):
+            return [float(v) for v in values]
+    wanted = " or ".join(
+        "a number" if count == _ALONE else f"{count} numbers in brackets" for count in counts
+    )
+    raise InputError(f"--aug-cfg {name}={str(given)[:80]}: expected {wanted}")
 
 
 def literal_pairs(flag: str, texts: list[str]) -> dict[str, Any]:
@@ -199,7 +222,7 @@ def literal_pairs(flag: str, texts: list[str]) -> dict[str, Any]:
             raise InputError(f"{flag} {text}: expected key=value")
         try:
             pairs[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # as a text it is refused
             pairs[key] = value
     return pairs
 

@@ -67,6 +67,11 @@ class Line:
         )
 
     @property
+    def uses_timm(self) -> bool:
+        """True if timm's augmentation is asked for; images of any shape always have it."""
+        return bool(self["--use-naflex"] or self["--aug-cfg"].get("use_timm"))
+
+    @property
     def sources(self) -> list[str]:
         """Names in --train-data."""
         return self.split("--train-data")

@@ -123,6 +123,11 @@ def interpolation(flag: Flag, line: Line, result: Translation) -> None:
         result.refused[flag.name] = "not supported yet: random interpolation belongs to timm's augmentation"
     elif line[flag.name]:
         result.set("model.image_interpolation", line[flag.name])
+        if line.uses_timm and line[flag.name] != "bicubic":
+            result.notes.append(
+                f"{flag.name} {line[flag.name]} is that of evaluation alone: with use_timm open_clip_train "
+                "trains by it, too, and training is bicubic here"
+            )
 
 
 def batch_norm(flag: Flag, line: Line, result: Translation) -> None:

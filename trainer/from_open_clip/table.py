@@ -117,7 +117,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             one_of(None, "bicubic", "bilinear", "random"),
             "model.image_interpolation",
             model_flags.interpolation,
-            "The same, for evaluation; training is bicubic in both. `random` is refused.",
+            "The same, for evaluation; training is bicubic in both, but for `use_timm` there, of which "
+            "is told. `random` is refused.",
         ),
         key(
             "--image-resize-mode",

@@ -13,7 +13,7 @@ from trainer.checkpoint.weights import with_loss_alone
 from trainer.comm.device import rank_device
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.evaluate.features import check_finite, image_features, text_features
+from trainer.evaluate.features import finite, image_features, text_features
 from trainer.model.build import build_alone
 from trainer.model.loading import check_hub_weights
 from trainer.search.cache import Features, PictureFolder
@@ -81,9 +81,7 @@ class SearchModel:
 
     def _features(self, images: Tensor) -> Features:
         with torch.no_grad():
-            features = _host(image_features(self._clip, images, self._job.model.precision, self._device))
-        check_finite(torch.from_numpy(features))
-        return features
+            return _host(image_features(self._clip, images, self._job.model.precision, self._device))
 
     def _pixels(self, folder: PictureFolder, picture: Picture) -> Tensor | str:
         """Returns the picture as the model takes it, float32 [3, H, W]; or why it cannot be used."""
@@ -97,5 +95,5 @@ class SearchModel:
 
 
 def _host(features: Tensor) -> Features:
-    vectors: Features = features.float().cpu().numpy()
+    vectors: Features = finite(features).float().cpu().numpy()
     return vectors
