@@ -16,9 +16,10 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from tests.support.jobs import tiny_job
+from tests.support.jobs import VIT, nonscalar, tiny_job
 from tests.support.thread_ranks import run_ranks
 from trainer.checkpoint import state
 from trainer.checkpoint.identity import RunIdentity
@@ -326,9 +327,12 @@ def the_rest(folder: Path, train: TrainStep, comm: Comm, job: Job) -> None:
         torch.save(untrained(tiny_job()).model.state_dict(), begin)
     comm.barrier(60.0)
     lora: dict[str, Any] = {"lora_rank": 3, "pretrained": str(begin)}
-    cases: list[dict[str, Any]] = [{"lock_image": True}, {"grad_checkpointing": True}, lora]
+    shaped = {"name": nonscalar(VIT)}
+    cases: list[dict[str, Any]] = [{"lock_image": True}, {"grad_checkpointing": True}, lora, shaped]
     for model in cases:
-        steps_are_those_of_one_process(comm, job_of(settings, comm.world.size, **model))
+        train = steps_are_those_of_one_process(comm, job_of(settings, comm.world.size, **model))
+        scale = train.model.get_parameter("logit_scale")
+        assert not isinstance(scale, DTensor), "a rank that logs it has all of it"
     half, exact = (job_of(settings, comm.world.size, precision, **lora) for precision in ("bf16", "fp64"))
     a_gradient_gathered_in_bf16_is_that_of_one_process_with_rounded_weights(comm, half, exact)
     plain = job_of(settings, comm.world.size)

@@ -48,13 +48,23 @@ def few_words(config: str) -> str:
     table = json.loads(Path(config).read_text())
     for part in table.keys() & {"text_cfg", "multimodal_cfg"}:
         table[part]["vocab_size"] = 1024
-    path = Path(tempfile.mkdtemp(dir=_few_words_folder())) / Path(config).name
+    return _written(config, table)
+
+
+@functools.cache
+def nonscalar(config: str) -> str:
+    """Returns the path of the same model, whose logit scale and bias have one dimension."""
+    return _written(config, {**json.loads(Path(config).read_text()), "nonscalar_logit_scale": True})
+
+
+def _written(config: str, table: dict[str, Any]) -> str:
+    path = Path(tempfile.mkdtemp(dir=_folder())) / Path(config).name
     path.write_text(json.dumps(table))
     return str(path)
 
 
 @functools.cache
-def _few_words_folder() -> Path:
+def _folder() -> Path:
     folder = tempfile.mkdtemp(prefix="clipship-models-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

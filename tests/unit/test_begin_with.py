@@ -9,7 +9,7 @@ import open_clip
 import pytest
 import torch
 
-from tests.support.jobs import COCA, VIT, tiny_job
+from tests.support.jobs import COCA, VIT, nonscalar, tiny_job
 from tests.support.text_towers import make_tower
 from trainer.config import Model
 from trainer.errors import InputError
@@ -41,6 +41,16 @@ def test_weights_that_fit_are_taken_as_they_are(weights: str) -> None:
     saved = torch.load(weights, weights_only=True)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in clip.model.state_dict().items())
     assert clip.notes == (f"init: all weights of {weights} fit",)
+
+
+def test_logit_scale_and_bias_are_taken_whatever_their_shape(tmp_path: Path) -> None:
+    weights, siglip = str(tmp_path / "siglip.pt"), {"loss": "siglip"}
+    for other, own in ((nonscalar(VIT), VIT), (VIT, nonscalar(VIT))):
+        state = untrained(tiny_job(config=other, optim=siglip)).model.state_dict()
+        torch.save({**state, "logit_bias": state["logit_bias"] - 1}, weights)
+        clip = untrained(tiny_job(config=own, model={"init": weights}, optim=siglip))
+        assert clip.notes == (f"init: all weights of {weights} fit",)
+        assert float(clip.model.logit_bias.detach()) == -11  # type: ignore[operator]
 
 
 def test_positions_are_interpolated_as_open_clip_does(weights: str) -> None:

@@ -18,7 +18,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from tests.support.jobs import VIT, tiny_job
+from tests.support.jobs import VIT, nonscalar, tiny_job
 from tests.support.pages import ROOT
 from tests.support.ready import models
 from tests.support.text_towers import make_tower
@@ -295,6 +295,11 @@ def test_a_model_that_transformers_lacks_is_refused_with_the_reason(tmp_path: Pa
     done = export(source, tmp_path / "out", "hf")
     assert isinstance(done.exception, InputError)
     assert "it has a logit bias; --to open_clip takes every model" in str(done.exception)
+
+
+def test_a_logit_scale_with_a_dimension_becomes_the_scalar_of_transformers(tmp_path: Path) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job(config=nonscalar(VIT)))
+    assert export(source, tmp_path / "out", "hf").exception is None
 
 
 def test_siglip_keeps_its_bias_in_open_clip(tmp_path: Path) -> None:

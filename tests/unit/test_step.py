@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.jobs import COCA, RESNET, VIT, small_job, tiny_job
+from tests.support.jobs import COCA, RESNET, VIT, few_words, nonscalar, small_job, tiny_job
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.comm.reducers import LocalReducer
@@ -187,6 +187,23 @@ def _two_ranks(job: Job, *, early: bool = True) -> list[tuple[dict[str, Any], li
         return {**gradients, "the loss": share}, sent
 
     return run_ranks(2, rank_main)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize(("tile", "size"), [(0, SAMPLES), (3, SAMPLES), (3, 4)])
+def test_a_logit_scale_with_a_dimension_has_the_gradient_of_a_scalar(
+    alone: Comm, kind: str, tile: int, size: int
+) -> None:
+    job = _accumulating(size, optim={"loss": kind, "loss_tile": tile}, model={"precision": "fp64"})
+    expected = _gradients(_step(job, alone), size)
+    shaped = _gradients(_step(_with_model(job, name=nonscalar(few_words(VIT))), alone), size)
+    assert shaped["logit_scale"] is not None
+    assert shaped["logit_scale"].shape == (1,)
+    for name, gradient in expected.items():
+        found = shaped[name]
+        assert gradient is not None
+        assert found is not None
+        torch.testing.assert_close(found.view_as(gradient), gradient, rtol=1e-12, atol=1e-13)
 
 
 def _of_one(job: Job, comm: Any) -> dict[str, Tensor | None]:

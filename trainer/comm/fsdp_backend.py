@@ -125,10 +125,10 @@ class _Reducer:
     def finish(self) -> None:
         self.shards.take_gradients()
         if self._scalars:
-            gradients = [_gradient(scalar) for scalar in self._scalars]
+            gradients = [_gradient(scalar).reshape(()) for scalar in self._scalars]
             mean = self._comm.all_reduce(torch.stack(gradients)) / self._comm.world.size
             for scalar, gradient in zip(self._scalars, mean.unbind(), strict=True):
-                scalar.grad = gradient.clone()
+                scalar.grad = gradient.clone().view_as(scalar)
         if self.last_reduction is not None:
             self._timer.since(self.last_reduction)
             self.last_reduction = None
@@ -286,7 +286,7 @@ def _towers(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def _scalars_aside(model: nn.Module, device: torch.device) -> Iterator[list[nn.Parameter]]:
-    """Takes the parameters without dimensions out of the model for the block: FSDP cannot split them.
+    """Takes the parameters of a single value out of the model for the block: there is nothing to split.
 
     They come back to their places, on the device.
     """
@@ -294,7 +294,7 @@ def _scalars_aside(model: nn.Module, device: torch.device) -> Iterator[list[nn.P
         (module, name, parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
-        if parameter.ndim == 0
+        if parameter.numel() == 1
     ]
     orders = {
         module: [name for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)]

@@ -104,9 +104,10 @@ def _fitted(model: Any, weights: dict[str, Tensor], path: Path, keep: int) -> di
         weights = convert_to_custom_text_state_dict(weights)
     if not custom:
         weights = {name.removeprefix("text."): tensor for name, tensor in weights.items()}
-    scale = weights.get("logit_scale")
-    if scale is not None and scale.shape != model.logit_scale.shape:
-        weights["logit_scale"] = scale.reshape(model.logit_scale.shape)
+    for name in ("logit_scale", "logit_bias"):
+        own = getattr(model, name, None)
+        if own is not None and name in weights:
+            weights[name] = weights[name].reshape(own.shape)
     fit_image_positions(model, weights, path)
     own = getattr(model.text if custom else model, "positional_embedding", None)
     if own is not None:

@@ -107,7 +107,10 @@ def to_open_clip(weights: Mapping[str, Tensor], kind: Format) -> Weights:
 
 def from_open_clip(weights: Mapping[str, Tensor], kind: Format) -> Weights:
     """Returns open_clip's weights under the names of another format. Raises InputError as `to_open_clip`."""
-    return _cut(_converted(weights, kind, back=True))
+    converted = _converted(weights, kind, back=True)
+    if (scale := converted.get("logit_scale")) is not None:
+        converted["logit_scale"] = scale.reshape(())  # open_clip's may have a dimension
+    return _cut(converted)
 
 
 def _converted(weights: Mapping[str, Tensor], kind: Format, *, back: bool) -> Weights:

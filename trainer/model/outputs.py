@@ -13,7 +13,8 @@ from trainer.model.open_clip_api import next_token_logits
 from trainer.model.packed_captions import Packed
 
 _NAMES = {"image_features": "image", "text_features": "text", "logit_scale": "scale", "logit_bias": "bias"}
-"""Names of this module by those of open_clip's."""
+"""Names of this module by those of open_clip's, in the order of its tuples."""
+_LOGITS = ("scale", "bias")
 _WRITTEN = "logits"
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -43,10 +44,14 @@ def outputs(model: nn.Module, images: Tensor, tokens: Tensor | Packed, precision
 
 
 def named(out: Any) -> Outputs:
-    """Returns what a model of open_clip has returned: a tuple, or a dictionary if it writes captions."""
+    """Returns what a model of open_clip has returned: a tuple, or a dictionary if it writes captions.
+
+    Logit scale and bias have one dimension in a model whose config says `nonscalar_logit_scale`.
+    """
     if not isinstance(out, dict):
-        return Outputs(*(_wide(tensor) for tensor in out))
+        out = dict(zip(_NAMES, out, strict=False))
     known = {ours: _wide(out[theirs]) for theirs, ours in _NAMES.items() if theirs in out}
+    known |= {name: known[name].reshape(()) for name in _LOGITS if name in known}
     return Outputs(**known, written=next_token_logits(out[_WRITTEN]) if _WRITTEN in out else None)
 
 
