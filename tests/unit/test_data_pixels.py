@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from open_clip.transform import image_transform
-from PIL import Image
+from PIL import Image, TiffTags
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import RandomResizedCrop
 
@@ -279,6 +280,15 @@ def test_odd_metadata_beside_the_orientation_do_not_end_a_run(kind: str, entry: 
     assert decode(raw(image)).size == (60, 80)
     assert size_of(image) == (60, 80)
     assert CROP(raw(image), 0).shape == (4, 224, 224)
+
+
+def test_a_tiff_with_odd_metadata_is_a_bad_sample_at_most() -> None:
+    tags = ImageFileDirectory_v2()
+    tags.tagtype[700], tags[700] = TiffTags.SHORT, 5  # XMP that is a number
+    image = encoded(Image.new("RGB", (80, 60)), "tiff", tiffinfo=tags)
+    with pytest.raises(BadSample) as found:
+        decode(raw(image))
+    assert found.value.cause == "damaged image"
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
