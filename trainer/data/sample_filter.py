@@ -111,7 +111,7 @@ def size_of(content: bytes) -> tuple[int, int] | None:
     try:
         with Image.open(io.BytesIO(content), formats=formats()) as picture:
             return shown_size(picture)
-    except (Image.DecompressionBombError, *DECODER_ERRORS):
+    except DECODER_ERRORS:
         return None
 
 
