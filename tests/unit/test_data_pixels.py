@@ -6,9 +6,12 @@ Unusual files of every kind are decoded or refused.
 import io
 import pickle
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from open_clip.transform import image_transform
-from PIL import Image
+from PIL import Image, TiffTags
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import RandomResizedCrop
 
@@ -281,6 +285,15 @@ def test_odd_metadata_beside_the_orientation_do_not_end_a_run(kind: str, entry: 
     assert CROP(raw(image), 0).shape == (4, 224, 224)
 
 
+def test_a_tiff_with_odd_metadata_is_a_bad_sample_at_most() -> None:
+    tags = ImageFileDirectory_v2()
+    tags.tagtype[700], tags[700] = TiffTags.SHORT, 5  # XMP that is a number
+    image = encoded(Image.new("RGB", (80, 60)), "tiff", tiffinfo=tags)
+    with pytest.raises(BadSample) as found:
+        decode(raw(image))
+    assert found.value.cause == "damaged image"
+
+
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
 def test_damaged_exif_does_not_lose_the_image(kind: str) -> None:
     image = encoded(red(), kind, exif=b"Exif\0\0nonsense")
@@ -309,7 +322,7 @@ def png_that_claims(width: int, height: int) -> bytes:
             "too many pixels",
             "10000 x 6000 pixels; data.max_image_pixels allows 50,000,000",
         ),
-        (lambda: png_that_claims(100_000, 6_000), "too many pixels", "exceeds limit"),
+        (lambda: png_that_claims(100_000, 6_000), "too many pixels", "data.max_image_pixels allows 50,000,"),
         (lambda: encoded(Image.new("L", (8000, 7500))), "too many pixels", "8000 x 7500 pixels"),
         (lambda: encoded(PHOTOGRAPHS[0])[:20_000], "damaged image", "cannot be decoded"),
     ],
@@ -321,6 +334,24 @@ def test_what_cannot_be_decoded_names_shard_key_and_cause(
         CROP(raw(image()), 0)
     assert caught.value.cause == cause
     assert what in str(caught.value)
+
+
+def test_filters_measure_a_picture_of_any_size() -> None:
+    assert size_of(png_that_claims(100_000, 6_000)) == (100_000, 6_000)
+
+
+def test_pillows_own_warnings_reach_no_log(tmp_path: Path) -> None:
+    cut = encoded(red(), exif=of_exif(ORIENTED)[:20])
+    for name, content in (("exif", cut), ("large", png_that_claims(10_000, 10_000))):
+        (tmp_path / name).write_bytes(content)
+    program = (
+        "import sys; from pathlib import Path; from trainer.data.sample_filter import size_of\n"
+        "for name in sys.argv[1:]: print(size_of(Path(name).read_bytes()))"
+    )
+    names = [str(tmp_path / name) for name in ("exif", "large")]
+    done = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{red().size}\n(10000, 10000)\n"
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])

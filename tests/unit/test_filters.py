@@ -24,6 +24,8 @@ from trainer.data.captions import CaptionReader
 from trainer.data.check import check_data
 from trainer.data.distributed_index import open_together
 from trainer.data.index import index_folder, index_shards, open_index, stale, write_catalogue
+from trainer.data.pictures import decode
+from trainer.data.sample import RawSample
 from trainer.data.sample_filter import size_of
 from trainer.data.shard_files import write_shard
 from trainer.data.shards import ShardSource, open_indexed
@@ -137,10 +139,15 @@ def test_an_image_whose_size_cannot_be_read_is_bad(tmp_path: Path) -> None:
     assert source.left_out.by_cause == {"the image's header, which data.filters need, cannot be read": 1}
 
 
-def test_a_turned_image_has_the_size_that_a_viewer_shows() -> None:
+@pytest.mark.parametrize("form", ["jpeg", "png", "webp", "tiff"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_image_has_the_size_that_a_viewer_shows(form: str, orientation: int) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6
-    assert size_of(picture(40, 20, exif=exif)) == (20, 40)
+    exif[0x0112] = orientation
+    content = picture(40, 20, form, exif=exif)
+    size = (40, 20) if orientation < 5 else (20, 40)
+    assert size_of(content) == size
+    assert decode(RawSample("k", "0.tar", content, ())).size == size
 
 
 @pytest.mark.parametrize("form", ["jpeg", "png", "webp"])

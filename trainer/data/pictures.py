@@ -7,6 +7,8 @@ Any format works that Pillow reads without starting another program; an image th
 
 import io
 import math
+import struct
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +21,11 @@ from PIL import Image, UnidentifiedImageError
 from trainer.data.sample import BadSample, RawSample
 from trainer.text.wording import many
 
+# data.max_image_pixels is the limit of all decoders, of which Pillow's own one knows nothing. What Pillow
+# says of odd metadata helps nobody in a log of many ranks.
+Image.MAX_IMAGE_PIXELS = None
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
 MOST_PIXELS = 50_000_000
 """Largest number of pixels of a picture; a larger one counts as an attack on memory.
 
@@ -30,6 +37,9 @@ Result = TypeVar("Result")
 # Samples come from strangers, so PostScript is left out: Pillow would hand it to Ghostscript.
 ORIENTATION = 0x0112
 """EXIF tag that says how a viewer turns an image."""
+_WIDTH, _HEIGHT = 0x0100, 0x0101
+_ASIDE = (5, 6, 7, 8)
+"""Orientations that swap width and height."""
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -42,6 +52,11 @@ _TURNS = {
 """Turns that a viewer makes, by the values of that tag."""
 _STARTS = {b"\xff\xd8\xff": "jpg", b"\x89PNG\r\n\x1a\n": "png"}
 """Endings by the first bytes of a file."""
+DECODER_ERRORS = (
+    OSError, ValueError, SyntaxError, EOFError, ArithmeticError, MemoryError, TypeError, LookupError,
+    AttributeError, struct.error
+)  # fmt: skip
+"""Errors that Pillow raises for files that are damaged or cut, or whose metadata are odd."""
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000")
 
 
@@ -61,12 +76,7 @@ def decode(raw: RawSample, most_pixels: int = MOST_PIXELS) -> Image.Image:
         raise BadSample(
             raw.origin, raw.key, "not an image", f"the image has an unknown format: {content}"
         ) from error
-    except Image.DecompressionBombError as error:
-        raise BadSample(
-            raw.origin, raw.key, "too many pixels", f"the image cannot be decoded: {error}"
-        ) from error
-    # Decoders raise any of these for damaged files.
-    except (OSError, ValueError, SyntaxError, EOFError, OverflowError, MemoryError) as error:
+    except DECODER_ERRORS as error:
         raise BadSample(
             raw.origin, raw.key, "damaged image", f"the image cannot be decoded: {error}"
         ) from error
@@ -89,6 +99,13 @@ def orientation(picture: Image.Image) -> int:
         return int(found) if found in _TURNS else 1
     except Exception:  # Pillow raises any, by the kind of damage
         return 1
+
+
+def shown_size(picture: Image.Image) -> tuple[int, int]:
+    """Returns width and height of a picture that is open and not decoded, as a viewer shows it."""
+    tags = getattr(picture, "tag_v2", {})  # of a TIFF, whose size is turned already, by Pillow's version
+    width, height = tags.get(_WIDTH, picture.width), tags.get(_HEIGHT, picture.height)
+    return (height, width) if orientation(picture) in _ASIDE else (width, height)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from trainer.config.filters import BY_KEY, MEASURES, Filter, filter_place, parse_filter, score_column
 from trainer.data.captions import MOST_JSON_BYTES, field_value, parsed_json
 from trainer.data.groups import NO_GROUP, number_at
-from trainer.data.pictures import formats, orientation
+from trainer.data.pictures import DECODER_ERRORS, formats, shown_size
 
 if TYPE_CHECKING:
     from trainer.data.scores import KeyTable
@@ -24,8 +24,6 @@ With its header in the tar they make one request to far storage (`hops.LEAST_BYT
 """
 MOST_HEAD_BYTES = 2**24
 """Largest number of bytes of an image that are read for its size."""
-_TURNED = (5, 6, 7, 8)
-"""EXIF orientations that swap width and height."""
 
 
 class MemberPlace(NamedTuple):
@@ -112,12 +110,9 @@ def size_of(content: bytes) -> tuple[int, int] | None:
     """Returns width and height by the beginning of an image file; None if they cannot be read."""
     try:
         with Image.open(io.BytesIO(content), formats=formats()) as picture:
-            turned = orientation(picture) in _TURNED
-            return (picture.height, picture.width) if turned else (picture.width, picture.height)
-    except (UnidentifiedImageError, Image.DecompressionBombError):
+            return shown_size(picture)
+    except DECODER_ERRORS:
         return None
-    except (OSError, ValueError, SyntaxError, EOFError, OverflowError, MemoryError):
-        return None  # decoders raise any of these for damaged and for cut files
 
 
 def _field(file: BinaryIO, name: str, members: Mapping[str, MemberPlace], values: dict[str, Any]) -> object:
