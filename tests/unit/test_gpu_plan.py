@@ -1,9 +1,12 @@
 """`clipship check` says what a step takes of a GPU, what fits, and how long the run takes at best."""
 
+import json
 from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+import torch
+from open_clip.model import _build_vision_tower
 
 from tests.support.jobs import RESNET, VIT, tiny_job
 from trainer.config import Job, Model
@@ -15,6 +18,7 @@ from trainer.estimate.fit import fits, largest_micro_batch, usable_bytes, with_g
 from trainer.estimate.step_memory import step_memory
 from trainer.estimate.step_speed import step_speed, training_flops
 from trainer.model import catalog
+from trainer.model.catalog import config_file
 from trainer.plan.check import check_without_files
 from trainer.plan.describe import describe
 
@@ -63,6 +67,22 @@ def test_parameters_of_known_models(name: str, millions: float) -> None:
     shape = architecture(Model(name=name))
     assert shape is not None
     assert shape.parameters / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B-16-SigLIP"])
+def test_tokens_of_a_model_with_patch_dropout_are_those_that_its_blocks_get(name: str) -> None:
+    shape, whole = architecture(Model(name=name, patch_dropout=0.4)), architecture(Model(name=name))
+    assert shape is not None
+    assert whole is not None
+    config = json.loads(config_file(name).read_text())
+    with torch.device("meta"):
+        visual = _build_vision_tower(config["embed_dim"], {**config["vision_cfg"], "patch_dropout": 0.4})
+        blocks = visual.trunk.blocks if hasattr(visual, "trunk") else visual.transformer.resblocks
+        got: list[int] = []
+        blocks[0].register_forward_pre_hook(lambda _, given: got.append(given[0].shape[1]))
+        visual.train()(torch.zeros(2, 3, *shape.image_size))
+    assert got == [shape.image.tokens]
+    assert shape.parameters == whole.parameters
 
 
 @pytest.mark.parametrize("name", ["RN50", "EVA02-B-16", "roberta-ViT-B-32", "coca_ViT-B-32", "hf-hub:a/b"])

@@ -145,6 +145,14 @@ def test_the_last_line_comes_from_the_log_with_an_error(
     )
 
 
+def test_a_copy_of_a_log_is_no_ranks_log(
+    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill(rank_0)
+    (folder / "logs" / "rank-00000-copy.log").write_text("ERROR of another day\n")
+    assert status(capsys, str(folder))["last line"] == "[0] 2026-01-01 00:00:01,000 INFO step 40/100 loss 1"
+
+
 def test_a_run_on_another_node_is_dead_once_its_files_are_older_than_its_limits_allow(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,11 @@ def _patches(config: Mapping[str, Any], patch: int) -> int:
     return (height // patch) * (width // patch)
 
 
+def _kept(config: Mapping[str, Any], patches: int) -> int:
+    """Returns the number of an image's patches that training keeps."""
+    return max(1, int(patches * (1 - config.get("patch_dropout", 0.0))))
+
+
 def _vision(config: Mapping[str, Any], embed_dim: int, *, quick: bool) -> Tower | None:
     """Returns the image tower that open_clip defines; None for a ResNet, or for blocks of other kinds."""
     layers = config.get("layers", 12)
@@ -179,9 +184,8 @@ def _vision(config: Mapping[str, Any], embed_dim: int, *, quick: bool) -> Tower 
     hidden = int(width * config.get("mlp_ratio", 4.0))
     norms = 2 * width if config.get("no_ln_pre") else 4 * width
     ends = _CHANNELS * width * patch**2 + width * (tokens + 1) + norms + width * embed_dim
-    kept = max(1, int((tokens - 1) * (1 - config.get("patch_dropout", 0.0)))) + 1
     return Tower(
-        kept,
+        _kept(config, tokens - 1) + 1,
         width,
         layers,
         width // config.get("head_width", 64),
@@ -234,7 +238,7 @@ def _timm(config: Mapping[str, Any]) -> Tower | None:
     patches = (_CHANNELS * patch**2 + 1) * width
     pool = width + 4 * width * (width + 1) + 2 * width + 2 * width * hidden + hidden + width
     return Tower(
-        tokens,
+        _kept(config, tokens),
         width,
         layers,
         heads,

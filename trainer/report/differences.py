@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from trainer.config.tables import as_toml, flat
-from trainer.report.cost import usual_records
+from trainer.report.cost import taken_s, usual_records
 from trainer.report.folder import Numbers, RunFacts
 from trainer.report.metric_words import is_share, metric_names, metric_text
 from trainer.report.wording import number
@@ -90,7 +90,7 @@ def _results(facts: RunFacts) -> dict[str, str]:
         found[name] = next(text(event[name]) for event in reversed(evaluations) if name in event)
         if is_share(name, evaluations):
             found[f"best {name}"] = _best(max, name, evaluations, text)
-    if isinstance(seconds := facts.result.get("seconds"), int | float):
+    if (seconds := taken_s(facts)) is not None:
         found["time"] = duration(seconds)
     return found
 

@@ -4,7 +4,6 @@ No content of a file raises an error here: a file that cannot be read becomes a 
 still shown.
 """
 
-import json
 import math
 import re
 import tomllib
@@ -34,7 +33,7 @@ from trainer.run.layout import (
     RESULT_FILE,
     rank_log,
 )
-from trainer.safe_io.plain import MOST_BYTES, MOST_LINES_BYTES, last_text, read_plain
+from trainer.safe_io.plain import MOST_BYTES, MOST_LINES_BYTES, last_text, parse_json, read_plain
 from trainer.telemetry.goodput import GenerationTimes, generations
 from trainer.telemetry.records import Record
 from trainer.text.masking import masked, masked_values
@@ -190,8 +189,8 @@ def last_lines(path: Path) -> list[str]:
 
 def _event(line: str) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line)
+    except ValueError:
         return None
     return event if isinstance(event, dict) and _is_step(event.get("step")) else None
 
@@ -264,8 +263,8 @@ def _json(folder: Path, name: str, kind: type[T], remarks: list[str]) -> T:
     if not text:
         return kind()
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(text)
+    except ValueError as error:
         remarks.append(f"{name} cannot be read: {error}")
         return kind()
     if not isinstance(content, kind):

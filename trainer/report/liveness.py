@@ -24,7 +24,6 @@ from trainer.run.layout import (
     EXIT_FILE,
     JOB_FILE,
     LOCK,
-    LOGS,
     METRICS_FILE,
     RANK_STATS_FILE,
     rank_logs,
@@ -227,11 +226,13 @@ def _processes(folder: Path) -> Iterator[tuple[int, int]]:
 
 def _last_line(folder: Path) -> Iterator[tuple[str, str]]:
     """Yields the last line of the newest log that ends with an error, else of the newest log."""
-    logs = sorted((folder / LOGS).glob("rank-*.log"), key=_time, reverse=True)[:_LOGS]
-    ends = [(log, lines) for log in logs if (lines := [line for line in last_lines(log) if line.strip()])]
-    complaining = [(log, lines) for log, lines in ends if any(text in lines[-1] for text in _COMPLAINTS)]
-    for log, lines in (complaining or ends)[:1]:
-        yield "last line", f"[{int(log.stem.removeprefix('rank-'))}] {lines[-1][:_SHOWN]}"
+    logs = sorted(rank_logs(folder), key=lambda each: _time(each[1]), reverse=True)[:_LOGS]
+    ends = [
+        (rank, lines) for rank, log in logs if (lines := [line for line in last_lines(log) if line.strip()])
+    ]
+    complaining = [(rank, lines) for rank, lines in ends if any(text in lines[-1] for text in _COMPLAINTS)]
+    for rank, lines in (complaining or ends)[:1]:
+        yield "last line", f"[{rank}] {lines[-1][:_SHOWN]}"
 
 
 def resume_hint(facts: RunFacts, job: str, to: str | None) -> str:

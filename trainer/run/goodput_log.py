@@ -6,14 +6,13 @@ again, and `restarts.json` the restarts of an earlier start. Rank 0 adds `begin`
 Imports no torch.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer.run.layout import GOODPUT_FILE
 from trainer.safe_io.atomic import json_text
-from trainer.safe_io.plain import MOST_LINES_BYTES, append_line, read_plain
+from trainer.safe_io.plain import MOST_LINES_BYTES, append_line, parse_json, read_plain
 
 BEGAN = "CLIPSHIP_BEGAN"
 """Variable with the time at which this start began, in seconds since the epoch.
@@ -49,7 +48,7 @@ def read(run_folder: Path) -> list[dict[str, Any]]:
 
 def _event(line: str) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line)
+    except ValueError:
         return None
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

@@ -81,8 +81,13 @@ def append_line(path: Path, line: str) -> None:
 
 def read_json(path: Path, *, links: bool = False) -> Any:
     """Returns the content of a JSON file, read by `read_plain`. Raises OSError or ValueError."""
+    return parse_json(read_plain(path, links=links))
+
+
+def parse_json(text: str) -> Any:
+    """Returns the value of JSON text; a whole number beyond all floats is infinite. Raises ValueError."""
     try:
-        return json.loads(read_plain(path, links=links))
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
 
