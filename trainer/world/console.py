@@ -25,7 +25,7 @@ from trainer.sysinfo import collector, memory
 from trainer.sysinfo.shortage import raise_open_files_limit, shortage
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.fitting import fit_to
-from trainer.text.terminal import erased, say, shown
+from trainer.text.terminal import erased, say, shown, tell
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World, detect
 
@@ -171,5 +171,6 @@ def _exit(world: World, exit_code: int, reason: str, details: str = "", unfit: s
     The other ranks wait for this one in a collective, and its clean-up may wait for them.
     """
     record = ExitRecord(world.rank, world.node, exit_code, shown(reason), time.time(), shown(details))
-    record_exit(replace(record, unfit=unfit), os.environ)
+    if not record_exit(replace(record, unfit=unfit), os.environ) and RANK_DIR in os.environ:
+        tell(record.text())  # the supervisor cannot say it
     exit_now(exit_code)
