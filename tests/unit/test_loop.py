@@ -196,6 +196,15 @@ def test_the_result_says_how_training_ended(tmp_path: Path, alone: Comm) -> None
         stopped.raise_if_stopped()
 
 
+def test_the_last_wait_of_a_run_that_stops_is_at_its_last_step(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[tuple[Phase, int]] = []
+    monkeypatch.setattr(alone.heartbeat, "begin_phase", lambda phase, step=0: phases.append((phase, step)))
+    run(setup_of(tmp_path, alone, gives_up, eval={"every_steps": 2}))
+    assert phases[-1] == ("checkpoint", 2), f"the supervisors believe that {STEPS} steps are done"
+
+
 def test_a_run_that_is_done_leaves_its_result(tmp_path: Path, alone: Comm) -> None:
     setup = setup_of(tmp_path, alone, lambda: {"zero_shot_top1": 0.5})
     train(setup)

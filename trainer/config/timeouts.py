@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from trainer.config.phases import LIMIT_KEYS
 from trainer.config.results import WITH_EVALUATION
@@ -31,9 +31,9 @@ class Timeouts(Section):
     """The time that the loop waits for a checkpoint; also the time to save when the run is asked to stop."""
     shutdown_s: Seconds = 60.0
     """Time from the last step or checkpoint to the end of the process."""
-    silence_s: Seconds = 6.0
+    silence_s: Annotated[float, Field(ge=3, le=7 * 86400)] = 6.0
     """Silence after which a supervisor counts as lost, and its node with it. At 6 s all ranks end within 10 s
-    of a power cut."""
+    of a power cut. Supervisors send one sign of life a second."""
     collective_s: Seconds | None = None
     """torch's own limit on one collective, in case the supervisors fail. None: a minute more than the longest
     of the others."""

@@ -13,6 +13,7 @@ from typing import Any
 from trainer.errors import EXIT_PREEMPTED
 from trainer.safe_io.atomic import write_json
 from trainer.safe_io.plain import read_json
+from trainer.text.terminal import say
 
 EXIT_DIR = "CLIPSHIP_EXIT_DIR"
 RANK_DIR = "CLIPSHIP_RANK_DIR"
@@ -87,8 +88,8 @@ def supervisor_lost(how: str) -> str:
 def record_exit(record: ExitRecord, env: Mapping[str, str]) -> bool:
     """Write the record for the supervisor, or without one for the launcher.
 
-    Returns False if neither waits for it, since the rank was not started by Clipship's launcher, or if it
-    cannot be written, as on a full disk.
+    Returns False if neither waits for it, as the rank was not started by Clipship's launcher, or if it cannot
+    be written, which it says.
     """
     return _write(record, env.get(RANK_DIR)) if RANK_DIR in env else record_cause(record, env)
 
@@ -96,7 +97,7 @@ def record_exit(record: ExitRecord, env: Mapping[str, str]) -> bool:
 def record_cause(record: ExitRecord, env: Mapping[str, str]) -> bool:
     """Write the record for the launcher that started the ranks.
 
-    Returns False if no launcher waits on this host, or if it cannot be written, as on a full disk.
+    Returns False if no launcher waits on this host, or if it cannot be written, which it says.
     """
     return _write(record, env.get(EXIT_DIR))
 
@@ -128,6 +129,7 @@ def _write(record: ExitRecord, folder: str | None) -> bool:
         return False
     try:
         write_json(Path(folder, _RECORD.format(record.rank)), asdict(record))
-    except OSError:
+    except OSError as error:  # a full /dev/shm must not change the exit code
+        say(f"why {rank_name(record.rank, record.node)} ends cannot be recorded: {error}")
         return False
     return True

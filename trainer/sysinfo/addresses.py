@@ -14,6 +14,7 @@ from pathlib import Path
 PORTS = range(20_000, 32_768)
 """Ports below those that Linux gives to outgoing connections, which might take a port between the check
 and its use."""
+_ANY_PORT = 9
 _ELSEWHERE = "192.0.2.1"
 """Address that no machine has (RFC 5737)."""
 _OF_CONTAINERS = re.compile(r"(docker|podman|cni|virbr|lxcbr|lxdbr)\d+|br-[0-9a-f]{12}")
@@ -55,16 +56,20 @@ def is_here(host: str) -> bool:
 
 
 def is_own(address: str, family: int) -> bool:
-    """Returns whether the address belongs to this machine."""
+    """Returns whether the address belongs to this machine.
+
+    The route to it tells, since net.ipv4.ip_nonlocal_bind lets any address be bound. No packet is sent.
+    """
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.bind((address, 0))
+            probe.connect((address, _ANY_PORT))
         except OSError:
             return False
-    return True
+        source = str(probe.getsockname()[0])
+    return source == address or (is_loopback(source) and is_loopback(address))
 
 
-def address_towards(host: str, port: int = 9) -> str:
+def address_towards(host: str, port: int = _ANY_PORT) -> str:
     """Returns this machine's address on the route to `host`. No packet is sent.
 
     Raises OSError if there is no route.

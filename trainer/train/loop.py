@@ -60,7 +60,7 @@ class Loop:
         If asked to stop, it saves a checkpoint and returns before the schedule ends.
         """
         self._setup.clip.model.train()
-        first = self._steps_done + 1
+        done, first = self._steps_done, self._steps_done + 1
         metrics, stop = self._finish_step_of_memory()
         # This phase includes the first batch, since the loaders start.
         self._comm.heartbeat.begin_phase("first step", first)
@@ -75,6 +75,7 @@ class Loop:
             if self._is_due(step, self._job.comm.check_replicas_steps):
                 check_replicas(self._comm, self._setup.train_step.shards, self._setup.train_step.optimizer)
             metrics, stop = self._save_and_evaluate(step, stop, save)
+            done = step
             if stop:
                 break
         # This start has no step left: the run was killed or stopped between the last checkpoint and the
@@ -83,7 +84,7 @@ class Loop:
             metrics, stop = self._save_and_evaluate(
                 self._steps, stop=False, save=False, known=self._evaluated(self._steps)
             )
-        copies = self._close(stop)
+        copies = self._close(done, stop)
         monitors = self._monitors
         return TrainResult(
             steps=self._schedule.last,
@@ -330,13 +331,13 @@ class Loop:
         for written in self._setup.writer.pop_written():
             self._monitors.telemetry.event(asdict(written))
 
-    def _close(self, stop: bool) -> Mapping[str, object]:
+    def _close(self, done: int, stop: bool) -> Mapping[str, object]:
         """Collective: ends all that is under way and waits until the last checkpoint is complete and copied.
 
-        Returns what the result says of the copies.
+        `done` is the last step. Returns what the result says of the copies.
         """
         self._reads.settle()
-        self._comm.heartbeat.begin_phase("checkpoint", self._steps)
+        self._comm.heartbeat.begin_phase("checkpoint", done)
         self._consensus.close()
         monitors = self._monitors
         monitors.profiler.close()

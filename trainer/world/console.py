@@ -172,5 +172,5 @@ def _exit(world: World, exit_code: int, reason: str, details: str = "", unfit: s
     """
     record = ExitRecord(world.rank, world.node, exit_code, shown(reason), time.time(), shown(details))
     if not record_exit(replace(record, unfit=unfit), os.environ) and RANK_DIR in os.environ:
-        tell(record.text())  # the supervisor, which would show it, cannot know it
+        tell(record.text())  # the supervisor cannot say it
     exit_now(exit_code)
