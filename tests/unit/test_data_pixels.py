@@ -223,6 +223,19 @@ def test_an_image_that_exif_turns_is_turned() -> None:
     assert found[-25:].mean() > 235
 
 
+@pytest.mark.parametrize("fill", [1, 2, 9])
+def test_bytes_before_a_marker_hide_no_orientation(fill: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = encoded(PHOTOGRAPHS[0], exif=exif, quality=95)  # so large that a wrong length leads into it
+    for at in (2, image.index(b"\xff\xe1"), image.index(b"\xff\xdb")):
+        filled = image[:at] + b"\xff" * fill + image[at:]
+        assert not upright_jpeg(filled)
+        assert size_of(filled) == decode(raw(filled)).size == PHOTOGRAPHS[0].size[::-1]
+    plain = encoded(PHOTOGRAPHS[0])
+    assert upright_jpeg(plain[:2] + b"\xff" * fill + plain[2:])
+
+
 XMP = b'<x:xmpmeta><rdf:RDF><rdf:Description tiff:Orientation="%d"/></rdf:RDF></x:xmpmeta>'
 
 

@@ -36,6 +36,8 @@ It then does not interpolate the colour; the difference is not visible.
 FOUR_BYTES = "RGBX"
 """Red, green, blue and a spare byte, as Pillow and the decoder call it."""
 BYTES_OF_A_PIXEL = len(FOUR_BYTES)
+_SCAN = b"\xda"
+"""Marker behind which a JPEG's pixels begin."""
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 """Orientation in XMP, by the pattern with which Pillow finds it."""
@@ -212,7 +214,10 @@ def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def upright_jpeg(image: bytes) -> bool:
     """Returns whether it is a JPEG that is not turned: by EXIF or, without an orientation there, by XMP."""
     at, xmp = 2 if image.startswith(b"\xff\xd8") else len(image), b""
-    while image[at : at + 1] == b"\xff" and (marker := image[at + 1 : at + 2]) not in (b"\xda", b""):
+    while image[at : at + 1] == b"\xff" and (marker := image[at + 1 : at + 2]) not in (_SCAN, b""):
+        if marker == b"\xff":  # any number of them may stand before a marker
+            at += 1
+            continue
         end = at + 2 + int.from_bytes(image[at + 2 : at + 4])
         if marker == b"\xe1" and image[at + 4 : at + 10] == b"Exif\0\0":
             if (found := _orientation(image[at + 4 : end])) is not None:
@@ -221,7 +226,7 @@ def upright_jpeg(image: bytes) -> bool:
             xmp = image[at + 4 : end]
         at = end
     turned = _XMP_ORIENTATION.search(xmp)
-    return at < len(image) and (turned is None or turned[1] == b"1")
+    return image.startswith(b"\xff" + _SCAN, at) and (turned is None or turned[1] == b"1")
 
 
 def _orientation(exif: bytes) -> object:
