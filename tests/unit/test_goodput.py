@@ -296,10 +296,12 @@ def test_begin_of_a_start_comes_from_its_variable(value: str | None, expected: f
     assert goodput_log.began(env, 3.0) == expected
 
 
-def test_the_next_stage_of_a_run_starts_again_and_is_no_recovery() -> None:
-    close = {"event": "close", "time": 124, "step": 11, "generation": 1, "start": "a"}
-    stage = begin(130, from_step=11, began=100)
-    events = [*HALF, close, stage, steps(131, 12, 1, 1), steps(141, 22, 10, 10)]
+@pytest.mark.parametrize("start", ["a", ""])
+def test_the_next_stage_of_a_run_starts_again_and_is_no_recovery(start: str) -> None:
+    """Also in a start without a launcher, which has no name."""
+    close = {"event": "close", "time": 124, "step": 11, "generation": 1}
+    first, stage = (begin(at, start=start, from_step=step, began=100) for at, step in ((110, 0), (130, 11)))
+    events = [first, *HALF[1:], close, stage, steps(131, 12, 1, 1), steps(141, 22, 10, 10)]
     times = goodput(events)
     found = generations(events)
     assert [(its.from_step, its.next_stage) for its in found] == [(0, False), (11, True)]

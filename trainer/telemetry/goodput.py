@@ -279,7 +279,7 @@ def _key(event: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _begin_restart(found: list[GenerationTimes], row: Mapping[str, Any], at: float) -> None:
-    start = str(row.get("start"))
+    start = str(row.get("start") or "") or (found[-1].start if found else "")
     if found and found[-1].start == start and found[-1].ended is None:
         found[-1] = replace(found[-1], ended=at, failed=True, fault=row)
     number = int(_number(row.get("generation")))
@@ -287,8 +287,14 @@ def _begin_restart(found: list[GenerationTimes], row: Mapping[str, Any], at: flo
     found.append(GenerationTimes(start, number, at, is_first=False, last=at, restart=row, ranks=ranks))
 
 
+def _start_of(event: Mapping[str, Any]) -> str:
+    """Returns the id of the event's start; one without a launcher has no name, and is known by its begin."""
+    began = _number(event.get("began"))
+    return str(event.get("start") or "") or (f"began {began:.3f}" if began else "")
+
+
 def _begin(found: list[GenerationTimes], event: Mapping[str, Any], at: float) -> None:
-    start, number = str(event.get("start") or ""), int(_number(event.get("generation")))
+    start, number = _start_of(event), int(_number(event.get("generation")))
     from_step, ranks = int(_number(event.get("from_step"))), int(_number(event.get("ranks")))
     same = bool(found and start and found[-1].start == start)
     if same and found[-1].ready is None and found[-1].ended is None:
@@ -309,7 +315,7 @@ def _begin(found: list[GenerationTimes], event: Mapping[str, Any], at: float) ->
 
 
 def _end(found: list[GenerationTimes], event: Mapping[str, Any], at: float) -> None:
-    start, code = str(event.get("start") or ""), event.get("exit_code")
+    start, code = _start_of(event), event.get("exit_code")
     if found and found[-1].start == start:
         if found[-1].ended is None:
             failed = code not in (EXIT_DONE, EXIT_PREEMPTED)

@@ -1,7 +1,6 @@
 """Monitors of one start of a run: times, slow ranks, profiles, gradients, bad samples and metrics."""
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +62,7 @@ def _open_goodput(setup: TrainSetup) -> GoodputRecorder:
         generation=world.generation,
         ranks=world.size,
         from_step=setup.start.steps_done,
-        began=goodput_log.began(os.environ, time.time() - (time.monotonic() - setup.started)),
+        began=goodput_log.began(os.environ, setup.started),
     )
 
 

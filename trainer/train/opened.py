@@ -43,7 +43,7 @@ class OpenRun:
     """Steps that this node keeps in memory; None if the job keeps none."""
     requests: Requests
     started: float
-    """Value of time.monotonic() when this start, or the stage in it, began to prepare."""
+    """Time when this start began to prepare, in seconds since the epoch; the same in all of its stages."""
     copier: Copier | None = None
     """Copies the checkpoints of all stages, from the first of this start on; see `TrainSetup`."""
     goes_on: bool = True
@@ -57,7 +57,7 @@ class OpenRun:
         """Collective: goes to the next stage, now that nothing of the last one is in use."""
         gc.collect()  # the last stage's model, loaders and steps in memory are in cycles
         self.comm.barrier(self.job.timeouts.backstop_s)
-        self.number, self.goes_on, self.started = self.number + 1, False, time.monotonic()
+        self.number, self.goes_on = self.number + 1, False
         self.memory = emptied(self.memory, self.comm, self.job.timeouts.backstop_s)
         self.comm.heartbeat.begin_phase("init")
         self.comm.heartbeat.learner = limit_learner(self.job, self.comm.world, {})
@@ -68,7 +68,7 @@ def open_whole(job: Job, comm: Comm) -> OpenRun | None:
 
     Raises InputError on all ranks alike.
     """
-    started = time.monotonic()
+    started = time.time()
     check_installed(job.logging)
     check_address(job.logging.notify, os.environ)
     for own in stages_of(job):

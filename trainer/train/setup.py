@@ -47,7 +47,7 @@ class TrainSetup:
     start: StartPoint
     """Step that this start begins after, and the checkpoint or the memory that it comes from."""
     started: float
-    """Value of time.monotonic() when this start began to prepare."""
+    """Time when this start began to prepare, in seconds since the epoch."""
     copier: Copier | None = None
     """Copies the checkpoints; None on all ranks but 0, and if the job does not ask for that."""
     targets: Targets | None = None
