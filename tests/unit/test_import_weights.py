@@ -16,6 +16,7 @@ from trainer.cli.import_weights import command
 from trainer.errors import InputError
 from trainer.model.build import untrained
 from trainer.model.catalog import read_config
+from trainer.model.hub import TOKENIZER_FILES
 from trainer.model.import_weights import import_weights
 from trainer.model.key_names import Format, from_open_clip, to_open_clip
 from trainer.model.released import names_of
@@ -175,6 +176,19 @@ def test_the_files_beside_the_weights_say_how_pictures_and_captions_are_handled(
     assert any("resizes to {'shortest_edge': 36}" in note for note in imported.notes)
     config = json.loads((tmp_path / "out.json").read_text())
     assert config["text_cfg"]["hf_tokenizer_name"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_a_tokenizer_of_another_kind_beside_the_weights_is_not_replaced(tmp_path: Path, kind: str) -> None:
+    clip_model("gelu").save_pretrained(tmp_path)
+    make_tower(tmp_path / "tower", kind)
+    for name in TOKENIZER_FILES:
+        if (tmp_path / "tower" / name).is_file():
+            (tmp_path / "tower" / name).rename(tmp_path / name)
+    imported = import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
+    config = json.loads((tmp_path / "out.json").read_text())
+    assert config["text_cfg"]["hf_tokenizer_name"] == str(tmp_path)
+    assert not any("tokenizer" in note for note in imported.notes)
 
 
 @pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B-32-quickgelu", "ViT-L-14-336-quickgelu", "ViT-B-16"])

@@ -29,11 +29,12 @@ TOKENIZER_FILES = (
     "tokenizer.model",
 )
 """Files of a tokenizer, of which each model has some."""
-_VOCABULARIES = set(TOKENIZER_FILES) - {
+VOCABULARIES = set(TOKENIZER_FILES) - {
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
 }
+"""Those of them that hold words."""
 _WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -179,8 +180,8 @@ def _lacking(folder: Path | None, parts: Parts) -> list[str]:
     """Returns words for the parts that are not in the folder."""
     there = {file.name for file in folder.iterdir() if file.is_file()} if folder else set()
     lacking = [CONFIG] if "config" in parts and CONFIG not in there else []
-    if "tokenizer" in parts and not there & _VOCABULARIES:
-        lacking.append(f"vocabulary ({', '.join(sorted(_VOCABULARIES))})")
+    if "tokenizer" in parts and not there & VOCABULARIES:
+        lacking.append(f"vocabulary ({', '.join(sorted(VOCABULARIES))})")
     if "weights" in parts and not (folder and has_weights(folder)):
         lacking.append("weights (model.safetensors or pytorch_model.bin)")
     return lacking

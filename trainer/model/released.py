@@ -15,6 +15,7 @@ from open_clip.tokenizer import SimpleTokenizer
 
 from trainer.errors import InputError
 from trainer.model.catalog import known_models, read_config
+from trainer.model.hub import VOCABULARIES
 from trainer.model.key_names import Format, Weights
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
@@ -148,12 +149,12 @@ def _tokenizer(found: Released, folder: Path) -> None:
     """Adds a tokenizer that is not OpenAI's to the config; says if there is none to look at."""
     whole = _part(_json(folder / "tokenizer.json"), "model")
     words = _json(folder / "vocab.json") or _part(whole, "vocab")
-    if not words:
+    if not words and not any((folder / name).is_file() for name in VOCABULARIES):
         found.notes.append(
-            "the tokenizer is taken to be OpenAI's: neither vocab.json nor tokenizer.json lies beside the "
-            "weights"
+            "the tokenizer is taken to be OpenAI's: no vocabulary, as in vocab.json or tokenizer.json, lies "
+            "beside the weights"
         )
-    elif _plain(words) != _plain(SimpleTokenizer().encoder):
+    elif _plain(words) != _plain(SimpleTokenizer().encoder):  # those of other kinds have no such words
         found.config["text_cfg"]["hf_tokenizer_name"] = str(folder.absolute())
 
 
