@@ -370,6 +370,21 @@ def test_stop_while_ranks_are_being_ended_leaves_with_75() -> None:
     play(Story(obedient=False), work)
 
 
+def test_stop_while_ranks_start_again_lets_them_save_what_is_in_memory() -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.restarted(2)
+        story.begun = False  # they read their state from memory
+        its.receive(StopRequest(signal=15, rank=0, node="n0"))
+        await asyncio.sleep(0.2)
+        assert (story.kinds()[-1], story.records) == (Stop, [])
+        for rank in (0, 1):
+            its.receive(Done(rank=rank, code=75, reason="asked to stop: step 8 is saved", generation=2))
+        assert (await story.ended()).reason == "asked to stop: step 8 is saved"
+
+    play(Story(), work)
+
+
 def test_stop_during_the_wait_before_a_restart_leaves_with_75() -> None:
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(1))

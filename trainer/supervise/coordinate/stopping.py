@@ -65,15 +65,17 @@ class Stopping:
     def pass_on(self) -> None:
         """Passes the request to stop to all.
 
-        Before the first step is done there is nothing to save: once every supervisor has joined, all leave at
-        once. Between two generations there are no ranks, and all leave at once too.
+        Before the first step of the start is done there is nothing to save: once every supervisor has joined,
+        all leave at once. Ranks of a later generation may go on from steps in memory, and save them first.
+        Between two generations there are no ranks, and all leave at once too.
         """
         run = self._run
+        all_there = set(run.generation.members) <= run.membership.nodes.keys()
         if run.is_between:
             self._leave_early(
                 "asked to stop during a restart of the ranks; the run can go on from its checkpoint"
             )
-        elif set(run.generation.members) <= run.membership.nodes.keys() and not run.has_begun():
+        elif all_there and not run.history and not run.has_begun():
             self._leave_early("asked to stop before there was anything to save; the run can be started again")
         else:
             run.actions.broadcast(Stop())
