@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import click
-
 from trainer.config.schedulers import SCHEDULERS
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, ClusterError, InputError
 from trainer.launch import local
 from trainer.launch.hosts import Host
 from trainer.launch.schedulers import prepare, scheduler, settled, submit
-from trainer.launch.submission import read_record, record, removed_if_refused
+from trainer.launch.submission import announce, read_record, removed_if_refused
 from trainer.plan.check import check_job, check_submission
 from trainer.plan.secret_values import secret_warnings
 from trainer.sweep.trials import Sweep, Trial
@@ -69,13 +67,23 @@ def _submitted(trials: Sequence[Trial], to: str, folder: Path, parallel: int | N
     for warning in dict.fromkeys(warning for trial in trials for warning in secret_warnings(trial.job)):
         say(f"warning: {warning}")
     place = scheduler(to)
-    with removed_if_refused([place.record_folder(trial.job) for trial in trials]):
+    without_record = 0
+    with removed_if_refused([place.record_folder(trial.job) for trial in trials]) as new:
         jobs = settled([trial.job for trial in trials], to)
         runs = [(job, prepare(job, to)) for job in jobs]
         for own, submission in place.submit_together(runs, folder, parallel):
-            record(own, submission)
-            click.echo(submission.id)
+            new.discard(own)
+            try:
+                announce(own, submission, place.ends(submission))
+            except ClusterError as problem:  # the scheduler may have got the next ones, too
+                without_record += 1
+                say(str(problem))
             yield
+    if without_record:
+        raise ClusterError(
+            f"{many(without_record, 'run')} of these {'has' if without_record == 1 else 'have'} no record, "
+            "as said above: end them by those commands before the same command goes on"
+        )
 
 
 def _refuse_equal_names(trials: Sequence[Trial], to: str) -> None:
