@@ -119,8 +119,10 @@ def test_spare_nodes_that_mpi_cannot_use_are_refused_before_the_start() -> None:
         start_ranks(["true"], job, nproc=None, hosts=parse_hosts("a:1,b:1"))
 
 
-def test_standard_input_is_refused_where_it_reaches_no_rank() -> None:
-    job = tiny_job(data={"format": "webdataset", "train": ("-",), "stream_samples": 8})
+@pytest.mark.parametrize("stage", [1, 2])
+def test_standard_input_is_refused_where_it_reaches_no_rank(stage: int) -> None:
+    data = {"format": "webdataset", "train": ("-",), "stream_samples": 8}
+    job = tiny_job(data=data) if stage == 1 else tiny_job(stage=({"data": data},))
     with pytest.raises(InputError, match="clipship passes standard input to no rank of other hosts"):
         start_ranks(["true"], job, nproc=None, hosts=parse_hosts("a:1,b:1"))
 

@@ -569,6 +569,14 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
     [
         ({"image": {"tag": None}}, "image.tag is missing"),
         ({"data": {"train": ("-",), "stream_samples": 64}}, "pods have no standard input"),
+        (
+            {"stage": ({"data": {"train": ("-",), "stream_samples": 64}},)},
+            "data.train = - of stage 2: pods have no standard input",
+        ),
+        (
+            {"stage": ({"optim": {"global_batch_size": 7}},)},
+            "stage 2: optim.global_batch_size = 7 cannot be shared equally by 8 ranks",
+        ),
         ({"kubernetes": {"mounts": {}}}, "is on no volume that the pods share"),
         (
             {"kubernetes": {"mounts": {}}, "logging": {"runs": "/far/runs"}},

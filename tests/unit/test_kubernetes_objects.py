@@ -14,6 +14,8 @@ from trainer.launch.kubernetes import pod_logs
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.objects import _hand_over, _put
+from trainer.launch.kubernetes.scheduler import KubernetesScheduler
+from trainer.launch.submission import Submission
 
 CONFIG = ("v1", "ConfigMap")
 LABELS = {"app.kubernetes.io/name": "clipship"}
@@ -137,3 +139,10 @@ def test_a_rank_s_log_that_cannot_be_read_is_told_in_a_sentence(
 ) -> None:
     with pytest.raises(ClusterError, match=said):
         list(lines(answer))
+
+
+def test_a_run_without_a_record_is_ended_by_a_command_for_its_cluster() -> None:
+    details = {"context": "one b", "namespace": "ml", "kind": "job", "name": "mine", "uid": "1"}
+    submission = Submission("kubernetes", "ml/mine", "2026-01-02T03:04:05+00:00", details)
+    words = "kubectl '--context=one b' --namespace=ml delete job mine"
+    assert KubernetesScheduler().ends(submission) == words

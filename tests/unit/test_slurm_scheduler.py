@@ -132,6 +132,19 @@ def test_a_refusal_leaves_no_folder_that_looks_like_a_run(folder: Path, capsys: 
     assert "has no run folder here" in capsys.readouterr().err
 
 
+def test_a_job_that_slurm_has_got_keeps_its_files_if_no_record_can_be_written(
+    folder: Path, capsys: Capture
+) -> None:
+    run = folder / "runs" / "mine"
+    answers(folder, "sbatch", f"/usr/bin/mkdir {run}/artefacts/submission.json; echo '42;big'")
+    assert main(["submit", "job.toml", "--to", "slurm"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "42\n"
+    assert "slurm has got the run as 42, but the record of it cannot be written" in err
+    assert err.rstrip().endswith("To end it: scancel --clusters=big 42")
+    assert (run / "artefacts" / "train.sbatch").is_file()
+
+
 def test_submit_makes_no_folder_where_file_systems_are_mounted(folder: Path, capsys: Capture) -> None:
     answers(folder, "sbatch", "echo 7")
     runs = "/not-mounted-on-this-machine/runs"
@@ -450,6 +463,19 @@ def test_runs_that_ask_slurm_for_different_things_are_several_arrays(folder: Pat
     chains = ["--set", "name=chains", "--set", "slurm.array=1-3%1"]
     assert main(["sweep", "job.toml", *grid, *chains, "--to", "slurm"]) == 0
     assert capsys.readouterr().out.split() == ["4", "5", "6", "7", "8", "9"]
+
+
+def test_tasks_without_a_record_are_named_and_do_not_hide_the_others(folder: Path, capsys: Capture) -> None:
+    run = folder / "runs" / "mine-lr-3e-4-seed-0"
+    answers(folder, "sbatch", f"/usr/bin/mkdir {run}/artefacts/submission.json; echo 40")
+    assert sweep() == 1
+    out, err = capsys.readouterr()
+    assert out.split() == ["40_0", "40_1", "40_2", "40_3"]
+    assert err.count("the record of it cannot be written") == 1
+    assert "To end it: scancel 40_2" in err
+    assert "1 run of these has no record" in err
+    assert (run / "artefacts" / "train.sbatch").is_file()
+    assert read_record(folder / "runs" / "mine-lr-3e-4-seed-1") is not None
 
 
 def test_a_sweep_that_slurm_refuses_leaves_no_record(folder: Path, capsys: Capture) -> None:

@@ -834,6 +834,14 @@ def test_images_are_named_as_the_containers_tool_wants(name: str, pyxis: str, ap
     ("sections", "said"),
     [
         ({"data": {"train": ("-",), "stream_samples": 64}}, "a batch job has no standard input"),
+        (
+            {"stage": ({"data": {"train": ("-",), "stream_samples": 64}},)},
+            "data.train = - of stage 2: a batch job has no standard input",
+        ),
+        (
+            {"stage": ({"optim": {"global_batch_size": 7}},)},
+            "stage 2: optim.global_batch_size = 7 cannot be shared equally by 8 ranks",
+        ),
         ({"slurm": {"container": "pyxis"}}, "needs an image: give slurm.image or image.tag"),
         (
             {"slurm": {"gres": ["gpu:a100:2", "gpu:h100:1"]}},

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 from trainer.comm.shard_degree import shard_degree
-from trainer.config import STANDARD_INPUT, Comm, Job, Timeouts
+from trainer.config import Comm, Job, Timeouts
 from trainer.config.optimizers import OPTIMIZERS
+from trainer.config.stages import standard_input
 from trainer.errors import InputError
 from trainer.text.wording import many
 from trainer.world.variables import MEETS
@@ -276,10 +277,10 @@ def check_restarts(job: Job, launcher: Launcher, *, starts_again: bool = True) -
             f"comm.backend = {job.comm.backend}, ends the whole run when one of its ranks is gone, and "
             "nothing is there to start all again: set it to 0, use `clipship run`, or comm.backend = torch"
         )
-    if STANDARD_INPUT in job.data.train:
+    if reads := standard_input(job):
         raise InputError(
-            f"{key}: ranks that are started again would need all of data.train = {STANDARD_INPUT}, "
-            "and standard input can be read only once: set it to 0, or name files"
+            f"{key}: ranks that are started again would need all of {reads}, and "
+            "standard input can be read only once: set it to 0, or name files"
         )
 
 

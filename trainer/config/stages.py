@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from trainer.config.keys import JobPath, rank_paths, section_of, with_paths_from
 from trainer.config.tables import merged
 from trainer.config.toml_lines import Key
+from trainer.config.types import STANDARD_INPUT
 from trainer.text.near import did_you_mean
 
 if TYPE_CHECKING:
@@ -74,6 +75,15 @@ def stage_title(job: "Job", number: int) -> str:
     """Returns what a stage is called: its number, and its name if it has one."""
     name = job.stage[number - 2].get(NAME) if number > 1 else None
     return f"stage {number}" + (f" ({name})" if name else "")
+
+
+def standard_input(job: "Job") -> str:
+    """Returns the key of the first stage that reads standard input, as messages name it; "" if none does."""
+    for number, own in enumerate(stages_of(job), 1):
+        if STANDARD_INPUT in own.data.train:
+            of_stage = f" of {stage_title(job, number)}" if number > 1 else ""
+            return f"data.train = {STANDARD_INPUT}{of_stage}"
+    return ""
 
 
 def paths_of_ranks(job: "Job") -> Iterator[tuple[str, JobPath]]:

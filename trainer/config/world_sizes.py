@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from trainer.config.batch_plan import plan
 from trainer.config.job import Job
-from trainer.config.stages import stages_of
+from trainer.config.stages import stage_title, stages_of
 from trainer.errors import InputError
 from trainer.text.wording import many
 
@@ -14,6 +14,18 @@ def world_sizes(job: Job) -> list[int]:
     total, stages = job.optim.global_batch_size, stages_of(job)
     divisors = {d for k in range(1, int(total**0.5) + 1) if total % k == 0 for d in (k, total // k)}
     return [size for size in sorted(divisors) if not _problem(stages, size)]
+
+
+def check_batches(job: Job, size: int) -> None:
+    """Raises InputError that lists the stages whose batch so many ranks cannot share."""
+    problems = []
+    for number, own in enumerate(stages_of(job), 1):
+        try:
+            plan(own, size)
+        except InputError as problem:
+            problems.append(str(problem) if number == 1 else f"{stage_title(job, number)}: {problem}")
+    if problems:
+        raise InputError("\n".join(problems))
 
 
 def check_nodes(job: Job) -> None:

@@ -26,7 +26,8 @@ from trainer.comm.backends import (
     over_mpi,
     starts_again,
 )
-from trainer.config import STANDARD_INPUT, Job
+from trainer.config import Job
+from trainer.config.stages import standard_input
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError, MachineError
 from trainer.launch.aftermath import record_killed, sweep_memory
 from trainer.launch.hosts import (
@@ -153,10 +154,10 @@ def start_ranks(
     launcher = launcher_for(job, several_hosts=hosts is not None, ranks=ranks)
     if hosts is not None:
         check_lost_nodes(job, launcher, keeps_going=launcher == "clipship")
-    stdin = None if STANDARD_INPUT in job.data.train else subprocess.DEVNULL
-    if stdin is None and (launcher != "clipship" or hosts is not None):
+    stdin = None if (reads := standard_input(job)) else subprocess.DEVNULL
+    if reads and (launcher != "clipship" or hosts is not None):
         raise InputError(
-            f"data.train = {STANDARD_INPUT}: {launcher} passes standard input to no rank"
+            f"{reads}: {launcher} passes standard input to no rank"
             f"{' of other hosts' if launcher == 'clipship' else ''}; "
             "use comm.launcher = clipship on one host, which passes it to one rank"
         )

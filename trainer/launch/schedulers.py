@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import ClusterError, InputError
-from trainer.launch.submission import Scheduler, Submission, find_run, read_record, record, removed_if_refused
+from trainer.launch.submission import (
+    Scheduler,
+    Submission,
+    announce,
+    find_run,
+    read_record,
+    removed_if_refused,
+)
 from trainer.run.known_folders import remember
 from trainer.text.terminal import say
 
@@ -111,8 +118,7 @@ def submit(job: "Job", to: str, warnings: Iterable[str]) -> Path:
         for warning in warnings:
             say(f"warning: {warning}")
         submission = control.submit(job, folder)
-        record(folder, submission)
-    print(submission.id, flush=True)
+    announce(folder, submission, control.ends(submission))
     return folder
 
 

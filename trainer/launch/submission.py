@@ -137,6 +137,10 @@ class Scheduler(ABC):
     def cancel(self, folder: Path, submission: Submission) -> str:
         """End the run; returns a sentence on what happened."""
 
+    def ends(self, submission: Submission) -> str:
+        """Returns the scheduler's own command that ends a run, for a run without a record."""
+        return f"ask {submission.to} to end {submission.id}"
+
     @abstractmethod
     def log_lines(
         self, folder: Path, submission: Submission, rank: int | None, follow: bool
@@ -164,14 +168,15 @@ def make_artefacts_folder(run_folder: Path, advice: str) -> None:
 
 
 @contextmanager
-def removed_if_refused(folders: Iterable[Path]) -> Iterator[None]:
+def removed_if_refused(folders: Iterable[Path]) -> Iterator[set[Path]]:
     """Removes, if the block's submission is refused, what it made in those folders that hold no run yet.
 
-    Otherwise they would look like runs that wait in a queue. What was submitted nevertheless stays.
+    Otherwise they would look like runs that wait in a queue. The block takes what its scheduler has got out
+    of the set of these folders.
     """
-    new = [folder for folder in folders if not is_run(folder)]
+    new = {folder for folder in folders if not is_run(folder)}
     try:
-        yield
+        yield new
     except NoAnswer:
         raise
     except (InputError, ClusterError, OSError):
@@ -182,6 +187,22 @@ def removed_if_refused(folders: Iterable[Path]) -> Iterator[None]:
                     with suppress(OSError):
                         empty.rmdir()
         raise
+
+
+def announce(folder: Path, submission: Submission, ends: str) -> None:
+    """Print the id of a run that its scheduler has got, and record it.
+
+    Raises ClusterError if no record can be written, with `ends`, the command that ends such a run.
+    """
+    print(submission.id, flush=True)
+    try:
+        record(folder, submission)
+    except OSError as problem:
+        raise ClusterError(
+            f"{submission.to} has got the run as {submission.id}, but the record of it cannot be written "
+            f"({problem.filename or folder}: {problem.strerror}), so that `clipship cancel` does not know "
+            f"it. To end it: {ends}"
+        ) from None
 
 
 def record(folder: Path, submission: Submission) -> None:

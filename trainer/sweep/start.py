@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import click
-
 from trainer.config import Job
 from trainer.config.schedulers import SCHEDULERS
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, ClusterError, InputError
 from trainer.launch import local
 from trainer.launch.hosts import Host
 from trainer.launch.schedulers import prepare, refused_if_unwritable, scheduler, settled, submit
-from trainer.launch.submission import Submission, read_record, record, removed_if_refused
+from trainer.launch.submission import announce, read_record, removed_if_refused
 from trainer.plan.check import check_job, check_submission
 from trainer.plan.secret_values import secret_warnings
 from trainer.sweep.trials import Sweep, Trial
@@ -69,21 +67,32 @@ def _submitted(trials: Sequence[Trial], to: str, folder: Path, parallel: int | N
         return
     for warning in dict.fromkeys(warning for trial in trials for warning in secret_warnings(trial.job)):
         say(f"warning: {warning}")
-    for submission in _submitted_together([trial.job for trial in trials], to, folder, parallel):
-        click.echo(submission.id)
-        yield
+    yield from _submitted_together([trial.job for trial in trials], to, folder, parallel)
 
 
-def _submitted_together(
-    jobs: Sequence[Job], to: str, folder: Path, parallel: int | None
-) -> Iterator[Submission]:
-    """Submits the jobs to a scheduler that takes several at once, and yields what has been recorded."""
+def _submitted_together(jobs: Sequence[Job], to: str, folder: Path, parallel: int | None) -> Iterator[None]:
+    """Submits the jobs to a scheduler that takes several at once, and yields after each one.
+
+    Raises ClusterError at the end if a run that was submitted has no record.
+    """
     place = scheduler(to)
-    with refused_if_unwritable(folder), removed_if_refused([place.record_folder(job) for job in jobs]):
+    without_record = 0
+    new = [place.record_folder(job) for job in jobs]
+    with refused_if_unwritable(folder), removed_if_refused(new) as unknown:
         runs = [(job, prepare(job, to)) for job in settled(jobs, to)]
         for own, submission in place.submit_together(runs, folder, parallel):
-            record(own, submission)
-            yield submission
+            unknown.discard(own)
+            try:
+                announce(own, submission, place.ends(submission))
+            except ClusterError as problem:  # the scheduler may have got the next ones, too
+                without_record += 1
+                say(str(problem))
+            yield
+    if without_record:
+        raise ClusterError(
+            f"{many(without_record, 'run')} of these {'has' if without_record == 1 else 'have'} no record, "
+            "as said above: end them by those commands before the same command goes on"
+        )
 
 
 def _refuse_equal_names(trials: Sequence[Trial], to: str) -> None:

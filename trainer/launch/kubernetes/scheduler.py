@@ -23,6 +23,7 @@ from trainer.launch.submission import Outcome, Scheduler, Submission, make_artef
 from trainer.run.folder import run_folder
 from trainer.run.layout import ARTEFACTS, JOB_FILE, LOGS
 from trainer.safe_io.atomic import write_whole
+from trainer.text.paste import command
 
 if TYPE_CHECKING:
     from trainer.launch.kubernetes.cluster import Cluster, Object
@@ -176,6 +177,14 @@ class KubernetesScheduler(Scheduler):
         return (
             f"{row.kind} {submission.id} is deleted; its ranks save and exit within "
             f"{max(graces, default=0)} s (kubernetes.grace_s)"
+        )
+
+    def ends(self, submission: Submission) -> str:
+        """Returns the kubectl that deletes the job's object."""
+        known = submission.details
+        context = [] if known["context"].startswith("the pod") else [f"--context={known['context']}"]
+        return command(
+            "kubectl", *context, f"--namespace={known['namespace']}", "delete", known["kind"], known["name"]
         )
 
     def log_lines(

@@ -8,12 +8,11 @@ from typing import Any
 
 from trainer.comm.backends import check_lost_nodes, check_restarts, many_without_mpi, row_of
 from trainer.config import Job
-from trainer.config.batch_plan import plan
 from trainer.config.fabric_fit import fabric_problems
 from trainer.config.kubernetes import object_name
 from trainer.config.loader import own_keys
-from trainer.config.stages import paths_of_ranks
-from trainer.config.types import STANDARD_INPUT
+from trainer.config.stages import paths_of_ranks, standard_input
+from trainer.config.world_sizes import check_batches
 from trainer.errors import InputError, problems_of
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
 from trainer.launch.kubernetes.network_checks import missing_annotations, network_warnings
@@ -90,10 +89,9 @@ def _name(job: Job) -> Iterator[str]:
 
 
 def _data(job: Job) -> Iterator[str]:
-    if STANDARD_INPUT in job.data.train:
+    if reads := standard_input(job):
         yield (
-            f"data.train = {STANDARD_INPUT}: pods have no standard input; give the command that writes the "
-            "samples, as pipe:COMMAND"
+            f"{reads}: pods have no standard input; give the command that writes the samples, as pipe:COMMAND"
         )
 
 
@@ -220,7 +218,7 @@ def _digits_below(count: int) -> int:
 def _batch(job: Job) -> Iterator[str]:
     yield from problems_of(
         (
-            lambda: plan(job, job.resources.world_size),
+            lambda: check_batches(job, job.resources.world_size),
             lambda: check_restarts(job, kind_of(job).launcher),
             lambda: check_lost_nodes(job, "[kubernetes]", keeps_going=kind_of(job).keeps_going),
         )

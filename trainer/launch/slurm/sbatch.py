@@ -76,7 +76,8 @@ def earlier_end_aside(folder: Path) -> Iterator[None]:
         with suppress(FileNotFoundError):
             aside.replace(record)
         raise
-    aside.unlink(missing_ok=True)
+    with suppress(OSError):  # the job is submitted, and the next end takes this one's place
+        aside.unlink()
 
 
 def _submit_environment(variables: Mapping[str, str]) -> dict[str, str]:

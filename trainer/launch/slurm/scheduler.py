@@ -27,7 +27,7 @@ from trainer.launch.slurm.sbatch import (
 from trainer.launch.slurm.script import batch_script
 from trainer.launch.submission import Outcome, Scheduler, Submission, read_record
 from trainer.run.layout import ARTEFACTS, LOGS, SUBMISSION_FILE
-from trainer.text.paste import word
+from trainer.text.paste import command, word
 
 
 class SlurmScheduler(Scheduler):
@@ -124,10 +124,14 @@ class SlurmScheduler(Scheduler):
             raise ClusterError(
                 f"job {submission.id} has already ended" + (f" ({rows[-1]['state']})" if rows else "")
             )
-        answer = call("scancel", *cluster_options(submission), submission.id)
+        answer = call(*_scancel(submission))
         if answer.returncode:
             raise ClusterError(f"scancel {submission.id}: {answer.stderr.strip()}")
         return f"job {submission.id} is cancelled; its ranks save first, within the cluster's KillWait"
+
+    def ends(self, submission: Submission) -> str:
+        """Returns the scancel that ends the job."""
+        return command(*_scancel(submission))
 
     def log_lines(
         self, folder: Path, submission: Submission, rank: int | None, follow: bool
@@ -139,6 +143,10 @@ class SlurmScheduler(Scheduler):
         from trainer.launch.slurm.output import log_lines  # it imports what the report knows
 
         return log_lines(folder, submission, rank, follow)
+
+
+def _scancel(submission: Submission) -> list[str]:
+    return ["scancel", *cluster_options(submission), submission.id]
 
 
 def _refuse_second_job(folder: Path) -> None:

@@ -12,10 +12,10 @@ from trainer.comm.backends import (
     row_of,
 )
 from trainer.config import Job
-from trainer.config.batch_plan import plan
 from trainer.config.fabric_fit import fabric_problems, nccl_unknown
 from trainer.config.slurm_values import check_output
-from trainer.config.types import STANDARD_INPUT
+from trainer.config.stages import standard_input
+from trainer.config.world_sizes import check_batches
 from trainer.errors import InputError, problems_of
 from trainer.launch.fabric import conflicts, plugin_advice, refusal
 from trainer.text.wording import many
@@ -64,9 +64,9 @@ def can_keep_going(job: Job) -> bool:
 
 
 def _problems(job: Job) -> Iterator[str]:
-    if STANDARD_INPUT in job.data.train:
+    if reads := standard_input(job):
         yield (
-            f"data.train = {STANDARD_INPUT}: a batch job has no standard input; give the command that writes "
+            f"{reads}: a batch job has no standard input; give the command that writes "
             "the samples, as pipe:COMMAND"
         )
     if job.slurm.launcher == "mpirun" and (bound := row_of(job).bound_to(job.comm)) and bound[1] != "mpirun":
@@ -82,7 +82,7 @@ def _problems(job: Job) -> Iterator[str]:
     yield from problems_of(
         (
             lambda: _check_output(job.slurm.output),
-            lambda: plan(job, job.resources.world_size),
+            lambda: check_batches(job, job.resources.world_size),
             lambda: check_restarts(job, launcher(job)),
             lambda: check_lost_nodes(job, f"[slurm], {job.slurm.launcher}", keeps_going=can_keep_going(job)),
         )
