@@ -1,5 +1,6 @@
 """A suite of tiny data sets with known answers: what is found on disk, measured, kept and said."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from trainer.data.shard_files import write_shards
 from trainer.errors import InputError
 from trainer.evaluate.suite import measure_suite
 from trainer.evaluate.suite_folders import check_suite, check_suite_files, find_sets, unsupported_sets
+from trainer.evaluate.suite_results import keep_suite
 from trainer.evaluate.suite_table import METRICS, PROBES, rows_of, table
 from trainer.plan.describe import describe
 from trainer.plan.suite import suite_rows
@@ -228,6 +230,31 @@ def test_sets_that_are_not_whole_say_what_they_lack(root: Path, tmp_path: Path) 
     (pets / "zeroshot_classification_templates.txt").write_text("no place for it\n")
     (missing,) = find_sets(job_of(("vtab/pets",), root).eval).missing
     assert "zeroshot_classification_templates.txt: 'no place for it': this template has no {}" in missing.why
+
+
+def test_names_that_are_too_long_for_a_file_are_said(tmp_path: Path) -> None:
+    long = tmp_path / ("o" * 250)
+    class_folders(long, [("red", "red"), ("green", "green")])  # its name with _train is too long
+    away = tmp_path / ("p" * 300)
+    job = job_of(("own", "knn:own", "imagenet-r"), away, long, away)
+    found = find_sets(job.eval)
+    assert [each.row.name for each in found.sets] == [f"own/{long.name}"]
+    whys = {each.row.name: each.why for each in found.missing}
+    assert whys[f"own/{away.name}"] == f"there is no folder {away}"
+    assert f"there is no folder {long / 'train'}" in whys[f"knn:own/{long.name}"]
+    assert whys["imagenet-r"] == f"there is no folder {away}/wds_imagenet-r_test"
+
+
+def test_results_of_many_sets_have_a_file_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").touch()
+    model = tiny_job(model={"pretrained": str(tmp_path / "checkpoints" / "step-00000012" / "model.pt")}).model
+    every = tuple(table().sets)
+    for names in (every, every[:-1]):
+        job = job_of(names, tmp_path / "none").model_copy(update={"model": model})
+        keep_suite(job, {}, [], table=False)
+    written = list((tmp_path / "evaluations").iterdir())
+    assert {tuple(json.loads(path.read_text())["names"]) for path in written} == {every, every[:-1]}
+    assert all(path.name.endswith("-step-00000012.json") for path in written)
 
 
 def test_two_own_folders_of_one_name_are_refused(tmp_path: Path) -> None:

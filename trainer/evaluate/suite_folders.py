@@ -6,6 +6,7 @@ the sentences; dataset_type.txt says "retrieval" or "choice". The level `test` m
 of images for each class may take the place of shards. Opens no shard; imports no torch.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def find_sets(evaluation: Eval) -> Suites:
         try:
             sets.append(_set(row, folders, evaluation))
         except InputError as problem:
-            missing.append(Missing(row, str(problem), any(folder.is_dir() for folder in folders)))
+            missing.append(Missing(row, str(problem), any(map(os.path.isdir, folders))))
     return Suites(tuple(sets), tuple(missing))
 
 
@@ -160,7 +161,7 @@ def _own(evaluation: Eval) -> Iterator[tuple[SetRow, list[Path]]]:
 
 def _set(row: SetRow, folders: Sequence[Path], evaluation: Eval) -> SuiteSet:
     """Returns the set in the first folder that is there. Raises InputError that says what is missing."""
-    folder = next((folder for folder in folders if folder.is_dir()), None)
+    folder = next(filter(os.path.isdir, folders), None)  # a name may be too long for every file system
     if folder is None:
         raise InputError(f"there is no folder {folders[0]}")
     row = SetRow(row.name, row.title, row.metric or _metric(folder), row.source)
@@ -209,7 +210,7 @@ def _training_files(folder: Path, tested: tuple[str, ...]) -> tuple[str, ...]:
     Raises InputError if it is not there, or if its folders are those of other classes.
     """
     beside = folder.with_name(f"{folder.name.removesuffix(f'_{SPLIT}')}_{TRAIN}")
-    places = [place for place in (folder / TRAIN, beside / TRAIN, beside) if place.is_dir()]
+    places = [place for place in (folder / TRAIN, beside / TRAIN, beside) if os.path.isdir(place)]
     if not places:
         raise InputError(f"there is no folder {folder / TRAIN}, from which a probe learns")
     files = _files_in(places[0])

@@ -3,6 +3,7 @@
 Imports no torch.
 """
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from trainer.text.table import aligned
 from trainer.text.terminal import say, shown
 from trainer.text.wording import many
 
+_LONGEST = 180
+"""Characters of a file's name that say which sets it has; the names of more are cut off, with a checksum."""
 _HEAD = ("data set", "metric", "value", "samples", "seconds")
 
 
@@ -88,6 +91,8 @@ def _table(measured: Sequence[Mapping[str, Any]], total: int) -> Iterator[str]:
 def _write(folder: Path, step: int, job: Job, content: Mapping[str, Any]) -> None:
     average = "-ema" if Path(job.model.pretrained or "").name == EMA_WEIGHTS else ""
     names = "+".join(re.sub("[/:]", "-", name) for name in job.eval.suite.names)
+    if len(names) > _LONGEST:
+        names = f"{names[:_LONGEST]}-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
     path = folder / EVALUATIONS / f"{names}-step-{step:08d}{average}.json"
     try:
         path.parent.mkdir(exist_ok=True)
