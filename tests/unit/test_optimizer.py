@@ -9,6 +9,7 @@ from typing import Any
 
 import open_clip
 import pytest
+import timm
 import torch
 from timm.optim._param_groups import param_groups_layer_decay
 from torch import nn
@@ -21,7 +22,7 @@ from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4, OPTIMIZERS
 from trainer.errors import InputError
 from trainer.estimate.architecture import architecture
 from trainer.model.layer_numbers import layers_of
-from trainer.model.optimizer import build_optimizer, set_learning_rate
+from trainer.model.optimizer import build_optimizer, is_matrix, set_learning_rate
 from trainer.model.update import update_if
 
 SETTINGS = Optim(global_batch_size=8, steps=100, lr=1e-3, min_lr=1e-5, warmup_steps=10)
@@ -425,3 +426,35 @@ def test_muon_takes_no_tables_vectors_and_convolutions_for_matrices() -> None:
         "logit_scale",
     } <= by_rule[False]
     assert all(model.get_parameter(name).ndim == 2 for name in by_rule[True])
+
+
+@pytest.mark.parametrize("name", ["T5", "GPT-2", "levit_128s", "samvit_base_patch16"])
+def test_muon_takes_the_weights_of_layers_alone(name: str) -> None:
+    """T5 and GPT-2 have tables without "embed" in their names; biases of attention have two dimensions."""
+    there = pytest.importorskip("transformers")
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "T5": lambda: there.T5EncoderModel(there.T5Config(num_layers=2)),
+        "GPT-2": lambda: there.GPT2Model(there.GPT2Config(n_layer=2)),
+    }
+    with torch.device("meta"):
+        model = nn.ModuleDict({"tower": makers[name]() if name in makers else timm.create_model(name)})
+    kinds = (nn.Linear, there.pytorch_utils.Conv1D)
+    layers = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, kinds)}
+    assert {name for name, parameter in model.named_parameters() if is_matrix(name, parameter)} == layers
+
+
+def test_muon_takes_neither_cocas_queries_nor_its_choice_of_words() -> None:
+    config = json.loads(Path(COCA).read_text())
+    with torch.device("meta"):
+        model = open_clip.CoCa(
+            config["embed_dim"], config["multimodal_cfg"], config["text_cfg"], config["vision_cfg"]
+        )
+    matrices = {name for name, parameter in model.named_parameters() if is_matrix(name, parameter)}
+    assert {
+        "visual.proj",
+        "visual.attn_pool.attn.q_proj_weight",
+        "text.text_projection",
+        "text_decoder.cross_attn.0.attn.in_proj_weight",
+        "text_decoder.resblocks.1.mlp.c_fc.weight",
+    } <= matrices
+    assert not {"visual.attn_pool.query", "text.cls_emb", "text_decoder.text_projection"} & matrices

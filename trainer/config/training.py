@@ -463,8 +463,8 @@ class Optim(Section):
     tenth of AdamW's lr and 3 to 10 times its weight decay; sgd: Nesterov's momentum, decoupled decay;
     adafactor: big_vision's form, with half of AdamW's memory; lamb: updates in proportion to the weights of
     each parameter, for large batches; muon: orthogonal updates of matrices, as large as AdamW's, with half of
-    its memory, and AdamW for tables of embeddings, convolutions and vectors. On a GPU the host waits once in
-    a step of timm's."""
+    its memory, and AdamW for tables of embeddings and biases, the matrix by which CoCa's decoder chooses
+    words, convolutions and vectors. On a GPU the host waits once in a step of timm's."""
     weight_decay: NonNegative = 0.2
     """Weight decay, decoupled from the gradient. It is not applied to gains, biases and the logit scale."""
     no_decay: Annotated[tuple[Text, ...], _WITH_DECAY] = ()

@@ -41,8 +41,19 @@ def set_learning_rate(optimizer: Optimizer, value: float) -> None:
 
 
 _SPARED = ("bn", "ln", "bias", "logit_scale")
-_TABLES = ("embed", "bias_table")
-"""Parts of the names of tables, whose rows are looked up or added."""
+_FACTORS = ("weight", "proj", "lora")
+"""Parts of the last word in names of what layers multiply by; positions, biases and queries lack them."""
+_TABLES = (
+    "*embed*",
+    "*.shared.weight",
+    "*.wte.weight",
+    "*.wpe.weight",
+    "*.relative_attention_bias.weight",
+    "text_decoder.text_projection",
+)
+"""Names of tables of embeddings, for which T5 and GPT-2 have words of their own, and of the matrix by which
+CoCa's decoder chooses words: Muon's author leaves both to AdamW.
+"""
 LR_SCALE = "lr_scale"
 """Key of a group: factor of its learning rate."""
 ANCHOR = "anchor"
@@ -78,8 +89,12 @@ def parameter_groups(
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Returns whether a layer multiplies by the parameter: two dimensions, and no table."""
-    return parameter.ndim == 2 and not any(part in name for part in _TABLES)
+    """Returns whether a hidden layer multiplies by the parameter: two dimensions, and no table."""
+    return (
+        parameter.ndim == 2
+        and any(part in name.rpartition(".")[2] for part in _FACTORS)
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in _TABLES)
+    )
 
 
 def decays(name: str, parameter: nn.Parameter, settings: Optim) -> bool:
