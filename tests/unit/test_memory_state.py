@@ -444,3 +444,12 @@ def test_job_may_say_itself_how_often_steps_are_kept(tmp_path: Path, alone: Comm
     assert kept_steps(tmp_path, START)[0].about["every"] == 2
     assert summary_of(keeper)["in_memory"] == {"every_steps": 2, "bytes_per_node": 2 * keeper.bytes}
     assert summary_of(None) == {}
+
+
+def test_a_run_whose_ranks_all_keep_nothing_goes_on(alone: Comm) -> None:
+    """A rank that no launcher started, or with a full /dev/shm: it has measured nothing that it could say."""
+    keeper = keeper_of(NodeMemory(None, START, 0, 1, 0), StartPoint(0, None), _train(alone), alone)
+    assert keeper is not None
+    keeper.receive(keeper.own_need, ranks=1)
+    keep([keeper], 1)
+    assert "cost_of_each_step" not in str(summary_of(keeper))

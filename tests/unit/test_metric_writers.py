@@ -31,6 +31,7 @@ from trainer.telemetry import writers as metric_writers
 from trainer.telemetry.figures import tag
 from trainer.telemetry.metrics import Telemetry
 from trainer.telemetry.pictures import Picture
+from trainer.telemetry.swanlab_writer import SwanLab
 from trainer.telemetry.writers import check_installed, open_writers
 from trainer.train.eval_pictures import eval_pictures
 
@@ -425,12 +426,16 @@ def test_swanlab_that_never_takes_the_end_of_a_run_keeps_it_no_longer_than_a_lim
     swanlab = pytest.importorskip("swanlab")
     monkeypatch.setattr(swanlab_writer, "_FINISH_S", 0.1)
     interrupt = signal.getsignal(signal.SIGINT)
-    (writer,) = open_writers(tiny_job(logging={"tensorboard": False, "swanlab": "offline"}), tmp_path, 0)
+    job = tiny_job(logging={"tensorboard": False, "swanlab": "offline"})
+    writer = SwanLab(job, tmp_path)
     assert signal.getsignal(signal.SIGINT) is interrupt, "the rank's own signals stay its own"
     answers, finish = threading.Event(), swanlab.Run.finish
     monkeypatch.setattr(swanlab.Run, "finish", lambda run: answers.wait(60) and finish(run))
     writer.close(None)
+    log_events(job, tmp_path, [{"step": 2, "loss": 2.0}])
     answers.set()
+    writer._thread.shutdown()
+    assert "it gets nothing of this one" in caplog.text
     assert (
         f"did not get all of this start in 0 s; `swanlab sync` uploads what is in {tmp_path}" in caplog.text
     )

@@ -90,7 +90,7 @@ class MemoryKeeper:
 
     def receive(self, total: float, ranks: int) -> None:
         """Takes the sum of all ranks' `own_need`, the same on all of them, a step later."""
-        if self.cadence.receive(total, ranks):
+        if self.cadence.receive(total, ranks) and not self._gone:  # else it has measured nothing
             self._chosen(self.cadence)
 
     def keep(self, step: int, record: "Future[Record] | None") -> None:

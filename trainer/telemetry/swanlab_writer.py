@@ -38,6 +38,13 @@ class SwanLab:
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._swanlab: Any = importlib.import_module("swanlab")
+        self._run: Any = None
+        if self._swanlab.has_run():  # which `close` has left alone
+            log.warning(
+                "SwanLab is still sending what the stage before has logged: it gets nothing of this one; "
+                "metrics.jsonl has all of it"
+            )
+            return
         arguments: dict[str, Any] = {
             "project": job.logging.swanlab_project,
             "name": job.name,
@@ -71,11 +78,14 @@ class SwanLab:
             self._run = self._thread.submit(begin, mode="offline").result()
 
     def write(self, values: Mapping[str, object]) -> None:
-        self._run.log(tagged(values), step=values["step"])
+        if self._run is not None:
+            self._run.log(tagged(values), step=values["step"])
 
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
         from PIL import Image
 
+        if self._run is None:
+            return
         images = [
             self._swanlab.Image(Image.open(BytesIO(picture.png)), caption=masked(picture.caption))
             for picture in pictures
@@ -85,7 +95,7 @@ class SwanLab:
 
     def close(self, error: BaseException | None) -> None:
         # A rank that fails does not wait for a network.
-        if error is None or isinstance(error, Preempted) or self._offline:
+        if self._run is not None and (error is None or isinstance(error, Preempted) or self._offline):
             finished = self._thread.submit(self._run.finish, *(() if error is None else ("aborted",)))
             try:
                 finished.result(_FINISH_S)
