@@ -5,7 +5,10 @@ Launchers and batch scripts call it.
 
 import sys
 
-from trainer.supervise.main import main
+from trainer.sysinfo.signals import collect_requests
 
 if __name__ == "__main__":
+    collect_requests()
+    from trainer.supervise.main import main
+
     sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ import pytest
 from tests.support.stub_world import LIMITS, StubWorld, play, until
 from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
-from trainer.run.exit_record import RANK_DIR
+from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
 from trainer.run.generations import GenerationClaim
 from trainer.supervise.coordinate import coordinator_host, presence, recovery
 from trainer.supervise.coordinate.membership import exclusions_text
@@ -76,6 +76,27 @@ def test_world_without_the_batch_for_it_is_passed_over(tmp_path: Path) -> None:
         assert await world.end() == [0] * 7, "those without a rank leave with the others"
 
     play(story)
+
+
+def test_failure_of_a_megabyte_is_cut_and_does_not_look_like_a_lost_supervisor(tmp_path: Path) -> None:
+    world = four_nodes(tmp_path, limits=replace(LIMITS, same_fault_limit=1))
+
+    async def story() -> None:
+        await world.start()
+        stub = world.members[5].rank
+        assert stub is not None
+        stub.folder = tmp_path / "rank"
+        stub.folder.mkdir()
+        long = ExitRecord(5, "n2", 1, "ValueError: no such class", 1.0, f"Traceback\n{'x' * 2**21}\nits end")
+        record_exit(long, {RANK_DIR: str(stub.folder)})
+        stub.rank.code = 1
+        assert await asyncio.gather(*(node.task for node in world.members.values())) == [1] * 8
+
+    play(story)
+    end = record(world, "exit.json")
+    assert (end["rank"], end["reason"].partition(";")[0]) == (5, "ValueError: no such class")
+    assert "2,057,170 characters left out" in end["details"]
+    assert (end["details"][:9], end["details"][-7:]) == ("Traceback", "its end")
 
 
 def test_spare_node_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ tests/integration/test_job_pods.py has whole runs.
 """
 
 import json
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from signal import SIGCHLD, SIGINT, SIGTERM, getsignal, signal
@@ -18,6 +20,7 @@ from trainer.launch.kubernetes.pod import node
 from trainer.launch.kubernetes.pod.names import INDEX, JOB_UID
 from trainer.launch.kubernetes.pod.node import Node
 from trainer.launch.kubernetes.pod.starts import PodsStart, open_start
+from trainer.launch.ranks.started_ranks import StartedRank, run_ranks
 from trainer.run.exit_record import ExitRecord
 from trainer.run.folder import run_folder
 from trainer.run.layout import EXIT_FILE
@@ -65,3 +68,41 @@ def test_a_pod_whose_supervisor_was_ended_by_a_signal_says_so_if_nobody_has_reco
     assert pod._leave_after(start, 137) == 137
     assert start.end is None
     assert "a supervisor of this pod was ended by signal 9" in capsys.readouterr().err
+
+
+def test_a_supervisor_that_starts_after_a_request_to_stop_hears_of_it(
+    pod: Node, start: PodsStart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen = subprocess.Popen
+    monkeypatch.setattr("subprocess.Popen", lambda command, **keys: popen(["sleep", "60"]))
+
+    def run(
+        start_rank: Callable[..., StartedRank], *_others: object, asked: Callable[[], bool], **_keys: object
+    ) -> int:
+        assert asked()
+        return start_rank(0, {}).process.wait()
+
+    monkeypatch.setattr(node, "run_ranks", run)
+    monkeypatch.setattr(pod, "_end_with", lambda start: None)
+    monkeypatch.setattr(pod, "_leave_after", lambda start, code: code)
+    pod._on_stop(SIGTERM, None)
+    assert pod._run_ranks(start, is_back=False, came=0.0) == -SIGTERM
+
+
+def test_no_supervisor_is_started_again_once_the_ranks_were_asked_to_stop(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One of two dies of the request; the other one lives longer than the wait before a new start."""
+    programs = [
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+        "import time; time.sleep(2); exit(75)",
+    ]
+    started: list[int] = []
+
+    def start_rank(rank: int, _more: object) -> StartedRank:
+        started.append(rank)
+        return StartedRank(subprocess.Popen([sys.executable, "-c", programs[rank]]))
+
+    assert run_ranks(start_rank, 2, (), "clipship", keep_going=True, asked=lambda: True) == 75
+    assert started == [0, 1]
+    assert capsys.readouterr().err == "clipship: rank 0's supervisor ended by signal SIGTERM\n"

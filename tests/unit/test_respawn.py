@@ -13,7 +13,7 @@ from tests.support.processes import ended_on_failure
 from tests.support.terminal import LostConsole
 from trainer.launch.ranks.respawn import main
 from trainer.run.layout import EXIT_FILE
-from trainer.world.rank_process import SIGNALS
+from trainer.sysinfo.signals import SIGNALS
 
 
 @pytest.fixture(autouse=True)

@@ -45,6 +45,29 @@ def test_a_stop_that_comes_while_the_supervisor_starts_reaches_a_single_rank(mee
     assert done.returncode == 75, done.stderr
 
 
+AS_IT_IMPORTS = """
+import os, runpy, signal, sys
+
+class Asks:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "trainer.supervise.main":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Asks)
+runpy.run_module(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["trainer.rank", "trainer.evaluate", "trainer.preflight"])
+def test_a_stop_that_comes_while_a_supervisor_imports_does_not_kill_it(module: str) -> None:
+    """Who keeps supervisors going starts one again that a signal has killed."""
+    done = subprocess.run(
+        [sys.executable, "-c", AS_IT_IMPORTS, module, "no-such-job.toml"], capture_output=True, text=True
+    )
+    assert done.returncode == 75, done.stderr
+
+
 REPEATED = """
 import os, signal, sys, tempfile
 from pathlib import Path

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("module", ["trainer.rank", "trainer.launch.ranks.respawn"])
+@pytest.mark.parametrize("module", ["trainer.rank", "trainer.supervise.main", "trainer.launch.ranks.respawn"])
 def test_supervisor_imports_neither_torch_nor_the_jobs_model(module: str) -> None:
     program = (
         f"import sys, {module}; "

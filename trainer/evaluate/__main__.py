@@ -5,6 +5,9 @@ A launcher starts it once for each rank. No torch.
 
 import sys
 
-from trainer.supervise.main import main
+from trainer.sysinfo.signals import collect_requests
+
+collect_requests()
+from trainer.supervise.main import main  # noqa: E402
 
 sys.exit(main(sys.argv[1:], "trainer.evaluate.rank", restarts=False))

@@ -18,7 +18,7 @@ from types import FrameType
 from trainer.supervise.network.link import REPEAT_S
 from trainer.sysinfo.children import processes_with, signal_all
 from trainer.sysinfo.parent import signal_with_parent
-from trainer.world.rank_process import SIGNALS
+from trainer.sysinfo.signals import SIGNALS
 
 GRACE_S = 10.0
 """Seconds between the first failure, or a signal that no rank receives, and SIGKILL for all remaining

@@ -2,6 +2,9 @@
 
 import sys
 
-from trainer.supervise.main import main
+from trainer.sysinfo.signals import collect_requests
+
+collect_requests()
+from trainer.supervise.main import main  # noqa: E402
 
 sys.exit(main(sys.argv[1:], "trainer.preflight.rank", restarts=False))

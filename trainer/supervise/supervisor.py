@@ -29,9 +29,10 @@ from trainer.supervise.network.tree_plan import Address
 from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.rank.generation import RankOfGeneration
 from trainer.supervise.rank.own_rank import OwnRank
+from trainer.sysinfo.signals import SIGNALS, collect_requests
 from trainer.world import heartbeat
 from trainer.world.launchers import World, cross_of, first_world, rank_variables
-from trainer.world.rank_process import SIGNALS, end_rank
+from trainer.world.rank_process import end_rank
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.state_folder import newest_kept
 from trainer.world.variables import KEEPS_GOING, RESPAWNED
@@ -63,9 +64,7 @@ def supervise(
     `fork_server` makes that fast.
     """
     fork_server = fork_server or ForkServer(command, use=False)
-    early: list[int] = []
-    for number in SIGNALS:  # collects signals until the event loop handles them
-        signal.signal(number, lambda caught, _frame: early.append(caught))
+    early = collect_requests()  # until the event loop handles them
     start_rank = partial(RankOfGeneration, fork_server=fork_server)
     first = first_world(world, env)
     generation = None

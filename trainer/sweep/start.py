@@ -17,10 +17,10 @@ from trainer.launch.submission import announce, read_record, removed_if_refused
 from trainer.plan.check import check_job, check_submission
 from trainer.plan.secret_values import secret_warnings
 from trainer.sweep.trials import Sweep, Trial
+from trainer.sysinfo.signals import SIGNALS
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
 from trainer.text.wording import many
-from trainer.world.rank_process import SIGNALS
 
 
 def waiting(trials: Sequence[Trial]) -> list[Trial]:

@@ -11,6 +11,14 @@ def many(count: int, one: str, several: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
+def shortened(text: str, most: int) -> str:
+    """Returns a text with about `most` characters at most: of a longer one its begin and its end."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} [... {many(len(text) - 2 * half, 'character')} left out ...] {text[-half:]}"
+
+
 def duration(seconds: float) -> str:
     """Returns a duration given in seconds as `1:02:03` or `2:03`."""
     minutes, rest = divmod(round(seconds), 60)

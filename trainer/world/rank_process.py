@@ -19,10 +19,9 @@ from typing import Protocol
 from trainer.safe_io.plain import is_own_folder, open_plain
 from trainer.sysinfo.children import reap
 from trainer.sysinfo.parent import signal_with_parent
+from trainer.sysinfo.signals import SIGNALS
 
 REAP_S = 3.0
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""Signals that a supervisor takes as a request to stop the run."""
 _PREFIX = "clipship-rank-"
 _LOCK = "supervisor"
 _NOT_YET_LOCKED = "supervisor.new"

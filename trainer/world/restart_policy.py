@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.retry import Backoff
 from trainer.run.starts import StartsSoFar
+from trainer.sysinfo.signals import SIGNALS
 from trainer.text.wording import many
-from trainer.world.rank_process import SIGNALS
 
 _LONGEST_WAIT = 8
 """Longest wait before a restart of the ranks, as a multiple of `backoff_s`."""

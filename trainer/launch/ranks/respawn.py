@@ -14,9 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.run.layout import EXIT_FILE
-from trainer.sysinfo.signals import reset_inherited_signals
+from trainer.sysinfo.signals import SIGNALS, reset_inherited_signals
 from trainer.text.terminal import say
-from trainer.world.rank_process import SIGNALS
 from trainer.world.restart_policy import FORGIVEN_S, KILLED, as_exit_code, in_a_row, left_by_itself
 from trainer.world.variables import RESPAWNED
 

@@ -60,16 +60,18 @@ def run_ranks(
     *,
     keep_going: bool,
     first_rank: int = 0,
+    asked: Callable[[], bool] = lambda: False,
 ) -> int:
     """Starts all ranks and waits for them; returns the exit code.
 
     With `keep_going` it is the one on which the surviving supervisors agreed, else that of the first rank
     that failed; 128 + N if signal N ended that rank or this process. `launcher` begins the lines for people,
-    in which the ranks count from `first_rank`.
+    in which the ranks count from `first_rank`. Once `asked` says that the ranks were asked to stop, no
+    supervisor is started again.
     """
     started = [start(rank, {}) for rank in range(ranks)]
     if keep_going:
-        return _KeptRanks(start, started, received, launcher, first_rank).wait()
+        return _KeptRanks(start, started, received, launcher, first_rank, asked).wait()
     return _wait_for_first_failure(started, received, launcher, first_rank)
 
 
@@ -98,7 +100,9 @@ class _KeptRanks:
         received: Sequence[int],
         launcher: str,
         first_rank: int,
+        asked: Callable[[], bool],
     ) -> None:
+        self._asked = asked
         self._start, self._received, self._launcher = start, received, launcher
         self._first_rank = first_rank
         self._running = dict(enumerate(started))
@@ -115,7 +119,7 @@ class _KeptRanks:
             if self._plan.is_overdue(now):
                 _end_all(list(self._running.values()))
                 break
-            for member in self._plan.due(now):
+            for member in () if self._asked() else self._plan.due(now):
                 self._start_again(member, now)
             time.sleep(_POLL_S)
         return 128 + self._received[0] if self._received else self._plan.exit_code
@@ -131,7 +135,7 @@ class _KeptRanks:
         wait_s = self._plan.record_end(member, code, now, lived_s=lived_s, over_ssh=bool(host))
         if not left_by_itself(code, over_ssh=bool(host)):
             where = f" on {host}" if host else ""
-            next_start = "" if wait_s is None else f"; it is started again in {wait_s:.0f} s"
+            next_start = "" if wait_s is None or self._asked() else f"; it is started again in {wait_s:.0f} s"
             how = _how(code) if code != 255 or not host else "since ssh lost its host"
             self._say(f"{self._name(member)}{where} ended {how}{next_start}")
 

@@ -33,6 +33,7 @@ from trainer.supervise.rank.rank_report import (
 from trainer.sysinfo import memory
 from trainer.sysinfo.signals import signal_name
 from trainer.text.terminal import say
+from trainer.text.wording import shortened
 from trainer.world import heartbeat
 from trainer.world.condemned import condemned
 from trainer.world.handover import give
@@ -41,6 +42,10 @@ from trainer.world.launchers import first_world, rank_variables
 from trainer.world.learned_limits import LEARNED_LIMITS, to_text
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.state_folder import STATE_DIR, newest_kept
+
+_MOST_OF_REASON, _MOST_OF_DETAILS = 4_000, 40_000
+"""Characters that travel of a failure: who gets a line of more than 1 MiB hangs up, and takes its sender for
+lost. The rank's log has all of them."""
 
 
 class OwnRank:
@@ -199,6 +204,11 @@ class OwnRank:
         self, generation: RankOfGeneration, record: ExitRecord, *, waits: bool, killed: bool
     ) -> None:
         state = self.state()
+        record = replace(
+            record,
+            reason=shortened(record.reason, _MOST_OF_REASON),
+            details=shortened(record.details, _MOST_OF_DETAILS),
+        )
         self._context.send_up(
             messages.Failed(
                 generation.number,

@@ -187,11 +187,21 @@ class Node:
             process = subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
             started = StartedRank(process)
             self._supervisors.append(started)
+            if self._asked:  # just before there was a process to pass it on to
+                self._send(signal.SIGTERM)
             return started
 
         threading.Thread(target=self._end_with, args=(start,), daemon=True).start()
         first_rank = self._index * ranks
-        code = run_ranks(start_rank, ranks, (), "clipship", keep_going=self._recovers, first_rank=first_rank)
+        code = run_ranks(
+            start_rank,
+            ranks,
+            (),
+            "clipship",
+            keep_going=self._recovers,
+            first_rank=first_rank,
+            asked=lambda: self._asked,
+        )
         return self._leave_after(start, code)
 
     def _leave_after(self, start: PodsStart, code: int) -> int:
