@@ -17,7 +17,7 @@ from tests.support.harm import cut_short, flip_a_bit
 from tests.support.jobs import RESNET, VIT, few_words, small_job
 from trainer.checkpoint import files, state
 from trainer.checkpoint.identity import RunIdentity, digest_of, digests
-from trainer.checkpoint.resume import restore
+from trainer.checkpoint.resume import expects_state, restore
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config import Checkpoint, Job
@@ -399,6 +399,30 @@ def test_a_restart_within_the_start_goes_on_whatever_the_start_began_from(
     _save(tmp_path, _train(alone), 1)
     alone.world = replace(alone.world, generation=2)
     assert _resumed(tmp_path, alone, small_job(checkpoint={"resume": "never"}))[0] == 1
+
+
+def test_a_later_start_of_a_submission_goes_on_though_it_should_begin_anew(
+    tmp_path: Path, alone: Comm
+) -> None:
+    never, checkpoints = small_job(checkpoint={"resume": "never"}), tmp_path / "checkpoints"
+    alone.world = replace(alone.world, submission="7")
+    assert _resumed(checkpoints, alone, never)[0] == 0
+    _save(checkpoints, _train(alone), 1)
+    assert expects_state(never, alone, checkpoints)
+    assert _resumed(checkpoints, alone, never)[0] == 1
+    for other in ("8", ""):
+        alone.world = replace(alone.world, submission=other)
+        with pytest.raises(InputError, match="--fresh"):
+            _resumed(checkpoints, alone, never)
+
+
+def test_a_submission_that_was_refused_is_not_the_one_that_began_the_run(tmp_path: Path, alone: Comm) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    _save(checkpoints, _train(alone), 1)
+    alone.world = replace(alone.world, submission="7")
+    for _ in range(2):
+        with pytest.raises(InputError, match="--fresh"):
+            _resumed(checkpoints, alone, small_job(checkpoint={"resume": "never"}))
 
 
 def test_a_job_that_is_queued_again_goes_on_from_its_own_checkpoints_not_from_where_it_began(

@@ -19,7 +19,7 @@ from trainer.world import heartbeat
 from trainer.world.heartbeat import HEARTBEAT_FILE, published_state
 from trainer.world.launchers import detect
 from trainer.world.rank_process import rank_folder
-from trainer.world.variables import GENERATION
+from trainer.world.variables import GENERATION, SUBMISSION
 
 RANK = f"""
 import os, subprocess, sys, time
@@ -136,4 +136,5 @@ def test_ranks_of_horovod_meet_at_an_address_of_ipv4(monkeypatch: pytest.MonkeyP
 
 def test_a_rank_knows_its_generation() -> None:
     assert detect({GENERATION: "3"}, "here").generation == 3
+    assert detect({SUBMISSION: "7_1"}, "here").submission == "7_1"
     assert detect({}, "here").generation == 1

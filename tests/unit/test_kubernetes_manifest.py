@@ -534,6 +534,22 @@ def test_every_mapping_is_read_back_from_yaml(value: dict[str, object]) -> None:
     assert yaml.safe_load(quoted(value)) == value
 
 
+@pytest.mark.parametrize("number", [1e-05, 1e16, 1.5e-300, 0.1, -2e22])
+def test_every_number_is_read_back_from_yaml(number: float) -> None:
+    assert yaml.safe_load(quoted(number)) == number
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1E5", "0o17", "y", "n", "12:30:00", "plain"])
+def test_texts_of_a_patched_manifest_are_quoted_for_readers_that_take_them_for_others(text: str) -> None:
+    patch = {"worker": {"metadata": {"labels": {text: text}}}}
+    job = kubernetes_job(env={"NOTE": text}, kubernetes={"patch": patch})
+    text_in_quotes = f'"{text}"'
+    lines = [line.strip() for line in manifest(job).splitlines()]
+    key = text if text == "plain" else text_in_quotes
+    assert f"{key}: {text_in_quotes}" in lines
+    assert f"value: {text_in_quotes}" in lines
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=40, deadline=None)
 @given(_TEXT)
 def test_hostile_values_reach_pods_as_data(text: str) -> None:

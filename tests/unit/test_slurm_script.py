@@ -863,6 +863,27 @@ def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(sections: dict[s
         batch_script(job(**sections))
 
 
+@pytest.mark.parametrize("name", ["stop", "job", "ranks", "IFS", "UID", "BASHOPTS"])
+def test_a_variable_that_is_the_scripts_or_bashs_own_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=rf"^{name}: \[env\] cannot set this on Slurm"):
+        batch_script(job(env={name: "x", "http_proxy": "x", "MINE": "x"}))
+    script = batch_script(job(env={name: "x"}, slurm={**PYXIS, "container": "apptainer"}))
+    assert f"APPTAINERENV_{name}=x" in script
+
+
+@pytest.mark.parametrize("slurm", [{"retries": 1}, {"launcher": "mpirun"}], ids=str)
+@pytest.mark.parametrize("recovery", [{}, {"max_restarts": 2}], ids=str)
+@pytest.mark.parametrize("comm", [{}, HOROVOD], ids=str)
+def test_variables_of_the_script_are_words_that_no_job_may_set(
+    slurm: dict[str, Any], recovery: dict[str, Any], comm: dict[str, Any]
+) -> None:
+    script = batch_script(job(slurm=slurm, recovery=recovery, comm=comm)).partition("\nwrite_job()")[0]
+    declared = re.findall(r"\blocal ([^;\n]+)", script)
+    names = re.findall(r"(?:^|[\s;(])([a-z_]\w*)\+?=", "\n".join((script, *declared)))
+    assert "stop" in names
+    assert not [name for name in names if not re.fullmatch("[a-z]+", name)]
+
+
 def test_a_folder_that_cannot_be_mounted_is_refused() -> None:
     with pytest.raises(InputError, match=r"/scratch/a,b: a folder with a comma"):
         batch_script(job(slurm=PYXIS, logging={"runs": "/scratch/a,b"}))

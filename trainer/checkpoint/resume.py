@@ -27,7 +27,11 @@ from trainer.config.resume_rule import may_change_keys
 from trainer.config.training import PREPROCESSING
 from trainer.errors import InputError
 from trainer.run.checkpoints import newest_step
+from trainer.run.folder import not_written
 from trainer.run.generations import remove_handed_over
+from trainer.run.layout import ARTEFACTS, BEGUN_BY_FILE
+from trainer.safe_io.atomic import write_whole
+from trainer.safe_io.values import read_values, value_lines
 from trainer.text.masking import masked
 from trainer.text.wording import many
 
@@ -70,7 +74,7 @@ def expects_state(job: Job, comm: Comm, checkpoints: Path) -> bool:
     """
     if comm.world.generation > 1 and keeps_in_memory(job):
         return True
-    wanted = _wanted(job, comm)
+    wanted = _wanted(job, comm, checkpoints)
     return bool(
         comm.broadcast_object(
             comm.world.rank == 0 and wanted != "never" and (wanted != "auto" or newest_step(checkpoints) > 0)
@@ -78,10 +82,30 @@ def expects_state(job: Job, comm: Comm, checkpoints: Path) -> bool:
     )
 
 
-def _wanted(job: Job, comm: Comm) -> str:
-    """Returns from where to go on: a restart within a start goes on, whatever the start began from."""
+def _wanted(job: Job, comm: Comm, checkpoints: Path) -> str:
+    """Returns from where to go on; only rank 0's answer counts.
+
+    "never" is meant for the first start of a submission: its later ones, and restarts within a start, go on.
+    """
     wanted = job.checkpoint.resume
-    return "auto" if wanted == "never" and comm.world.generation > 1 else wanted
+    if wanted != "never" or comm.world.generation > 1:
+        return "auto" if wanted == "never" else wanted
+    own = comm.world.submission
+    return "auto" if own and own == read_values(_begun_by(checkpoints)).get("id") else wanted
+
+
+def _begun_by(checkpoints: Path) -> Path:
+    return checkpoints.parent / ARTEFACTS / BEGUN_BY_FILE
+
+
+def _note_begin(checkpoints: Path, submission: str) -> None:
+    """Writes down which submission begins the run anew. Raises InputError if that cannot be written."""
+    path = _begun_by(checkpoints)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, value_lines({"id": submission}))
+    except OSError as problem:
+        raise InputError(not_written(checkpoints.parent, problem)) from None
 
 
 def restore(
@@ -104,7 +128,10 @@ def restore(
     whole: WholeState | None = None
     if comm.world.rank == 0:
         try:
-            start, whole = _restore_here(job, _wanted(job, comm), checkpoints, train, run)
+            wanted = _wanted(job, comm, checkpoints)
+            start, whole = _restore_here(job, wanted, checkpoints, train, run)
+            if wanted == "never" and comm.world.submission:
+                _note_begin(checkpoints, comm.world.submission)
             if start.is_beginning:
                 _refuse_to_forget(checkpoints, had_any)
             scaler = whole.scaler if whole is not None else {}
@@ -160,7 +187,7 @@ def step_to_go_on(job: Job, comm: Comm, checkpoints: Path, memory: NodeMemory | 
     """
     kept = memory.kept if memory is not None else ()
     offers = comm.all_gather_object([(each.step, each.digest) for each in kept])
-    wanted = _wanted(job, comm)
+    wanted = _wanted(job, comm, checkpoints)
 
     def found() -> int:
         in_memory = choose(offers, newest_step(checkpoints)).step

@@ -127,7 +127,8 @@ class Checkpoint(Section):
     resume: Annotated[Text, JobPath(when=is_checkpoint)] = "auto"
     """auto: resume from the newest complete checkpoint of the run folder, if any; never: begin anew; or the
     path of a checkpoint, of Clipship or open_clip, to start from. A later start with the same path resumes
-    from what the previous one has saved."""
+    from what the previous one has saved, and so does a later start of a submission with never, such as a job
+    that is queued again."""
     longer: bool = False
     """Let a start go on to more steps than the run had before, as `clipship run --longer` does. The learning
     rate then follows the longer curve, from the first new step on."""

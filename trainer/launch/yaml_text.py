@@ -22,9 +22,10 @@ def yaml(value: object) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float) and math.isfinite(value):
-        return repr(value)
+        text = repr(value)  # without a point YAML 1.1 reads 1e-05 as a text
+        return text if "." in text else text.replace("e", ".0e")
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key)}: {yaml(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{yaml_key(key)}: {yaml(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, Sequence):
         return "[" + ", ".join(yaml(inner) for inner in value) + "]"
     raise TypeError(f"{value!r} has no place in YAML")
@@ -48,7 +49,8 @@ def _as_it_is(line: str) -> bool:
     )
 
 
-def _key(key: object) -> str:
+def yaml_key(key: object) -> str:
+    """Returns a mapping's key, without quotes if no reader takes it for anything but a text."""
     text = str(key)
     return text if _PLAIN_KEY.fullmatch(text) and text.lower() not in _NO_TEXT else yaml(text)
 

@@ -22,6 +22,7 @@ from trainer.world.variables import (
     RESPAWNED,
     SPARE_NODES,
     STARTED_HERE,
+    SUBMISSION,
 )
 
 SINGLE = "single process"
@@ -48,6 +49,8 @@ class World:
     launcher: str
     generation: int = 1
     """Number of times that the ranks of this start have been started: 2 after the first restart."""
+    submission: str = ""
+    """Id that all starts of one submission to a scheduler have; "" outside of one."""
     slot: int | None = None
     """Local rank that the launcher gave, by which a GPU is chosen; None: the same as `local_rank`.
 
@@ -177,7 +180,10 @@ def detect(env: Environment, hostname: str) -> World:
             world = _under_launcher(world, [claim for claim in claims if claim is not chosen])
     _check_expected_size(world, env)
     return replace(
-        world, node=env.get(NODE, hostname), generation=_number(GENERATION, env.get(GENERATION, "1"))
+        world,
+        node=env.get(NODE, hostname),
+        generation=_number(GENERATION, env.get(GENERATION, "1")),
+        submission=env.get(SUBMISSION, ""),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config.kubernetes import Patch
 from trainer.errors import InputError
-from trainer.launch.yaml_text import yaml_block
+from trainer.launch.yaml_text import yaml_block, yaml_key
 
 _MERGE_KEYS = {
     "containers": "name",
@@ -46,12 +46,18 @@ def patched(text: str, patch: Patch, pods: Templates) -> str:
     import yaml  # slow to import, rarely needed
 
     class Dumper(yaml.SafeDumper):
-        """Writes texts of several lines, such as the job file, as blocks if YAML allows it."""
+        """Writes texts in quotes, as the templates do, or as blocks if they have several lines."""
 
         def text(self, value: str) -> yaml.ScalarNode:
-            readable = yaml_block(value, 0).startswith("|")
-            style = "|" if readable else None if value.isprintable() else '"'  # only quotes keep U+0085
+            style = "|" if yaml_block(value, 0).startswith("|") else '"'
             return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+        def represent_mapping(self, *args: Any, **options: Any) -> yaml.MappingNode:
+            node = super().represent_mapping(*args, **options)
+            for key, _ in node.value:
+                if yaml_key(key.value) == key.value:
+                    key.style = None
+            return node
 
     Dumper.add_representer(str, Dumper.text)
     documents = list(yaml.safe_load_all(text))

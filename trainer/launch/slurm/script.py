@@ -24,7 +24,7 @@ from trainer.launch.open_mpi import exports, mpirun_options
 from trainer.launch.slurm.validate import can_keep_going, launcher, validate
 from trainer.launch.templates import render, sh
 from trainer.run.goodput_log import BEGAN
-from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
+from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN, SUBMISSION
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
@@ -52,7 +52,9 @@ def _context(job: Job, in_array: bool) -> dict[str, Any]:
     validate(job)
     slurm, nodes = job.slurm, job.resources.nodes + job.recovery.spare_nodes
     variables = _variables(job)
-    names = sorted({*variables, *RENDEZVOUS, BEGAN, *((GENERATION,) if _starts_again(job) else ())})
+    names = sorted(
+        {*variables, *RENDEZVOUS, BEGAN, SUBMISSION, *((GENERATION,) if _starts_again(job) else ())}
+    )
     text = _compact(tomli_w.dumps(own_keys(job)))
     return {
         "run": str(PurePosixPath(job.logging.runs, job.name)),

@@ -1,5 +1,6 @@
 """Finds settings of a job that cannot work on Slurm. Pure: asks no cluster."""
 
+import re
 from collections.abc import Iterator
 
 from trainer.comm.backends import (
@@ -19,6 +20,10 @@ from trainer.config.world_sizes import check_batches
 from trainer.errors import InputError, problems_of
 from trainer.launch.fabric import conflicts, plugin_advice, refusal
 from trainer.text.wording import many
+
+_OF_THE_SCRIPT = re.compile("[a-z]+|IFS|UID|EUID|PPID|SHELLOPTS|BASHOPTS|BASH_VERSINFO")
+"""Names that a batch script does not export: its own variables have lower-case letters alone, and bash lets
+nobody set most of the others."""
 
 
 def validate(job: Job) -> None:
@@ -74,6 +79,7 @@ def _problems(job: Job) -> Iterator[str]:
     if job.slurm.launcher == "mpirun" and row_of(job).over_mpi and job.comm.launcher == "clipship":
         yield 'comm.launcher = "clipship" needs slurm.launcher = "srun": set it, or leave the other out'
     yield from _listed_gpus(job)
+    yield from _variables(job)
     if job.slurm.container != "none" and job.slurm.image is None and job.image.tag is None:
         yield f'slurm.container = "{job.slurm.container}" needs an image: give slurm.image or image.tag'
     yield from refusal(job, "slurm")
@@ -97,6 +103,20 @@ def _listed_gpus(job: Job) -> Iterator[str]:
         yield (
             f"slurm.gres asks for {many(listed, 'GPU')} of each node, and resources.gpus_per_node is "
             f"{'not set' if wanted is None else wanted}: set it to {listed}, one rank for each"
+        )
+
+
+def _variables(job: Job) -> Iterator[str]:
+    """Yields a problem if the batch script cannot export a variable of [env] to the ranks.
+
+    To apptainer each has another name.
+    """
+    own = [name for name in job.env if _OF_THE_SCRIPT.fullmatch(name)]
+    if own and job.slurm.container != "apptainer":
+        yield (
+            f"{', '.join(own)}: [env] cannot set this on Slurm, where the batch script exports it: names of "
+            "lower-case letters alone are the script's own variables, and the others are bash's; take "
+            "another name"
         )
 
 

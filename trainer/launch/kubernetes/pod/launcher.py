@@ -203,6 +203,7 @@ class Launcher:
         known_hosts = folder / "known_hosts"
         known_hosts.write_text(known_host(self._env), encoding="utf-8")
         told = told_variables(self._began, self._starts_again, generation)
+        told |= {JOB_UID: self._env.get(JOB_UID, "")}
         variables = {
             **self._env,
             **ssh_variables(self._ssh_port, known_hosts),
