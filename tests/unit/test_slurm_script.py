@@ -776,6 +776,11 @@ def test_a_bare_number_is_minutes() -> None:
         ({"output": "a\n%j"}, "must be one line"),
         ({"retries": 1, "requeue": False}, "queues a failed job again, and requeue = false forbids that"),
         ({"extra": {"--licenses": "x"}}, "is not a long option of sbatch"),
+        ({"extra": {"wait": True}}, "wait cannot be set: sbatch would answer only when the job has ended"),
+        ({"extra": {"test-only": True}}, "test-only cannot be set: nothing would be submitted"),
+        ({"extra": {"tasks-per-node": "2"}}, "tasks-per-node follows from resources.gpus_per_node"),
+        ({"extra": {"nod": "5"}}, "nod is short for nodes to sbatch, and that follows from resources.nodes"),
+        ({"srun": {"versio": True}}, "versio is short for version to srun, and that cannot be set"),
         ({"extra": {"comment": "a\n#SBATCH --nodes=9"}}, "must be one line"),
         ({"srun": {"nodes": "3"}}, "nodes follows from resources.nodes"),
         ({"srun": {"pty": True}}, "pty cannot be set: ranks have no terminal"),
@@ -804,6 +809,10 @@ def test_what_slurm_would_misunderstand_is_refused(slurm: dict[str, Any], expect
     with pytest.raises(InputError) as refused:
         job(slurm=slurm)
     assert expected in str(refused.value)
+
+
+def test_an_option_may_be_the_beginning_of_one_that_is_refused() -> None:
+    assert "--container=/bundle" in batch_script(job(slurm={"srun": {"container": "/bundle"}}))
 
 
 @pytest.mark.parametrize(
