@@ -172,6 +172,13 @@ def test_dev_shm_is_memory_of_a_given_size() -> None:
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
 
 
+def test_dev_shm_is_no_larger_than_the_memory_that_it_counts_as() -> None:
+    small = {"nodes": 2, "gpus_per_node": 4, "mem_gb_per_gpu": 0.5}
+    pod = pods(kubernetes_job(resources=small))[1]
+    volume = next(volume for volume in pod["volumes"] if volume["name"] == "shm")
+    assert volume["emptyDir"]["sizeLimit"] == pod["containers"][0]["resources"]["limits"]["memory"] == "2Gi"
+
+
 def test_workers_go_at_the_end_and_the_launchers_log_stays() -> None:
     spec = documents(kubernetes_job())[1]["spec"]
     assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
@@ -608,6 +615,10 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
             {"kubernetes": {"env": {"CLIPSHIP_TOKEN": "secret:a:b"}, "mounts": {"/scratch": "pvc:a"}}},
             "CLIPSHIP_TOKEN: the launcher sets these",
         ),
+        (
+            {"kubernetes": {"env": {"MASTER_ADDR": "secret:a:b"}, "mounts": {"/scratch": "pvc:a"}}},
+            "MASTER_ADDR: the launcher sets these",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_submitted(
@@ -667,7 +678,11 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         ("launcher_start", "now", "workers-ready"),
         ("seccomp", "Localhost", "RuntimeDefault"),
         ("patch", {"pod": {}}, "unknown key"),
+        ("patch", {"worker": {"metdata": {}}}, "metdata: a pod has `metadata` and `spec` alone"),
+        ("labels", {"app.kubernetes.io/name": "mine"}, "set by the operator or by clipship"),
         ("retries", -1, "at least 0"),
+        ("backoff_limit", 2**31, "at most 10,000"),
+        ("ttl_s", 2**31, "at most 2,147,483,647"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_allowed(key: str, value: object, expected: str) -> None:

@@ -10,6 +10,7 @@ from trainer.comm.backends import check_lost_nodes, check_restarts, many_without
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.fabric_fit import fabric_problems
+from trainer.config.job import LAUNCHERS_NAMES
 from trainer.config.kubernetes import object_name
 from trainer.config.loader import own_keys
 from trainer.config.stages import paths_of_ranks
@@ -22,6 +23,7 @@ from trainer.text.wording import many
 
 _CONFIG_MAP_BYTES = 1024 * 1024
 _LONGEST_NAMESPACE = 63
+_OF_LAUNCHERS = ("CLIPSHIP_", "OMPI_", "PRTE_", "PMIX_")
 
 
 def validate(job: Job) -> None:
@@ -173,7 +175,7 @@ def _variables(job: Job) -> Iterator[str]:
     both = sorted(job.env.keys() & job.kubernetes.env.keys())
     if both:
         yield f"{', '.join(both)}: set in both [env] and [kubernetes.env]: leave one out"
-    taken = [name for name in job.kubernetes.env if name.startswith(("CLIPSHIP_", "OMPI_", "PRTE_", "PMIX_"))]
+    taken = [name for name in job.kubernetes.env if name.startswith(_OF_LAUNCHERS) or name in LAUNCHERS_NAMES]
     if taken:
         yield (
             f"kubernetes.env: {', '.join(taken)}: the launcher sets these for the ranks; settings of Open "
