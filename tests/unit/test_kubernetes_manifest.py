@@ -706,6 +706,22 @@ def test_seldom_meant_settings_are_warned_of() -> None:
     assert not list(warnings(kubernetes_job()))
 
 
+def test_a_job_larger_than_its_config_map_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "mine.json"
+    config.write_text(f'{{"x": "{"a" * 200_000}"}}')
+    names = [f"/scratch/shard-{number:06}.tar" for number in range(22_000)]
+    job = kubernetes_job(data={"train": names}, model={"name": str(config)})
+    texts = documents(job)[0]["data"].values()
+    room = 1024 * 1024 - sum(len(text.encode()) for text in texts)
+    more = kubernetes_job(
+        data={"train": names}, model={"name": str(config)}, env={"NOTE": "\u00e9" * (room // 2)}
+    )
+    with pytest.raises(
+        InputError, match=r"takes 1,04\d,\d+ bytes, but a ConfigMap holds at most 1,048,576: name"
+    ):
+        manifest(more)
+
+
 def test_the_size_of_the_operators_host_list_is_known_exactly() -> None:
     """As v0.8.2 writes it: a line of the hostfile and a line of the script for each worker."""
     job = kubernetes_job(

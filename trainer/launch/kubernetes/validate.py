@@ -184,10 +184,17 @@ def _variables(job: Job) -> Iterator[str]:
 
 
 def _size(job: Job) -> Iterator[str]:
-    """Yields a problem if the operator's ConfigMap would be too large.
+    """Yields a problem if the job's ConfigMap, or the operator's, would be too large.
 
-    The operator writes every worker's name into it twice: the hostfile, and a script for Horovod.
+    The operator writes every worker's name into its own twice: the hostfile, and a script for Horovod.
     """
+    own = _own_bytes(job)
+    if own > _CONFIG_MAP_BYTES:
+        yield (
+            f"the job file, with what travels beside it, takes {many(own, 'byte')}, but a ConfigMap holds at "
+            f"most {_CONFIG_MAP_BYTES:,}: name shards by braces or globs ({{000..331}}.tar) and not one by "
+            "one, or put model configs on a volume"
+        )
     size = 0 if kind_of(job).keeps_going else hosts_bytes(job)
     if size > _CONFIG_MAP_BYTES:
         yield (
@@ -195,6 +202,14 @@ def _size(job: Job) -> Iterator[str]:
             f"{many(size, 'byte')}, but a ConfigMap holds at most {_CONFIG_MAP_BYTES:,}: use fewer nodes, or "
             "a shorter kubernetes.name"
         )
+
+
+def _own_bytes(job: Job) -> int:
+    """Returns the bytes of the job's ConfigMap."""
+    pods = kind_of(job).view(job)
+    users = (pods.passwd, pods.group) if pods.passwd else ()
+    texts = (pods.job_text, *users, *(file.text for file in pods.carried))
+    return sum(len(text.encode(errors="surrogatepass")) for text in texts)
 
 
 def hosts_bytes(job: Job) -> int:
