@@ -172,6 +172,13 @@ def test_dev_shm_is_memory_of_a_given_size() -> None:
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
 
 
+def test_dev_shm_is_no_larger_than_the_memory_that_it_counts_as() -> None:
+    small = {"nodes": 2, "gpus_per_node": 4, "mem_gb_per_gpu": 0.5}
+    pod = pods(kubernetes_job(resources=small))[1]
+    volume = next(volume for volume in pod["volumes"] if volume["name"] == "shm")
+    assert volume["emptyDir"]["sizeLimit"] == pod["containers"][0]["resources"]["limits"]["memory"] == "2Gi"
+
+
 def test_workers_go_at_the_end_and_the_launchers_log_stays() -> None:
     spec = documents(kubernetes_job())[1]["spec"]
     assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
@@ -632,6 +639,10 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
             {"kubernetes": {"env": {"CLIPSHIP_TOKEN": "secret:a:b"}, "mounts": {"/scratch": "pvc:a"}}},
             "CLIPSHIP_TOKEN: the launcher sets these",
         ),
+        (
+            {"kubernetes": {"env": {"MASTER_ADDR": "secret:a:b"}, "mounts": {"/scratch": "pvc:a"}}},
+            "MASTER_ADDR: the launcher sets these",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_submitted(
@@ -691,7 +702,11 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         ("launcher_start", "now", "workers-ready"),
         ("seccomp", "Localhost", "RuntimeDefault"),
         ("patch", {"pod": {}}, "unknown key"),
+        ("patch", {"worker": {"metdata": {}}}, "metdata: a pod has `metadata` and `spec` alone"),
+        ("labels", {"app.kubernetes.io/name": "mine"}, "set by the operator or by clipship"),
         ("retries", -1, "at least 0"),
+        ("backoff_limit", 2**31, "at most 10,000"),
+        ("ttl_s", 2**31, "at most 2,147,483,647"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_allowed(key: str, value: object, expected: str) -> None:
@@ -713,6 +728,22 @@ def test_seldom_meant_settings_are_warned_of() -> None:
         "/elsewhere/x.tar is on no volume" in found[2],
     ] == [True] * 3
     assert not list(warnings(kubernetes_job()))
+
+
+def test_a_job_larger_than_its_config_map_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "mine.json"
+    config.write_text(f'{{"x": "{"a" * 200_000}"}}')
+    names = [f"/scratch/shard-{number:06}.tar" for number in range(22_000)]
+    job = kubernetes_job(data={"train": names}, model={"name": str(config)})
+    texts = documents(job)[0]["data"].values()
+    room = 1024 * 1024 - sum(len(text.encode()) for text in texts)
+    more = kubernetes_job(
+        data={"train": names}, model={"name": str(config)}, env={"NOTE": "\u00e9" * (room // 2)}
+    )
+    with pytest.raises(
+        InputError, match=r"takes 1,04\d,\d+ bytes, but a ConfigMap holds at most 1,048,576: name"
+    ):
+        manifest(more)
 
 
 def test_the_size_of_the_operators_host_list_is_known_exactly() -> None:

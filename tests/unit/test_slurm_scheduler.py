@@ -459,7 +459,9 @@ def test_runs_that_ask_slurm_for_different_things_are_several_arrays(folder: Pat
     answers(folder, "sbatch", f"echo x >>{folder}/called; /usr/bin/wc -l <{folder}/called")
     grid = ["--grid", "seed=0,1", "--grid", "resources.nodes=1,2,4"]
     assert main(["sweep", "job.toml", *grid, "--to", "slurm"]) == 0
-    assert capsys.readouterr().out.split() == ["1_0", "1_1", "2_0", "2_1", "3_0", "3_1"]
+    out, err = capsys.readouterr()
+    assert out.split() == ["1_0", "1_1", "2_0", "2_1", "3_0", "3_1"]
+    assert "at a time" not in err
     chains = ["--set", "name=chains", "--set", "slurm.array=1-3%1"]
     assert main(["sweep", "job.toml", *grid, *chains, "--to", "slurm"]) == 0
     assert capsys.readouterr().out.split() == ["4", "5", "6", "7", "8", "9"]
@@ -476,6 +478,18 @@ def test_tasks_without_a_record_are_named_and_do_not_hide_the_others(folder: Pat
     assert "1 run of these has no record" in err
     assert (run / "artefacts" / "train.sbatch").is_file()
     assert read_record(folder / "runs" / "mine-lr-3e-4-seed-1") is not None
+
+
+def test_several_arrays_say_how_many_runs_run_at_a_time(folder: Path, capsys: Capture) -> None:
+    answers(folder, "sbatch", "echo 40")
+    grid = ["--grid", "seed=0,1,2", "--grid", "resources.nodes=1,2"]
+    assert main(["sweep", "job.toml", *grid, "--to", "slurm", "--parallel", "2"]) == 0
+    said = capsys.readouterr().err
+    assert "--parallel 2 holds for each array of Slurm, and these runs make 2" in said
+    assert "up to 4 run at a time" in said
+    again = ["--set", "name=alike", "--to", "slurm", "--parallel", "2"]
+    assert main(["sweep", "job.toml", "--grid", "seed=0,1,2", *again]) == 0
+    assert "at a time" not in capsys.readouterr().err
 
 
 def test_a_sweep_that_slurm_refuses_leaves_no_record(folder: Path, capsys: Capture) -> None:

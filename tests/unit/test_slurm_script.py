@@ -775,7 +775,14 @@ def test_a_bare_number_is_minutes() -> None:
         ({"output": "logs/"}, "is a folder: name a file in it"),
         ({"output": "a\n%j"}, "must be one line"),
         ({"retries": 1, "requeue": False}, "queues a failed job again, and requeue = false forbids that"),
+        ({"retries": 3, "max_restarts": 2}, "more often than max_restarts = 2 allows"),
+        ({"gpu_type": "a100", "gpus": "none"}, 'names GPUs, and gpus = "none" asks for none'),
         ({"extra": {"--licenses": "x"}}, "is not a long option of sbatch"),
+        ({"extra": {"wait": True}}, "wait cannot be set: sbatch would answer only when the job has ended"),
+        ({"extra": {"test-only": True}}, "test-only cannot be set: nothing would be submitted"),
+        ({"extra": {"tasks-per-node": "2"}}, "tasks-per-node follows from resources.gpus_per_node"),
+        ({"extra": {"nod": "5"}}, "nod is short for nodes to sbatch, and that follows from resources.nodes"),
+        ({"srun": {"versio": True}}, "versio is short for version to srun, and that cannot be set"),
         ({"extra": {"comment": "a\n#SBATCH --nodes=9"}}, "must be one line"),
         ({"srun": {"nodes": "3"}}, "nodes follows from resources.nodes"),
         ({"srun": {"pty": True}}, "pty cannot be set: ranks have no terminal"),
@@ -804,6 +811,10 @@ def test_what_slurm_would_misunderstand_is_refused(slurm: dict[str, Any], expect
     with pytest.raises(InputError) as refused:
         job(slurm=slurm)
     assert expected in str(refused.value)
+
+
+def test_an_option_may_be_the_beginning_of_one_that_is_refused() -> None:
+    assert "--container=/bundle" in batch_script(job(slurm={"srun": {"container": "/bundle"}}))
 
 
 @pytest.mark.parametrize(
@@ -846,6 +857,10 @@ def test_images_are_named_as_the_containers_tool_wants(name: str, pyxis: str, ap
         (
             {"slurm": {"gres": ["gpu:a100:2", "gpu:h100:1"]}},
             "slurm.gres asks for 3 GPUs of each node, and resources.gpus_per_node is 4: set it to 3",
+        ),
+        (
+            {"slurm": {"gpu_type": "a100"}, "resources": {"device": "cpu"}},
+            'slurm.gpu_type = "a100": [resources] asks for the CPU; leave one of them out',
         ),
         ({"resources": {"nodes": 3}}, "cannot be shared equally by 12 ranks"),
         (

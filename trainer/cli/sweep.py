@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--to", type=NearChoice(list(SCHEDULERS)), help="Submit all runs to this scheduler.")
 @click.option("--list", "only_list", is_flag=True, help="Start nothing: show the runs and what they reached.")
 @click.option("--wide", is_flag=True, help="Show every metric of the runs' last evaluations.")
-@count_option("--parallel", "With --to slurm: let at most N runs run at a time.")
+@count_option("--parallel", "With --to slurm: let at most N runs of each array run at a time.")
 @click.option(
     "--no-check",
     is_flag=True,
@@ -78,7 +78,7 @@ def command(
     if to is not None and (nproc is not None or hosts is not None):
         raise InputError("give either --to, or --nproc or --hosts: a scheduler starts the ranks itself")
     if parallel is not None and (to is None or not SCHEDULERS[to].takes_several):
-        raise InputError("--parallel is for --to slurm: it submits all runs as one array of jobs")
+        raise InputError("--parallel is for --to slurm: it submits runs as arrays of jobs")
     if no_check and to is None:
         raise InputError("--no-check is for --to: without it, the ranks run here and need the data here")
     named_hosts = given_hosts(nproc, hosts)

@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 240
 """Longest name in bytes. File systems allow 255, and the names of some files beside the run folder begin with
 it."""
-_LAUNCHERS_NAMES = {
+LAUNCHERS_NAMES = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"),
     *("HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER"),
     *("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
 }
+"""Variables that a launcher sets for each rank."""
 
 
 _WITH_IMAGE = OnlyIf(lambda job: job.image.tag is not None, "image.tag is not set, so the job has no image")
@@ -284,7 +285,7 @@ class Job(Section):
     @classmethod
     def _free_names(cls, value: dict[str, str]) -> dict[str, str]:
         refuse(
-            (name for name in value if name.startswith("CLIPSHIP_") or name in _LAUNCHERS_NAMES),
+            (name for name in value if name.startswith("CLIPSHIP_") or name in LAUNCHERS_NAMES),
             "cannot be set by a job, because the launcher sets it for each rank",
         )
         return value

@@ -20,6 +20,7 @@ from trainer.config.kubernetes_values import (
     parse_reference,
     parse_toleration,
 )
+from trainer.config.resources import Resources
 from trainer.config.types import (
     AboveZero,
     Gibibytes,
@@ -53,7 +54,17 @@ _TAKEN = (
 )
 _GANG_OF_KIND = {"vcjob": "volcano"}
 """Gang schedulers of the kinds that are always a gang, whatever `kubernetes.gang` is."""
-_OPERATORS = ("training.kubeflow.org/", "clipship/", "kueue.x-k8s.io/queue-name")
+_OPERATORS = (
+    "training.kubeflow.org/",
+    "clipship/",
+    "kueue.x-k8s.io/queue-name",
+    "app.kubernetes.io/name",  # by which Clipship knows its own objects
+)
+_SHM_GB_OF_GPU = 2.0
+_OF_TEMPLATES = {"metadata", "spec", "$patch"}
+"""Keys of a pod's template, and the directive of a strategic merge."""
+_LARGEST = 2**31 - 1
+"""Largest number in fields of Kubernetes that have 32 bits."""
 _NAMES = (
     'a name has at most 253 characters of a-z, 0-9, "-" and ".", with a letter or digit at both ends '
     "(RFC 1123)"
@@ -78,6 +89,12 @@ class Patch(Section):
     """Merged into every template, before the two above."""
     job: dict[str, Any] = Field(default_factory=dict)
     """Merged into the object that runs the job: keys `metadata` and `spec`."""
+
+    @field_validator("launcher", "worker", "both")
+    @classmethod
+    def _of_a_template(cls, value: dict[str, Any]) -> dict[str, Any]:
+        refuse((name for name in value if name not in _OF_TEMPLATES), "a pod has `metadata` and `spec` alone")
+        return value
 
 
 class Kubernetes(SchedulerSection):
@@ -129,7 +146,7 @@ class Kubernetes(SchedulerSection):
     """Host memory that a worker requests, in GiB. None: its limit, resources.mem_gb_per_gpu for each GPU."""
     shm_gb: Gibibytes | None = None
     """Size of a worker's /dev/shm in GiB, which counts as its memory; containers have only 64 MiB by default.
-    None: 2 for each GPU."""
+    None: 2 for each GPU, and at most the worker's memory."""
     launcher_cpu: AboveZero = 1.0
     """Cores that the launcher requests."""
     launcher_cpu_limit: AboveZero | None = None
@@ -193,7 +210,7 @@ class Kubernetes(SchedulerSection):
     a gang of Volcano without this key."""
     gang_queue: Text | None = None
     """Queue of volcano."""
-    gang_timeout_s: Annotated[int, Field(ge=1)] | None = None
+    gang_timeout_s: Annotated[int, Field(ge=1, le=_LARGEST)] | None = None
     """scheduler-plugins: seconds that pods which have a node wait for the rest of the gang. None: what the
     scheduler is set to, 60 by default."""
 
@@ -203,10 +220,10 @@ class Kubernetes(SchedulerSection):
     workers_ready_s: Seconds = 1800.0
     """Longest time in seconds to wait for all workers; then the job ends and names the missing ones. An
     MPIJob's launcher waits as long for one that was replaced."""
-    retries: Annotated[int, Field(ge=0)] = 3
+    retries: Annotated[int, Field(ge=0, le=10_000)] = 3
     """Consecutive failures, without a new checkpoint in between, after which the ranks are still started
     again. Restarts that recovery.max_restarts allows do not count here."""
-    backoff_limit: Annotated[int, Field(ge=0)] = 3
+    backoff_limit: Annotated[int, Field(ge=0, le=10_000)] = 3
     """Number of launcher pods that may be lost. Without a launcher: number of times that each worker may be
     lost, beside those that recovery.max_restarts allows."""
     grace_s: Annotated[int, Field(ge=1)] | None = None
@@ -214,7 +231,7 @@ class Kubernetes(SchedulerSection):
     timeouts.shutdown_s + 30."""
     deadline_s: Annotated[int, Field(ge=1)] | None = None
     """Longest time in seconds that the launcher, or without one the job, may run. None: no limit."""
-    ttl_s: Annotated[int, Field(ge=0)] | None = None
+    ttl_s: Annotated[int, Field(ge=0, le=_LARGEST)] | None = None
     """Seconds after which what has ended is removed, together with its log: the launcher, or the job without
     one. None: it stays."""
     patch: Patch = optional_section(Patch)
@@ -353,6 +370,12 @@ class Kubernetes(SchedulerSection):
                 "leave these out, or topology"
             )
         return self
+
+
+def shm_gb_of(kubernetes: Kubernetes, resources: Resources) -> float:
+    """Returns the GiB of a worker's /dev/shm, which Kubernetes counts as its memory."""
+    for_each = min(_SHM_GB_OF_GPU, resources.mem_gb_per_gpu or _SHM_GB_OF_GPU)
+    return kubernetes.shm_gb or for_each * resources.ranks_per_node
 
 
 def object_name(job_name: str, kubernetes: Kubernetes, workers: int) -> str:

@@ -22,7 +22,7 @@ class Recovery(Section):
     ranks can take its place.
     """
 
-    max_restarts: Annotated[int, Field(ge=0)] = 0
+    max_restarts: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Restarts before the run ends with the fault. The count begins anew once a newer checkpoint is saved. 0:
     the first fault ends the run. Over MPI, which ends all ranks when one is gone, mpirun or srun starts all
     of them again, on the same nodes."""

@@ -324,12 +324,22 @@ class Slurm(SchedulerSection):
                 f'time = "{self.time}" is not longer than signal_lead_s = {self.signal_lead_s}{removal}: '
                 "the run would be stopped as soon as it starts; raise time, or lower signal_lead_s"
             )
+        if self.without_gpus and self.gpu_type:
+            raise ValueError(
+                f'gpu_type = "{self.gpu_type}" names GPUs, and gpus = "none" asks for none: leave one of the '
+                "two out"
+            )
         if self.listed_gpus and (self.gpus or self.gpu_type):
             key = "gpus" if self.gpus else "gpu_type"
             raise ValueError(f"gres names the GPUs, so that {key} says the same twice: leave one of them out")
         if self.retries and not self.requeue:
             raise ValueError(
                 f"retries = {self.retries} queues a failed job again, and requeue = false forbids that"
+            )
+        if self.retries > self.max_restarts:
+            raise ValueError(
+                f"retries = {self.retries} starts a failed job more often than max_restarts = "
+                f"{self.max_restarts} allows: raise max_restarts, or lower retries"
             )
         if self.interface and self.rendezvous == "name":
             raise ValueError(

@@ -94,19 +94,23 @@ def seconds(time: str) -> int:
 def check_options(
     options: Mapping[str, str | bool], program: Literal["sbatch", "srun"], example: str
 ) -> None:
-    """Raises ValueError for options that are none, that follow from other keys or that no key sets."""
+    """Raises ValueError for options that are none, that follow from other keys or that no key sets.
+
+    Slurm's programs take the beginning of an option's name for the option.
+    """
     if not options:
         return
     table = own_table(__file__, "slurm_options.toml")[program]
-    own, fixed = table["own"], table["fixed"]
+    refused = {option: f"follows from {key}: change that instead" for option, key in table["own"].items()}
+    refused |= {option: f"cannot be set: {reason}" for option, reason in table["fixed"].items()}
     for name, given in options.items():
         if not _OPTION.fullmatch(name):
             raise ValueError(
                 f'"{name}" is not a long option of {program}; write it without the dashes: {example}'
             )
-        if name in own:
-            raise ValueError(f"{name} follows from {own[name]}: change that instead")
-        if name in fixed:
-            raise ValueError(f"{name} cannot be set: {fixed[name]}")
+        if name in refused:
+            raise ValueError(f"{name} {refused[name]}")
+        if name not in table["whole"] and (longer := [each for each in refused if each.startswith(name)]):
+            raise ValueError(f"{name} is short for {longer[0]} to {program}, and that {refused[longer[0]]}")
         if isinstance(given, str) and not given.isprintable():
             raise ValueError(f"{name} = {given!r} must be one line of printable characters")

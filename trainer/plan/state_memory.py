@@ -6,13 +6,11 @@ from contextlib import suppress
 
 from trainer.comm.backends import asks_for_memory, disk_only, keeps_in_memory
 from trainer.config import Job
+from trainer.config.kubernetes import shm_gb_of
 from trainer.config.slurm_values import memory_bytes
 from trainer.estimate.size import state_bytes
 from trainer.sysinfo.shortage import SHARED_MEMORY
 from trainer.world.state_parts import BUFFERS
-
-_SHM_GB_OF_GPU = 2.0
-"""GiB of a worker's /dev/shm for each GPU, unless kubernetes.shm_gb says otherwise."""
 
 
 def in_memory(job: Job) -> Iterator[str]:
@@ -55,8 +53,8 @@ def _known(job: Job, *, local: bool) -> Iterator[tuple[str, int]]:
             yield f"{SHARED_MEMORY} of this machine", shutil.disk_usage(SHARED_MEMORY).free
         return
     if job.kubernetes is not None:
-        shm_gb = job.kubernetes.shm_gb or _SHM_GB_OF_GPU * ranks
-        yield f"a worker's {SHARED_MEMORY} (kubernetes.shm_gb)", int(shm_gb * 2**30)
+        shm_bytes = int(shm_gb_of(job.kubernetes, job.resources) * 2**30)
+        yield f"a worker's {SHARED_MEMORY} (kubernetes.shm_gb)", shm_bytes
     mem = job.slurm.mem if job.slurm is not None else None
     if mem is not None and (memory := memory_bytes(mem)) is not None:
         yield "the memory of a node (slurm.mem)", memory

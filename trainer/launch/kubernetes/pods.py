@@ -12,7 +12,7 @@ import tomli_w
 from trainer.comm.backends import Launcher, meeting_variables, over_mpi
 from trainer.config import Image, Job, Kubernetes
 from trainer.config.fabric_fit import fabric_of
-from trainer.config.kubernetes import JOB_FOLDER, object_name
+from trainer.config.kubernetes import JOB_FOLDER, object_name, shm_gb_of
 from trainer.config.loader import own_keys
 from trainer.config.stack_table import ARCHITECTURES, ARM64
 from trainer.errors import InputError
@@ -265,7 +265,7 @@ class Pods:
 
     @property
     def shm_gb(self) -> float:
-        return self.k8s.shm_gb or 2.0 * self.job.resources.ranks_per_node
+        return shm_gb_of(self.k8s, self.job.resources)
 
     @property
     def tolerations(self) -> list[Yaml]:

@@ -9,6 +9,7 @@ from typing import Any
 from trainer.comm.backends import check_lost_nodes, check_restarts, many_without_mpi, row_of
 from trainer.config import Job
 from trainer.config.fabric_fit import fabric_problems
+from trainer.config.job import LAUNCHERS_NAMES
 from trainer.config.kubernetes import object_name
 from trainer.config.loader import own_keys
 from trainer.config.stages import paths_of_ranks, standard_input
@@ -21,6 +22,7 @@ from trainer.text.wording import many
 
 _CONFIG_MAP_BYTES = 1024 * 1024
 _LONGEST_NAMESPACE = 63
+_OF_LAUNCHERS = ("CLIPSHIP_", "OMPI_", "PRTE_", "PMIX_")
 
 
 def validate(job: Job) -> None:
@@ -171,7 +173,7 @@ def _variables(job: Job) -> Iterator[str]:
     both = sorted(job.env.keys() & job.kubernetes.env.keys())
     if both:
         yield f"{', '.join(both)}: set in both [env] and [kubernetes.env]: leave one out"
-    taken = [name for name in job.kubernetes.env if name.startswith(("CLIPSHIP_", "OMPI_", "PRTE_", "PMIX_"))]
+    taken = [name for name in job.kubernetes.env if name.startswith(_OF_LAUNCHERS) or name in LAUNCHERS_NAMES]
     if taken:
         yield (
             f"kubernetes.env: {', '.join(taken)}: the launcher sets these for the ranks; settings of Open "
@@ -180,10 +182,17 @@ def _variables(job: Job) -> Iterator[str]:
 
 
 def _size(job: Job) -> Iterator[str]:
-    """Yields a problem if the operator's ConfigMap would be too large.
+    """Yields a problem if the job's ConfigMap, or the operator's, would be too large.
 
-    The operator writes every worker's name into it twice: the hostfile, and a script for Horovod.
+    The operator writes every worker's name into its own twice: the hostfile, and a script for Horovod.
     """
+    own = _own_bytes(job)
+    if own > _CONFIG_MAP_BYTES:
+        yield (
+            f"the job file, with what travels beside it, takes {many(own, 'byte')}, but a ConfigMap holds at "
+            f"most {_CONFIG_MAP_BYTES:,}: name shards by braces or globs ({{000..331}}.tar) and not one by "
+            "one, or put model configs on a volume"
+        )
     size = 0 if kind_of(job).keeps_going else hosts_bytes(job)
     if size > _CONFIG_MAP_BYTES:
         yield (
@@ -191,6 +200,14 @@ def _size(job: Job) -> Iterator[str]:
             f"{many(size, 'byte')}, but a ConfigMap holds at most {_CONFIG_MAP_BYTES:,}: use fewer nodes, or "
             "a shorter kubernetes.name"
         )
+
+
+def _own_bytes(job: Job) -> int:
+    """Returns the bytes of the job's ConfigMap."""
+    pods = kind_of(job).view(job)
+    users = (pods.passwd, pods.group) if pods.passwd else ()
+    texts = (pods.job_text, *users, *(file.text for file in pods.carried))
+    return sum(len(text.encode(errors="surrogatepass")) for text in texts)
 
 
 def hosts_bytes(job: Job) -> int:

@@ -28,6 +28,7 @@ from trainer.launch.slurm.script import batch_script
 from trainer.launch.submission import Outcome, Scheduler, Submission, read_record
 from trainer.run.layout import ARTEFACTS, LOGS, SUBMISSION_FILE
 from trainer.text.paste import command, word
+from trainer.text.terminal import say
 
 
 class SlurmScheduler(Scheduler):
@@ -68,9 +69,15 @@ class SlurmScheduler(Scheduler):
         """Submit the runs, and yield each with its run folder as soon as Slurm has it.
 
         Runs that ask Slurm for the same make one array; one that is a chain of jobs itself (`slurm.array`) is
-        a job of its own.
+        a job of its own. `parallel` holds within an array; if there are several, says how many runs may run.
         """
-        for number, group in enumerate(groups(runs), 1):
+        found = groups(runs)
+        if parallel and (at_a_time := sum(min(parallel, len(group)) for group in found)) > parallel:
+            say(
+                f"warning: --parallel {parallel} holds for each array of Slurm, and these runs make "
+                f"{len(found)}, as they do not all ask for the same: up to {at_a_time} run at a time"
+            )
+        for number, group in enumerate(found, 1):
             if len(group) == 1:
                 yield from super().submit_together(group, folder, parallel)
             else:
