@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from trainer.copies.copied_run import CopiedRun
 from trainer.errors import InputError
 from trainer.model.build import untrained
 from trainer.run.checkpoints import MANIFEST
+from trainer.train.loop import Loop
 from trainer.train.main import prepare, train_whole
 from trainer.train.opened import open_whole
 from trainer.train.prepare import prepared
+from trainer.train.result import TrainResult
 
 STAGES: tuple[dict[str, Any], ...] = (
     {"name": "large", "model": {"image_size": 64}, "optim": {"steps": 5}},
@@ -66,6 +69,19 @@ def train(job: Job, comm: Comm) -> None:
     opened = open_whole(job, comm)
     assert opened is not None
     train_whole(opened)
+
+
+def test_result_counts_the_samples_that_all_stages_have_skipped(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Skipping(Loop):
+        def run(self) -> TrainResult:
+            return replace(super().run(), bad_samples={"damaged image": 2})
+
+    monkeypatch.setattr("trainer.train.main.Loop", Skipping)
+    train(staged(tmp_path), alone)
+    result = json.loads((tmp_path / "tiny" / "result.json").read_text())
+    assert result["bad_samples"] == {"damaged image": 6}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,9 @@ evaluate, write the result. It never imports `trainer.launch`.
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -83,17 +85,18 @@ def train_whole(opened: OpenRun) -> None:
 
     Raises Preempted if a request to stop ended it early.
     """
-    train(prepared(opened))
+    skipped = train(prepared(opened))
     while not opened.stage.schedule.ends_run:
         opened.begin_next()
-        train(prepared(opened))
+        skipped = train(prepared(opened), skipped)
 
 
-def train(setup: TrainSetup) -> None:
+def train(setup: TrainSetup, skipped: Mapping[str, int] | None = None) -> Mapping[str, int]:
     """Collective: runs the stage's remaining steps and evaluations.
 
-    After the last stage, result.json marks the run as done. Raises Preempted if a request to stop ended it
-    early.
+    `skipped` counts by cause what this rank has skipped in the stages before; returns it with those of this
+    one. After the last stage, result.json marks the run as done. Raises Preempted if a request to stop
+    ended it early.
     """
     job, comm = setup.job, setup.comm
     best = best_value(job, comm, setup.run.checkpoints)
@@ -103,9 +106,11 @@ def train(setup: TrainSetup) -> None:
     )
     with open_monitors(setup) as monitors:
         result = Loop(setup, monitors, policy).run()
+        result = replace(result, bad_samples=Counter(result.bad_samples) + Counter(skipped))
         result.raise_if_stopped()  # in the block, since metric writers record how the training ended
     if setup.schedule.ends_run:
         write_result(setup, result)
+    return result.bad_samples
 
 
 @click.command(help="Run one rank of JOB, started by torchrun, srun, mpirun or horovodrun.")
