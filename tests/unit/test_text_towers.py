@@ -65,6 +65,30 @@ def test_any_kind_of_tower_begins_with_the_weights_of_its_folder(towers: dict[st
     assert all(torch.equal(ours[name], there[name]) for name in shared)
 
 
+@pytest.mark.parametrize("key", ["pretrained", "init"])
+def test_another_tokenizer_than_that_of_the_weights_is_told(tmp_path: Path, key: str) -> None:
+    other = str(make_tower(tmp_path / "other", weights=False))
+    torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / "weights.pt")
+    plain = json.loads(Path(VIT).read_text())
+    theirs = {**plain, "text_cfg": {**plain["text_cfg"], "hf_tokenizer_name": other}}
+    (tmp_path / "theirs.json").write_text(json.dumps(theirs))
+
+    def told(name: str) -> list[str]:
+        notes = untrained(tiny_job(model={"name": name, key: str(tmp_path / "weights.pt")})).notes
+        return [note for note in notes if "names the tokenizer" in note]
+
+    assert told(VIT) == []
+    for file, content in (("open_clip_config.json", {"model_cfg": theirs}), ("model.json", theirs)):
+        (tmp_path / file).write_text(json.dumps(content))
+        (note,) = told(VIT)
+        assert f"names the tokenizer {other}, and this model takes open_clip's own" in note
+        assert told(str(tmp_path / "theirs.json")) == []
+        (tmp_path / file).unlink()
+    (tmp_path / "model.json").write_text(json.dumps(plain))
+    (note,) = told(str(tmp_path / "theirs.json"))
+    assert f"names the tokenizer open_clip's own, and this model takes {other}" in note
+
+
 @pytest.mark.parametrize("pretrained", [True, False])
 def test_a_models_config_may_change_values_of_its_towers(tmp_path: Path, pretrained: bool) -> None:
     folder = make_tower(tmp_path, "modernbert", dtype="float16")

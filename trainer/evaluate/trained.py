@@ -27,6 +27,8 @@ def trained_clip(job: Job, comm: Comm) -> tuple[Job, Clip]:
     comm.heartbeat.begin_stage("building model")
     job = with_loss_of_weights(job, comm)
     clip = build_model(job, plan(job, comm.world.size), comm)
+    for note in clip.notes:
+        log.info("%-12s %s", "model", note)
     check_hub_weights(job)
     comm.heartbeat.begin_phase("evaluation")
     return job, clip

@@ -38,7 +38,7 @@ from trainer.model.loading import check_weights, loading, pretrained_file
 from trainer.model.locking import lock_towers
 from trainer.model.lora import adapt
 from trainer.model.open_clip_api import LOGGERS
-from trainer.model.preprocessing import preprocessing_of, said_beside
+from trainer.model.preprocessing import preprocessing_of, said_beside, tokenizer_beside
 from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 from trainer.model.text_source import TextSource, text_source
@@ -50,6 +50,7 @@ use_our_text_towers()
 take_off_prefixes()
 
 _FIRST_BIAS = -10.0
+_OWN = "open_clip's own"
 """Logit bias with which the siglip loss begins."""
 
 
@@ -174,6 +175,8 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         # Beside such a name open_clip takes the weights that are there, whatever it is given.
         own = pretrained if name.startswith((HUB, FOLDER)) else None
         text = text_source(job.model, config, weights=begins) if config else None
+        begin = _begin(job.model, pretrained)
+        notes += _other_tokenizer(begin if initial_weights and config else None, text)
         model = open_clip.create_model(
             name,
             pretrained=None if own else pretrained,
@@ -184,7 +187,10 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
             force_image_size=job.model.image_size,
             force_context_length=job.model.context_length,
             force_patch_dropout=job.model.patch_dropout,
-            force_preprocess_cfg={**_said_beside(job.model, pretrained), **job.model.preprocessing},
+            force_preprocess_cfg={
+                **(said_beside(begin, job.model) if begin else {}),
+                **job.model.preprocessing,
+            },
             pretrained_image=initial_weights and job.model.init == TIMM,
             **_initial_logits(job.optim.loss),
             **(text.model_arguments if text else {}),
@@ -218,12 +224,26 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
     )
 
 
-def _said_beside(settings: Model, pretrained: str | None) -> dict[str, Any]:
-    """Returns the preprocessing of the file with which the model begins. Raises InputError."""
+def _begin(settings: Model, pretrained: str | None) -> Path | None:
+    """Returns the file of weights with which the model begins; None if there is none."""
     begin = pretrained
     if pretrained is None and settings.init not in (None, TIMM):
         begin = weights_file(str(settings.init))
-    return said_beside(Path(begin), settings) if begin and os.path.isfile(begin) else {}
+    return Path(begin) if begin and os.path.isfile(begin) else None
+
+
+def _other_tokenizer(begin: Path | None, text: TextSource | None) -> list[str]:
+    """Returns a note if the weights' own config names another tokenizer than the model's."""
+    named = tokenizer_beside(begin) if begin else None
+    names = text.names if text else {}
+    ours = str(names.get("hf_tokenizer_name") or names.get("hf_model_name") or "")
+    if begin is None or named in (None, ours) or Path(ours) == begin.parent.absolute():
+        return []
+    note = (
+        f"the config beside {begin} names the tokenizer {named or _OWN}, and this model takes "
+        f"{ours or _OWN}: where their tokens differ, give model.name the model that the weights belong to"
+    )
+    return [note]
 
 
 def _check_init(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Preprocessing of images that belongs to weights: what is said of it beside them.
+"""Preprocessing of images and tokenizer that belong to weights: what is said of them beside these.
 
 open_clip knows it for its own tags and for a hub's models. Of a file it knows nothing and takes OpenAI's, so
 a checkpoint's manifest has it, and an export has open_clip's own config. What a job sets counts before.
@@ -14,7 +14,7 @@ from torch import nn
 from trainer.config.training import PREPROCESSING, Model
 from trainer.errors import InputError
 from trainer.model.hub import OPEN_CLIP_CONFIG
-from trainer.run.checkpoints import MANIFEST
+from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG
 from trainer.safe_io.plain import read_json
 
 _PLACES = ((MANIFEST, "preprocessing"), (OPEN_CLIP_CONFIG, "preprocess_cfg"))
@@ -48,15 +48,32 @@ def said_beside(weights: Path, settings: Model) -> dict[str, Any]:
     return dict(checked.preprocessing)
 
 
+def tokenizer_beside(weights: Path) -> str | None:
+    """Returns the tokenizer of Hugging Face's that a config beside the weights names; "" if it names none.
+
+    None if no config lies there.
+    """
+    config = _table(weights, OPEN_CLIP_CONFIG).get("model_cfg") or _table(weights, MODEL_CONFIG)
+    text = config.get("text_cfg") if isinstance(config, dict) else None
+    if not isinstance(text, dict):
+        return None
+    return str(text.get("hf_tokenizer_name") or text.get("hf_model_name") or "")
+
+
 def _found(weights: Path) -> Mapping[str, Any]:
     for name, key in _PLACES:
-        try:
-            said = read_json(weights.with_name(name), links=True)
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(said, dict) and isinstance(found := said.get(key), dict):
+        if isinstance(found := _table(weights, name).get(key), dict):
             return found
     return {}
+
+
+def _table(weights: Path, name: str) -> Mapping[str, Any]:
+    """Returns the table in a file beside the weights; empty if there is none."""
+    try:
+        said = read_json(weights.with_name(name), links=True)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _channels(value: Any) -> Any:
