@@ -64,6 +64,7 @@ class Story(StubActions):
     keeps_going: bool = False
     starts_again: str = ""
     ranks: int = 2
+    fewest: int = 0
 
     def begin(self) -> Coordinator:
         self.its = Coordinator(
@@ -72,7 +73,7 @@ class Story(StubActions):
                 self.limits,
                 ExitFiles(self.limits.run_folder, "now"),
                 self,
-                Membership(range(2), self.ranks, self.ranks),
+                Membership(range(2), self.ranks, self.fewest or self.ranks, (self.fewest, self.ranks)),
                 keeps_going=self.keeps_going,
                 starts_again=self.starts_again,
             )
@@ -351,6 +352,20 @@ def test_same_fault_at_the_same_step_ends_the_run() -> None:
         assert "the same fault at the same step 2 times in a row" in (await story.ended()).reason
 
     play(Story(), work)
+
+
+def test_run_goes_on_without_a_supervisor_that_has_never_joined() -> None:
+    """A rank hangs, since it waits for one whose supervisor may still come until init_s."""
+
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(Late(what="step, step 7 lasts longer than 12 s", generation=1))
+        await story.until(lambda: Regroup in story.kinds())
+        its.receive(Ended(member=2, generation=2))  # its own `Joined` is still on its way
+        await story.until(lambda: Start in story.kinds() or story.records)
+        (start,) = (message for message in story.said if isinstance(message, Start))
+        assert start.world == "0 0 n0\n1 1 n1"
+
+    play(Story(ranks=3, keeps_going=True, fewest=2), work)
 
 
 def test_stop_while_ranks_are_being_ended_leaves_with_75() -> None:

@@ -42,6 +42,18 @@ def test_condemned_node_is_left_out_and_named() -> None:
     assert row == Exclusion("n0", "condemned", "rank 1 works 0.9 s per step", (), 5.0)
 
 
+def test_member_that_never_joined_is_gone_without_a_node() -> None:
+    its = Membership(range(3), 3, 2, (2, 3))
+    for member in range(2):
+        its.join(member, f"n{member}")
+    its.lose(2)
+    world = its.next_world()
+    assert world is not None
+    (row,) = exclusions(its, world, (), 5.0)
+    assert row == Exclusion("", "gone", "gone", (2,), 5.0)
+    assert exclusions_text([row.__dict__]) == ["1 supervisor not seen yet: gone"]
+
+
 def test_rows_are_read_back_and_sentences_of_an_older_version_are_not() -> None:
     row = Exclusion("n1", "failed", "it has failed 2 times", (), 100.0)
     restart = Restart(2, "killed", 1, "n1", 6, 4, left_out=(row,))

@@ -225,8 +225,9 @@ class Coordinator:
         its, membership = self._run.generation, self._run.membership
         its.ended.add(message.member)
         its.kept[message.member] = message.in_memory
-        if message.member in membership.lost:  # it was only late
-            membership.join(message.member, membership.nodes[message.member])
+        node = membership.nodes.get(message.member)
+        if node is not None and message.member in membership.lost:  # it was only late
+            membership.join(message.member, node)
 
     def _on_meeting(self, message: messages.Meeting) -> None:
         self._run.generation.meeting = message

@@ -223,6 +223,7 @@ class Exclusion:
     """A node, or some of its members, without a rank, as the run folder records it."""
 
     node: str
+    """Node, "" if its members have never joined."""
     kind: Kind
     reason: str
     """End of a sentence about the node or the members."""
@@ -241,7 +242,7 @@ def exclusions(
     """
     gone: dict[str, list[int]] = {}
     for member in sorted(membership.lost):
-        gone.setdefault(membership.nodes[member], []).append(member)
+        gone.setdefault(membership.nodes.get(member, ""), []).append(member)
     rows = [Exclusion(node, "gone", "gone", tuple(members)) for node, members in sorted(gone.items())]
     for node, why in membership.unused(world).items():
         rows.append(Exclusion(node, membership.kind_of(node), why))
@@ -271,5 +272,6 @@ def _phrase(row: Any) -> str:
         return str(row) if isinstance(row, str) else ""
     members = row.get("members")
     if row.get("kind") == "gone" and isinstance(members, list | tuple):
-        return f"{many(len(members), 'supervisor')} on {row.get('node')}: gone"
+        where = f"on {row['node']}" if row.get("node") else "not seen yet"
+        return f"{many(len(members), 'supervisor')} {where}: gone"
     return f"node {row.get('node')}: {row.get('reason')}"
