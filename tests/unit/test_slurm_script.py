@@ -885,6 +885,17 @@ def test_variables_of_the_script_are_words_that_no_job_may_set(
     assert not [name for name in names if not re.fullmatch("[a-z]+", name)]
 
 
+def test_a_line_break_in_a_folder_makes_no_line_of_the_script(tmp_path: Path) -> None:
+    path = tmp_path / "a\n#SBATCH --comment=x" / "job.toml"
+    path.parent.mkdir()
+    path.write_text(tomli_w.dumps(own_keys(job()) | {"slurm": {"output": "x-%j.out"}}))
+    given = load_job(path)
+    with pytest.raises(
+        InputError, match=r"slurm.output: '.*a\\n#SBATCH .*' has a character that is not prin"
+    ):
+        batch_script(given)
+
+
 @pytest.mark.parametrize(
     ("train", "folders"),
     [
