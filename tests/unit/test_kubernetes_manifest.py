@@ -685,6 +685,13 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         ("mounts", {"/data": "host:/a/../etc"}, "host:/FOLDER"),
         ("mounts", {"/data": "nfs:/export"}, "nfs:SERVER:/FOLDER"),
         ("mounts", {"/dev/shm": "pvc:x"}, "is in use in every pod"),
+        (
+            "mounts",
+            {"/opt": "pvc:x"},
+            "/opt would hide the image's /opt/clipship: mount the",
+        ),
+        ("mounts", {"/etc": "pvc:x"}, "/etc would hide the image's /etc"),
+        ("mounts", {"/proc/x": "pvc:x"}, "/proc/x would hide the image's /proc"),
         ("env", {"A": "wandb"}, "secret:NAME:KEY"),
         ("env", {"A": "secret:wandb"}, "secret:NAME:KEY"),
         ("env_from", ["secret:wandb:key"], "secret:NAME or configmap:NAME"),
@@ -714,6 +721,13 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(key: str, value: object, 
         kubernetes_job(kubernetes={key: value})
     assert f"kubernetes{'' if key.startswith(('gang', 'topology')) else '.' + key}" in str(refused.value)
     assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize(("train", "outside"), [("/{scratch,b}/x.tar", False), ("/{scratch,c}/x.tar", True)])
+def test_a_pattern_is_on_volumes_if_all_that_its_braces_name_is(train: str, outside: bool) -> None:
+    mounts = {"/scratch": "pvc:a", "/b": "pvc:b"}
+    job = kubernetes_job(data={"train": [train]}, kubernetes={"mounts": mounts})
+    assert any(text.startswith(f"{train} is on no volume") for text in warnings(job)) == outside
 
 
 def test_seldom_meant_settings_are_warned_of() -> None:

@@ -799,6 +799,7 @@ def test_a_bare_number_is_minutes() -> None:
         ({"container": "pyxis", "launcher": "mpirun"}, "cannot start pyxis containers"),
         ({"mounts": ["/a:/a"]}, "mounts are for containers"),
         ({"container": "pyxis", "mounts": ["data"]}, "is not a mount"),
+        ({"container": "pyxis", "mounts": ["/a:/"]}, "would hide all of the image"),
         ({"container": "pyxis", "mounts": ["/a,/b:/c"]}, "is not a mount"),
         ({"interface": "ib0"}, 'interface needs rendezvous = "ipv4"'),
         ({"rendezvous": "ipv4", "interface": "ib0; id"}, "must consist of letters"),
@@ -897,6 +898,49 @@ def test_variables_of_the_script_are_words_that_no_job_may_set(
     names = re.findall(r"(?:^|[\s;(])([a-z_]\w*)\+?=", "\n".join((script, *declared)))
     assert "stop" in names
     assert not [name for name in names if not re.fullmatch("[a-z]+", name)]
+
+
+def test_a_line_break_in_a_folder_makes_no_line_of_the_script(tmp_path: Path) -> None:
+    path = tmp_path / "a\n#SBATCH --comment=x" / "job.toml"
+    path.parent.mkdir()
+    path.write_text(tomli_w.dumps(own_keys(job()) | {"slurm": {"output": "x-%j.out"}}))
+    given = load_job(path)
+    with pytest.raises(
+        InputError, match=r"slurm.output: '.*a\\n#SBATCH .*' has a character that is not prin"
+    ):
+        batch_script(given)
+
+
+@pytest.mark.parametrize(
+    ("train", "folders"),
+    [
+        ("/{scratch,data}/cc3m/{00..03}.tar", ["/data/cc3m", "/scratch/cc3m"]),
+        ("/data/{0000..9999}/{00..03}.tar", ["/data"]),
+        ("/data/*/x.tar", ["/data"]),
+        ("/data/a\\}b/{00..03}.tar", ["/data/a}b"]),
+        ("/data/[[]1]/x.tar", ["/data/[1]"]),
+        ("/data/a{b/x.tar", ["/data/a{b"]),
+    ],
+)
+def test_the_folders_that_a_pattern_names_are_mounted(train: str, folders: list[str]) -> None:
+    script = batch_script(job(slurm=PYXIS, data={"train": [train]}))
+    (line,) = [line for line in script.splitlines() if "--container-mounts=" in line]
+    mounts = shlex.split(line.replace("\\", ""))[0].partition("=")[2].split(",")
+    expected = [*folders, "/dev/shm", "/scratch/runs"]
+    assert sorted(mounts) == sorted(f"{folder}:{folder}" for folder in expected)
+
+
+@pytest.mark.parametrize("train", ["/{00..03}.tar", "/opt/{00..03}.tar", "//opt/x.tar", "/usr/../x.tar"])
+def test_a_folder_that_would_hide_the_image_is_not_mounted(train: str) -> None:
+    with pytest.raises(InputError, match="where it would hide the image's /opt/clipship"):
+        batch_script(job(slurm=PYXIS, data={"train": [train]}))
+    assert batch_script(job(data={"train": [train]}))
+
+
+def test_files_on_a_mount_of_the_users_need_no_other() -> None:
+    slurm = PYXIS | {"mounts": ["/lustre/imagenet:/imagenet"]}
+    script = batch_script(job(slurm=slurm, eval={"zero_shot": ["/imagenet"], "class_names": "imagenet"}))
+    assert "/lustre/imagenet:/imagenet" in script
 
 
 def test_a_folder_that_cannot_be_mounted_is_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from trainer.config.image_folders import hidden_by
 from trainer.config.kubernetes_values import (
     DNS_1035_LABEL,
     DNS_LABEL,
@@ -47,10 +48,6 @@ _TAKEN = (
     "/dev/shm",
     "/root/.ssh",
     "/home/clipship/.ssh",
-    "/opt/clipship",
-    "/proc",
-    "/sys",
-    "/dev",
 )
 _GANG_OF_KIND = {"vcjob": "volcano"}
 """Gang schedulers of the kinds that are always a gang, whatever `kubernetes.gang` is."""
@@ -346,6 +343,8 @@ class Kubernetes(SchedulerSection):
             parse_mount(path, text)
             if path in _TAKEN:
                 raise ValueError(f"{path} is in use in every pod: mount the volume elsewhere")
+            if own := hidden_by(path):
+                raise ValueError(f"{path} would hide the image's {own}: mount the volume elsewhere")
         return value
 
     _tolerations = field_validator("tolerations")(each(parse_toleration))

@@ -282,6 +282,8 @@ class Slurm(SchedulerSection):
                     f'"{mount}" is not a mount; write "/host/folder:/folder" or "/host/folder:/folder:ro", '
                     "with paths without commas and colons"
                 )
+            if not mount.split(":")[1].strip("/"):
+                raise ValueError(f'"{mount}" would hide all of the image: mount the folder elsewhere')
         return value
 
     @field_validator("extra")

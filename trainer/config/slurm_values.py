@@ -60,6 +60,8 @@ def parse_gres(text: str) -> Gres:
 def check_output(pattern: str) -> None:
     """Raises ValueError for a file name whose parts Slurm replaces by what is not known beforehand."""
     folder, _, name = pattern.rpartition("/")
+    if not pattern.isprintable():
+        raise ValueError(f"{pattern!r} has a character that is not printable: rename its folder")
     if not name:
         raise ValueError(f'"{pattern}" is a folder: name a file in it, such as "{pattern}%x-%j.out"')
     if "%" in folder:

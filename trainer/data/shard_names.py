@@ -70,7 +70,7 @@ def expand_names(pattern: str) -> list[str]:
         return []
     if os.path.lexists(pattern):
         return [pattern]
-    return [match for name in _braces(pattern) for match in _matches(name, os.path.lexists)]
+    return [match for name in braces(pattern) for match in _matches(name, os.path.lexists)]
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
@@ -101,12 +101,12 @@ def _expand(pattern: str) -> list[str]:
             "(data/train.csv)"
         )
     if is_remote(pattern):
-        return [name for address in _braces(pattern) for name in _listed(address)]
+        return [name for address in braces(pattern) for name in _listed(address)]
     if os.path.isfile(pattern):
         return [pattern]
     files: list[str] = []
     missing: list[str] = []
-    for name in _braces(pattern):
+    for name in braces(pattern):
         matches = _matches(name)
         files += matches
         missing += [] if matches else [name]
@@ -158,7 +158,8 @@ def _matches(name: str, wanted: Callable[[str], bool] = os.path.isfile) -> list[
     )
 
 
-def _braces(pattern: str) -> list[str]:
+def braces(pattern: str) -> list[str]:
+    """Returns the names that the braces of a pattern stand for. Raises InputError."""
     total = math.prod(abs(int(end) - int(begin)) + 1 for begin, end in _RANGE.findall(pattern))
     total *= math.prod(group.count(",") + 1 for group in _LIST.findall(pattern))
     if total > _MOST_NAMES:

@@ -18,6 +18,7 @@ from trainer.errors import InputError, problems_of
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
 from trainer.launch.kubernetes.network_checks import missing_annotations, network_warnings
 from trainer.launch.kubernetes.places import carried, on_volume
+from trainer.launch.named_places import named_places
 from trainer.text.wording import many
 
 _CONFIG_MAP_BYTES = 1024 * 1024
@@ -248,6 +249,7 @@ def _outside(job: Job) -> Iterator[str]:
     The run folder is left out, because it has its own check, and so is what travels with the job.
     """
     elsewhere = {job.logging.runs, *(file.path for file in carried(job))}
-    for path, _ in paths_of_ranks(job):
-        if path not in elsewhere and on_volume(path, job) is None:
+    for path, mark in paths_of_ranks(job):
+        places = [] if path in elsewhere else named_places(path, mark)
+        if any(on_volume(place, job) is None for place in places):
             yield path

@@ -4,6 +4,7 @@ Uses no clock and no cluster; imports no torch.
 """
 
 import math
+import posixpath
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +15,14 @@ import tomli_w
 
 from trainer.comm.backends import meeting_variables, over_mpi, starts_again
 from trainer.config import Job
+from trainer.config.image_folders import hidden_by
 from trainer.config.image_name import for_enroot
 from trainer.config.loader import own_keys
 from trainer.config.slurm import GpuRequest
 from trainer.config.stages import paths_of_ranks
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
+from trainer.launch.named_places import folder_of, named_places
 from trainer.launch.open_mpi import exports, mpirun_options
 from trainer.launch.slurm.validate import can_keep_going, launcher, validate
 from trainer.launch.templates import render, sh
@@ -323,7 +326,7 @@ def _mounts(job: Job) -> list[str]:
                 "outside of the container, uses the run folder too: mount it writable at its own path, or "
                 "leave this mount out, because the run folder is mounted anyway."
             )
-    own = [folder for folder in _folders(job) if not any(_within(folder, target) for target in targets)]
+    own = _folders(job)
     wrong = [folder for folder in own if "," in folder or ":" in folder]
     if wrong:
         raise InputError(
@@ -352,24 +355,28 @@ def _created_folders(job: Job) -> list[str]:
 
 
 def _folders(job: Job) -> list[str]:
-    """Returns the folders of the files that ranks read and write.
+    """Returns the folders of the files that ranks read and write, but for files on the user's own mounts.
 
-    A folder within another one is left out, because it is seen with it.
+    A folder within another one is left out, because it is seen with it. Raises InputError for one that would
+    hide what the image has.
     """
-    folders = {path if mark.kind == "folder" else _fixed_folder(path) for path, mark in paths_of_ranks(job)}
+    folders, targets = set[str](), _mount_targets(job)
+    for path, mark in paths_of_ranks(job):
+        places = named_places(path, mark)
+        found = [folder_of(each, mark) for each in places if not any(_within(each, t) for t in targets)]
+        together = posixpath.commonpath(found) if found else ""
+        folders |= {together} if found and not hidden_by(together) else set(found)
+    for folder in folders:
+        if hidden := hidden_by(folder):
+            raise InputError(
+                f"{folder} cannot be mounted into a container, where it would hide the image's {hidden}: "
+                "move the job's files in it into a folder of their own, or mount that with slurm.mounts"
+            )
     return sorted(
         folder
         for folder in folders
         if not any(folder != other and _within(folder, other) for other in folders)
     )
-
-
-def _fixed_folder(pattern: str) -> str:
-    """Returns the folder of a pattern: its part before the first special character, up to the last slash."""
-    plain = pattern
-    for special in "*?[{":
-        plain = plain.partition(special)[0]
-    return str(PurePosixPath(plain if plain.endswith("/") else PurePosixPath(plain).parent))
 
 
 def _within(folder: str, other: str) -> bool:

@@ -123,7 +123,10 @@ def _variables(job: Job) -> Iterator[str]:
 
 
 def _check_output(pattern: str | None) -> None:
-    """Raises InputError if the folder of the job file, which a relative path begins with, has a %."""
+    """Raises InputError if the folder of the job file, which a relative path begins with, cannot be written.
+
+    A % in it stands for something else, and a line break would be one of the batch script.
+    """
     try:
         if pattern is not None:
             check_output(pattern)
