@@ -349,6 +349,20 @@ def test_relative_paths_start_at_the_job_files_folder(
     assert job.eval.templates == ("a photo of a {}.",)
 
 
+@pytest.mark.parametrize("path", ["$SCRATCH/runs", "${HOME}/runs", "~bob/runs", "~"])
+@pytest.mark.parametrize("key", ["logging.runs", "data.train"])
+def test_a_path_that_only_a_shell_would_replace_is_refused(job_path: Path, key: str, path: str) -> None:
+    with pytest.raises(InputError) as refused:
+        load_job(job_path, [f"{key}={path}"])
+    assert f"{key}: {path} is taken as it stands" in str(refused.value)
+    assert load_job(job_path, [f"logging.runs=./{path}"]).logging.runs == f"{job_path.parent}/{path}"
+
+
+@pytest.mark.parametrize("path", ["a$b", "$1", "a/~b", "a~"])
+def test_a_dollar_or_tilde_within_a_name_is_one_of_its_characters(job_path: Path, path: str) -> None:
+    assert load_job(job_path, [f"logging.runs={path}"]).logging.runs == f"{job_path.parent}/{path}"
+
+
 @pytest.mark.parametrize("name", ["ViT-B-32", "hf-hub:org/model"])
 def test_names_of_models_and_tags_are_no_paths(job_path: Path, name: str) -> None:
     job = load_job(job_path, [f"model.name={name}", "model.pretrained=laion2b_s34b_b79k"])

@@ -6,6 +6,7 @@ model, so that none of them has a list of keys of its own. Pure; imports no torc
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from trainer.text.terminal import one_line
 if TYPE_CHECKING:
     from trainer.config.job import Job
 
+_OF_A_SHELL = re.compile(r"\$\{|\$[A-Za-z_]|~[^/]|~\Z")
+"""Beginning of a path that only a shell would replace: a variable, or another home folder."""
 _LONGEST_NAME = 255
 _MOST_FOLDERS = 500  # Path.mkdir recurses once for each folder
 _LONGEST_PATH = 4000  # the kernel allows 4,096; a run adds names to its folder's path
@@ -156,12 +159,18 @@ def _texts(value: object, mark: JobPath) -> tuple[str, ...]:
 def resolved(value: object, mark: JobPath, base: Path, key: Key) -> object:
     """Returns a key's value with its relative paths joined to `base`, which is absolute.
 
-    Raises InputError for a path that no file system can have, and for an address where a path must be.
+    Raises InputError for a path that no file system can have, for an address where a path must be, and for a
+    beginning that only a shell would replace.
     """
     if isinstance(value, tuple) and mark.lists:
         return tuple(resolved(text, mark, base, key) for text in value)
     if not isinstance(value, str) or not mark.when(value) or (mark.kind == "patterns" and is_remote(value)):
         return value
+    if _OF_A_SHELL.match(value):
+        raise InputError(
+            f"{'.'.join(key)}: {one_line(masked(value))[:80]} is taken as it stands, as no shell reads a job "
+            "file, and only `~/` is the home folder: write the whole path, or ./ before such a name"
+        )
     plain = os.path.expanduser(value) if value.startswith("~/") else value
     if mark.kind == "patterns":
         return os.path.join(_escaped(base), plain)
