@@ -294,6 +294,12 @@ def test_header_tells_of_the_own_data_and_of_the_files_own_name() -> None:
         assert "CC3M" not in job_text(Wishes(preset, "x.csv")).partition("\n")[0]
 
 
+def test_a_line_break_in_the_files_name_stays_in_the_comment(tmp_path: Path) -> None:
+    path = tmp_path / "a\nname = 'of another'\n# .toml"
+    assert main(["init", "--preset", "laptop", str(path)]) == 0
+    assert load_job(path).name == tomllib.loads(preset_text("laptop"))["name"]
+
+
 def test_enter_alone_leads_to_a_run_of_a_cluster_too(tmp_path: Path) -> None:
     answered(tmp_path, "slurm", "", "", "")
     assert load_job(tmp_path / "job.toml").slurm.partition == "gpu"

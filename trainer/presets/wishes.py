@@ -17,6 +17,7 @@ from trainer.presets.files import preset_text
 from trainer.presets.own_data import NONE, OwnData, own_data
 from trainer.run.layout import JOB_FILE
 from trainer.text.paste import as_pattern, word
+from trainer.text.terminal import one_line
 
 _MADE_UP = re.compile(r'(format = "synthetic"|synthetic_samples = |# Your own data instead|# train = )')
 """Beginnings of a preset's lines on made-up pictures, which own data take the place of."""
@@ -79,7 +80,7 @@ def job_text(wishes: Wishes, job_path: Path = Path(JOB_FILE)) -> str:
     header, blank, rest = preset_text(wishes.preset).partition("\n\n")
     for words, instead in _OF_OTHER_DATA.items() if wishes.data else ():
         header = header.replace(words, instead)
-    text = _PRESETS_FILE.sub(lambda _: word(job_path.name), header) + blank + rest
+    text = _PRESETS_FILE.sub(lambda _: one_line(word(job_path.name)), header) + blank + rest
     if wishes.data:
         text = _with_data(text, wishes.data)
     if wishes.model:
