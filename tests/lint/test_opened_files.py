@@ -10,6 +10,7 @@ OPENS_ELSEWHERE = {
     "image/": "what goes into an image",
     "model/": "models' configs, which users name, and the user's cache",
     "sysinfo/": "/proc, /sys and the package's own files",
+    "cli/entry.py": "/dev/null",
     "cli/completion.py": "the package's own files",
     "cli/explain.py": "the package's own files",
     "presets/own_data.py": "data, which the user names",

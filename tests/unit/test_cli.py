@@ -1,7 +1,9 @@
 """The command line: what goes to stdout, what to stderr, which exit code; and that it stays light."""
 
+import errno
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -554,6 +556,31 @@ def test_a_bug_keeps_its_traceback(job: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("trainer.plan.checked.check_job", fail)
     with pytest.raises(ZeroDivisionError):
         cli.main(["check", job])
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EACCES, 2), (errno.EROFS, 2), (errno.EDQUOT, 1), (errno.EIO, 1)]
+)
+def test_what_the_system_refuses_is_one_sentence(
+    job: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture, number: int, code: int
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), "/home/another/job.toml")
+
+    monkeypatch.setattr("trainer.plan.checked.check_job", fail)
+    assert cli.main(["check", job]) == code
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == f"clipship: /home/another/job.toml: {os.strerror(number)}"
+
+
+@pytest.mark.parametrize(
+    ("stdout", "code", "told"),
+    [(">/dev/full", 1, f"clipship: {os.strerror(errno.ENOSPC)}\n"), (">&-", 0, ""), ("<&- >&-", 0, "")],
+)
+def test_stdout_that_is_full_or_closed_gives_no_traceback(stdout: str, code: int, told: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m trainer.cli stacks {stdout}"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (code, told)
 
 
 HEAVY = ("torch", "numpy", "open_clip", "webdataset", "horovod")

@@ -55,6 +55,36 @@ def test_clone_leaves_secrets_out_and_says_so(tmp_path: Path, capsys: pytest.Cap
     assert "env.GITHUB_TOKEN was left out" in capsys.readouterr().err
 
 
+def test_clone_leaves_out_secrets_in_lists_and_under_names_with_dots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variables = [{"name": "GITHUB_TOKEN", "value": "a-b-c"}, {"name": "PLAIN", "value": "kept"}]
+    patch = {"spec": {"containers": [{"args": [["kept", TOKEN]], "name": "rank", "env": variables}]}}
+    folder = run_of(
+        tmp_path,
+        "one",
+        [],
+        kubernetes={"patch": {"worker": patch}, "annotations": {"example.org/token": TOKEN, "a": "kept"}},
+        data={"format": "webdataset", "train": ("s3://b/0.tar",)},
+        stage=({"data": {"train": (f"https://h/x.tar?token={TOKEN}",), "workers": 2}},),
+    )
+    new = tmp_path / "new.toml"
+    assert main(["clone", str(folder), str(new)]) == 0
+    assert TOKEN not in new.read_text()
+    assert "a-b-c" not in new.read_text()
+    job = load_job(new)
+    assert job.kubernetes is not None
+    (container,) = job.kubernetes.patch.worker["spec"]["containers"]
+    assert container == {"name": "rank", "env": ({"name": "GITHUB_TOKEN"}, variables[1])}
+    assert job.kubernetes.annotations == {"a": "kept"}
+    assert [dict(stage) for stage in job.stage] == [{"data": {"workers": 2}}]
+    told = capsys.readouterr().err
+    containers = "kubernetes.patch.worker.spec.containers"
+    for key in (f"{containers}.env.value", f"{containers}.args", "stage.data.train"):
+        assert told.count(f"{key} was left out") == 1
+    assert "kubernetes.annotations.example.org/token was left out" in told
+
+
 def test_clone_keeps_a_file_that_is_there_and_another_name_than_the_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -130,6 +130,22 @@ def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(sent) == 1, "sent again it would be damaged again"
 
 
+@pytest.mark.parametrize("run", ["lr-*", "lr-?", "lr-[12]"])
+def test_pruning_a_run_whose_name_looks_like_a_glob_leaves_the_copies_of_other_runs(
+    tmp_path: Path, run: str
+) -> None:
+    root = f"memory://{tmp_path.name}"
+    copies = {name: CopiedRun(f"{root}/{name}") for name in (run, "lr-1", "lr-2")}
+    for copy in copies.values():
+        for name in steps(10, 20):
+            for file in ("model.pt", "manifest.json"):
+                store.put(b"{}", f"{copy.address}/checkpoints/{name}/{file}")
+    copies[run].prune(folder_name(20), 1, None)
+    whole = {name: copy.whole() for name, copy in copies.items()}
+    assert whole == {run: steps(20), "lr-1": steps(10, 20), "lr-2": steps(10, 20)}
+    store.remove(root)
+
+
 def test_a_write_that_a_store_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"memory://{tmp_path.name}/file"
     memory = file_system(address)

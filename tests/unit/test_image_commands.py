@@ -130,6 +130,26 @@ def test_a_wheelhouse_that_the_job_names_already_can_be_filled(
     assert any(name.endswith("requirements.txt") for name in asked)
 
 
+@pytest.mark.parametrize(("base", "python"), [("debian:13-slim", "3.13"), ("debian:12-slim", "3.11")])
+def test_markers_of_packages_are_judged_for_the_image_and_not_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, python: str
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr("trainer.image.wheelhouse._pip", lambda _folder, _index, *words: asked.append(words))
+    packages = (
+        "einops[x]==0.8.1; python_version >= '3.12'",
+        "tomli; python_version < '3.12'",
+        "grace; platform_machine == 'aarch64'",
+        "https://example.com/a-1-py3-none-any.whl",
+    )
+    image = {"tag": "clipship:1", "base": base, "platform": "linux/arm64", "pip_packages": packages}
+    fill(tiny_job(image=image), tmp_path)
+    (words,) = (words for words in asked if "--constraint" in words)
+    first = "einops[x]==0.8.1" if python == "3.13" else "tomli"
+    assert words[-3:] == (first, "grace", packages[-1])
+    assert words[words.index("--python-version") + 1] == python
+
+
 def test_a_wheelhouse_that_cannot_be_a_folder_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be filled"):
         fill(tiny_job(image={"tag": "clipship:1"}), Path("/etc/passwd"))

@@ -234,7 +234,7 @@ def test_any_own_command_stays_one_word_of_its_step(text: str) -> None:
     rendered = dockerfile(image_job(run=("first", text)))
     steps = [part["value"] for part in instructions(rendered) if "layer.sh" in part["value"]]
     [own] = [step for step in steps if "--more" in step]
-    assert shlex.split(own) == ["sh", "/docker/layer.sh", "--more", "sh", "-c", text]
+    assert shlex.split(own) == ["sh", "/docker/layer.sh", "--count", "--more", "sh", "-c", text]
     assert len(instructions(rendered)) == len(instructions(dockerfile(image_job(run=("first", "x")))))
 
 

@@ -19,6 +19,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.loader import load_job
 from trainer.data.shard_files import write_shards
+from trainer.data.shard_names import expand_shards
 from trainer.data.source import open_images
 from trainer.presets.files import preset_names, preset_text
 from trainer.presets.wishes import Lengths, Wishes, data_pattern, job_text, lengths
@@ -47,6 +48,32 @@ def test_a_relative_path_is_the_users_and_not_the_job_files(
     assert main(["init", "--preset", "gpu", "--data", "captions.csv", "sub/dir/job.toml"]) == 0
     (found,) = load_job(Path("sub/dir/job.toml")).data.train
     assert os.path.samefile(found, "captions.csv")
+
+
+@pytest.mark.parametrize("name", ["birds[1]", "birds{1..2}", "birds?", r"birds\d"])
+def test_a_folder_whose_name_looks_like_a_pattern_is_taken_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for folder, word in ((name, "ours"), ("birds1", "another's")):
+        (tmp_path / folder / "shards").mkdir(parents=True)
+        samples = ((f"{n}", {"png": b"x", "txt": word.encode()}) for n in range(100))
+        write_shards(samples, tmp_path / folder / "shards", 50)
+        flowers(tmp_path / folder / "pictures", 200)
+    own = tmp_path / name
+    monkeypatch.chdir(own)
+    for data, file in (("shards", "shard-000000.tar"), ("pictures", "captions.csv")):
+        for job_path in (Path("job.toml"), Path("../job.toml")):
+            options = ["--preset", "gpu", "--data", data, "--held-out", "pictures/captions.csv"]
+            assert main(["init", *options, "--force", str(job_path)]) == 0
+            job = load_job(job_path)
+            assert os.path.samefile(expand_shards(job.data.train)[0], Path(data, file))
+            (held_out,) = expand_shards(job.eval.retrieval)
+            assert os.path.samefile(held_out, "pictures/captions.csv")
+    for data in ("shards", "pictures"):  # parts of both are held out
+        assert main(["init", "--preset", "gpu", "--data", data, "--force", "../job.toml"]) == 0
+        job = load_job(Path("../job.toml"))
+        for file in expand_shards((*job.data.train, *job.eval.retrieval)):
+            assert Path(file).resolve().parent in (own / "shards", tmp_path)
 
 
 @pytest.mark.parametrize("pattern", ["s3://b/{0..3}.tar", "/data/*.tar", "pipe:cat x.tar", "-", "~/x.tar"])
@@ -265,6 +292,12 @@ def test_header_tells_of_the_own_data_and_of_the_files_own_name() -> None:
     assert "clipship run 'my job.toml' --nproc 2" in header
     for preset in preset_names():
         assert "CC3M" not in job_text(Wishes(preset, "x.csv")).partition("\n")[0]
+
+
+def test_a_line_break_in_the_files_name_stays_in_the_comment(tmp_path: Path) -> None:
+    path = tmp_path / "a\nname = 'of another'\n# .toml"
+    assert main(["init", "--preset", "laptop", str(path)]) == 0
+    assert load_job(path).name == tomllib.loads(preset_text("laptop"))["name"]
 
 
 def test_enter_alone_leads_to_a_run_of_a_cluster_too(tmp_path: Path) -> None:

@@ -33,7 +33,10 @@ def test_a_preset_has_the_archives_of_the_base(image: dict[str, Any], apt: str, 
 def test_own_mirrors_come_before_those_of_the_preset() -> None:
     own = {"pip": "https://index.example/simple", "apt": "http://apt.example/debian"}
     found = mirrors_of(image_job(mirrors={"preset": "tuna", **own}))
-    assert (found.pip, found.apt, found.apt_security) == (own["pip"], own["apt"], None)
+    security = "http://mirrors.tuna.tsinghua.edu.cn/debian-security"
+    assert (found.pip, found.apt, found.apt_security) == (own["pip"], own["apt"], security)
+    own["apt_security"] = "http://apt.example/security"
+    assert mirrors_of(image_job(mirrors={"preset": "tuna", **own})).apt_security == own["apt_security"]
 
 
 def test_a_pip_conf_with_passwords_comes_before_the_index_of_the_preset() -> None:

@@ -1,8 +1,6 @@
 """The command `clipship clone`: the job file of a run, to change and to start again. Imports no torch."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import tomli_w
@@ -35,6 +33,7 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
     from trainer.config.overrides import toml_text
     from trainer.launch.submission import find_run
     from trainer.plan.new_length import AS_LONG_AS_THE_JOB_SAYS
+    from trainer.plan.secret_values import take_secrets
 
     folder = find_run(run)
     if not (folder / JOB_FILE).is_file():
@@ -43,7 +42,7 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
     name = name or (job_path.stem if job_path.stem != before.name else f"{before.name}-2")
     job = load_job(folder / JOB_FILE, (*AS_LONG_AS_THE_JOB_SAYS, *overrides, f"name={toml_text(name)}"))
     table = own_keys(job, but_defaults=True)
-    left_out = list(_without_secrets(table))
+    left_out = list(dict.fromkeys(key for key, _ in take_secrets(table)))
     job_from_table(table, str(job_path))
     head = f"# The job of {one_line(str(folder.resolve()))}, without keys that have their default.\n"
     head += "".join(f"# {one_line(key)} was left out: it looks like a secret.\n" for key in left_out)
@@ -51,15 +50,3 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
     for key in left_out:
         say(f"warning: {key} was left out: it looks like a secret")
     click.echo(f"wrote {job_path}; next: {paste('clipship', 'check', job_path)}", err=True)
-
-
-def _without_secrets(table: dict[str, Any]) -> Iterator[str]:
-    """Removes values that look like secrets; yields their keys."""
-    from trainer.plan.secret_values import secrets
-
-    for key, _ in list(secrets(table)):
-        section, parts = table, key.split(".")
-        for part in parts[:-1]:
-            section = section[part]
-        if isinstance(section, dict) and section.pop(parts[-1], None) is not None:
-            yield key

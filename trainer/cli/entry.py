@@ -17,6 +17,9 @@ def main() -> int:
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # a job means the same, whatever is installed
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
     atexit.register(gc.freeze)  # so that the collection at the interpreter's end finds nothing to scan
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the shell (`>&-`)
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
         from trainer.cli.main import main as run
         from trainer.sysinfo.signals import reset_inherited_signals

@@ -3,6 +3,7 @@
 `--help` is fast because nothing heavy is imported here: no pydantic, no model, no launcher.
 """
 
+import errno
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +22,12 @@ from trainer.errors import (
 )
 from trainer.sysinfo.extras import missing_extra
 from trainer.text.terminal import say
+
+_OF_THE_SYSTEM = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), EXIT_BAD_INPUT),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO), EXIT_FAILED),
+}
+"""Exit codes by the number of an error that is no bug: a file that this user may not have, a full disk."""
 
 
 class Commands(NearGroup):
@@ -77,7 +84,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    Bad input gives one message on stderr; a bug keeps its traceback.
+    Bad input gives one message on stderr, and so does what the system refuses; a bug keeps its traceback.
     """
     try:
         code = cli.main(arguments, prog_name="clipship", standalone_mode=False)
@@ -100,6 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of stdout has left (`clipship check job.toml | head -1`)
         return EXIT_FAILED
+    except OSError as problem:
+        if problem.errno not in _OF_THE_SYSTEM:
+            raise
+        say(f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror)
+        return _OF_THE_SYSTEM[problem.errno]
     return code if isinstance(code, int) else 0
 
 

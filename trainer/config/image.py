@@ -159,8 +159,9 @@ class Image(Section):
     network has, and where it comes from."""
     run: tuple[Line, ...] = ()
     """Shell commands that the build runs as root after all packages, each in a step of its own: a changed one
-    is run again with those behind it. The image gets the files that they make or change; torch and open_clip
-    are there, Horovod and Clipship come later."""
+    is run again with those behind it. The image gets the files that they make or change, but for logs and
+    caches (docs/image.md names the folders); torch and open_clip are there, Horovod and Clipship come
+    later."""
     env: dict[VariableName, Annotated[str, StringConstraints(pattern=ONE_LINE)]] = Field(default_factory=dict)
     """Additional environment variables of the image, one line each; the section [env] sets those of a rank,
     with any text."""

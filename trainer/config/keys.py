@@ -18,6 +18,7 @@ from trainer.config.toml_lines import Key
 from trainer.config.types import AnySection, Section, is_remote
 from trainer.errors import InputError
 from trainer.text.masking import masked
+from trainer.text.paste import as_pattern
 from trainer.text.terminal import one_line
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def resolved(value: object, mark: JobPath, base: Path, key: Key) -> object:
         )
     plain = os.path.expanduser(value) if value.startswith("~/") else value
     if mark.kind == "patterns":
-        return os.path.join(_escaped(base), plain)
+        return os.path.join(as_pattern(base), plain)
     if "://" in value:
         raise InputError(
             f"{'.'.join(key)}: {one_line(masked(value))[:80]} is an address, and this key takes a path: give "
@@ -181,11 +182,6 @@ def resolved(value: object, mark: JobPath, base: Path, key: Key) -> object:
         )
     _refuse_long(value)
     return str(base / plain)
-
-
-def _escaped(base: Path) -> str:
-    """Returns the folder with a pattern's special characters escaped: a folder may be called `run[1]`."""
-    return "".join(f"[{c}]" if c in "*?[" else f"\\{c}" if c in "\\{}," else c for c in str(base))
 
 
 def _refuse_long(path: str) -> None:

@@ -51,7 +51,7 @@ class Mirrors(Section):
     repeatable."""
     apt_security: Line | None = None
     """URL of the security updates, given with `apt`: Debian has a separate archive for them, Ubuntu the same
-    one. None: no security updates."""
+    one. None: the preset's, else no security updates."""
     registry: Annotated[Line | None, _OF_DOCKER_HUB] = None
     """Registry that mirrors Docker Hub, as host or host/path: with mirror.example the base debian:12-slim is
     mirror.example/library/debian:12-slim. `clipship image build` asks it for the digest, takes that very
@@ -98,10 +98,12 @@ class Mirrors(Section):
         if self.preset is None:
             return self
         public = presets()[self.preset]
-        added = {"pip": self.pip or public["pip"]}
-        if not self.apt:
-            folder, security = _archives(system, architecture)
-            added |= {"apt": f"{public['apt']}/{folder}", "apt_security": f"{public['apt']}/{security}"}
+        folder, security = _archives(system, architecture)
+        added = {
+            "pip": self.pip or public["pip"],
+            "apt": self.apt or f"{public['apt']}/{folder}",
+            "apt_security": self.apt_security or f"{public['apt']}/{security}",
+        }
         return self.model_copy(update=added)
 
 

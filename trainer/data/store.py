@@ -112,13 +112,20 @@ def names(address: str) -> list[str]:
 
 
 def remove(address: str) -> None:
-    """Removes a file, or all below an address, if there is anything. Raises InputError and StorageError."""
+    """Removes a file, or all below an address, if there is anything. Raises InputError and StorageError.
+
+    `*`, `?` and brackets in an address are taken as they are: fsspec's own `rm` takes them for a pattern.
+    """
 
     def gone() -> None:
         files = file_system(address)
         files.invalidate_cache()
         with _absent_passed_over():
-            files.rm(address, recursive=True)
+            if not is_remote(address):
+                files.rm(address, recursive=True)
+                return
+            for path in files.find(address):
+                files.rm_file(path)
 
     persistent(address, gone, purpose="write")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from packaging.requirements import Requirement
 
 from trainer.config.stack_table import ARM64, MACHINES, StackRow, StackTable, number, table
-from trainer.image.pins import normal, pins
+from trainer.image.pins import normal, of_linux, pins
 from trainer.image.wheel_index import Release, release, releases, sdists
 from trainer.text.wording import many
 
@@ -127,8 +127,7 @@ def compare_arm64(row: StackRow, wheel: Release | None, pinned: Mapping[str, str
 
 def _on_arm64(need: Requirement) -> bool:
     """Returns whether the requirement holds on Linux on arm64, without extras."""
-    machine = {"platform_machine": MACHINES[ARM64], "platform_system": "Linux", "sys_platform": "linux"}
-    return need.marker is None or need.marker.evaluate({**machine, "extra": ""})
+    return need.marker is None or need.marker.evaluate({**of_linux(ARM64), "extra": ""})
 
 
 def compare(row: StackRow, wheel: Release) -> Iterator[str]:

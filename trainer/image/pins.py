@@ -2,7 +2,7 @@
 
 import re
 
-from trainer.config.stack_table import StackRow
+from trainer.config.stack_table import MACHINES, StackRow
 from trainer.sysinfo.template_folder import FOLDER
 
 _PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
@@ -21,3 +21,9 @@ def pins(row: StackRow | None) -> dict[str, str]:
 def normal(name: str) -> str:
     """Returns the normalized name of a Python package (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def of_linux(platform: str) -> dict[str, str]:
+    """Returns what the markers of requirements ask about the system of an image, without its Python."""
+    machine = {"platform_machine": MACHINES[platform], "platform_system": "Linux", "sys_platform": "linux"}
+    return {**machine, "os_name": "posix", "implementation_name": "cpython"}

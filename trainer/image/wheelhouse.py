@@ -9,7 +9,10 @@ import ssl
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
 
 from trainer.config import Job
 from trainer.config.image import Site
@@ -17,9 +20,10 @@ from trainer.config.stack_table import MACHINES, StackRow, number, table
 from trainer.errors import ClusterError, InputError
 from trainer.image.base import mirrors_of, system_name
 from trainer.image.context import certificates, check_files
-from trainer.image.pins import pins
+from trainer.image.pins import of_linux, pins
 from trainer.image.recipe import recipe
 from trainer.sysinfo.template_folder import FOLDER
+from trainer.text.terminal import say
 
 _SYSTEM_S = "/etc/ssl/certs/ca-certificates.crt"
 _GLIBC_MINOR = 28  # glibc 2.28, which is enough for most wheels
@@ -63,12 +67,12 @@ def fill(job: Job, folder: Path) -> int:
         index = _index(site, mirrors_of(job).pip, Path(scratch))
         for locked in lists:
             _pip(folder, index, *target, "--require-hashes", "--no-deps", "--requirement", str(locked))
-        if made.image.pip_packages:
+        if packages := _of_image(made.image.pip_packages, python, job.image.platform):
             constraints = Path(scratch) / "constraints.txt"
             constraints.write_text(
                 "".join(f"{name}=={version}\n" for name, version in pins(made.row).items())
             )
-            _pip(folder, index, *target, "--constraint", str(constraints), *made.image.pip_packages)
+            _pip(folder, index, *target, "--constraint", str(constraints), *packages)
         pin = Path(scratch) / "horovod.txt"
         pin.write_text(f"horovod=={known.horovod} --hash=sha256:{known.horovod_sha256}\n")
         _pip(
@@ -83,6 +87,32 @@ def fill(job: Job, folder: Path) -> int:
             str(pin),
         )
     return sum(1 for path in folder.iterdir() if path.is_file())
+
+
+def _of_image(packages: Sequence[str], python: str, platform: str) -> list[str]:
+    """Returns the requirements that hold in the image, without their markers, which pip takes as of here.
+
+    pip also takes those of packages that these need as of this Python; where that is another, it is said.
+    """
+    here = ".".join(map(str, sys.version_info[:2]))
+    version = {"python_version": python, "python_full_version": f"{python}.0"}
+    image = {**of_linux(platform), **version, "extra": ""}
+    wanted = []
+    for text in packages:
+        try:
+            need = Requirement(text)
+        except InvalidRequirement:  # pip knows more forms, such as an address alone
+            wanted.append(text)
+            continue
+        if need.marker is None or need.marker.evaluate(image):
+            need.marker = None
+            wanted.append(str(need))
+    if wanted and here != python:
+        say(
+            f"warning: the image has Python {python}, and pip runs with {here} here: packages that those of "
+            f"image.pip_packages need only with Python {python} may be missing: name them in it, too"
+        )
+    return wanted
 
 
 def _platforms(row: StackRow | None, platform: str) -> list[str]:

@@ -3,7 +3,8 @@
 The warnings name keys and show no values. Imports no torch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 from trainer.config import Job
@@ -28,9 +29,38 @@ def secret_warnings(job: Job) -> Iterator[str]:
         )
 
 
-def secrets(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def secrets(table: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the keys of a dumped job whose values look like secrets, each with the reason."""
-    return _secrets("", table)
+    yield from dict.fromkeys(take_secrets(deepcopy(table)))
+
+
+def take_secrets(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Removes the values of a dumped job that look like secrets; yields their keys, each with the reason.
+
+    A key goes with its whole list if a text in it is one; tables in a list lose keys of their own alone.
+    """
+    # a variable of a pod, in [kubernetes.patch]
+    named = str(table["name"]) if {"name", "value"} <= table.keys() else ""
+    for inner, part in list(table.items()):
+        key, name = f"{prefix}{inner}", named if inner == "value" else inner
+        reasons: list[str] = []
+        for item in _items(part):
+            if isinstance(item, dict):
+                yield from take_secrets(item, f"{key}.")
+            elif isinstance(item, str) and (why := looks_secret(name, item)):
+                reasons.append(why)
+        if reasons:
+            del table[inner]
+            yield from ((key, why) for why in reasons)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    """Yields the value, or what is in it if it is a list, also one of lists."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _items(item)
+    else:
+        yield value
 
 
 def _instead(variable: str | None, store: str | None) -> str:
@@ -47,21 +77,3 @@ def _instead(variable: str | None, store: str | None) -> str:
     if variable:
         return way if store else f"leave it out and {way}"
     return f"a command can name a variable instead, as $NAME: {way}"
-
-
-def _secrets(key: str, value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the keys below this one whose values look like secrets, each with the reason.
-
-    `name` is the name that tells the meaning of the value.
-    """
-    if isinstance(value, Mapping):
-        # a variable of a pod, in [kubernetes.patch]
-        named = str(value["name"]) if {"name", "value"} <= value.keys() else ""
-        for inner, part in value.items():
-            yield from _secrets(
-                f"{key}.{inner}" if key else inner, part, named if inner == "value" else inner
-            )
-    elif isinstance(value, list | tuple):
-        yield from dict.fromkeys(secret for item in value for secret in _secrets(key, item, name))
-    elif isinstance(value, str) and (why := looks_secret(name, value)):
-        yield key, why

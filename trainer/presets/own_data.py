@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.formats import FORMATS, row_of
 from trainer.errors import InputError
+from trainer.text.paste import as_pattern
 from trainer.text.terminal import say
 from trainer.text.wording import many
 
@@ -125,7 +126,7 @@ def _has(path: Path, text: str) -> bool:
 
 
 def _path(pattern: str, folder: Path) -> str:
-    return os.path.normpath(os.path.join(folder, os.path.expanduser(pattern)))
+    return os.path.normpath(os.path.join(as_pattern(folder), os.path.expanduser(pattern)))
 
 
 def _count(files: Sequence[str]) -> tuple[int, bool]:
@@ -165,8 +166,8 @@ def pattern_of(files: Sequence[str], folder: Path | None) -> tuple[str, ...]:
     alike = {(match[1], len(match[2]), match[3]) for match in found if match}
     if len(numbers) == len(names) > 1 and len(alike) == 1 and _in_a_row(numbers):
         first, last = (match for match in (found[0], found[-1]) if match)
-        return (f"{first[1]}{{{first[2]}..{last[2]}}}{first[3]}",)
-    return tuple(names) if len(names) <= _NAMED_IN_A_LIST else ()
+        return (f"{as_pattern(first[1])}{{{first[2]}..{last[2]}}}{as_pattern(first[3])}",)
+    return tuple(map(as_pattern, names)) if len(names) <= _NAMED_IN_A_LIST else ()
 
 
 def _in_a_row(numbers: Sequence[int]) -> bool:
@@ -195,7 +196,7 @@ def _cut_table(path: Path, job_path: Path, name: str, pattern: str) -> OwnData:
         job_path.parent / f"{path.stem}-{part}.csv": _text(table, sorted(of_part), job_path.parent)
         for part, of_part in parts.items()
     }
-    train, held_out = (file.name for file in written)
+    train, held_out = (as_pattern(file.name) for file in written)
     samples = len(parts["train"])
     return OwnData((train,), (held_out,), samples, many(samples, "pair"), name, written)
 

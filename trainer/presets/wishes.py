@@ -16,7 +16,8 @@ from trainer.errors import InputError
 from trainer.presets.files import preset_text
 from trainer.presets.own_data import NONE, OwnData, own_data
 from trainer.run.layout import JOB_FILE
-from trainer.text.paste import word
+from trainer.text.paste import as_pattern, word
+from trainer.text.terminal import one_line
 
 _MADE_UP = re.compile(r'(format = "synthetic"|synthetic_samples = |# Your own data instead|# train = )')
 """Beginnings of a preset's lines on made-up pictures, which own data take the place of."""
@@ -79,7 +80,7 @@ def job_text(wishes: Wishes, job_path: Path = Path(JOB_FILE)) -> str:
     header, blank, rest = preset_text(wishes.preset).partition("\n\n")
     for words, instead in _OF_OTHER_DATA.items() if wishes.data else ():
         header = header.replace(words, instead)
-    text = _PRESETS_FILE.sub(lambda _: word(job_path.name), header) + blank + rest
+    text = _PRESETS_FILE.sub(lambda _: one_line(word(job_path.name)), header) + blank + rest
     if wishes.data:
         text = _with_data(text, wishes.data)
     if wishes.model:
@@ -161,14 +162,17 @@ def data_pattern(given: str, job_path: Path, *, here: bool = True) -> str:
     path = Path(given)
     elsewhere = "://" in given or given == "-" or given.startswith("pipe:") or not here
     if path.is_dir():
-        given = os.path.join(given, "*.tar") if any(path.glob("*.tar")) else _only_table(path, given)
+        shards = any(path.glob("*.tar"))
+        given = os.path.join(as_pattern(given), "*.tar" if shards else as_pattern(_only_table(path, given)))
     elif given.endswith("/") and not elsewhere:
         raise InputError(f"--data {given}: no such folder{_NO_DATA}")
     elif not elsewhere:
         _check_there(given)
+        if os.path.isfile(os.path.expanduser(given)):
+            given = as_pattern(given)
     if "://" in given or given == "-" or given.startswith(("/", "~", "pipe:")):
         return given
-    return os.path.relpath(given, job_path.parent)
+    return os.path.normpath(os.path.join(as_pattern(os.path.relpath(".", job_path.parent)), given))
 
 
 _NO_DATA = "; with --no-data it is taken as it is, for data that only the cluster's nodes see"
@@ -188,7 +192,7 @@ def _only_table(folder: Path, given: str) -> str:
         file.name for file in folder.iterdir() if file.is_file() and row_of(file.name) is not SHARDS
     )
     if len(tables) == 1:
-        return os.path.join(given, tables[0])
+        return tables[0]
     if tables:
         raise InputError(
             f"--data {given}: that folder has several tables, {', '.join(tables)}: name one of them"

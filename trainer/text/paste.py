@@ -1,4 +1,4 @@
-"""Quotes commands in messages, so that they can be pasted into bash, zsh and fish alike."""
+"""Quotes what is pasted elsewhere: commands for bash, zsh and fish alike, and paths in patterns of data."""
 
 import re
 
@@ -24,6 +24,11 @@ def word(text: object) -> str:
 def command(*words: object) -> str:
     """Returns the words as a shell's command."""
     return " ".join(map(word, words))
+
+
+def as_pattern(path: object) -> str:
+    """Returns the pattern, as `data.train` takes it, that names this path alone: a folder may be `run[1]`."""
+    return "".join(f"[{c}]" if c in "*?[" else f"\\{c}" if c in "\\{}," else c for c in str(path))
 
 
 def _outside(part: str) -> str:
