@@ -1,5 +1,6 @@
 """Files of a run folder that others may have replaced: no command hangs, fails or reads without end."""
 
+import errno
 import json
 import os
 import signal
@@ -196,6 +197,24 @@ def test_a_file_that_is_too_large_to_be_read_is_named_at_the_start(runs: Path) -
     sparse(runs / "one" / layout.RESULT_FILE)
     with pytest.raises(InputError, match=r"result.json has 21,474,836,480 bytes.*move it away first"):
         check_run_folder(job)
+
+
+@pytest.mark.parametrize("command", ["status", "report", "resume", "logs", "cancel", "eval"])
+def test_a_run_of_another_user_that_may_not_be_entered_is_named(
+    runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The user of these tests may be root, who enters every folder."""
+    stat, closed = os.stat, runs / "closed" / "run"
+
+    def denied(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(str(closed)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", denied)
+    assert cli.main([command, str(closed)]) == 2
+    assert f"{closed}" in (said := capsys.readouterr().err)
+    assert "this user may not look or write there" in said
 
 
 @pytest.mark.parametrize("name", [layout.METRICS_FILE, layout.RANK_STATS_FILE, layout.GOODPUT_FILE])
