@@ -23,6 +23,7 @@ from trainer.launch.local import ranks_without_spares, start_ranks
 from trainer.run.exit_record import ExitRecord, first_cause, record_exit
 from trainer.run.generations import GenerationClaim, claim
 from trainer.world.rendezvous import Rendezvous
+from trainer.world.variables import KEEPS_GOING, OF_A_START, RESPAWNS, SPARE_NODES
 
 
 def test_hosts_are_names_with_numbers_of_ranks() -> None:
@@ -314,6 +315,27 @@ def test_a_request_to_stop_reaches_the_coordinator_that_took_anothers_place(
     job = tiny_job(recovery={"max_restarts": 3})
     assert start_ranks(["true"], job, nproc=2, hosts=None, folder=tmp_path) == EXIT_PREEMPTED
     assert asked[1:] == [asked[0], ("n1", 4711)]
+
+
+def test_what_a_launcher_said_of_another_start_does_not_reach_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a shell that an Indexed Job's pod or a Slurm script has opened."""
+    seen: dict[str, str] = {}
+
+    def supervise(command: list[str], env: dict[str, str], *_: object, **__: object) -> int:
+        seen.update(env)
+        return EXIT_PREEMPTED
+
+    monkeypatch.setattr(local, "supervise", supervise)
+    for name in OF_A_START:
+        monkeypatch.setenv(name, "3")
+    assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None, folder=tmp_path) == EXIT_PREEMPTED
+    assert not set(OF_A_START) & seen.keys()
+    job = tiny_job(recovery={"max_restarts": 3})
+    assert start_ranks(["true"], job, nproc=1, hosts=None, folder=tmp_path) == EXIT_PREEMPTED
+    own = {KEEPS_GOING: "1", RESPAWNS: "1", SPARE_NODES: "0"}
+    assert {name: seen[name] for name in OF_A_START if name in seen} == own
 
 
 DONE = '{"reason": "done"}'

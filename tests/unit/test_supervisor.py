@@ -68,6 +68,18 @@ def test_a_stop_that_comes_while_a_supervisor_imports_does_not_kill_it(module: s
     assert done.returncode == 75, done.stderr
 
 
+def test_spare_nodes_that_leave_no_rank_are_refused_in_a_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.rank", "no-such-job.toml"],
+        env={**os.environ, "CLIPSHIP_SPARE_NODES": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("clipship: CLIPSHIP_SPARE_NODES=1 leaves no rank")
+    assert len(done.stderr.splitlines()) == 1
+
+
 REPEATED = """
 import os, signal, sys, tempfile
 from pathlib import Path

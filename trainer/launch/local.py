@@ -64,7 +64,7 @@ from trainer.text.terminal import LIVE, say, tell
 from trainer.text.wording import many
 from trainer.world.heartbeat import published_state
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
+from trainer.world.variables import GENERATION, KEEPS_GOING, OF_A_START, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def start_ranks(
         environment = {
             **_MPI_DEFAULTS,
             **(_MPI_HERE if hosts is None else {}),
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name not in OF_A_START},
             **start.variables,
             EXIT_DIR: exits,
         }

@@ -52,6 +52,9 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
         env = with_state_folder(os.environ, kept)
         try:
             code = supervise(world, command, env, limits, fork_server=ForkServer(command, use=restarts))
+        except InputError as error:
+            say(error)
+            return EXIT_BAD_INPUT
         except (OSError, RuntimeError, MachineError) as error:
             sentence = str(error) if isinstance(error, MachineError) else shortage(error)
             if not sentence:

@@ -197,8 +197,8 @@ def first_world(member: World, env: Environment) -> World | None:
     spares = number_of_spares(member, env)
     if spares >= member.size:
         raise InputError(
-            f"{SPARE_NODES}={env[SPARE_NODES]} leaves no rank: {member.launcher} started {member.size} "
-            f"supervisors, {member.local_size} on each node"
+            f"{SPARE_NODES}={env[SPARE_NODES]} leaves no rank: {member.launcher} started "
+            f"{many(member.size, 'supervisor')}, {member.local_size} on each node"
         )
     if env.get(RESPAWNED) or member.rank >= member.size - spares:
         return None
