@@ -20,6 +20,7 @@ from trainer.launch import local
 from trainer.launch.aftermath import sweep_memory
 from trainer.launch.hosts import Host, parse_hosts, rendezvous_address
 from trainer.launch.local import ranks_without_spares, start_ranks
+from trainer.launch.start_again import wait_for_hosts
 from trainer.run.exit_record import ExitRecord, first_cause, record_exit
 from trainer.run.generations import GenerationClaim, claim
 from trainer.world.rendezvous import Rendezvous
@@ -170,6 +171,18 @@ def test_another_mpi_is_refused_by_its_name(bare_python: Path) -> None:
 def test_missing_ssh_is_refused_with_the_way_to_get_it() -> None:
     with pytest.raises(InputError, match="openssh-client"):
         start_ranks(["true"], tiny_job(), nproc=None, hosts=parse_hosts("a:1,b:1"))
+
+
+def test_a_host_that_takes_the_connection_and_stands_still_is_not_reached(
+    bare_python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = bare_python / "ssh"
+    ssh.write_text('#!/bin/sh\ncase "$*" in *still*) exec /bin/sleep 60;; esac\n')
+    ssh.chmod(0o755)
+    assert wait_for_hosts(["still", "there"], 1.0) == "ssh does not reach still within 1 s"
+    monkeypatch.setattr("trainer.launch.hosts.ANSWER_S", 0.5)
+    with pytest.raises(InputError, match=r"--hosts: ssh still has not ended after 0\.5 s"):
+        rendezvous_address(parse_hosts("still:1,there:1"))
 
 
 def test_a_job_for_several_nodes_says_how_to_run_it_here() -> None:

@@ -20,6 +20,8 @@ and a dead host does not answer."""
 KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """Options by which ssh ends a minute after its host is gone."""
 
+ANSWER_S = 120.0
+"""Longest that a host may take to answer ssh: one may take the connection and then stand still."""
 _HOST = re.compile(
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))(?::(?P<slots>[0-9]{1,5}))?"
 )
@@ -96,7 +98,7 @@ def rendezvous_address(hosts: Sequence[Host]) -> tuple[str, int]:
 
 def address_of(host: Host) -> str:
     """Returns the address that ssh's config gives for an alias; the name itself if it is no alias."""
-    answer = _ssh("-G", host.name)
+    answer = _ssh(host, "-G", host.name)
     return next(
         (line.split()[1] for line in answer.stdout.splitlines() if line.startswith("hostname ")), host.name
     )
@@ -104,7 +106,7 @@ def address_of(host: Host) -> str:
 
 def _free_port_there(host: Host, address: str) -> int:
     question = shlex.join([sys.executable, "-c", _FREE_PORT, address, f"{address_family(address):d}"])
-    answer = _ssh(*SSH_OPTIONS, host.name, question)
+    answer = _ssh(host, *SSH_OPTIONS, *KEEP_ALIVE, host.name, question)
     if answer.returncode or not answer.stdout.strip().isdigit():
         raise InputError(
             f"--hosts: ssh {host.name} could not find a free port with {sys.executable}: "
@@ -114,8 +116,13 @@ def _free_port_there(host: Host, address: str) -> int:
     return int(answer.stdout)
 
 
-def _ssh(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _ssh(host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
     try:
-        return answer_of("ssh", *arguments)
+        return answer_of("ssh", *arguments, timeout=ANSWER_S)
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"--hosts: ssh {host.name} has not ended after {ANSWER_S:g} s: the host stands still, or waits "
+            f"for a file system; `ssh {host.name} true` must work at once"
+        ) from None
     except FileNotFoundError:
         raise InputError("--hosts needs ssh, which is not on PATH: install openssh-client") from None

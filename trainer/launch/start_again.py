@@ -4,12 +4,14 @@ MPI does that. The supervisors then ask for the next generation of the run by a 
 have the same token, so it is the same start. Imports no torch.
 """
 
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED
 from trainer.launch.commands import answer_of
-from trainer.launch.hosts import SSH_OPTIONS
+from trainer.launch.hosts import ANSWER_S, KEEP_ALIVE, SSH_OPTIONS
 from trainer.run.exit_files import exit_record_of
 from trainer.run.launcher_word import requested_start
 from trainer.run.retry import every, shown, until
@@ -66,10 +68,18 @@ def asked_after(run_folder: Path, start: str, generation: int, *, shown_s: float
 
 def wait_for_hosts(names: list[str], limit_s: float) -> str:
     """Waits until ssh reaches each host; returns which it does not reach within the limit, "" for none."""
-    left = [name for name in names if not is_here(name)]
+    left, end = [name for name in names if not is_here(name)], time.monotonic() + limit_s
+
+    def answers(name: str) -> bool:
+        remaining_s = min(ANSWER_S, max(1.0, end - time.monotonic()))
+        try:
+            answer = answer_of("ssh", *SSH_OPTIONS, *KEEP_ALIVE, name, "true", timeout=remaining_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return answer.returncode == 0
 
     def reached() -> bool:
-        left[:] = [name for name in left if answer_of("ssh", *SSH_OPTIONS, name, "true").returncode]
+        left[:] = [name for name in left if not answers(name)]
         return not left
 
     until(reached, every(_ASK_AGAIN_S, limit_s))
