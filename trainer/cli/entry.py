@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import io
 import os
 import sys
 
@@ -17,6 +18,8 @@ def main() -> int:
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # a job means the same, whatever is installed
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
     atexit.register(gc.freeze)  # so that the collection at the interpreter's end finds nothing to scan
+    if isinstance(sys.stdout, io.TextIOWrapper):  # stderr escapes what its encoding lacks anyway
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from trainer.cli.main import main as run
         from trainer.sysinfo.signals import reset_inherited_signals
