@@ -1,6 +1,7 @@
 """The command line: what goes to stdout, what to stderr, which exit code; and that it stays light."""
 
 import errno
+import io
 import os
 import re
 import shlex
@@ -423,6 +424,18 @@ def test_render_says_which_paths_pods_cannot_see(capsys: Capture) -> None:
     shown = capsys.readouterr()
     assert "kind: Job" in shown.out
     assert "warning: /far/{00..09}.tar is on no volume" in shown.err
+
+
+@pytest.mark.parametrize(("kind", "key"), [("slurm", "name"), ("dockerfile", "image.env.NOTE")])
+def test_render_writes_utf_8_whatever_the_terminal_has(
+    kind: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("job.toml").write_text(CLUSTER)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    arguments = [kind, "job.toml", "--set", f"{key}=\u8bad\u7ec3", "--set", "image.tag=clip:1"]
+    assert cli.main(["render", *arguments]) == 0
+    assert "\u8bad\u7ec3" in written.getvalue().decode()
 
 
 def test_check_says_that_shards_without_record_are_counted_later(job: str, capsys: Capture) -> None:

@@ -1,7 +1,9 @@
-"""Ctrl-C while the command's modules are imported."""
+"""The command's process: Ctrl-C during its imports, and what its terminal cannot show."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 _INTERRUPTED_IMPORT = """\
 import sys
@@ -18,3 +20,19 @@ sys.exit(main())
 def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
     end = subprocess.run([sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True)
     assert (end.returncode, end.stderr) == (130, "")
+
+
+def test_what_the_terminals_encoding_lacks_is_escaped(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        'name = "\u8bad"\n[data]\nformat = "synthetic"\n[optim]\nglobal_batch_size = 32\nsteps = 4\n',
+        encoding="utf-8",
+    )
+    end = subprocess.run(
+        [sys.executable, "-m", "trainer.cli", "check", str(job)],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert end.returncode == 0, end.stderr
+    assert rb"\u8bad, seed 0" in end.stdout

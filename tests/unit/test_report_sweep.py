@@ -2,10 +2,14 @@
 
 import json
 import re
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import ended_on_failure
 from tests.support.report_folders import failed_run, long_run
 from trainer.cli import main as cli
 from trainer.report.compare import MOST_RUNS
@@ -31,6 +35,42 @@ def sweep(tmp_path: Path) -> Path:
     record_sweep(folder, SweepRecord("a", {f"a-lr-{lr}": {"optim.lr": f"{lr}e-4"} for lr in (1, 2, 3)}))
     record_sweep(folder, SweepRecord("a", {"a-lr-4<b>": {"optim.lr": "4e-4", "seed": "1"}}))
     return folder
+
+
+RECORDS = """
+import sys
+from pathlib import Path
+from trainer.run.sweep_record import SweepRecord, record_sweep
+print("ready", flush=True)
+sys.stdin.readline()
+for seed in range(20):
+    record_sweep(Path(sys.argv[1]), SweepRecord("a", {f"a-{sys.argv[2]}-{seed}": {}}))
+"""
+
+
+def test_sweeps_of_one_job_that_start_together_are_all_recorded(tmp_path: Path) -> None:
+    folder = sweep_folder(tmp_path, "a")
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                ended_on_failure(
+                    subprocess.Popen(
+                        [sys.executable, "-c", RECORDS, str(folder), name],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                    )
+                )
+            )
+            for name in "bcd"
+        ]
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+    assert len(read_sweep(folder).runs) == 60
 
 
 def table(page: str) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import io
 import os
 import sys
 
@@ -20,6 +21,8 @@ def main() -> int:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the shell (`>&-`)
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # stderr escapes what its encoding lacks anyway
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from trainer.cli.main import main as run
         from trainer.sysinfo.signals import reset_inherited_signals

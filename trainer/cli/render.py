@@ -73,12 +73,17 @@ def _command(kind: str) -> click.Command:
 
         job = load_job(job_path, overrides)
         if kind in _IMAGES:
-            click.echo(_IMAGES[kind][0](job), nl=False)
+            _print(_IMAGES[kind][0](job))
             return
         place = scheduler(kind)
         [job] = settled([job], kind)
-        click.echo(place.render(job), nl=False)
+        _print(place.render(job))
         for text in (*place.warnings(job), *secret_warnings(job)):
             say(f"warning: {text}")
 
     return render
+
+
+def _print(text: str) -> None:
+    """Prints the text in UTF-8, as files have it, whatever the terminal's encoding is."""
+    click.echo(text.encode(errors="surrogateescape"), nl=False)

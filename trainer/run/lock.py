@@ -9,7 +9,8 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -96,6 +97,18 @@ def hold(
     os.ftruncate(lock, 0)
     os.write(lock, json.dumps(asdict(Holder(node, os.getpid(), since, start, generation))).encode())
     os.fsync(lock)  # for the other nodes of a network file system: the file stays open
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Lets one process at a time into the block, which lasts for moments; the others wait.
+
+    A file system without locks lets in all. Raises OSError if the lock file cannot be written.
+    """
+    with open(folder / LOCK, "a", opener=open_plain) as lock:  # its end releases the lock
+        with suppress(OSError):
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+        yield
 
 
 def who_holds(folder: Path) -> Holder | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainer.errors import InputError
 from trainer.run.layout import SWEEP_FILE
+from trainer.run.lock import alone
 from trainer.safe_io.atomic import write_json
 from trainer.safe_io.plain import read_json
 
@@ -56,12 +57,13 @@ def read_sweep(folder: Path) -> SweepRecord:
 def record_sweep(folder: Path, record: SweepRecord) -> None:
     """Add runs to the record of earlier sweeps of the job. Raises InputError if it cannot be written."""
     try:
-        before = read_sweep(folder).runs
-    except InputError:
-        before = {}
-    try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / SWEEP_FILE, {"job": record.job, "runs": {**before, **record.runs}})
+        with alone(folder):
+            try:
+                before = read_sweep(folder).runs
+            except InputError:
+                before = {}
+            write_json(folder / SWEEP_FILE, {"job": record.job, "runs": {**before, **record.runs}})
     except OSError as problem:
         raise InputError(
             f"{folder} cannot be written: {problem.strerror}; choose another folder with --set logging.runs"
