@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
 from PIL import Image
 
@@ -233,7 +234,7 @@ def test_the_card_has_license_steps_metrics_and_job(tmp_path: Path) -> None:
     source, _ = checkpoint(tmp_path / "step", tiny_job())
     export(source, tmp_path / "out", "safetensors", "--license", "apache-2.0")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert card.startswith("---\nlicense: apache-2.0\n")
+    assert card.startswith('---\nlicense: "apache-2.0"\n')
     assert "| steps | 12 |" in card
     assert "| zero_shot_top1 | 0.5 |" in card
     assert "[optim]" in card
@@ -266,6 +267,23 @@ def test_the_card_has_no_default_no_other_door_and_no_private_path(tmp_path: Pat
     assert "bucket" not in card
     assert "| began with | weights.pt |" in card
     assert "| data | {0..3}.tar, a.tar |" in card
+
+
+@pytest.mark.parametrize("name", ["apache-2.0", "no", "other: 'mine' # [1]", '"', ""])
+def test_any_license_stays_one_text_of_the_cards_head(name: str) -> None:
+    head = model_card("one", "open_clip", name, {}).split("---\n")[1]
+    assert yaml.safe_load(head) == {
+        "license": name or "unknown",
+        "library_name": "open_clip",
+        "tags": ["clip"],
+    }
+
+
+def test_a_license_of_two_lines_is_refused(tmp_path: Path) -> None:
+    arguments = ["export", "none", str(tmp_path / "out"), "--to", "hf", "--license", "mit\ntags: [x]"]
+    with pytest.raises(InputError, match="--license: the name of a license is one line"):
+        command.main(arguments[1:], standalone_mode=False)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("form", ["open_clip", "hf", "safetensors"])

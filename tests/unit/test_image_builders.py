@@ -3,6 +3,7 @@
 `tests/cluster/image` has the real ones.
 """
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -130,6 +131,35 @@ def test_an_export_that_nobody_reads_to_its_end_is_over_before_its_container_goe
         assert next(chunks)
     assert (tmp_path / "removed").read_text() == "container\n", "podman would have waited for ever"
     assert (tmp_path / "added").read_bytes() == b"a tar"
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "digest"),
+    [
+        (
+            "mirror.example/library/debian:12",
+            ("docker.io/library/debian@1", "mirror.example/library/debian@2"),
+            "2",
+        ),
+        ("debian:12", ("mirror.example/library/debian@2", "docker.io/library/debian@1"), "1"),
+        ("debian@sha256:1", ("mirror.example/library/debian@2", "docker.io/library/debian@1"), "1"),
+        ("debian:12", ("docker.io/library/debian@1", "docker.io/library/debian@3"), "1"),
+        ("debian:12", ("registry.example/debian@4",), "4"),
+        ("debian:12", (), None),
+        ("debian:12", ("a.example/debian@1", "b.example/debian@2"), None),
+    ],
+)
+def test_podman_tells_the_digest_of_the_registry_that_was_asked(
+    programs: Callable[[str, str], None], name: str, names: tuple[str, ...], digest: str | None
+) -> None:
+    about = IMAGE.replace('"Size"', f'"RepoDigests": {json.dumps(names)}, "Size"')
+    programs("podman", f"case $1 in image) echo '{about}' ;; esac")
+    podman = storage_builders.Podman()
+    if digest is not None:
+        assert podman.digest(name, "linux/amd64") == digest
+    else:
+        with pytest.raises(ClusterError, match=f"podman pulled {name} and has no digest of it at docker.io/"):
+            podman.digest(name, "linux/amd64")
 
 
 @pytest.mark.parametrize("version", [":1", f"@sha256:{ID}", ""])

@@ -87,6 +87,16 @@ def test_the_daemon_is_that_of_the_docker_command_s_context(
     assert daemon._context() is None
 
 
+@pytest.mark.parametrize("text", ["[]", "null", '{"currentContext": 5}', '{"auths": 5}'])
+def test_a_damaged_configuration_of_docker_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, docker_context: str, text: str
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/docker")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ClusterError, match=rf"config\.json or contexts/ in {tmp_path} may be damaged"):
+        daemon.client()
+
+
 @pytest.mark.parametrize(
     ("path", "option"),
     [

@@ -24,6 +24,8 @@ from trainer.data.source import open_images
 from trainer.presets.files import preset_names, preset_text
 from trainer.presets.wishes import Lengths, Wishes, data_pattern, job_text, lengths
 
+Capture = pytest.CaptureFixture[str]
+
 
 def written(folder: Path, *arguments: str) -> Job:
     path = folder / "job.toml"
@@ -298,6 +300,33 @@ def test_a_line_break_in_the_files_name_stays_in_the_comment(tmp_path: Path) -> 
     path = tmp_path / "a\nname = 'of another'\n# .toml"
     assert main(["init", "--preset", "laptop", str(path)]) == 0
     assert load_job(path).name == tomllib.loads(preset_text("laptop"))["name"]
+
+
+@pytest.mark.parametrize(
+    ("data", "job_path"),
+    [("caf\udce9.csv", "job.toml"), ("caf\udce9", "job.toml"), ("a.csv", "caf\udce9.toml")],
+)
+def test_a_name_that_is_not_utf_8_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, data: str, job_path: str
+) -> None:
+    monkeypatch.chdir(flowers(tmp_path / "flowers", 200))
+    Path("caf\udce9").mkdir()
+    write_shards(((f"{n}", {"png": b"x", "txt": b"a bird"}) for n in range(9)), Path("caf\udce9"), 5)
+    for name in ("caf\udce9.csv", "a.csv"):
+        Path(name).write_text(Path("captions.csv").read_text())
+    before = set(Path().iterdir())
+    for more in ([], ["--no-data"]):
+        assert main(["init", "--preset", "gpu", "--data", data, *more, job_path]) == 2
+        assert "this name is not UTF-8" in capsys.readouterr().err
+    assert set(Path().iterdir()) == before
+
+
+def test_files_whose_names_are_not_utf_8_are_warned_of(tmp_path: Path, capsys: Capture) -> None:
+    write_shards(((f"{n}", {"png": b"x", "txt": b"a bird"}) for n in range(9)), tmp_path, 5)
+    (tmp_path / "shard-000000.tar").rename(tmp_path / "caf\udce9.tar")
+    job = written(tmp_path, "--preset", "gpu", "--data", str(tmp_path))
+    assert job.data.train == (f"{tmp_path}/*.tar",)
+    assert "warning: --data: has a name that is not UTF-8" in capsys.readouterr().err
 
 
 def test_enter_alone_leads_to_a_run_of_a_cluster_too(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.kubernetes.patch import merged
 from trainer.launch.kubernetes.places import carried
 from trainer.launch.kubernetes.validate import hosts_bytes, warnings
-from trainer.launch.yaml_text import yaml as quoted
-from trainer.launch.yaml_text import yaml_block
+from trainer.text.yaml_text import yaml as quoted
+from trainer.text.yaml_text import yaml_block
 
 Golden = Callable[[str, str], None]
 

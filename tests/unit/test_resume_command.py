@@ -198,7 +198,9 @@ def test_renamed_folder_is_refused(
     assert "the run is one, so its folder needs that name" in capsys.readouterr().err
 
 
-def test_submitted_run_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submitted_run_is_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     its = folder(tmp_path)
     (its / "submission").mkdir()
     from trainer.launch.submission import Submission, make_artefacts_folder, record
@@ -210,7 +212,11 @@ def test_submitted_run_is_submitted_again(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(submit.command, "callback", lambda **given: asked.append(given))
     assert main(["resume", str(its)]) == 0
-    assert asked == [{"job_path": its / "job.toml", "to": "slurm", "overrides": (), "no_check": False}]
+    assert main(["resume", str(its), "--no-check"]) == 0
+    same = {"job_path": its / "job.toml", "to": "slurm", "overrides": ()}
+    assert asked == [{**same, "no_check": False}, {**same, "no_check": True}]
+    assert main(["resume", str(its), "--no-check", "--nproc", "1"]) == 2
+    assert "--no-check is for a run that is submitted again" in capsys.readouterr().err
 
 
 def test_name_of_a_run_is_an_option(tmp_path: Path, started: list[dict[str, Any]]) -> None:

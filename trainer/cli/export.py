@@ -38,6 +38,8 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
     """
     from trainer.plan.trained import export_job
 
+    if one_line(license_name) != license_name:
+        raise InputError("--license: the name of a license is one line of plain text, such as apache-2.0")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not empty: give a new folder")
     job = export_job(checkpoint, model)

@@ -85,11 +85,12 @@ def command(
             f"no preset is chosen: give --preset with one of {', '.join(preset_names())}; `clipship init "
             "--list` describes them"
         )
-    check_free(job_path, force=force)
+    job = schema_line() + job_text(wishes, job_path)
+    check_free(job_path, force=force, text=job)
     for path, text in unwritten(wishes.own.tables if wishes.own else {}).items():
         write_job_file(path, text, force=False)
         say(f"wrote {path}")
-    write_job_file(job_path, schema_line() + job_text(wishes, job_path), force=force)
+    write_job_file(job_path, job, force=force)
     click.echo(f"wrote {job_path}; next: {paste('clipship', 'check', job_path)}", err=True)
 
 

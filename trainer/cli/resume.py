@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 @nproc_option
 @hosts_option
 @length_options
+@click.option(
+    "--no-check",
+    is_flag=True,
+    help="Of a run that is submitted again: do not check the data here, if only the cluster's nodes see it.",
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -36,6 +41,7 @@ def command(
     hosts: str | None,
     longer: "NewLength | None",
     shorter: "NewLength | None",
+    no_check: bool,
 ) -> Any:
     """Go on with RUN from its newest checkpoint: its folder has the job, with every --set.
 
@@ -72,7 +78,12 @@ def command(
             job_path=job_path,
             to=submission.to,
             overrides=overrides,
-            no_check=False,
+            no_check=no_check,
+        )
+    if no_check:
+        raise InputError(
+            "--no-check is for a run that is submitted again: without that, the ranks run here and need the "
+            "data here"
         )
     if nproc is None and hosts is None:
         nproc, hosts = _ranks_before(folder)

@@ -33,6 +33,7 @@ _EXPECTED = {
 }
 _OTHERS = {
     "string_too_short": "must not be empty",
+    "string_unicode": "has a name that is not UTF-8: rename the file or the folder",
     "finite_number": "must be a finite number",
     "missing": "expected more values",
     "too_long": "expected fewer values",

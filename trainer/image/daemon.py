@@ -51,8 +51,14 @@ def client() -> Any:
                 use_ssh_client=context.Host.startswith("ssh://"),
             )
         connected.ping()
+    except ClusterError:
+        raise
     except DockerException as problem:
         raise ClusterError(_unreachable(str(problem))) from None
+    except Exception as problem:  # the SDK reads the docker command's configuration without a look
+        folder = os.environ.get("DOCKER_CONFIG", "~/.docker")
+        said = f"{type(problem).__name__}: {problem}; config.json or contexts/ in {folder} may be damaged"
+        raise ClusterError(_unreachable(said)) from None
     return connected
 
 

@@ -78,9 +78,19 @@ class Podman(Builder):
             self._ask("rm", "--force", container)
 
     def digest(self, name: str, platform: str) -> str:
-        """Pull the image, which the build does anyway, and return its digest."""
+        """Pull the image, which the build does anyway, and return its digest at the registry in its name."""
         self._said("pull", "--quiet", f"--platform={platform}", *_registry_options(name), name)
-        return next(each.partition("@")[2] for each in self.stored(name).names)
+        wanted = full_name(name_and_version(name.partition("@")[0])[0])
+        digests = [tuple(each.split("@", 1)) for each in self.stored(name).names]
+        if len({other for other, _ in digests}) == 1:  # a short name may be another registry's here
+            return digests[0][1]
+        for other, digest in digests:
+            if full_name(other) == wanted:
+                return digest
+        raise ClusterError(
+            f"{self.name} pulled {name} and has no digest of it at {wanted}: give its full name, with the "
+            "registry"
+        )
 
     def push(self, job: Job, tag: str) -> str:
         form = job.image.compression

@@ -11,9 +11,9 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from trainer.launch.yaml_text import yaml, yaml_block
 from trainer.sysinfo.template_folder import FOLDER
 from trainer.sysinfo.user_cache import user_cache
+from trainer.text.yaml_text import yaml, yaml_block
 
 if TYPE_CHECKING:
     from jinja2 import BytecodeCache, Environment

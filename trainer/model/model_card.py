@@ -8,6 +8,7 @@ import tomli_w
 from trainer.config.resume_rule import key_defaults
 from trainer.sysinfo.own_table import own_table
 from trainer.text.masking import masked_values
+from trainer.text.yaml_text import yaml
 
 _SECTIONS = ("data", "model", "optim", "eval")
 """Sections that decide what was trained and measured."""
@@ -29,7 +30,9 @@ def model_card(name: str, to: str, license_name: str, manifest: Mapping[str, Any
     Secrets in the job are masked, and folders are left out.
     """
     job = masked_values(manifest.get("job", {}))
-    head = f"---\nlicense: {license_name or 'unknown'}\nlibrary_name: {_LIBRARY[to]}\ntags:\n- clip\n---\n"
+    head = (
+        f"---\nlicense: {yaml(license_name or 'unknown')}\nlibrary_name: {_LIBRARY[to]}\ntags:\n- clip\n---\n"
+    )
     parts = [head, f"# {name}\n", _summary(job, manifest), _metrics(manifest), _how_to_load(to)]
     if job:
         parts.append(f"## Job file\n\n{_ABOUT_JOB}\n\n```toml\n{tomli_w.dumps(_of_the_model(job))}```\n")

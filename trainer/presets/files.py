@@ -9,6 +9,7 @@ from typing import Any
 from trainer.errors import InputError
 from trainer.run.layout import JOB_FILE
 from trainer.safe_io.atomic import write_whole
+from trainer.text.terminal import one_line
 
 _FOLDER = Path(__file__).parent
 SCHEMA = _FOLDER / "job-schema.json"
@@ -55,7 +56,7 @@ def write_job_file(path: Path, text: str, *, force: bool) -> None:
 
     Raises InputError if a file is there already (unless `force`), or if none can be written.
     """
-    check_free(path, force=force)
+    check_free(path, force=force, text=text)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
@@ -63,8 +64,17 @@ def write_job_file(path: Path, text: str, *, force: bool) -> None:
         raise InputError(f"{path} cannot be written: {problem.strerror}") from None
 
 
-def check_free(path: Path, *, force: bool) -> None:
-    """Raises InputError if `path` is a folder, or a file that only `force` may replace."""
+def check_free(path: Path, *, force: bool, text: str = "") -> None:
+    """Raises InputError if `path` is a folder, or a file that only `force` may replace.
+
+    It also does if the path, or a line that the file would have, has a name that is not UTF-8.
+    """
+    for line in (str(path), *text.splitlines()):
+        if any("\ud800" <= character <= "\udfff" for character in line):
+            raise InputError(
+                f"{one_line(line)}: this name is not UTF-8, as all in a job file must be: rename the file or "
+                "the folder"
+            )
     if path.is_dir():
         raise InputError(f"{path} is a folder: give the file to write, for example {path / JOB_FILE}")
     if os.path.lexists(path) and not force:

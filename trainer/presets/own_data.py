@@ -131,10 +131,16 @@ def _path(pattern: str, folder: Path) -> str:
 
 def _count(files: Sequence[str]) -> tuple[int, bool]:
     """Returns the number of samples, and whether it is exact. Raises InputError for what is malformed."""
+    from pydantic import ValidationError
+
     from trainer.config import Data
+    from trainer.config.messages import problem_texts
     from trainer.data.check import check_data
 
-    data = Data(train=tuple(files))
+    try:
+        data = Data(train=tuple(files))
+    except ValidationError as error:
+        raise InputError("\n".join(f"--data: {text}" for _, text in problem_texts(error))) from None
     if (counted := check_data(data, "--data")) is not None:
         return counted, True
     from trainer.data.indexed import index_in_memory

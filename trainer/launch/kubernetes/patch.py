@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config.kubernetes import Patch
 from trainer.errors import InputError
-from trainer.launch.yaml_text import yaml_block, yaml_key
+from trainer.text.yaml_text import yaml_block, yaml_key
 
 _MERGE_KEYS = {
     "containers": "name",
