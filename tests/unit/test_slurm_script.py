@@ -226,11 +226,11 @@ def test_any_variable_and_the_job_itself_leave_bash_as_they_went_in(
     head = batch_script(given_job).removesuffix("\nmain\n")
     (tmp_path / "first-run" / "artefacts").mkdir(parents=True, exist_ok=True)
     program = f"{head}\nenvironment\nwrite_job\nenv -0\n"
-    found = subprocess.run(
-        ["bash"], input=program.encode(), capture_output=True, check=True, env={"PATH": "/usr/bin:/bin"}
-    ).stdout
+    env = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    found = subprocess.run(["bash"], input=program.encode(), capture_output=True, check=True, env=env).stdout
     variables = dict(entry.split("=", 1) for entry in found.decode().split("\0") if "=" in entry)
     assert variables["A"] == value
+    assert variables["CLIPSHIP_LAUNCHER_JOB"] == "7"
     assert variables["B"] == "\n" + word + "\nEND_OF_JOB\n"
     assert load_job(tmp_path / "first-run" / "artefacts" / "slurm-job.toml") == given_job
 
