@@ -214,7 +214,7 @@ def test_a_run_of_another_user_that_may_not_be_entered_is_named(
     monkeypatch.setattr(os, "stat", denied)
     assert cli.main([command, str(closed)]) == 2
     assert f"{closed}" in (said := capsys.readouterr().err)
-    assert "this user may not look or write there" in said
+    assert said.rstrip().endswith("Permission denied")
 
 
 @pytest.mark.parametrize("name", [layout.METRICS_FILE, layout.RANK_STATS_FILE, layout.GOODPUT_FILE])

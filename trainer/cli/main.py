@@ -104,11 +104,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BAD_INPUT
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except PermissionError as problem:
-        if problem.filename is None:
-            raise
-        say(f"{problem.filename}: this user may not look or write there: ask its owner for the permission")
-        return EXIT_BAD_INPUT
     except BrokenPipeError:
         sys.stderr.close()  # the reader of stdout has left (`clipship check job.toml | head -1`)
         return EXIT_FAILED
