@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.jobs import VIT, tiny_job
+from tests.support.jobs import MODELS, VIT, tiny_job
 from trainer.config import Model
 from trainer.errors import InputError
 from trainer.model.build import untrained
@@ -113,3 +113,13 @@ def test_pixels_that_no_patch_sees_are_said(size: Any, said: str) -> None:
     job = tiny_job(model={"image_size": size})
     for found in (list(warnings(job, 64, local=True)), untrained(job).notes):
         assert any(said in text for text in found) if said else not any("patches" in text for text in found)
+
+
+@pytest.mark.parametrize(("model", "said"), [("tiny-resnet.json", True), ("tiny-vit.json", False)])
+def test_a_tower_that_ignores_checkpointing_is_said(model: str, said: bool) -> None:
+    """open_clip's ResNet has an empty `set_grad_checkpointing`."""
+    for wanted in (True, False):
+        job = tiny_job(model={"name": str(MODELS / model), "grad_checkpointing": wanted})
+        for found in (list(warnings(job, 64, local=True)), untrained(job).notes):
+            told = [text for text in found if "grad_checkpointing does nothing in the image tower" in text]
+            assert bool(told) == (said and wanted)

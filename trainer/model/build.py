@@ -39,6 +39,7 @@ from trainer.model.locking import lock_towers
 from trainer.model.lora import adapt
 from trainer.model.open_clip_api import LOGGERS
 from trainer.model.preprocessing import preprocessing_of, said_beside, tokenizer_beside
+from trainer.model.recomputing import not_recomputed
 from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 from trainer.model.text_source import TextSource, text_source
@@ -219,7 +220,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         preprocess["mean"],
         preprocess["std"],
         files=_files(config, text),
-        notes=(*notes, *lost_pixels(job.model), *text_notes(model)),
+        notes=(*notes, *lost_pixels(job.model), *not_recomputed(job.model), *text_notes(model)),
         new_bias=new_bias,
     )
 

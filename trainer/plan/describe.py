@@ -24,6 +24,7 @@ from trainer.estimate.fit import with_gpu_limit
 from trainer.launch.schedulers import launchers_of, scheduler
 from trainer.model.image_edges import lost_pixels
 from trainer.model.image_tokens import image_tokens
+from trainer.model.recomputing import not_recomputed
 from trainer.model.text_size import text_parameters
 from trainer.plan.begun_order import begun_order, with_order
 from trainer.plan.device import device_rows, no_gpu_here, on_gpus
@@ -218,6 +219,7 @@ def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[
     if job.model.unlocked == (0, 0) and not job.model.pretrained:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
     yield from lost_pixels(job.model)
+    yield from not_recomputed(job.model)
     if not local:
         yield from _of_clusters(job)
     yield from secret_warnings(job)
