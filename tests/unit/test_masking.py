@@ -62,6 +62,8 @@ SECRETS = [
     ('{"password": "s3cr3t"}', '{"password": "***"}'),
     ("AccountName=a;AccountKey=s3cr3t;x=y", "AccountName=a;AccountKey=***;x=y"),
     (f"--set env.X={HF} given", "--set env.X=*** given"),
+    ("eyJs3cr3t0000.eyJ0123456789.s-_", "***"),
+    ("x-eyJ-eyJs3cr3t0000.eyJ0123456789.s", "x-***"),
     ("-----BEGIN RSA PRIVATE KEY-----\ns3cr3t\n-----END", "-----BEGIN RSA PRIVATE KEY-----***-----END"),
 ]
 HARMLESS = [
@@ -122,7 +124,7 @@ PARTS = [
         "a ",
         "x=${",
     ),
-    *("-----BEGIN PRIVATE KEY-----", "x-token:'", "password=$("),
+    *("-----BEGIN PRIVATE KEY-----", "x-token:'", "password=$(", "-eyJ", ".eyJaaaaaaaaaaa"),
 ]
 
 

@@ -130,7 +130,14 @@ _KINDS = (
         re.compile(
             r"\b(?P<secret>hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
             r"|glpat-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
-            r"|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{35}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
+            r"|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{35})"
+        ),
+    ),
+    Kind(
+        "a token",  # a JSON Web Token; what is ahead is looked at once for all places where one may begin
+        re.compile(
+            r"(?<![\w-])(?=[\w-]++\.eyJ[\w-]{10,}+\.[\w-])[\w-]*?"
+            r"\b(?P<secret>eyJ[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]++)"
         ),
     ),
     Kind(
