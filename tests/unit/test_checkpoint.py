@@ -26,6 +26,7 @@ from trainer.data.choose_order import order_by
 from trainer.data.lanes import Lanes
 from trainer.data.window_order import Window
 from trainer.errors import InputError, MachineError
+from trainer.model import optimizer
 from trainer.model.build import build_model, untrained
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -88,6 +89,30 @@ def _optimizer_by_name(train: TrainStep) -> dict[tuple[str, str], torch.Tensor]:
         for name, parameter in train.model.named_parameters()
         for key, value in train.optimizer.state[parameter].items()
     }
+
+
+def test_what_muon_kept_by_another_rule_is_dropped_and_named(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Earlier versions took further parameters of two dimensions for matrices."""
+    job = small_job(optim={"optimizer": "muon", "ema_decay": 0.5})
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizer, "is_matrix", lambda _, parameter: parameter.ndim == 2)
+        earlier = _train(alone, job)
+    changed = {"positional_embedding", "token_embedding.weight", "visual.positional_embedding"}
+    kept = _optimizer_by_name(earlier)
+    assert all((name, "momentum_buffer") in kept for name in changed)
+    _save(tmp_path, earlier, 1, job)
+    _, train = _resumed(tmp_path, alone, job)
+    assert "3 parameters by another rule" in caplog.text
+    assert all(name in caplog.text for name in changed)
+    resumed = _optimizer_by_name(train)
+    assert {key for name, key in resumed if name in changed} == {state.EMA}
+    assert resumed.keys() == {place for place in kept if place[0] not in changed or place[1] == state.EMA}
+    caplog.clear()
+    _save(tmp_path, train, 2, job)
+    _resumed(tmp_path, alone, job)
+    assert "another rule" not in caplog.text
 
 
 def test_the_gradient_scaler_comes_back(tmp_path: Path, alone: Comm) -> None:

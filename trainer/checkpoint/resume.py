@@ -7,7 +7,7 @@ started again go on from a step that a node has in memory, if there is one (`mem
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +219,16 @@ def _restore_here(
 ) -> tuple[StartPoint, WholeState | None]:
     """Returns where to begin and what was read; model and optimizer have it, too, unless they are split."""
     start, whole = _read_here(job, wanted, checkpoints, train, run)
+    if whole is not None:
+        parameters = train.shards.parameters
+        optimizer, begun = state.without_other_rules(whole.optimizer, parameters, train.optimizer)
+        whole = replace(whole, optimizer=optimizer)
+        if begun:
+            log.warning(
+                "resume       Muon updates %s by another rule than the program that wrote %s did, and what "
+                "it kept of them does not fit: their averages of gradients begin anew: %s",
+                many(len(begun), "parameter"), start.source, ", ".join(begun),
+            )  # fmt: skip
     if whole is not None and not train.shards.split:
         state.put_optimizer(whole.optimizer, train.shards.parameters, train.optimizer)
     return start, whole
