@@ -13,6 +13,7 @@ from functools import cache
 from braceexpand import braceexpand
 
 from trainer.config import is_remote, is_stream
+from trainer.data.answers import is_absent
 from trainer.data.files import file_system, persistent
 from trainer.errors import InputError, StorageError
 from trainer.text.wording import many
@@ -138,10 +139,16 @@ def _in_store(pattern: str) -> Sequence[str]:
     def listed() -> list[str]:
         files = file_system(pattern)
         files.invalidate_cache()
+        try:
+            if files.info(pattern)["type"] == "file":  # a name may have brackets
+                return [pattern]
+        except Exception as error:
+            if not is_absent(error):
+                raise
         matches = files.glob(pattern, detail=True).items()
         found = [f"{protocol}://{name}" for name, about in matches if about["type"] == "file"]
         files.invalidate_cache()  # else it would know a changed file by this list
-        return found or [pattern] * files.exists(pattern)
+        return found
 
     if found := persistent(pattern, listed):
         return sorted(found, key=natural_order)
