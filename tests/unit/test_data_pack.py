@@ -170,6 +170,22 @@ def test_other_columns_become_json_and_parquet_is_read_too(table: Path, tmp_path
     assert columns_kept == [{"width": 2, "tag": "x,y"}, {"width": None, "tag": "\u00e9"}]
 
 
+def test_columns_whose_bytes_json_does_not_have_are_named_and_counted(table: Path, tmp_path: Path) -> None:
+    columns = {
+        "image": ["0.png", "1.png", "2.png"],
+        "caption": ["a", "b", "c"],
+        "raw": [b"x", None, b"y"],
+        "nested": [None, [{"of": b"x"}], None],
+        "width": [1, 2, 3],
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    arguments = [str(tmp_path / "t.parquet"), str(tmp_path / "out"), "--samples-per-shard", "1"]
+    said = CliRunner().invoke(command, arguments, catch_exceptions=False).stderr
+    assert "column 'raw' holds bytes in 2 rows" in said
+    assert "column 'nested' holds bytes in 1 row," in said
+    assert "width" not in said
+
+
 def test_images_are_made_smaller_and_bad_rows_left_out_and_listed(table: Path, tmp_path: Path) -> None:
     Image.effect_noise((300, 200), 50).save(tmp_path / "large.png")
     (tmp_path / "broken.jpg").write_bytes(b"not a picture")
