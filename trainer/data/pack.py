@@ -372,8 +372,11 @@ def _finish(beside: Path, jobs: Sequence[Job], bad: Sequence[tuple[str, str]]) -
 
 
 def _replace(out: Path, beside: Path) -> None:
-    """Puts the new shards in place, then removes old ones, so that an interrupted call loses neither."""
-    old = out.parent / f".{out.name}.replaced"
+    """Puts the new shards in place, then removes old ones, so that an interrupted call loses neither.
+
+    The name for old ones is no longer than that of the folder beside, which could be made.
+    """
+    old = out.parent / f".{out.name}.former"
     if out.exists():
         shutil.rmtree(old, ignore_errors=True)
         out.rename(old)
