@@ -116,7 +116,7 @@ def test_an_interrupted_replacement_loses_neither_the_old_shards_nor_the_new(
     monkeypatch.setattr(Path, "rename", once)
     with pytest.raises(KeyboardInterrupt):
         pack(table, out, samples_per_shard=3, force=True)
-    assert contents(sorted((tmp_path / ".out.replaced").glob("*.tar"))) == before
+    assert contents(sorted((tmp_path / ".out.former").glob("*.tar"))) == before
     assert len(pack(table, out, samples_per_shard=3, force=True).shards) == 3
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == ["out"]
 
@@ -168,6 +168,22 @@ def test_other_columns_become_json_and_parquet_is_read_too(table: Path, tmp_path
             if name.endswith("json")
         ]
     assert columns_kept == [{"width": 2, "tag": "x,y"}, {"width": None, "tag": "\u00e9"}]
+
+
+def test_columns_whose_bytes_json_does_not_have_are_named_and_counted(table: Path, tmp_path: Path) -> None:
+    columns = {
+        "image": ["0.png", "1.png", "2.png"],
+        "caption": ["a", "b", "c"],
+        "raw": [b"x", None, b"y"],
+        "nested": [None, [{"of": b"x"}], None],
+        "width": [1, 2, 3],
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    arguments = [str(tmp_path / "t.parquet"), str(tmp_path / "out"), "--samples-per-shard", "1"]
+    said = CliRunner().invoke(command, arguments, catch_exceptions=False).stderr
+    assert "column 'raw' holds bytes in 2 rows" in said
+    assert "column 'nested' holds bytes in 1 row," in said
+    assert "width" not in said
 
 
 def test_images_are_made_smaller_and_bad_rows_left_out_and_listed(table: Path, tmp_path: Path) -> None:
@@ -472,6 +488,14 @@ def test_cutting_by_size_is_refused_for_images_at_addresses(tmp_path: Path, name
     with pytest.raises(InputError, match=r"row [12]: --shard-mb .* address: give --samples-per-shard"):
         pack(tmp_path / name, tmp_path / "out", shard_mb=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.parquet"]
+
+
+def test_the_longest_name_that_can_be_begun_can_also_be_replaced(table: Path, tmp_path: Path) -> None:
+    longest = "x" * (255 - len("..partial"))
+    for force in (False, True):
+        pack(table, tmp_path / longest, force=force)
+    with pytest.raises(InputError, match="cannot be written: File name too long"):
+        pack(table, tmp_path / f"{longest}x")
 
 
 @pytest.mark.parametrize("writer", ["write_shard", "write_whole", "write_json"])

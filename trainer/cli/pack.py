@@ -80,6 +80,12 @@ def command(
     shards = packed.shards
     if packed.bad:
         click.echo(f"{many(len(packed.bad), 'row')} left out, listed in {_within(out, BAD_ROWS)}", err=True)
+    for column, rows in packed.bytes_in.items():
+        click.echo(
+            f"column {one_line(column)!r} holds bytes in {many(rows, 'row')}, which JSON does not have: they "
+            "are null in the samples' JSON",
+            err=True,
+        )
     name = shards[0].name if len(shards) == 1 else f"shard-{{000000..{len(shards) - 1:06d}}}.tar"
     click.echo(_within(out, name))
 

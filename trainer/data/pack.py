@@ -11,7 +11,8 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -78,11 +79,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Packed:
-    """The shards, and the rows that were left out, each with its place and the reason."""
+    """The shards, and what is not in them."""
 
     shards: list[Path]
     """Paths of the shards; their names alone if they went to an address."""
     bad: list[tuple[str, str]]
+    """Rows that were left out, each with its place and the reason."""
+    bytes_in: Mapping[str, int]
+    """Number of rows by the column whose bytes are null in the samples' JSON."""
 
 
 def pack(
@@ -128,13 +132,14 @@ def pack(
     if len(bad) == len(rows):
         shutil.rmtree(beside, ignore_errors=True)  # else these rows would stay bad when they are mended
         raise InputError(_none_packed(bad))
+    bytes_in = _bytes_in(jobs)
     if address:
         _finish_there(beside, address, jobs, bad)
-        return Packed([Path(job.path.name) for job in jobs], bad)
+        return Packed([Path(job.path.name) for job in jobs], bad, bytes_in)
     with _writing(out):
         _finish(beside, jobs, bad)
         _replace(out, beside)
-    return Packed([out / job.path.name for job in jobs], bad)
+    return Packed([out / job.path.name for job in jobs], bad, bytes_in)
 
 
 def _jobs(
@@ -166,7 +171,7 @@ def _plan(rows: Rows, recipe: Recipe, sizes: Sequence[int], address: str | None)
         {
             "rows": len(rows),
             "recipe": asdict(recipe),
-            "reports": "samples",  # those of an older Clipship have none
+            "reports": "samples, bytes",  # those of an older Clipship lack one
             "digest": blake2b(content, digest_size=16).hexdigest(),
         }
     )
@@ -215,17 +220,19 @@ def _mapper(processes: int) -> Iterator[Callable[..., Iterator[None]]]:
 def _make(job: Job) -> None:
     """Writes one shard, whole, to its address if it has one, then its report.
 
-    The report has the number of samples, lists the rows that were left out, and marks the shard as complete.
+    The report has the number of samples, lists the rows that were left out, counts those with bytes in a
+    column of the JSON, and marks the shard as complete.
     """
     bad: list[tuple[str, str]] = []
+    bytes_in: Counter[str] = Counter()
     beside = job.path.with_suffix(".writing")
     with _writing(job.path):
-        samples = write_shard(_samples(job, bad), beside)
+        samples = write_shard(_samples(job, bad, bytes_in), beside)
         os.replace(beside, job.path)
         if job.address:
             put(job.path, job.address)
             job.path.unlink()
-        write_whole(_report(job), json.dumps({"samples": samples, "bad": bad}))
+        write_whole(_report(job), json.dumps({"samples": samples, "bad": bad, "bytes": bytes_in}))
 
 
 @contextmanager
@@ -246,7 +253,7 @@ def _report(job: Job) -> Path:
     return job.path.with_suffix(".json")
 
 
-def _samples(job: Job, bad: list[tuple[str, str]]) -> Iterator[PackedSample]:
+def _samples(job: Job, bad: list[tuple[str, str]], bytes_in: Counter[str]) -> Iterator[PackedSample]:
     for row in job.rows:
         try:
             name, content = _image(row, job.recipe)
@@ -258,6 +265,7 @@ def _samples(job: Job, bad: list[tuple[str, str]]) -> Iterator[PackedSample]:
                 raise InputError(f"{row.origin}: {_named(row)} cannot be used: {error}; {advice}") from error
             bad.append((row.origin, error.what if isinstance(error, BadSample) else str(error)))
             continue
+        bytes_in.update(row.bytes_in)
         yield (
             f"{row.number:09d}",
             {
@@ -316,6 +324,13 @@ def _sizes_of(jobs: Sequence[Job]) -> dict[str, int]:
     return {job.path.name: json.loads(_report(job).read_text())["samples"] for job in jobs}
 
 
+def _bytes_in(jobs: Sequence[Job]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for job in jobs:
+        counts.update(json.loads(_report(job).read_text())["bytes"])
+    return counts
+
+
 def _bad_rows(bad: Sequence[tuple[str, str]]) -> str:
     return "".join(f"{origin}\t{' '.join(why.split())}\n" for origin, why in bad)
 
@@ -357,8 +372,11 @@ def _finish(beside: Path, jobs: Sequence[Job], bad: Sequence[tuple[str, str]]) -
 
 
 def _replace(out: Path, beside: Path) -> None:
-    """Puts the new shards in place, then removes old ones, so that an interrupted call loses neither."""
-    old = out.parent / f".{out.name}.replaced"
+    """Puts the new shards in place, then removes old ones, so that an interrupted call loses neither.
+
+    The name for old ones is no longer than that of the folder beside, which could be made.
+    """
+    old = out.parent / f".{out.name}.former"
     if out.exists():
         shutil.rmtree(old, ignore_errors=True)
         out.rename(old)

@@ -45,6 +45,8 @@ class PackRow(NamedTuple):
     """Path of the table, at whose folder a relative path of a cell starts."""
     flaw: str = "captions are empty"
     """Why there are no captions, if there are none."""
+    bytes_in: tuple[str, ...] = ()
+    """Other columns whose cells hold bytes, which JSON does not have: they are null there."""
 
 
 class Rows(Protocol):
@@ -213,9 +215,18 @@ class GroupRows:
                 captions = "\n".join(captions_in(cells, self.columns.captions, self.columns.templates).texts)
             except ValueError as error:
                 flaw = str(error)
-            other = _json({name: cells[name] for name in self.others})
+            others = {name: cells[name] for name in self.others}
             image = image_cell(cells, self.columns.image)
-            yield PackRow(number, image, self._origin(number), captions, other, self.path, flaw)
+            yield PackRow(
+                number,
+                image,
+                self._origin(number),
+                captions,
+                _json(others),
+                self.path,
+                flaw,
+                tuple(name for name, cell in others.items() if _has_bytes(cell)),
+            )
 
     def image_bytes(self) -> Iterator[int]:
         for number, cells in self._cells([str(self.columns.image[0])]):
@@ -276,6 +287,13 @@ def allowed_endings() -> str:
 
 def _json(cells: object) -> str:
     return json.dumps(cells, ensure_ascii=False, sort_keys=True, default=_plain) if cells else ""
+
+
+def _has_bytes(cell: object) -> bool:
+    """Returns whether a cell is bytes, or a list or a struct with some."""
+    if isinstance(cell, list | tuple):
+        return any(map(_has_bytes, cell))
+    return _has_bytes(list(cell.values())) if isinstance(cell, dict) else isinstance(cell, bytes)
 
 
 def _plain(value: object) -> str | None:
