@@ -292,6 +292,20 @@ def test_the_copy_in_a_folder_is_fetched_and_not_trained_in(
         _fetched(place.copy.address)
 
 
+def test_a_copy_that_is_named_by_dots_gets_its_own_name_in_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    place.copy.put_run(place.run.folder, place.job)
+    place.copy.put_checkpoint(place.save(4))
+    copy = Path(place.copy.address)
+    (copy / "sub").mkdir()
+    for here, name in ((copy, "."), (copy / "sub", "..")):
+        monkeypatch.chdir(here)
+        assert _fetched(name) == Path("runs") / copy.name
+        assert (here / "runs" / copy.name / "job.toml").is_file()
+
+
 def test_a_secret_that_no_copy_has_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(tmp_path)
     train = ("pipe:curl -H 'Authorization: Bearer abcdefghijklmnop' https://example.org/a.tar",)

@@ -322,6 +322,17 @@ def test_the_command_prints_what_a_job_file_takes(table: Path, tmp_path: Path) -
     assert len(open_source(Data(train=(result.stdout.strip(),)))) == 7
 
 
+@pytest.mark.parametrize("name", ["a{1..2}", "a[1]", "a*", "a,b"])
+@pytest.mark.parametrize("rows", ["3", "7"])
+def test_the_pattern_that_the_command_prints_names_the_shards_in_any_folder(
+    table: Path, tmp_path: Path, address: str, name: str, rows: str
+) -> None:
+    for out in (f"{tmp_path}/{name}", f"{address}/{name}"):
+        arguments = [str(table), out, "--samples-per-shard", rows, "--processes", "1"]
+        result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+        assert len(open_source(Data(train=(result.stdout.strip(),)))) == 7
+
+
 def test_the_command_imports_no_torch() -> None:
     program = "import sys, trainer.cli.pack, trainer.data.pack; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

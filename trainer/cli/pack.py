@@ -9,6 +9,7 @@ from trainer.cli.data_options import DataOf, data_options
 from trainer.cli.options import Command, Finite, count_option, processes_option
 from trainer.errors import InputError
 from trainer.text.live import progress
+from trainer.text.paste import as_pattern
 from trainer.text.terminal import one_line
 from trainer.text.wording import many
 
@@ -87,7 +88,7 @@ def command(
             err=True,
         )
     name = shards[0].name if len(shards) == 1 else f"shard-{{000000..{len(shards) - 1:06d}}}.tar"
-    click.echo(_within(out, name))
+    click.echo(_within(as_pattern(out), name))
 
 
 def _within(out: str, name: str) -> str:

@@ -111,10 +111,11 @@ def _fetched(address: str) -> Path:
     Raises InputError if a run is there already, if no copy of a checkpoint is whole, or if the job lacks a
     secret.
     """
+    from trainer.config import is_remote
     from trainer.copies.copied_run import CopiedRun
 
     address = address.rstrip("/")
-    out = HERE / address.rpartition("/")[2]
+    out = HERE / (address.rpartition("/")[2] if is_remote(address) else Path(address).resolve().name)
     if out.exists():
         raise InputError(
             f"{out} is there already: `clipship resume {word(out)}` goes on in it; to fetch {address}, move "
