@@ -25,7 +25,7 @@ sleep 1 # file systems may count in whole seconds
 set -- -path /layer
 for folder in /tmp /root/.cache/pip /var/log /var/cache /var/lib/apt /usr/share/man /usr/share/locale /usr/share/info; do
     set -- "$@" -o -path "$folder"
-    [ "$count" ] && [ -d "$folder" ] || continue
+    if [ ! "$count" ] || [ ! -d "$folder" ]; then continue; fi
     files=$(find "$folder" -xdev -cnewer /layer/.begun ! -type d -print0 | tr -cd '\0' | wc -c)
     [ "$files" -eq 0 ] || echo "image.run: files made or changed below $folder, which stay out of the image: $files"
 done
