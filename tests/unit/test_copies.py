@@ -202,6 +202,33 @@ def test_a_run_that_went_back_leaves_no_copy_of_a_later_step(place: Place) -> No
     assert place.copy.whole() == steps(4, 6)
 
 
+def test_old_copies_that_cannot_be_removed_stay_and_are_told_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bucket may be locked: what is written there stays."""
+
+    def denied(address: str) -> None:
+        if folder_name(locked) in address and place.copy.manifest(folder_name(locked)):
+            raise InputError(f"{address}: cannot be removed: access denied")
+        store.remove(address)
+
+    locked = 2
+    monkeypatch.setattr(copied_run, "remove", denied)
+    work = place.copier()
+    for step in (2, 4, 6, 8):
+        place.save(step)
+        work.offer(step)
+        if step > 2:
+            assert work.finish(30.0) == {"copied_step": step, "copies_behind": 0}
+    assert place.copy.whole() == steps(2, 6, 8)
+    assert caplog.text.count("cannot be removed") == 2  # in one sentence
+    assert "NOT COPIED" not in caplog.text
+    locked = 8  # would be fetched in place of the step that the run went back to
+    files.set_aside(place.run.checkpoints, 6)
+    work.offer(6)
+    assert "access denied" in work.finish(0.05)["copy_failed"]
+
+
 def test_a_store_that_is_gone_stops_nothing_and_gets_the_newest(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -105,17 +105,25 @@ class CopiedRun:
         if (checkpoints / BEST).is_file():
             put(read_plain(checkpoints / BEST).encode(), self._at(CHECKPOINTS, BEST))
 
-    def prune(self, last: str, keep: int, best: str | None) -> None:
+    def prune(self, last: str, keep: int, best: str | None) -> list[InputError]:
         """Removes the copies of all checkpoints but the newest `keep` up to `last`, and the best one.
 
-        Those of later steps belong to a run that went back, and those that are not whole to nobody.
+        Those of later steps belong to a run that went back, and those that are not whole to nobody. Returns
+        why some stay. Raises InputError or StorageError if a later one does, which would be fetched.
         """
         kept = {name for name in self.whole() if name <= last}
         kept = {*sorted(kept)[-keep:], *([best] if best in kept else [])}
+        stay = []
         for name in self._steps():
             if name not in kept:
-                remove(self._at(CHECKPOINTS, name, MANIFEST))
-                remove(self._at(CHECKPOINTS, name))
+                try:
+                    remove(self._at(CHECKPOINTS, name, MANIFEST))
+                    remove(self._at(CHECKPOINTS, name))
+                except InputError as error:
+                    if name > last:
+                        raise
+                    stay.append(error)
+        return stay
 
     def fetch(self, out: Path, progress: Progress = _no_progress) -> str:
         """Fetches the newest whole checkpoint, and the best one, into a run folder; returns its name.

@@ -49,6 +49,7 @@ class Copier:
         self._bytes = (0, 0)
         self._failed: str | None = None
         self._failures = 0
+        self._told_stay = False
         self._ends = False
         threading.Thread(target=self._work, name="copies", daemon=True).start()
 
@@ -131,7 +132,14 @@ class Copier:
         self._to.put_best(checkpoints)
         recorded = read_best(checkpoints)
         kept = folder_name(recorded["step"]) if recorded is not None else None
-        self._to.prune(folder_name(step), self._job.checkpoint.keep, kept)
+        stay = self._to.prune(folder_name(step), self._job.checkpoint.keep, kept)
+        if stay and not self._told_stay:
+            self._told_stay = True
+            log.warning(
+                "copies       copies that checkpoint.keep no longer wants cannot be removed (%s): they stay, "
+                "and so may later ones, of which nothing more is said. Remove them there.",
+                masked(" ".join(str(stay[0]).split())),
+            )
 
     def _note_bytes(self, done: int, total: int) -> None:
         self._bytes = (done, total)
