@@ -468,6 +468,21 @@ def test_a_run_goes_back_to_an_older_checkpoint_of_its_own(tmp_path: Path, alone
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aside-step-00000002", "step-00000001"]
 
 
+def test_a_later_checkpoint_that_cannot_be_moved_aside_is_told_in_a_sentence(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = _train(alone)
+    older = _save(tmp_path, train, 1)
+    _save(tmp_path, train, 2)
+
+    def denied(path: Path, _to: Path) -> Path:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "rename", denied)
+    with pytest.raises(InputError, match=r"from step 1, .* cannot be moved aside: .*step-00000002"):
+        _resumed(tmp_path, alone, small_job(checkpoint={"resume": str(older)}))
+
+
 def test_images_that_are_prepared_in_another_way_are_another_run(
     tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,6 +18,7 @@ import torch
 import yaml
 from click.testing import CliRunner
 from PIL import Image
+from transformers import AutoTokenizer
 
 from tests.support.jobs import VIT, nonscalar, tiny_job
 from tests.support.pages import ROOT
@@ -313,6 +314,48 @@ def test_a_model_that_transformers_lacks_is_refused_with_the_reason(tmp_path: Pa
     done = export(source, tmp_path / "out", "hf")
     assert isinstance(done.exception, InputError)
     assert "it has a logit bias; --to open_clip takes every model" in str(done.exception)
+
+
+def with_tokenizer(folder: Path, tokenizer: Path) -> Path:
+    """A checkpoint of a model whose tokenizer alone comes from a folder of Hugging Face's."""
+    config = json.loads(Path(VIT).read_text())
+    config["text_cfg"]["hf_tokenizer_name"] = str(tokenizer)
+    (folder / "tiny-words.json").write_text(json.dumps(config))
+    return checkpoint(folder / "step", tiny_job(model={"name": str(folder / "tiny-words.json")}))[0]
+
+
+@pytest.fixture(scope="module")
+def of_other_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    words = AutoTokenizer.from_pretrained(make_tower(folder / "tower"))
+    words.save_pretrained(folder / "tokenizer")
+    return with_tokenizer(folder, folder / "tokenizer")
+
+
+def test_another_tokenizer_than_that_of_transformers_model_is_refused(
+    of_other_words: Path, tmp_path: Path
+) -> None:
+    done = export(of_other_words, tmp_path / "out", "hf")
+    assert isinstance(done.exception, InputError)
+    assert "its tokenizer has other words than OpenAI's; --to open_clip" in str(done.exception)
+
+
+def test_a_tokenizer_of_hugging_face_with_openais_words_is_that_of_transformers_model(
+    exported: Callable[..., Exported], tmp_path: Path
+) -> None:
+    done = export(with_tokenizer(tmp_path, exported("hf").out), tmp_path / "out", "hf")
+    assert done.exception is None, done.exception
+
+
+@pytest.mark.parametrize("form", ["open_clip", "safetensors"])
+def test_a_tokenizer_from_a_folder_is_found_in_the_exported_one(
+    of_other_words: Path, tmp_path: Path, form: str
+) -> None:
+    done = export(of_other_words, tmp_path / "out", form)
+    assert done.exception is None, done.exception
+    assert (tmp_path / "out" / "tokenizer_config.json").is_file()
+    for path in (tmp_path / "out").glob("*.json"):
+        assert str(of_other_words.parent) not in path.read_text(), path.name
 
 
 def test_a_logit_scale_with_a_dimension_becomes_the_scalar_of_transformers(tmp_path: Path) -> None:

@@ -137,10 +137,7 @@ def restore(
             scaler = whole.scaler if whole is not None else {}
             source = str(start.source) if start.source else None
             answer = start.steps_done, source, scaler, start.order, start.is_own
-            for aside in files.set_aside(checkpoints, start.steps_done):
-                log.warning(
-                    "resume       moved aside, because this start continues from an earlier step: %s", aside
-                )
+            _set_aside(checkpoints, start.steps_done)
         except (InputError, BrokenCheckpoint) as error:
             answer = str(error)
     answer = comm.broadcast_object(answer)
@@ -169,8 +166,22 @@ def _from_memory(
         return None
     if comm.world.rank == 0:
         files.remove_leftovers(checkpoints)
-        files.set_aside(checkpoints, found.step)
+    of_rank_0(comm, lambda: _set_aside(checkpoints, found.step))
     return StartPoint(found.step, None, found, found.order)
+
+
+def _set_aside(checkpoints: Path, step: int) -> None:
+    """Moves checkpoints of later steps aside and says so. Raises InputError if one cannot be moved."""
+    try:
+        for aside in files.set_aside(checkpoints, step):
+            log.warning(
+                "resume       moved aside, because this start continues from an earlier step: %s", aside
+            )
+    except OSError as error:
+        raise InputError(
+            f"{checkpoints}: this start continues from step {step}, and what is there of later steps cannot "
+            f"be moved aside: {error}. Make it possible to rename it, or move it elsewhere."
+        ) from None
 
 
 def begin_anew(comm: Comm, train: TrainState, step: int) -> StartPoint:

@@ -50,7 +50,7 @@ class Export:
             config["init_logit_bias"] = -10
         if isinstance(self.text, TextTower):
             config["custom_text"] = True
-            config["text_cfg"] = self._text_config(config["text_cfg"])
+        config["text_cfg"] = self._text_config(config["text_cfg"])
         return config
 
     @property
@@ -59,9 +59,9 @@ class Export:
         return getattr(self.clip.model, "text", None)
 
     def _text_config(self, text: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the text_cfg; a tower that came from a folder is found in the exported one."""
+        """Returns the text_cfg; a tower or tokenizer that came from a folder is found in the exported one."""
         here = os.path.abspath(self.folder)
-        places = {name: text[name] for name in ("hf_model_name", "hf_tokenizer_name")}
+        places = {name: text[name] for name in ("hf_model_name", "hf_tokenizer_name") if name in text}
         return {
             **text,
             **{name: here if str(place).startswith("/") else place for name, place in places.items()},

@@ -41,7 +41,7 @@ def write_transformers(made: Export) -> None:
 def transformers_config(made: Export) -> tuple[Format, dict[str, Any]]:
     """Returns transformers' kind of the model, and its config. Raises InputError if it has none."""
     image, model = made.clip.model.visual, made.clip.model
-    if reason := _not_in_transformers(image, made.text, model):
+    if reason := _not_in_transformers(image, made.text, model) or _other_words(made):
         raise InputError(
             f"--to {made.to}: transformers has no such model: {reason}; --to open_clip takes every model"
         )
@@ -82,6 +82,14 @@ def _not_in_transformers(image: Any, text: Any, model: Any) -> str:
     ):
         return "its text tower is not that of OpenAI's CLIP"
     return ""
+
+
+def _other_words(made: Export) -> str:
+    """Returns why CLIPModel cannot take the model's tokenizer, as its form has OpenAI's; "" if it can."""
+    tokenizer = getattr(made.clip.tokenizer, "tokenizer", None)  # that of another library
+    if isinstance(made.text, TextTower) or tokenizer is None or tokenizer.get_vocab() == _openai_words():
+        return ""
+    return "its tokenizer has other words than OpenAI's"
 
 
 def _sizes(tower: Any, part: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,12 +144,17 @@ _SURROGATES, _PLANE = range(0xD800, 0xE000), 0x10000
 def write_openai_tokenizer(made: Export) -> None:
     """Writes open_clip's vocabulary, also in the older form, which cannot hold the cleaning."""
     simple = open_clip.tokenizer.SimpleTokenizer()
-    vocabulary = {_special(word): number for word, number in simple.encoder.items()}
+    vocabulary = _openai_words()
     made.write("vocab.json", vocabulary)
     merges = "\n".join(" ".join(pair) for pair in simple.bpe_ranks)
     (made.folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
     ends = {"bos_token": _START, "eos_token": _END, "unk_token": _END, "pad_token": _END}
     _write(made, _openai(vocabulary, list(simple.bpe_ranks)), ends)
+
+
+def _openai_words() -> dict[str, int]:
+    encoder = open_clip.tokenizer.SimpleTokenizer().encoder
+    return {_special(word): number for word, number in encoder.items()}
 
 
 def write_tokenizer(made: Export) -> None:
