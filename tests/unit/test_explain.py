@@ -50,7 +50,10 @@ def test_name_alone_finds_every_key_of_that_name() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "near"),
-    [("optim.learning_rate", ""), ("optim.warmup", "optim.warmup_steps"), ("lrr", "optim.lr"), ("xyzzy", "")],
+    [
+        *(("optim.learning_rate", ""), ("optim.warmup", "optim.warmup_steps"), ("lrr", "optim.lr")),
+        *((".", "`clipship explain` lists the sections"), ("xyzzy", "")),
+    ],
 )
 def test_unknown_key_names_near_ones(wrong: str, near: str) -> None:
     raised = explain(wrong).exception

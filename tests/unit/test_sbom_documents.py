@@ -18,6 +18,7 @@ PACKAGES = (
     Package("python", "torch", "2.9.1+cu129", "BSD-3-Clause"),
     Package("python", "tqdm", "4.67.1", "MPL-2.0 AND MIT"),
     Package("python", "odd", "1.0", 'its "own" licence, v2'),
+    Package("python", "strange", "1.0", "()"),
     Package("system", "libc6", "2.36-9+deb12u13", "GPL-2, LGPL-2.1"),
     Package("system", "zlib1g", "1:1.2.13.dfsg-1", "see /usr/share/doc/zlib1g/copyright"),
 )
@@ -67,6 +68,7 @@ def test_spdx_has_licences_that_are_expressions_and_the_others_as_they_stand(tmp
     assert str(found["tqdm"].license_declared) == "MPL-2.0 AND MIT"
     assert str(found["odd"].license_declared) == "NOASSERTION"
     assert found["odd"].license_comment == 'its "own" licence, v2'
+    assert found["strange"].license_comment == "()"
     assert found["libc6"].external_references[0].locator == "pkg:deb/debian/libc6@2.36-9%2Bdeb12u13"
     kinds = [each.relationship_type for each in read.relationships]
     assert kinds.count(RelationshipType.CONTAINS) == len(PACKAGES)

@@ -114,11 +114,12 @@ def _plain(text: str) -> str:
 
 def _unknown(name: str, places: dict[str, dict[str, Any]]) -> str:
     last = name.rpartition(".")[2]
-    near = difflib.get_close_matches(name, places, n=_SUGGESTED, cutoff=0.75)
+    keys = [key for key in places if key]  # but not the whole job
+    near = difflib.get_close_matches(name, keys, n=_SUGGESTED, cutoff=0.75)
     near += [
-        key for key in places if difflib.SequenceMatcher(None, key.rpartition(".")[2], last).ratio() >= 0.8
+        key for key in keys if difflib.SequenceMatcher(None, key.rpartition(".")[2], last).ratio() >= 0.8
     ]
-    near += [key for key in places if last and last in key.rpartition(".")[2]]
+    near += [key for key in keys if last and last in key.rpartition(".")[2]]
     near = list(dict.fromkeys(near))[:_SUGGESTED]
     hint = f"did you mean {', '.join(near)}?" if near else "`clipship explain` lists the sections"
     return f"the job file has no key {name}: {hint}"

@@ -158,7 +158,7 @@ def _expression(licence: str) -> Any:
     licensing = get_spdx_licensing()
     try:
         return licensing.parse(licence, validate=True)
-    except ExpressionError:
+    except (ExpressionError, IndexError):  # IndexError: of "()"
         return None
 
 
