@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,10 +23,12 @@ from trainer.errors import ClusterError, InputError
 from trainer.image import daemon
 from trainer.image.build import push
 from trainer.image.build_errors import likely_cause
+from trainer.image.builder import Stored
 from trainer.image.builders import BUILDERS
 from trainer.image.daemon import check_disk, disk_of
 from trainer.image.pins import pins
 from trainer.image.sbom import _licences_of
+from trainer.image.verify import verify
 from trainer.image.wheelhouse import _index, fill
 from trainer.sysinfo.template_folder import FOLDER
 
@@ -107,6 +110,16 @@ def test_a_damaged_configuration_of_docker_is_named(
 )
 def test_a_secret_s_path_is_one_field_whatever_is_in_it(path: str, option: str) -> None:
     assert BUILDERS["buildkit"].secret("x", path) == option
+
+
+def test_a_self_test_that_fails_is_named_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = {"Labels": {"org.clipship.torch": "2.14.1", "org.clipship.compiler": "g++"}}
+    stored = Stored("sha256:1", (), datetime(2026, 1, 1), labels, 1)
+    holder = SimpleNamespace(run=lambda _, words: subprocess.CompletedProcess(words, 125, "", "boom"))
+    monkeypatch.setattr("trainer.image.verify.found", lambda *_: (holder, stored))
+    program = r"/opt/clipship/bin/python -P -m trainer\.image\.selftest --torch 2\.14\.1 --compiler"
+    with pytest.raises(ClusterError, match=f"^x:1: {program} ended with exit code 125:\nboom"):
+        verify("x:1", "auto")
 
 
 def test_a_wheelhouse_is_filled_from_the_site_s_index(tmp_path: Path) -> None:

@@ -329,6 +329,16 @@ def test_files_whose_names_are_not_utf_8_are_warned_of(tmp_path: Path, capsys: C
     assert "warning: --data: has a name that is not UTF-8" in capsys.readouterr().err
 
 
+def test_a_job_file_behind_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    link, file = tmp_path / "job.toml", tmp_path / "jobs" / "mine.toml"
+    file.parent.mkdir()
+    file.write_text("an older one")
+    link.symlink_to(file)
+    assert main(["init", "--preset", "laptop", "--force", str(link)]) == 0
+    assert link.is_symlink()
+    assert load_job(file).name == load_job(link).name
+
+
 def test_enter_alone_leads_to_a_run_of_a_cluster_too(tmp_path: Path) -> None:
     answered(tmp_path, "slurm", "", "", "")
     assert load_job(tmp_path / "job.toml").slurm.partition == "gpu"

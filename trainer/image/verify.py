@@ -10,6 +10,7 @@ from trainer.image.build_errors import likely_cause
 from trainer.image.builder import Builder, Stored
 from trainer.image.builders import found
 from trainer.image.sbom_documents import Contents, Package
+from trainer.text.paste import command as paste
 
 _PYTHON = "/opt/clipship/bin/python"
 _SELFTEST = ("-P", "-m", "trainer.image.selftest")
@@ -68,7 +69,7 @@ def _run(holder: Builder, stored: Stored, image: str, command: Sequence[str]) ->
         last_lines = "\n".join(f"{done.stdout}{done.stderr}".splitlines()[-25:])
         cause = likely_cause(last_lines)
         raise ClusterError(
-            f"{image}: {command[-1]} ended with exit code {done.returncode}:\n{last_lines}"
+            f"{image}: {paste(*command)} ended with exit code {done.returncode}:\n{last_lines}"
             + (f"\nlikely cause: {cause}" if cause else "")
         )
     return done.stdout

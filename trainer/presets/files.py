@@ -59,7 +59,7 @@ def write_job_file(path: Path, text: str, *, force: bool) -> None:
     check_free(path, force=force, text=text)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_whole(Path(os.path.realpath(path)), text)  # a link stays one
     except OSError as problem:
         raise InputError(f"{path} cannot be written: {problem.strerror}") from None
 
