@@ -17,9 +17,24 @@ sys.exit(main())
 """
 
 
+_ESCAPE_PRINTED = """\
+import sys
+from trainer.cli import entry, main as command_line
+command_line.main = lambda: print("d\\udcff") or 0
+sys.exit(entry.main())
+"""
+
+
 def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
     end = subprocess.run([sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True)
     assert (end.returncode, end.stderr) == (130, "")
+
+
+def test_a_name_that_is_no_utf_8_keeps_its_bytes_where_the_locale_passes_them() -> None:
+    end = subprocess.run(
+        [sys.executable, "-c", _ESCAPE_PRINTED], env={"LC_ALL": "C"}, capture_output=True, check=False
+    )
+    assert end.stdout == b"d\xff\n", end.stderr
 
 
 def test_what_the_terminals_encoding_lacks_is_escaped(tmp_path: Path) -> None:

@@ -710,7 +710,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         ("seccomp", "Localhost", "RuntimeDefault"),
         ("patch", {"pod": {}}, "unknown key"),
         ("patch", {"worker": {"metdata": {}}}, "metdata: a pod has `metadata` and `spec` alone"),
-        ("labels", {"app.kubernetes.io/name": "mine"}, "set by the operator or by clipship"),
+        ("labels", {"app.kubernetes.io/name": "mine"}, "set by clipship, which knows its own objects"),
         ("retries", -1, "at least 0"),
         ("backoff_limit", 2**31, "at most 10,000"),
         ("ttl_s", 2**31, "at most 2,147,483,647"),

@@ -29,7 +29,7 @@ from trainer.supervise.rank import rank_report
     [
         ({"data_s": 300.0}, "data_s = 300 must be less than step_s = 300: while one rank waits for its data"),
         ({"step_s": 700.0}, "first_step_s = 600 must be at least step_s = 700"),
-        ({"silence_s": 2.9}, r"silence_s\n.* greater than or equal to 3"),
+        ({"silence_s": 1.9}, r"silence_s\n.* greater than or equal to 2"),
         ({"collective_s": 600.0}, r"collective_s = 600 must be at least 1830 \(eval_s and 30 s more\)"),
     ],
 )

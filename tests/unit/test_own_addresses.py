@@ -1,16 +1,29 @@
 """Which addresses are this machine's own, by which ranks start here and not over ssh."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
+from trainer.sysinfo import addresses
 from trainer.sysinfo.addresses import is_here, is_own, own_ipv4
 
 
-def test_an_address_that_can_be_bound_and_is_elsewhere_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With net.ipv4.ip_nonlocal_bind = 1 each address can be bound, as load balancers need it."""
+@pytest.mark.parametrize(
+    ("nonlocal_bind", "here"),
+    [
+        ("1", False),  # each address can be bound, as load balancers need it
+        ("0", True),  # the route to a second address of one subnet has the first one as its source
+    ],
+)
+def test_what_can_be_bound_is_here_unless_everything_can(
+    nonlocal_bind: str, here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = tmp_path / "ip_nonlocal_bind"
+    setting.write_text(f"{nonlocal_bind}\n")
+    monkeypatch.setitem(addresses._NONLOCAL_BIND, socket.AF_INET, setting)
     monkeypatch.setattr(socket.socket, "bind", lambda self, address: None, raising=False)
-    assert not is_here("203.0.113.7")
+    assert is_here("203.0.113.7") is here
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1"])

@@ -105,4 +105,4 @@ def test_no_supervisor_is_started_again_once_the_ranks_were_asked_to_stop(
 
     assert run_ranks(start_rank, 2, (), "clipship", keep_going=True, asked=lambda: True) == 75
     assert started == [0, 1]
-    assert capsys.readouterr().err == "clipship: rank 0's supervisor ended by signal SIGTERM\n"
+    assert capsys.readouterr().err == "clipship: rank 0's supervisor ended by SIGTERM\n"

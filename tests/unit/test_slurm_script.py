@@ -775,7 +775,6 @@ def test_a_bare_number_is_minutes() -> None:
         ({"output": "logs/"}, "is a folder: name a file in it"),
         ({"output": "a\n%j"}, "must be one line"),
         ({"retries": 1, "requeue": False}, "queues a failed job again, and requeue = false forbids that"),
-        ({"retries": 3, "max_restarts": 2}, "more often than max_restarts = 2 allows"),
         ({"gpu_type": "a100", "gpus": "none"}, 'names GPUs, and gpus = "none" asks for none'),
         ({"extra": {"--licenses": "x"}}, "is not a long option of sbatch"),
         ({"extra": {"wait": True}}, "wait cannot be set: sbatch would answer only when the job has ended"),
@@ -858,6 +857,10 @@ def test_images_are_named_as_the_containers_tool_wants(name: str, pyxis: str, ap
         (
             {"slurm": {"gres": ["gpu:a100:2", "gpu:h100:1"]}},
             "slurm.gres asks for 3 GPUs of each node, and resources.gpus_per_node is 4: set it to 3",
+        ),
+        (
+            {"slurm": {"retries": 3, "max_restarts": 2}},
+            "slurm.retries = 3 starts a failed job more often than slurm.max_restarts = 2 allows",
         ),
         (
             {"slurm": {"gpu_type": "a100"}, "resources": {"device": "cpu"}},

@@ -21,7 +21,7 @@ def main() -> int:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the shell (`>&-`)
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):  # stderr escapes what its encoding lacks anyway
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # stderr never is
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from trainer.cli.main import main as run

@@ -51,12 +51,9 @@ _TAKEN = (
 )
 _GANG_OF_KIND = {"vcjob": "volcano"}
 """Gang schedulers of the kinds that are always a gang, whatever `kubernetes.gang` is."""
-_OPERATORS = (
-    "training.kubeflow.org/",
-    "clipship/",
-    "kueue.x-k8s.io/queue-name",
-    "app.kubernetes.io/name",  # by which Clipship knows its own objects
-)
+_OPERATORS = ("training.kubeflow.org/", "clipship/", "kueue.x-k8s.io/queue-name")
+_OWN_LABEL = "app.kubernetes.io/name"
+"""Label by which Clipship knows its own objects."""
 _SHM_GB_OF_GPU = 2.0
 _OF_TEMPLATES = {"metadata", "spec", "$patch"}
 """Keys of a pod's template, and the directive of a strategic merge."""
@@ -334,6 +331,12 @@ class Kubernetes(SchedulerSection):
             (name for name in value if name.startswith(_OPERATORS)),
             "set by the operator or by clipship; use another name, or kubernetes.queue for Kueue",
         )
+        return value
+
+    @field_validator("labels")
+    @classmethod
+    def _own_label(cls, value: dict[str, str]) -> dict[str, str]:
+        refuse(value.keys() & {_OWN_LABEL}, "set by clipship, which knows its own objects by it")
         return value
 
     @field_validator("mounts")

@@ -51,7 +51,8 @@ class Mirrors(Section):
     repeatable."""
     apt_security: Line | None = None
     """URL of the security updates, given with `apt`: Debian has a separate archive for them, Ubuntu the same
-    one. None: the preset's, else no security updates."""
+    one. None: the preset's, else no security updates; beside an `apt` that is a dated snapshot, name its
+    archive here, so that builds stay repeatable."""
     registry: Annotated[Line | None, _OF_DOCKER_HUB] = None
     """Registry that mirrors Docker Hub, as host or host/path: with mirror.example the base debian:12-slim is
     mirror.example/library/debian:12-slim. `clipship image build` asks it for the digest, takes that very

@@ -338,11 +338,6 @@ class Slurm(SchedulerSection):
             raise ValueError(
                 f"retries = {self.retries} queues a failed job again, and requeue = false forbids that"
             )
-        if self.retries > self.max_restarts:
-            raise ValueError(
-                f"retries = {self.retries} starts a failed job more often than max_restarts = "
-                f"{self.max_restarts} allows: raise max_restarts, or lower retries"
-            )
         if self.interface and self.rendezvous == "name":
             raise ValueError(
                 'interface needs rendezvous = "ipv4" or "ipv6": with "name", the address follows from the '

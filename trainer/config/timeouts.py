@@ -31,7 +31,7 @@ class Timeouts(Section):
     """The time that the loop waits for a checkpoint; also the time to save when the run is asked to stop."""
     shutdown_s: Seconds = 60.0
     """Time from the last step or checkpoint to the end of the process."""
-    silence_s: Annotated[float, Field(ge=3, le=7 * 86400)] = 6.0
+    silence_s: Annotated[float, Field(ge=2, le=7 * 86400)] = 6.0
     """Silence after which a supervisor counts as lost, and its node with it. At 6 s all ranks end within 10 s
     of a power cut. Supervisors send one sign of life a second."""
     collective_s: Seconds | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trainer.errors import InputError
 from trainer.launch.commands import answer_of
-from trainer.sysinfo.addresses import PORTS, address_family, free_port, is_loopback
+from trainer.sysinfo.addresses import PORTS, address_family, free_port, is_here, is_loopback
 
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 """Options of ssh that prevent a hang at the start: nobody sees the password prompt of a launcher's ssh,
@@ -90,10 +90,7 @@ def rendezvous_address(hosts: Sequence[Host]) -> tuple[str, int]:
             f"--hosts: the first host, {hosts[0].name}, has the address {address}, at which each other host "
             "reaches only itself: give a name or address at which the others reach the first host"
         )
-    try:
-        return address, free_port(address)
-    except OSError:  # not an address of this machine
-        return address, _free_port_there(hosts[0], address)
+    return address, free_port(address) if is_here(address) else _free_port_there(hosts[0], address)
 
 
 def address_of(host: Host) -> str:

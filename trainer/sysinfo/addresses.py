@@ -19,6 +19,11 @@ _ELSEWHERE = "192.0.2.1"
 """Address that no machine has (RFC 5737)."""
 _OF_CONTAINERS = re.compile(r"(docker|podman|cni|virbr|lxcbr|lxdbr)\d+|br-[0-9a-f]{12}")
 _INTERFACES = Path("/sys/class/net")
+_NONLOCAL_BIND = {
+    socket.AF_INET: Path("/proc/sys/net/ipv4/ip_nonlocal_bind"),
+    socket.AF_INET6: Path("/proc/sys/net/ipv6/ip_nonlocal_bind"),
+}
+"""Files with 1 where the kernel lets any address be bound, as load balancers want it."""
 _GIVEN: set[tuple[str, int]] = set()
 """Addresses and ports that this process has been given."""
 
@@ -56,10 +61,26 @@ def is_here(host: str) -> bool:
 
 
 def is_own(address: str, family: int) -> bool:
-    """Returns whether the address belongs to this machine.
+    """Returns whether the address belongs to this machine: whether it can be bound.
 
-    The route to it tells, since net.ipv4.ip_nonlocal_bind lets any address be bound. No packet is sent.
+    Where the kernel lets any address be bound, the source of the route to it tells. A second address of one
+    subnet then counts as another machine's. No packet is sent.
     """
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return not _binds_any(family) or _is_source(address, family)
+
+
+def _binds_any(family: int) -> bool:
+    with suppress(OSError, KeyError):
+        return _NONLOCAL_BIND[socket.AddressFamily(family)].read_text().strip() == "1"
+    return False
+
+
+def _is_source(address: str, family: int) -> bool:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, _ANY_PORT))

@@ -51,5 +51,8 @@ row that such a supervisor has left with an error.
 """
 NODE = "CLIPSHIP_NODE"
 """Variable with the node's name, in place of the host's name. Tests make several nodes of one machine."""
-OF_A_START = (GENERATION, HANDED_OVER_BY, SPARE_NODES, KEEPS_GOING, RESPAWNS, STARTS_AGAIN, RESPAWNED)
+OF_A_START = (
+    *(GENERATION, HANDED_OVER_BY, SPARE_NODES, KEEPS_GOING, RESPAWNS, STARTS_AGAIN, RESPAWNED),
+    SUBMISSION,
+)
 """Variables that a launcher sets for one start of its ranks; those that it was given are of another one."""

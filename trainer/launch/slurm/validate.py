@@ -78,6 +78,11 @@ def _problems(job: Job) -> Iterator[str]:
         yield f'{bound[0]} needs slurm.launcher = "srun": set it, or leave the other out'
     if job.slurm.launcher == "mpirun" and row_of(job).over_mpi and job.comm.launcher == "clipship":
         yield 'comm.launcher = "clipship" needs slurm.launcher = "srun": set it, or leave the other out'
+    if job.slurm.retries > job.slurm.max_restarts:
+        yield (
+            f"slurm.retries = {job.slurm.retries} starts a failed job more often than slurm.max_restarts = "
+            f"{job.slurm.max_restarts} allows: raise max_restarts, or lower retries"
+        )
     if job.slurm.gpu_type and job.resources.on_cpu:
         yield f'slurm.gpu_type = "{job.slurm.gpu_type}": [resources] asks for the CPU; leave one of them out'
     yield from _listed_gpus(job)
