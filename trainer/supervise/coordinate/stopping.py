@@ -12,7 +12,7 @@ from trainer.supervise.coordinate.recovery import Recovery
 from trainer.supervise.coordinate.report_collection import ReportCollection
 from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.coordinate.states import Event, State
-from trainer.supervise.messages import Done, Stop, StopRequest
+from trainer.supervise.messages import Done, Joined, Stop, StopRequest
 from trainer.supervise.network import link
 
 
@@ -41,9 +41,16 @@ class Stopping:
             reason = f"a second signal ({message.signal}) ended the run at once, without saving"
             run.end(ExitRecord(message.rank, message.node, 128 + message.signal, reason, time.time()))
 
-    def begin(self) -> None:
-        """Asks the ranks to save and leave: a supervisor got a signal before it joined."""
-        if not self._may_be_the_launchers:
+    def welcome(self, message: Joined) -> None:
+        """Tells a supervisor that joins of a request to stop, or takes up the one that it knows of.
+
+        It may have got a signal before it joined, or the request may have been a lost coordinator's.
+        """
+        if message.signalled and not self._may_be_the_launchers:
+            self._asked_at.setdefault((False, message.member), time.monotonic())
+        if self._run.stop_at is not None:
+            self.pass_on()
+        elif message.asked and not self._may_be_the_launchers:
             self._ask()
 
     def _ask(self) -> None:
