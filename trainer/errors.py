@@ -56,7 +56,7 @@ class NoAnswer(ClusterError):
 
 
 class Preempted(Exception):
-    """The run was asked to stop; its state is saved, and the same command resumes it.
+    """The run was asked to stop; what there was to save is saved, and the same command resumes it.
 
     Exit code 75, EX_TEMPFAIL.
     """

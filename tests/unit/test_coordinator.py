@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support import clock
 from tests.support.stub_actions import StubActions
 from tests.unit.test_diagnosis import COMPUTING, WAITING
@@ -193,6 +195,27 @@ def test_a_node_that_is_drained_while_ranks_save_for_another_one_does_not_end_th
 
     record, broadcast = decided(send, limits=replace(LIMITS, checkpoint_s=60.0))
     assert (record.exit_code, broadcast.count(Stop())) == (75, 1)
+
+
+@pytest.mark.parametrize(("signalled", "code"), [(True, 130), (False, 75)])
+def test_a_signal_before_a_supervisor_joined_is_its_first(
+    signalled: bool, code: int, monkeypatch: Any
+) -> None:
+    """A request of which it only knows, from a lost coordinator, is not."""
+    monkeypatch.setattr("trainer.supervise.network.link.REPEAT_S", 0.2)
+
+    def send(coordinator: Coordinator, broadcast: list[Message]) -> Any:
+        async def joins_and_asks() -> None:
+            for member in (0, 1):
+                coordinator.receive(Joined(member, f"n{member}", asked=True, signalled=signalled))
+            await asyncio.sleep(0.3)
+            coordinator.receive(StopRequest(2, 1, "n1"))
+            for rank in (0, 1):
+                coordinator.receive(Done(rank=rank, code=75, generation=1))
+
+        return joins_and_asks()
+
+    assert decided(send, limits=replace(LIMITS, checkpoint_s=60.0))[0].exit_code == code
 
 
 def test_a_stop_request_that_ranks_ignore_times_out() -> None:

@@ -388,6 +388,9 @@ def test_stop_while_ranks_are_being_ended_leaves_with_75() -> None:
 def test_stop_while_ranks_start_again_lets_them_save_what_is_in_memory() -> None:
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(1))
+        await story.until(lambda: Regroup in story.kinds())
+        for rank in (0, 1):
+            its.receive(Ended(2, rank, in_memory=8))
         await story.restarted(2)
         story.begun = False  # they read their state from memory
         its.receive(StopRequest(signal=15, rank=0, node="n0"))
@@ -397,7 +400,29 @@ def test_stop_while_ranks_start_again_lets_them_save_what_is_in_memory() -> None
             its.receive(Done(rank=rank, code=75, reason="asked to stop: step 8 is saved", generation=2))
         assert (await story.ended()).reason == "asked to stop: step 8 is saved"
 
-    play(Story(), work)
+    play(Story(obedient=False), work)
+
+
+@pytest.mark.parametrize("kept", [0, 4])
+def test_stop_while_ranks_start_again_waits_for_none_if_the_checkpoint_has_all(
+    kept: int, tmp_path: Path
+) -> None:
+    """Ranks may take minutes to their first step, with nothing to save."""
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").touch()
+
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.until(lambda: Regroup in story.kinds())
+        for rank in (0, 1):
+            its.receive(Ended(2, rank, in_memory=kept))
+        await story.restarted(2)
+        story.begun = False
+        its.receive(StopRequest(signal=15, rank=0, node="n0"))
+        assert (await story.ended()).exit_code == 75
+        assert Stop not in story.kinds()
+
+    play(Story(limits=replace(LIMITS, run_folder=str(tmp_path)), obedient=False), work)
 
 
 def test_stop_during_the_wait_before_a_restart_leaves_with_75() -> None:

@@ -296,6 +296,21 @@ def test_begin_of_a_start_comes_from_its_variable(value: str | None, expected: f
     assert goodput_log.began(env, 3.0) == expected
 
 
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_end_of_a_start_without_a_launcher_comes_from_any_of_its_supervisors(code: int) -> None:
+    """Each has a begin of its own."""
+    first, close = begin(110, start="", began=100), {"event": "close", "time": 124, "step": 11}
+    events = [first, *HALF[1:], close, end(125, code, start="", began=100.004)]
+    assert len(generations(events)) == 1
+    assert goodput(events).whole_s == pytest.approx(25)
+
+
+def test_a_start_without_a_launcher_that_fails_early_is_not_the_end_of_the_one_before() -> None:
+    events = [begin(110, start="", began=100), *HALF[1:], end(530, 1, start="", began=500)]
+    assert len(generations(events)) == 2
+    assert goodput(events).whole_s == pytest.approx(23 + 30)
+
+
 @pytest.mark.parametrize("start", ["a", ""])
 def test_the_next_stage_of_a_run_starts_again_and_is_no_recovery(start: str) -> None:
     """Also in a start without a launcher, which has no name."""

@@ -5,6 +5,8 @@ The values that follow from them, and those that a supervisor reads, are tested,
 
 import asyncio
 import os
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from tests.support.jobs import tiny_job
 from trainer.config import Timeouts
 from trainer.config.loader import dump_job, load_job
 from trainer.config.phases import LIMIT_KEYS
-from trainer.errors import EXIT_FAILED, InputError, MachineError
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, InputError, MachineError, Preempted
 from trainer.launch.rank_env import rank_environment
 from trainer.run.goodput_log import BEGAN
 from trainer.supervise import main
@@ -118,6 +120,39 @@ def test_limits_that_do_not_come_are_not_replaced_by_others(
     monkeypatch.setattr("trainer.supervise.limits.READ_S", wait_s)
     with pytest.raises(MachineError, match=reason):
         read_limits(["job.toml"])
+
+
+def test_a_stop_is_heeded_although_the_job_file_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request comes while the file is waited for."""
+    monkeypatch.setattr("trainer.run.job_limits.limits_of_job", _too_slow)
+    monkeypatch.setattr("trainer.supervise.limits.ASKED_S", 0.1)
+    asked: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _frame: asked.append(number))
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR2))
+    timer.start()
+    try:
+        with pytest.raises(Preempted, match="asked to stop before the job file was read"):
+            read_limits(["job.toml"], asked)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_stop_before_the_job_file_is_read_leaves_it_some_seconds(tmp_path: Path) -> None:
+    """Then all supervisors hear of the stop as they join."""
+    assert read_limits([str(tmp_path / "none.toml")], [signal.SIGTERM]) == Limits()
+
+
+def test_a_supervisor_without_limits_that_was_asked_to_stop_leaves_with_75(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends(*_arguments: object, **_keys: object) -> int:
+        raise Preempted("asked to stop before the job file was read")
+
+    monkeypatch.setattr(main, "supervise", ends)
+    monkeypatch.setenv(BEGAN, "1.0")  # else it stays set
+    assert main.main(["job.toml"]) == EXIT_PREEMPTED
+    assert "asked to stop before the job file was read" in capsys.readouterr().err
 
 
 def test_a_supervisor_without_limits_ends_with_a_sentence(

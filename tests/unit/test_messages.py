@@ -12,7 +12,9 @@ from trainer.supervise.coordinate.states import TABLE
 from trainer.supervise.messages import Message, from_table, to_line
 
 SAMPLES: list[Message] = [
-    messages.Joined(1, "n1", idle=True, asked=True, in_memory=7, address=("h", 4711), above=0),
+    messages.Joined(
+        1, "n1", idle=True, asked=True, signalled=True, in_memory=7, address=("h", 4711), above=0
+    ),
     messages.Joined(1, "n1"),
     messages.Lost(1, "n1", "gone", silent=True),
     messages.Cut(0, "n0", "rank 1 on n1"),

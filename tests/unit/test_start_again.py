@@ -33,6 +33,7 @@ from trainer.supervise.messages import (
     Message,
     Regroup,
     Start,
+    Stop,
     StopRequest,
 )
 from trainer.supervise.restart_history import RestartHistory
@@ -265,6 +266,26 @@ def test_rank_and_its_supervisor_lost_while_ranks_are_being_ended_are_one_fault(
     (row,) = rows(tmp_path)
     assert (row["generation"], row["kind"], row["step"]) == (3, "fault", 6)
     assert asked_after(tmp_path, "now", 1) == 3
+
+
+@pytest.mark.parametrize("in_memory", [0, 8])
+def test_supervisors_that_were_started_again_let_ranks_save_what_is_in_memory_before_they_stop(
+    in_memory: int, tmp_path: Path
+) -> None:
+    async def work() -> None:
+        before = Story(tmp_path, starts_again="always", in_memory=in_memory)
+        before.its.receive(failed(1, 1))
+        await before.ended()
+        story = Story(tmp_path, starts_again="always", generation=2, in_memory=in_memory, has_begun=False)
+        await story.its.begin()
+        story.its.receive(StopRequest(15, 0, "n0"))
+        if in_memory:
+            await story.until_said(Stop)
+            assert not story.ends
+        else:
+            assert (await story.ended()).exit_code == 75
+
+    clock.run(work())
 
 
 @pytest.mark.parametrize("moment", ["before the decision", "while ranks are being ended"])

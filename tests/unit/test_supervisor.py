@@ -1,12 +1,18 @@
 """One supervisor with a rank of its own, both real processes."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from trainer.supervise.limits import Limits
+from trainer.supervise.messages import Joined, Stop
+from trainer.supervise.rank.generation import RankOfGeneration
+from trainer.supervise.supervisor import Supervisor
 from trainer.sysinfo.addresses import free_port
+from trainer.world.launchers import World
 from trainer.world.rendezvous import Rendezvous
 
 RANK = """
@@ -43,6 +49,17 @@ def test_a_stop_that_comes_while_the_supervisor_starts_reaches_a_single_rank(mee
         text=True,
     )
     assert done.returncode == 75, done.stderr
+
+
+@pytest.mark.parametrize("signalled", [True, False])
+def test_a_supervisor_says_when_it_joins_whether_it_got_the_request_to_stop_itself(signalled: bool) -> None:
+    env = Rendezvous("127.0.0.1", 1, "a token").variables()
+    its = Supervisor(World(1, 2, 0, 1, "n1", "by hand"), None, RankOfGeneration, Limits(), env)
+    if signalled:
+        its._on_signal(signal.SIGINT)
+    else:
+        its._receive(Stop())
+    assert its._joined() == Joined(1, "n1", idle=True, asked=True, signalled=signalled)
 
 
 AS_IT_IMPORTS = """

@@ -7,10 +7,12 @@ import json
 import os
 import select
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import IO
 
-from trainer.errors import MachineError
+from trainer.errors import MachineError, Preempted
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,17 @@ class Limits:
 
 
 READ_S = Limits.init_s
+ASKED_S = 10.0
+"""Seconds of them that are left once the run is asked to stop: most job files take one or two."""
+_LOOK_S = 0.5
 
 
-def read_limits(arguments: Sequence[str]) -> Limits:
+def read_limits(arguments: Sequence[str], asked: Sequence[int] = ()) -> Limits:
     """Reads the limits from the rank's arguments and from overrides in the environment.
 
-    The arguments are JOB [--set KEY=VALUE ...]. Call it before any thread is started, since it forks. Raises
-    MachineError if the job is there and its limits do not come: without them no fault would be survived.
+    The arguments are JOB [--set KEY=VALUE ...]. Call it before any thread is started, since it forks. `asked`
+    holds the requests to stop, and may grow meanwhile. Raises MachineError if the job is there and its limits
+    do not come, since without them no fault would be survived; Preempted if there was a request then.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -58,8 +64,10 @@ def read_limits(arguments: Sequence[str]) -> Limits:
         _child(arguments, write_end)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
-        if not select.select([pipe], [], [], READ_S)[0]:
+        if not _comes(pipe, asked):
             os.kill(child, signal.SIGKILL)  # and nobody waits for it: it may hang in a file system
+            if asked:
+                raise Preempted("asked to stop before the job file was read; the run can be started again")
             raise MachineError(
                 f"the job file was not read within {READ_S:g} s: start the run again when its file system "
                 "answers faster"
@@ -73,6 +81,18 @@ def read_limits(arguments: Sequence[str]) -> Limits:
     if isinstance(answer, str):
         raise MachineError(f"the job file could not be read: {answer}")
     return Limits(**answer)
+
+
+def _comes(pipe: IO[bytes], asked: Sequence[int]) -> bool:
+    """Waits for the child's answer, and returns whether it has come in time."""
+    left, until = READ_S, time.monotonic() + READ_S
+    while not select.select([pipe], [], [], max(0.0, min(left, _LOOK_S)))[0]:
+        now = time.monotonic()
+        if asked:
+            until = min(until, now + ASKED_S)
+        if (left := until - now) <= 0:
+            return False
+    return True
 
 
 def _child(arguments: Sequence[str], write_end: int) -> None:

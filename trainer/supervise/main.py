@@ -11,14 +11,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, MachineError
+from trainer.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_PREEMPTED,
+    InputError,
+    MachineError,
+    Preempted,
+)
 from trainer.run.exit_record import EXIT_DIR
 from trainer.run.goodput_log import BEGAN
 from trainer.supervise.limits import Limits, read_limits
 from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.supervisor import supervise
 from trainer.sysinfo.shortage import raise_open_files_limit, shortage
-from trainer.sysinfo.signals import reset_inherited_signals
+from trainer.sysinfo.signals import collect_requests, reset_inherited_signals
 from trainer.sysinfo.variables import name_problems
 from trainer.text.terminal import say
 from trainer.world.launchers import detect
@@ -33,7 +41,7 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
     """
 
     def limits() -> Limits:
-        job_limits = read_limits(arguments)
+        job_limits = read_limits(arguments, collect_requests())
         return job_limits if restarts else replace(job_limits, max_restarts=0)
 
     reset_inherited_signals()
@@ -55,6 +63,9 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
         except InputError as error:
             say(error)
             return EXIT_BAD_INPUT
+        except Preempted as stop:
+            say(stop)
+            return EXIT_PREEMPTED
         except (OSError, RuntimeError, MachineError) as error:
             sentence = str(error) if isinstance(error, MachineError) else shortage(error)
             if not sentence:

@@ -47,6 +47,8 @@ class Joined(Message):
     """True if it has no rank, or if that is gone."""
     asked: bool = False
     """True if it knows of a request to stop."""
+    signalled: bool = False
+    """True if that came as a signal to itself."""
     in_memory: int = 0
     """Newest step that its node has kept in memory; 0 if there is none."""
     address: Address | None = None

@@ -153,6 +153,8 @@ class Supervisor:
         self._parent_loss = ParentLoss(self._context, self._own, self._ending, self._host)
         self._asked = False
         """True once the run has been asked to stop, as far as this supervisor has heard."""
+        self._signalled = False
+        """True once a signal has asked this supervisor for that."""
         if tree is None or (world.rank == 0 and not late):
             self._host.take()
         if tree is not None:
@@ -172,7 +174,7 @@ class Supervisor:
         """
         world, idle = self._context.world, self._own.is_idle
         in_memory = newest_kept(self._context.env) if idle else 0
-        return messages.Joined(world.rank, world.node, idle, self._asked, in_memory)
+        return messages.Joined(world.rank, world.node, idle, self._asked, self._signalled, in_memory)
 
     async def run(self, early: Sequence[int] = ()) -> int:
         """Supervises until the run ends, here or elsewhere; returns its exit code.
@@ -262,7 +264,8 @@ class Supervisor:
                 self._ending.end(message.code)
 
     def _on_signal(self, number: int) -> None:
-        world, tree, self._asked = self._context.world, self._context.tree, True
+        world, tree = self._context.world, self._context.tree
+        self._asked = self._signalled = True
         if self._host.coordinator is None and tree is not None and not tree.has_parent:
             return  # the coordinator hears of it when this supervisor joins
         self._send_up(messages.StopRequest(int(number), world.rank, world.node))

@@ -26,6 +26,8 @@ CAUSES: dict[str, str] = {
     "other": "everything else: traces, and the end of a start",
 }
 """Causes of lost seconds in the order of their display, with a description."""
+_UNNAMED = "began "
+"""Begin of the id of a start without a launcher."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,18 @@ def _begin_restart(found: list[GenerationTimes], row: Mapping[str, Any], at: flo
 def _start_of(event: Mapping[str, Any]) -> str:
     """Returns the id of the event's start; one without a launcher has no name, and is known by its begin."""
     began = _number(event.get("began"))
-    return str(event.get("start") or "") or (f"began {began:.3f}" if began else "")
+    return str(event.get("start") or "") or (f"{_UNNAMED}{began:.3f}" if began else "")
+
+
+def _ends(event: Mapping[str, Any], its: GenerationTimes) -> bool:
+    """Returns whether the `end` line is about the generation's start.
+
+    Without a launcher each supervisor has its own begin, and any of them may write the line. One with a begin
+    after all that this start has done is about a later start.
+    """
+    if not event.get("start") and (its.start == "" or its.start.startswith(_UNNAMED)):
+        return _number(event.get("began")) <= its.last
+    return its.start == _start_of(event)
 
 
 def _begin(found: list[GenerationTimes], event: Mapping[str, Any], at: float) -> None:
@@ -316,7 +329,7 @@ def _begin(found: list[GenerationTimes], event: Mapping[str, Any], at: float) ->
 
 def _end(found: list[GenerationTimes], event: Mapping[str, Any], at: float) -> None:
     start, code = _start_of(event), event.get("exit_code")
-    if found and found[-1].start == start:
+    if found and _ends(event, found[-1]):
         if found[-1].ended is None:
             failed = code not in (EXIT_DONE, EXIT_PREEMPTED)
             found[-1] = replace(found[-1], ended=at, failed=failed)

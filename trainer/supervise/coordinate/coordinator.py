@@ -113,10 +113,7 @@ class Coordinator:
         if run.keeps_going:
             run.generation.kept[message.member] = message.in_memory
             self._place_newcomer(message.member, idle=message.idle)
-        if run.stop_at is not None:
-            self._stopping.pass_on()
-        elif message.asked:
-            self._stopping.begin()
+        self._stopping.welcome(message)
 
     def _place_newcomer(self, member: int, *, idle: bool) -> None:
         run, its = self._run, self._run.generation

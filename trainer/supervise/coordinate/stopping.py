@@ -12,7 +12,7 @@ from trainer.supervise.coordinate.recovery import Recovery
 from trainer.supervise.coordinate.report_collection import ReportCollection
 from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.coordinate.states import Event, State
-from trainer.supervise.messages import Done, Stop, StopRequest
+from trainer.supervise.messages import Done, Joined, Stop, StopRequest
 from trainer.supervise.network import link
 
 
@@ -41,9 +41,16 @@ class Stopping:
             reason = f"a second signal ({message.signal}) ended the run at once, without saving"
             run.end(ExitRecord(message.rank, message.node, 128 + message.signal, reason, time.time()))
 
-    def begin(self) -> None:
-        """Asks the ranks to save and leave: a supervisor got a signal before it joined."""
-        if not self._may_be_the_launchers:
+    def welcome(self, message: Joined) -> None:
+        """Tells a supervisor that joins of a request to stop, or takes up the one that it knows of.
+
+        It may have got a signal before it joined, or the request may have been a lost coordinator's.
+        """
+        if message.signalled and not self._may_be_the_launchers:
+            self._asked_at.setdefault((False, message.member), time.monotonic())
+        if self._run.stop_at is not None:
+            self.pass_on()
+        elif message.asked and not self._may_be_the_launchers:
             self._ask()
 
     def _ask(self) -> None:
@@ -65,9 +72,9 @@ class Stopping:
     def pass_on(self) -> None:
         """Passes the request to stop to all.
 
-        Before the first step of the start is done there is nothing to save: once every supervisor has joined,
-        all leave at once. Ranks of a later generation may go on from steps in memory, and save them first.
-        Between two generations there are no ranks, and all leave at once too.
+        Before the first step is done there is nothing to save, unless the ranks go on from a step in memory:
+        once every supervisor has joined, all leave at once. Between two generations there are no ranks, and
+        all leave at once too.
         """
         run = self._run
         all_there = set(run.generation.members) <= run.membership.nodes.keys()
@@ -75,10 +82,16 @@ class Stopping:
             self._leave_early(
                 "asked to stop during a restart of the ranks; the run can go on from its checkpoint"
             )
-        elif all_there and not run.history and not run.has_begun():
+        elif all_there and not run.has_begun() and not self._go_on_from_memory:
             self._leave_early("asked to stop before there was anything to save; the run can be started again")
         else:
             run.actions.broadcast(Stop())
+
+    @property
+    def _go_on_from_memory(self) -> bool:
+        """True if the ranks go on from a step after the newest checkpoint's, so that it is only in memory."""
+        history, its = self._run.history, self._run.generation
+        return bool(history) and history.last.from_step > max(history.last.saved_step, its.saved_step)
 
     def _leave_early(self, reason: str) -> None:
         self._run.end(ExitRecord(0, self._run.node_of(0), EXIT_PREEMPTED, reason, time.time()))
