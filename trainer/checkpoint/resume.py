@@ -370,7 +370,7 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
             f"{job.optim.global_batch_size}: set it to that, or load the weights alone by model.pretrained"
         )
     by_epochs = checkpoint.epoch * length.epoch_steps
-    steps = by_epochs if checkpoint.steps is None else checkpoint.steps
+    steps = checkpoint.steps(by_epochs)
     if steps >= length.steps:
         raise InputError(
             f"checkpoint.resume = {path}: that file was saved after epoch {checkpoint.epoch}, "
@@ -385,10 +385,17 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
         checkpoint.epoch,
         steps,
     )
-    if checkpoint.steps is None:
+    if checkpoint.own_steps is None and checkpoint.updates is None:
         log.warning(
             "resume       %s does not say how many steps it has done, so that they are counted by its epochs",
             path,
+        )
+    elif checkpoint.own_steps is None and steps != checkpoint.updates:
+        log.warning(
+            "resume       the optimizer in %s counts %s, without those that its GradScaler left out, so that "
+            "they are counted by its epochs",
+            path,
+            many(checkpoint.updates or 0, "step"),
         )
     elif steps != by_epochs:
         log.warning(
