@@ -593,13 +593,34 @@ def test_the_steps_of_open_clip_train_are_those_that_its_file_counts(
     assert said is None or said in warned[0]
 
 
-def test_steps_of_open_clip_train_that_had_another_batch_are_refused(tmp_path: Path, alone: Comm) -> None:
+@pytest.mark.parametrize(
+    ("batch", "step", "said"),
+    [(8, 12, "says 32 samples per step (batch_size x world_size x accum_freq)"), (4, 6, "has done 6 steps")],
+)
+def test_steps_of_open_clip_train_that_had_another_batch_are_counted_by_its_epochs(
+    batch: int, step: int, said: str, tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run" / "checkpoints" / "epoch_3.pt"
+    path.parent.mkdir(parents=True)
+    _of_open_clip_train(path, 3, steps=6)
+    (tmp_path / "run" / "params.txt").write_text(f"accum_freq: 2\nbatch_size: {batch}\nworld_size: 2\n")
+    job = small_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
+    assert _resumed(tmp_path / "ours", alone, job)[0] == step
+    (warned,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert said in warned
+
+
+def test_parameters_of_open_clip_train_that_cannot_be_read_are_named(
+    tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "run" / "checkpoints" / "epoch_3.pt"
     path.parent.mkdir(parents=True)
     _of_open_clip_train(path, 3)
-    (tmp_path / "run" / "params.txt").write_text("accum_freq: 2\nbatch_size: 8\nworld_size: 2\n")
-    with pytest.raises(InputError, match=r"says 32 samples per step .*, and optim.global_batch_size is 16"):
-        _resumed(tmp_path / "ours", alone, small_job(checkpoint={"resume": str(path)}, optim={"steps": 13}))
+    with open(tmp_path / "run" / "params.txt", "wb") as file:
+        file.truncate(2**40)
+    job = small_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
+    assert _resumed(tmp_path / "ours", alone, job)[0] == 12
+    assert f"{tmp_path}/run/params.txt of the run that wrote {path} cannot be read" in caplog.text
 
 
 def test_a_checkpoint_whose_optimizer_has_another_order_is_refused(tmp_path: Path, alone: Comm) -> None:

@@ -4,6 +4,7 @@ Such a file holds epoch, state_dict, optimizer and perhaps scaler.
 """
 
 import fnmatch
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from trainer.checkpoint.weights import cause
 from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4
 from trainer.errors import InputError
 from trainer.run.checkpoints import open_clip_parameters
+
+log = logging.getLogger("clipship")
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,19 @@ class OpenClipCheckpoint:
     @property
     def batch(self) -> int | None:
         """Samples of a step, by the parameters that open_clip_train wrote; None if they do not say it."""
-        said = open_clip_parameters(self.path)
         try:
+            said = open_clip_parameters(self.path)
             return math.prod(int(said[name]) for name in ("batch_size", "world_size", "accum_freq"))
+        except OSError as error:
+            log.warning(
+                "resume       %s of the run that wrote %s cannot be read (%s), so that its batch is unknown",
+                error.filename,
+                self.path,
+                error.strerror,
+            )
         except (KeyError, ValueError):
-            return None
+            pass
+        return None
 
 
 def read(path: Path) -> OpenClipCheckpoint:
