@@ -500,12 +500,16 @@ def test_images_that_are_prepared_in_another_way_are_another_run(
     assert "image_mean = [0.5, 0.5, 0.5], image_resize_mode = squash" in caplog.text
 
 
+SCALER = {"scaler": {"scale": 1024.0, "growth_factor": 2.0, "_growth_tracker": 0}}
+
+
 def _of_open_clip_train(
     path: Path,
     epoch: int,
     release: str = "3.3",
     spared: str = "positional_embedding",
     steps: int | None = 3 * (SAMPLES // 16),
+    **more: Any,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A file as open_clip_train writes it after an epoch; the model and the optimizer in it."""
     theirs = untrained(small_job()).model
@@ -537,7 +541,7 @@ def _of_open_clip_train(
     written = optimizer.state_dict()
     if steps is None:
         written["state"] = {}
-    torch.save({**content, "optimizer": written}, path)
+    torch.save({**content, "optimizer": written, **more}, path)
     return theirs, optimizer
 
 
@@ -560,15 +564,20 @@ def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(
 
 
 @pytest.mark.parametrize(
-    ("counted", "step", "said"),
+    ("counted", "more", "step", "said"),
     [
-        (14, 14, "has done 14 steps in 3 epochs, which would be 12 here"),
-        (None, 12, "does not say how many steps it has done"),
-        (12, 12, None),
+        (14, {}, 14, "has done 14 steps in 3 epochs, which would be 12 here"),
+        (None, {}, 12, "does not say how many steps it has done"),
+        (12, {}, 12, None),
+        (10, {}, 10, "has done 10 steps in 3 epochs"),
+        (10, SCALER, 12, "counts 10 steps, without those that its GradScaler left out"),
+        (14, SCALER, 14, "has done 14 steps in 3 epochs, which would be 12 here"),
+        (10, {**SCALER, "global_step": 11}, 11, "has done 11 steps in 3 epochs"),
     ],
 )
 def test_the_steps_of_open_clip_train_are_those_that_its_file_counts(
     counted: int | None,
+    more: dict[str, Any],
     step: int,
     said: str | None,
     tmp_path: Path,
@@ -576,7 +585,7 @@ def test_the_steps_of_open_clip_train_are_those_that_its_file_counts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = tmp_path / "epoch_latest.pt"
-    _of_open_clip_train(path, 3, steps=counted)
+    _of_open_clip_train(path, 3, steps=counted, **more)
     job = small_job(checkpoint={"resume": str(path)}, optim={"steps": 20})
     assert _resumed(tmp_path / "run", alone, job)[0] == step
     warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
@@ -584,13 +593,34 @@ def test_the_steps_of_open_clip_train_are_those_that_its_file_counts(
     assert said is None or said in warned[0]
 
 
-def test_steps_of_open_clip_train_that_had_another_batch_are_refused(tmp_path: Path, alone: Comm) -> None:
+@pytest.mark.parametrize(
+    ("batch", "step", "said"),
+    [(8, 12, "says 32 samples per step (batch_size x world_size x accum_freq)"), (4, 6, "has done 6 steps")],
+)
+def test_steps_of_open_clip_train_that_had_another_batch_are_counted_by_its_epochs(
+    batch: int, step: int, said: str, tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run" / "checkpoints" / "epoch_3.pt"
+    path.parent.mkdir(parents=True)
+    _of_open_clip_train(path, 3, steps=6)
+    (tmp_path / "run" / "params.txt").write_text(f"accum_freq: 2\nbatch_size: {batch}\nworld_size: 2\n")
+    job = small_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
+    assert _resumed(tmp_path / "ours", alone, job)[0] == step
+    (warned,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert said in warned
+
+
+def test_parameters_of_open_clip_train_that_cannot_be_read_are_named(
+    tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "run" / "checkpoints" / "epoch_3.pt"
     path.parent.mkdir(parents=True)
     _of_open_clip_train(path, 3)
-    (tmp_path / "run" / "params.txt").write_text("accum_freq: 2\nbatch_size: 8\nworld_size: 2\n")
-    with pytest.raises(InputError, match=r"says 32 samples per step .*, and optim.global_batch_size is 16"):
-        _resumed(tmp_path / "ours", alone, small_job(checkpoint={"resume": str(path)}, optim={"steps": 13}))
+    with open(tmp_path / "run" / "params.txt", "wb") as file:
+        file.truncate(2**40)
+    job = small_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
+    assert _resumed(tmp_path / "ours", alone, job)[0] == 12
+    assert f"{tmp_path}/run/params.txt of the run that wrote {path} cannot be read" in caplog.text
 
 
 def test_a_checkpoint_whose_optimizer_has_another_order_is_refused(tmp_path: Path, alone: Comm) -> None:

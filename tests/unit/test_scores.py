@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,18 @@ def test_an_id_that_is_null_belongs_to_no_row_and_a_whole_number_to_its_digits(t
     assert causes == {"no id in data.scores_by, which data.filters need": 2}
 
 
+@pytest.mark.parametrize("keys", [["0", None, "2"], [0.0, None, 2.0], [Decimal(0), None, Decimal(2)]])
+def test_a_row_of_scores_without_a_key_belongs_to_no_sample_and_is_counted(
+    tmp_path: Path, keys: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = {"image": [picture(n) for n in range(3)], "caption": ["c"] * 3, "id": [0, 1, 2]}
+    train = table(tmp_path / "t.parquet", columns)
+    scored = table(tmp_path / "s.parquet", {"key": keys, "x": [1, 2, 3]})
+    data = data_of(train=train, scores=scored, scores_by="id", filters=("scores:x > 1",))
+    assert kept(data) == ["0:2"]
+    assert f"1 row without a key in column key of {scored}" in caplog.text
+
+
 def test_what_embed_writes_are_scores(tmp_path: Path) -> None:
     import torch
 
@@ -319,7 +332,6 @@ def test_features_are_not_read_for_a_score(
         ("s.parquet", {"key": ["a"]}, "scores:x > 0", "has no column x; its columns are key"),
         ("s.parquet", {"key": ["a"]}, "clip_score > 0", "has no column cosine"),
         ("s.parquet", {"key": ["a"], "x": ["b"]}, "scores:x > 0", "column x is string, and filters compare"),
-        ("s.parquet", {"key": ["a", None], "x": [1, 2]}, "scores:x > 0", "1 row without a key in column key"),
         ("s.parquet", {"uid": [b"a"], "x": [1]}, "scores:x > 0", "column uid is neither a text nor .* bytes"),
         (
             "s.parquet",

@@ -4,6 +4,7 @@ Such a file holds epoch, state_dict, optimizer and perhaps scaler.
 """
 
 import fnmatch
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4
 from trainer.errors import InputError
 from trainer.run.checkpoints import open_clip_parameters
 
+log = logging.getLogger("clipship")
+
 
 @dataclass(frozen=True)
 class OpenClipCheckpoint:
@@ -30,17 +33,38 @@ class OpenClipCheckpoint:
     weights: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, Any]
     scaler: Mapping[str, Any]
-    steps: int | None
-    """Number of steps that are done, by the file's own count or its optimizer's; None if neither counts."""
+    own_steps: int | None
+    """Number of steps that are done, if the file itself counts them."""
+    updates: int | None
+    """Number of steps that its optimizer counts; those that a GradScaler left out are not among them."""
+
+    def steps(self, by_epochs: int) -> int:
+        """Returns the number of steps that are done; `by_epochs` is that of as many epochs here.
+
+        open_clip_train rounds epochs up, so that with a GradScaler the steps are never fewer than these.
+        """
+        if self.own_steps is not None:
+            return self.own_steps
+        if self.updates is None:
+            return by_epochs
+        return max(self.updates, by_epochs) if self.scaler else self.updates
 
     @property
     def batch(self) -> int | None:
         """Samples of a step, by the parameters that open_clip_train wrote; None if they do not say it."""
-        said = open_clip_parameters(self.path)
         try:
+            said = open_clip_parameters(self.path)
             return math.prod(int(said[name]) for name in ("batch_size", "world_size", "accum_freq"))
+        except OSError as error:
+            log.warning(
+                "resume       %s of the run that wrote %s cannot be read (%s), so that its batch is unknown",
+                error.filename,
+                self.path,
+                error.strerror,
+            )
         except (KeyError, ValueError):
-            return None
+            pass
+        return None
 
 
 def read(path: Path) -> OpenClipCheckpoint:
@@ -54,7 +78,8 @@ def read(path: Path) -> OpenClipCheckpoint:
             weights,
             content["optimizer"],
             content.get("scaler", {}),
-            _steps(content),
+            _count([content]),
+            _count([*content["optimizer"]["state"].values(), *content["optimizer"]["param_groups"]]),
         )
     except Exception as error:  # damaged bytes can make torch.load raise anything
         raise InputError(
@@ -64,9 +89,7 @@ def read(path: Path) -> OpenClipCheckpoint:
         ) from None
 
 
-def _steps(content: Mapping[str, Any]) -> int | None:
-    optimizer = content["optimizer"]
-    holders = [content, *optimizer["state"].values(), *optimizer["param_groups"]]
+def _count(holders: Iterable[Mapping[str, Any]]) -> int | None:
     counts = (holder.get(key) for holder in holders for key in ("global_step", "step"))
     return max((int(count) for count in counts if count is not None), default=None)
 

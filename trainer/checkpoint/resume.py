@@ -358,19 +358,15 @@ def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], run: RunIdent
 def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tuple[StartPoint, WholeState]:
     """Reads a checkpoint of open_clip_train, which is written at the end of an epoch.
 
-    Its steps are those that it counts: an epoch of open_clip_train may have more of them than one here.
-    Raises InputError if its steps have another size, or if it leaves nothing to train.
+    Its steps are those that it counts: an epoch of open_clip_train may have more of them than one here. Where
+    its steps had another size, they are as many as its epochs have here. Raises InputError if it leaves
+    nothing to train.
     """
     checkpoint = foreign.read(path)
     length, batch = schedule(job, samples), checkpoint.batch
-    if batch not in (None, job.optim.global_batch_size):
-        raise InputError(
-            f"checkpoint.resume = {path}: the params.txt of its run says {many(batch or 0, 'sample')} per "
-            "step (batch_size x world_size x accum_freq), and optim.global_batch_size is "
-            f"{job.optim.global_batch_size}: set it to that, or load the weights alone by model.pretrained"
-        )
     by_epochs = checkpoint.epoch * length.epoch_steps
-    steps = by_epochs if checkpoint.steps is None else checkpoint.steps
+    other_batch = batch not in (None, job.optim.global_batch_size)
+    steps = by_epochs if other_batch else checkpoint.steps(by_epochs)
     if steps >= length.steps:
         raise InputError(
             f"checkpoint.resume = {path}: that file was saved after epoch {checkpoint.epoch}, "
@@ -385,10 +381,25 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
         checkpoint.epoch,
         steps,
     )
-    if checkpoint.steps is None:
+    if other_batch:
+        log.warning(
+            "resume       the params.txt of the run that wrote %s says %s per step (batch_size x world_size "
+            "x accum_freq), and optim.global_batch_size is %d, so that its steps are counted by its epochs",
+            path,
+            many(batch or 0, "sample"),
+            job.optim.global_batch_size,
+        )
+    elif checkpoint.own_steps is None and checkpoint.updates is None:
         log.warning(
             "resume       %s does not say how many steps it has done, so that they are counted by its epochs",
             path,
+        )
+    elif checkpoint.own_steps is None and steps != checkpoint.updates:
+        log.warning(
+            "resume       the optimizer in %s counts %s, without those that its GradScaler left out, so that "
+            "they are counted by its epochs",
+            path,
+            many(checkpoint.updates or 0, "step"),
         )
     elif steps != by_epochs:
         log.warning(

@@ -6,6 +6,7 @@ one target of that step is wrong.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -96,6 +97,8 @@ def id_text(value: Any, key: str) -> str:
     Raises ValueError, which names the key of the job that asks for ids, for anything else.
     """
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        value = int(value)
+    if isinstance(value, Decimal) and value.is_finite() and value == value.to_integral_value():
         value = int(value)
     if value is None or value != value:  # NaN stands for null in tables
         return ""

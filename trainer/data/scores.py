@@ -7,6 +7,7 @@ has a table for each shard, under the shard's name, as `clipship embed` writes t
 """
 
 import io
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,8 @@ from trainer.data.store import read
 from trainer.errors import InputError
 from trainer.sysinfo.extras import require
 from trainer.text.wording import many
+
+log = logging.getLogger("clipship")
 
 _KEYS = (KEY, "uid")
 """Columns that hold keys; the first that a table has is taken."""
@@ -312,10 +315,14 @@ def _table(file: str, scores: Scores) -> KeyTable:
         by = columns.pop("")
         keys = [key_text(id_text(key, f"column {by}")) for key in table[by].to_pylist()]
     if lacking := keys.count(""):
-        raise InputError(
-            f"data.scores: {file} has {many(lacking, 'row')} without a key in column {by}: fill in the keys "
-            "or remove the rows"
+        log.warning(
+            "data.scores  %s without a key in column %s of %s: no sample has it",
+            many(lacking, "row"),
+            by,
+            file,
         )
+        table = table.filter([key != "" for key in keys])
+        keys = [key for key in keys if key]
     if of_shards:
         begins = {shard: _begin(shard, scores.depth) for shard in table[SHARD].unique().to_pylist()}
         keys = [begins[shard] + key for shard, key in zip(table[SHARD].to_pylist(), keys, strict=True)]
