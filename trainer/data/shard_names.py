@@ -13,7 +13,7 @@ from functools import cache
 from braceexpand import braceexpand
 
 from trainer.config import is_remote, is_stream
-from trainer.data.answers import is_absent
+from trainer.data.answers import is_absent, is_denied
 from trainer.data.files import file_system, persistent
 from trainer.errors import InputError, StorageError
 from trainer.text.wording import many
@@ -143,7 +143,7 @@ def _in_store(pattern: str) -> Sequence[str]:
             if files.info(pattern)["type"] == "file":  # a name may have brackets
                 return [pattern]
         except Exception as error:
-            if not is_absent(error):
+            if not (is_absent(error) or is_denied(pattern, error)):  # keys may list a folder and no more
                 raise
         matches = files.glob(pattern, detail=True).items()
         found = [f"{protocol}://{name}" for name, about in matches if about["type"] == "file"]
