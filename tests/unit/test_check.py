@@ -148,6 +148,9 @@ def test_every_bad_pattern_is_reported(folder: Path) -> None:
 def test_a_command_of_a_stream_runs_as_it_is_written() -> None:
     for command in (r"sed 's/\.tar$/\n/'", r"grep '\{2,3\}'", r"printf 'a\\b'", "cat a \\\n b", "a\\"):
         assert expand_shards([f"pipe:{command}"]) == [f"pipe:{command}"]
+    for command in (r'awk "{print \$1}" x', r'f() { echo "\$1"; }; f x.tar', r'python -c "d={\"a\":1}"'):
+        assert expand_shards([f"pipe:{command}"]) == [f"pipe:{command}"]
+    assert expand_shards([r"pipe:x a{b\,c,d}"]) == [r"pipe:x ab\,c", "pipe:x ad"]
     assert expand_shards([r"pipe:cat {a,b}\ c.tar"]) == [r"pipe:cat a\ c.tar", r"pipe:cat b\ c.tar"]
 
 

@@ -7,8 +7,9 @@ import glob
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import count
 
 from braceexpand import braceexpand
 
@@ -20,7 +21,8 @@ from trainer.text.wording import many
 
 _MOST_NAMES = 1_000_000
 _LIST = re.compile(r"\{[^{}]*,[^{}]*\}")
-_ESCAPED = re.compile(r"\\(.)")
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_PLACE = re.compile(r"\0(\d+)\0")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
 
 
@@ -174,12 +176,19 @@ def braces(pattern: str) -> list[str]:
             f"{pattern}: its braces stand for {many(total, 'name')}; at most {_MOST_NAMES:,} are allowed"
         )
     try:
-        # Backslashes of a command are the shell's: they keep braces from expansion, and stay.
-        return list(braceexpand(_ESCAPED.sub(r"\\\\\\\1", pattern) if is_stream(pattern) else pattern))
+        return list(_of_command(pattern) if is_stream(pattern) else braceexpand(pattern))
     except ValueError as problem:
         raise InputError(
             f"{pattern}: cannot expand its braces ({problem}): write {{0000..0099}} or {{train,extra}}"
         ) from None
+
+
+def _of_command(pattern: str) -> Iterator[str]:
+    """Yields the commands of a stream: backslashes are the shell's, keep braces from expansion, and stay."""
+    pairs = _ESCAPED.findall(pattern)
+    places = count()
+    for command in braceexpand(_ESCAPED.sub(lambda _: f"\0{next(places)}\0", pattern)):
+        yield _PLACE.sub(lambda place: pairs[int(place[1])], command)
 
 
 def _missing(pattern: str, matches: Sequence[str], missing: Sequence[str]) -> str:
