@@ -81,6 +81,20 @@ def test_globs_in_addresses_are_asked_of_the_storage(monkeypatch: pytest.MonkeyP
         check_data(Data(train=("memory://globs/?.tar",)))
 
 
+def test_keys_that_may_only_list_a_folder_are_enough_for_a_glob(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe("/listed/s-1.tar", b"x")
+    info = files.info
+
+    def denied(path: str, **options: object) -> object:
+        if "*" in path:
+            raise PermissionError("Forbidden")
+        return info(path, **options)
+
+    monkeypatch.setattr(files, "info", denied)
+    assert expand_shards(["memory://listed/s-*.tar"]) == ["memory:///listed/s-1.tar"]
+
+
 @pytest.mark.parametrize("name", ["a[1]", "b{2}", "c*", "d,e", "f\\g", "h i"])
 def test_a_job_in_a_folder_with_special_characters_finds_its_shards(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
@@ -134,6 +148,9 @@ def test_every_bad_pattern_is_reported(folder: Path) -> None:
 def test_a_command_of_a_stream_runs_as_it_is_written() -> None:
     for command in (r"sed 's/\.tar$/\n/'", r"grep '\{2,3\}'", r"printf 'a\\b'", "cat a \\\n b", "a\\"):
         assert expand_shards([f"pipe:{command}"]) == [f"pipe:{command}"]
+    for command in (r'awk "{print \$1}" x', r'f() { echo "\$1"; }; f x.tar', r'python -c "d={\"a\":1}"'):
+        assert expand_shards([f"pipe:{command}"]) == [f"pipe:{command}"]
+    assert expand_shards([r"pipe:x a{b\,c,d}"]) == [r"pipe:x ab\,c", "pipe:x ad"]
     assert expand_shards([r"pipe:cat {a,b}\ c.tar"]) == [r"pipe:cat a\ c.tar", r"pipe:cat b\ c.tar"]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from tests.support.jobs import tiny_job
@@ -200,6 +201,25 @@ def test_a_run_that_went_back_leaves_no_copy_of_a_later_step(place: Place) -> No
     work.offer(6)
     work.finish(30.0)
     assert place.copy.whole() == steps(4, 6)
+
+
+def test_a_file_that_another_removes_meanwhile_does_not_end_a_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"memory://{tmp_path.name}/meanwhile"
+    for name in "abc":
+        store.put(b"x", f"{address}/{name}")
+    files = fsspec.filesystem("memory")
+    remove_one = files.rm_file
+
+    def raced(path: str) -> None:
+        remove_one(path)
+        if path.endswith("a"):
+            raise FileNotFoundError(path)
+
+    monkeypatch.setattr(files, "rm_file", raced)
+    store.remove(address)
+    assert store.names(address) == []
 
 
 def test_old_copies_that_cannot_be_removed_stay_and_are_told_once(

@@ -171,7 +171,7 @@ def test_a_run_that_began_with_other_weights_is_used_with_its_own(ours: Path) ->
     """The weights that it began with may be gone."""
     for manifest in ours.glob("checkpoints/*/manifest.json"):
         about = json.loads(manifest.read_text())
-        about["job"]["model"]["init"] = "gone.pt"
+        about["job"]["model"] |= {"init": "gone.pt", "grad_checkpointing": True}
         about["job"]["eval"]["mix"] = 0.5
         manifest.write_text(json.dumps(about))
     (ours / "a.tar").touch()
@@ -184,6 +184,7 @@ def test_a_run_that_began_with_other_weights_is_used_with_its_own(ours: Path) ->
             None,
             str(ours / "checkpoints/step-00000010/model.pt"),
         )
+        assert not job.model.grad_checkpointing, "which concerns training alone"
 
 
 def test_a_checkpoint_of_ours_is_evaluated_as_its_job_says_and_anywhere(ours: Path) -> None:

@@ -7,20 +7,22 @@ import glob
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import count
 
 from braceexpand import braceexpand
 
 from trainer.config import is_remote, is_stream
-from trainer.data.answers import is_absent
+from trainer.data.answers import is_absent, is_denied
 from trainer.data.files import file_system, persistent
 from trainer.errors import InputError, StorageError
 from trainer.text.wording import many
 
 _MOST_NAMES = 1_000_000
 _LIST = re.compile(r"\{[^{}]*,[^{}]*\}")
-_ESCAPED = re.compile(r"\\(.)")
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_PLACE = re.compile(r"\0(\d+)\0")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
 
 
@@ -143,7 +145,7 @@ def _in_store(pattern: str) -> Sequence[str]:
             if files.info(pattern)["type"] == "file":  # a name may have brackets
                 return [pattern]
         except Exception as error:
-            if not is_absent(error):
+            if not (is_absent(error) or is_denied(pattern, error)):  # keys may list a folder and no more
                 raise
         matches = files.glob(pattern, detail=True).items()
         found = [f"{protocol}://{name}" for name, about in matches if about["type"] == "file"]
@@ -174,12 +176,19 @@ def braces(pattern: str) -> list[str]:
             f"{pattern}: its braces stand for {many(total, 'name')}; at most {_MOST_NAMES:,} are allowed"
         )
     try:
-        # Backslashes of a command are the shell's: they keep braces from expansion, and stay.
-        return list(braceexpand(_ESCAPED.sub(r"\\\\\\\1", pattern) if is_stream(pattern) else pattern))
+        return list(_of_command(pattern) if is_stream(pattern) else braceexpand(pattern))
     except ValueError as problem:
         raise InputError(
             f"{pattern}: cannot expand its braces ({problem}): write {{0000..0099}} or {{train,extra}}"
         ) from None
+
+
+def _of_command(pattern: str) -> Iterator[str]:
+    """Yields the commands of a stream: backslashes are the shell's, keep braces from expansion, and stay."""
+    pairs = _ESCAPED.findall(pattern)
+    places = count()
+    for command in braceexpand(_ESCAPED.sub(lambda _: f"\0{next(places)}\0", pattern)):
+        yield _PLACE.sub(lambda place: pairs[int(place[1])], command)
 
 
 def _missing(pattern: str, matches: Sequence[str], missing: Sequence[str]) -> str:

@@ -120,11 +120,15 @@ def remove(address: str) -> None:
     def gone() -> None:
         files = file_system(address)
         files.invalidate_cache()
-        with _absent_passed_over():
-            if not is_remote(address):
+        if not is_remote(address):
+            with _absent_passed_over():
                 files.rm(address, recursive=True)
-                return
-            for path in files.find(address):
+            return
+        paths: list[str] = []
+        with _absent_passed_over():
+            paths = files.find(address)
+        for path in paths:
+            with _absent_passed_over():  # another may have removed it since
                 files.rm_file(path)
 
     persistent(address, gone, purpose="write")

@@ -8,7 +8,6 @@ samples out. They are looked for where the sample would be without filters, then
 
 import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -40,7 +39,7 @@ from trainer.data.files import Stamp
 from trainer.data.index import THREADS, Index, raise_all, versions_of
 from trainer.data.indexed import Indexed
 from trainer.data.recent import Recent
-from trainer.data.row_groups import OPEN_FILES, GroupReader, ParquetGroups, cells_of, readable
+from trainer.data.row_groups import OPEN_FILES, GroupReader, ParquetGroups, readable
 from trainer.data.sample import BadSample, LeftOut, Numbering, RawSample, Source
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
@@ -212,6 +211,9 @@ class _Features:
         return [found.get(key, f"{file} has no row of it") for key in wanted]
 
     def _limits_of(self, file: str) -> "_Limits":
+        import pyarrow
+        import pyarrow.compute
+
         groups = cast(ParquetGroups, self._reader.groups(file))
         firsts, limits = [first for first, _ in groups.limits("row")], groups.limits(KEY)
         meeting = (
@@ -219,12 +221,15 @@ class _Features:
             for group, (low, high) in enumerate(limits)
             if any(low <= to and high >= begin for begin, to in (*limits[:group], *limits[group + 1 :]))
         )
-        counts: Counter[str] = Counter()
+        keys: list[Any] = []
         with readable(file):
             for group in meeting:
-                rows = {(cells["row"], cells[KEY]) for cells in cells_of(groups, group, (KEY, "row"))}
-                counts.update(key for _, key in rows)
-        return _Limits(firsts, limits, frozenset(key for key, count in counts.items() if count > 1))
+                cells = pyarrow.Table.from_batches([batch for batch, _ in groups.read(group, (KEY, "row"))])
+                keys += cells.group_by([KEY, "row"]).aggregate([])[KEY].chunks
+            counted = pyarrow.chunked_array(keys, pyarrow.string()).value_counts()
+            several = pyarrow.compute.greater(counted.field("counts"), 1)
+            twice = counted.field("values").filter(several).to_pylist()
+        return _Limits(firsts, limits, frozenset(twice))
 
     def _read(self, file: str, group: int) -> _Group:
         import pyarrow

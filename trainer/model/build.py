@@ -51,8 +51,8 @@ use_our_text_towers()
 take_off_prefixes()
 
 _FIRST_BIAS = -10.0
-_OWN = "open_clip's own"
 """Logit bias with which the siglip loss begins."""
+_OWN = "open_clip's own"
 
 
 @dataclass(frozen=True)

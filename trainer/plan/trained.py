@@ -21,7 +21,12 @@ LONGEST_S = 6 * 3600.0
 """Default time limit of an evaluation, in seconds. Nothing else waits for it, as training would; a longer
 evaluation hangs or needs `--set timeouts.eval_s=...`."""
 
-_OF_TRAINING: Mapping[str, Any] = {"init": None, "lora_rank": None, "targets": []}
+_OF_TRAINING: Mapping[str, Any] = {
+    "init": None,
+    "lora_rank": None,
+    "targets": [],
+    "grad_checkpointing": False,
+}
 _NO_TRAINING_DATA: Mapping[str, Any] = {"train": [], "weights": None, "filters": [], "scores": []}
 
 
@@ -72,7 +77,7 @@ def _table_of_trained(checkpoint: str, model: str | None) -> tuple[dict[str, Any
     before: Mapping[str, Any] = trained.job or {}
     table = {
         "data": {**before.get("data", {}), "format": "synthetic", **_NO_TRAINING_DATA},
-        # Where training began, and what was trained, no longer counts.
+        # Where training began, what was trained, and how, no longer counts.
         "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained, **_OF_TRAINING},
     }
     return table, before.get("eval", {})
