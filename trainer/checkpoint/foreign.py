@@ -19,6 +19,7 @@ from trainer.checkpoint.weights import cause
 from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4
 from trainer.errors import InputError
 from trainer.run.checkpoints import open_clip_parameters
+from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 
@@ -38,16 +39,35 @@ class OpenClipCheckpoint:
     updates: int | None
     """Number of steps that its optimizer counts; those that a GradScaler left out are not among them."""
 
-    def steps(self, by_epochs: int) -> int:
-        """Returns the number of steps that are done; `by_epochs` is that of as many epochs here.
+    def steps(self, by_epochs: int, batch: int) -> tuple[int, str]:
+        """Returns the number of steps that are done, and how it was found where that is not plain, else "".
 
+        `by_epochs` is that of as many epochs here, `batch` the number of samples of a step here.
         open_clip_train rounds epochs up, so that with a GradScaler the steps are never fewer than these.
         """
-        if self.own_steps is not None:
-            return self.own_steps
-        if self.updates is None:
-            return by_epochs
-        return max(self.updates, by_epochs) if self.scaler else self.updates
+        if (other := self.batch) is not None and other != batch:
+            return by_epochs, (
+                f"the params.txt of the run that wrote {self.path} says {many(other, 'sample')} per step "
+                "(batch_size x world_size x accum_freq), and optim.global_batch_size is "
+                f"{batch}, so that its steps are counted by its epochs"
+            )
+        steps = self.updates if self.own_steps is None else self.own_steps
+        if steps is None:
+            return by_epochs, (
+                f"{self.path} does not say how many steps it has done, so that they are counted by its epochs"
+            )
+        if self.own_steps is None and self.scaler and steps < by_epochs:
+            return by_epochs, (
+                f"the optimizer in {self.path} counts {many(steps, 'step')}, without those that its "
+                "GradScaler left out, so that they are counted by its epochs"
+            )
+        if steps != by_epochs:
+            return steps, (
+                f"{self.path} has done {many(steps, 'step')} in {many(self.epoch, 'epoch')}, which would be "
+                f"{by_epochs:,} here: the step counts, from which learning rate and samples follow. If its "
+                "run had another batch, set model.pretrained instead."
+            )
+        return steps, ""
 
     @property
     def batch(self) -> int | None:

@@ -74,16 +74,16 @@ def expects_state(job: Job, comm: Comm, checkpoints: Path) -> bool:
     """
     if comm.world.generation > 1 and keeps_in_memory(job):
         return True
-    wanted = _wanted(job, comm, checkpoints)
-    return bool(
-        comm.broadcast_object(
-            comm.world.rank == 0 and wanted != "never" and (wanted != "auto" or newest_step(checkpoints) > 0)
-        )
-    )
+
+    def found() -> bool:
+        wanted = _wanted(job, comm, checkpoints)
+        return wanted != "never" and (wanted != "auto" or newest_step(checkpoints) > 0)
+
+    return bool(comm.broadcast_object(comm.world.rank == 0 and found()))
 
 
 def _wanted(job: Job, comm: Comm, checkpoints: Path) -> str:
-    """Returns from where to go on; only rank 0's answer counts.
+    """Returns from where to go on, for rank 0.
 
     "never" is meant for the first start of a submission: its later ones, and restarts within a start, go on.
     """
@@ -198,9 +198,9 @@ def step_to_go_on(job: Job, comm: Comm, checkpoints: Path, memory: NodeMemory | 
     """
     kept = memory.kept if memory is not None else ()
     offers = comm.all_gather_object([(each.step, each.digest) for each in kept])
-    wanted = _wanted(job, comm, checkpoints)
 
     def found() -> int:
+        wanted = _wanted(job, comm, checkpoints)
         in_memory = choose(offers, newest_step(checkpoints)).step
         if in_memory or wanted == "never":
             return in_memory
@@ -363,10 +363,9 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
     nothing to train.
     """
     checkpoint = foreign.read(path)
-    length, batch = schedule(job, samples), checkpoint.batch
+    length = schedule(job, samples)
     by_epochs = checkpoint.epoch * length.epoch_steps
-    other_batch = batch not in (None, job.optim.global_batch_size)
-    steps = by_epochs if other_batch else checkpoint.steps(by_epochs)
+    steps, note = checkpoint.steps(by_epochs, job.optim.global_batch_size)
     if steps >= length.steps:
         raise InputError(
             f"checkpoint.resume = {path}: that file was saved after epoch {checkpoint.epoch}, "
@@ -381,33 +380,6 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
         checkpoint.epoch,
         steps,
     )
-    if other_batch:
-        log.warning(
-            "resume       the params.txt of the run that wrote %s says %s per step (batch_size x world_size "
-            "x accum_freq), and optim.global_batch_size is %d, so that its steps are counted by its epochs",
-            path,
-            many(batch or 0, "sample"),
-            job.optim.global_batch_size,
-        )
-    elif checkpoint.own_steps is None and checkpoint.updates is None:
-        log.warning(
-            "resume       %s does not say how many steps it has done, so that they are counted by its epochs",
-            path,
-        )
-    elif checkpoint.own_steps is None and steps != checkpoint.updates:
-        log.warning(
-            "resume       the optimizer in %s counts %s, without those that its GradScaler left out, so that "
-            "they are counted by its epochs",
-            path,
-            many(checkpoint.updates or 0, "step"),
-        )
-    elif steps != by_epochs:
-        log.warning(
-            "resume       %s has done %s in %s, which would be %s here: the step counts, from which learning "
-            "rate and samples follow. If its run had another batch, set model.pretrained instead.",
-            path,
-            many(steps, "step"),
-            many(checkpoint.epoch, "epoch"),
-            f"{by_epochs:,}",
-        )
+    if note:
+        log.warning("resume       %s", note)
     return StartPoint(steps, path, is_own=False), whole
