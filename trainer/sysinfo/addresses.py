@@ -14,7 +14,6 @@ from pathlib import Path
 PORTS = range(20_000, 32_768)
 """Ports below those that Linux gives to outgoing connections, which might take a port between the check
 and its use."""
-_ANY_PORT = 9
 _ELSEWHERE = "192.0.2.1"
 """Address that no machine has (RFC 5737)."""
 _OF_CONTAINERS = re.compile(r"(docker|podman|cni|virbr|lxcbr|lxdbr)\d+|br-[0-9a-f]{12}")
@@ -71,7 +70,7 @@ def is_own(address: str, family: int) -> bool:
             probe.bind((address, 0))
         except OSError:
             return False
-    return not _binds_any(family) or _is_source(address, family)
+    return not _binds_any(family) or _is_source(address)
 
 
 def _binds_any(family: int) -> bool:
@@ -80,17 +79,15 @@ def _binds_any(family: int) -> bool:
     return False
 
 
-def _is_source(address: str, family: int) -> bool:
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, _ANY_PORT))
-        except OSError:
-            return False
-        source = str(probe.getsockname()[0])
+def _is_source(address: str) -> bool:
+    try:
+        source = address_towards(address)
+    except OSError:
+        return False
     return source == address or (is_loopback(source) and is_loopback(address))
 
 
-def address_towards(host: str, port: int = _ANY_PORT) -> str:
+def address_towards(host: str, port: int = 9) -> str:
     """Returns this machine's address on the route to `host`. No packet is sent.
 
     Raises OSError if there is no route.
