@@ -54,6 +54,11 @@ class Place:
             folder.write(name, lambda path: write(path, f"{content} {step} {path.name}"))
         return folder.publish(names, self.identity.facts(), 5.0)
 
+    def copied(self, step: int) -> None:
+        """Copies the run with a checkpoint of the step."""
+        self.copy.put_run(self.run.folder, self.job)
+        self.copy.put_checkpoint(self.save(step))
+
     def copier(self) -> Copier:
         return Copier(self.job, self.run, self.copy, [self.identity])
 
@@ -327,8 +332,7 @@ def test_the_copy_in_a_folder_is_fetched_and_not_trained_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(tmp_path)
-    place.copy.put_run(place.run.folder, place.job)
-    place.copy.put_checkpoint(place.save(4))
+    place.copied(4)
     (tmp_path / "new").mkdir()
     monkeypatch.chdir(tmp_path / "new")
     assert _is_copy(place.copy.address)
@@ -343,8 +347,7 @@ def test_a_copy_that_is_named_by_dots_gets_its_own_name_in_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(tmp_path)
-    place.copy.put_run(place.run.folder, place.job)
-    place.copy.put_checkpoint(place.save(4))
+    place.copied(4)
     copy = Path(place.copy.address)
     (copy / "sub").mkdir()
     for here, name in ((copy, "."), (copy / "sub", "..")):

@@ -143,28 +143,35 @@ def test_a_stop_before_the_job_file_is_read_leaves_it_some_seconds(tmp_path: Pat
     assert read_limits([str(tmp_path / "none.toml")], [signal.SIGTERM]) == Limits()
 
 
-def test_a_supervisor_without_limits_that_was_asked_to_stop_leaves_with_75(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def ends(*_arguments: object, **_keys: object) -> int:
-        raise Preempted("asked to stop before the job file was read")
-
-    monkeypatch.setattr(main, "supervise", ends)
-    monkeypatch.setenv(BEGAN, "1.0")  # else it stays set
-    assert main.main(["job.toml"]) == EXIT_PREEMPTED
-    assert "asked to stop before the job file was read" in capsys.readouterr().err
-
-
+@pytest.mark.parametrize(
+    ("problem", "code", "said"),
+    [
+        (
+            Preempted("asked to stop before the job file was read"),
+            EXIT_PREEMPTED,
+            "asked to stop before the job file was read",
+        ),
+        (
+            MachineError("the job file could not be read: a reason"),
+            EXIT_FAILED,
+            "cannot be started: the job file could not be read: a reason",
+        ),
+    ],
+)
 def test_a_supervisor_without_limits_ends_with_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    problem: Exception,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def ends(*_arguments: object, **_keys: object) -> int:
-        raise MachineError("the job file could not be read: a reason")
+        raise problem
 
     monkeypatch.setattr(main, "supervise", ends)
     monkeypatch.setenv(BEGAN, "1.0")  # else it stays set
-    assert main.main(["job.toml"]) == EXIT_FAILED
-    assert "cannot be started: the job file could not be read: a reason" in capsys.readouterr().err
+    assert main.main(["job.toml"]) == code
+    assert said in capsys.readouterr().err
 
 
 def test_defaults_of_a_supervisor_are_those_of_the_job() -> None:

@@ -55,10 +55,8 @@ def usual_records(facts: RunFacts) -> Sequence[Numbers]:
 
     Such a first step includes the wait for its loaders.
     """
-    records, firsts = (
-        facts.metrics.records,
-        {its.from_step + 1 for its in facts.times if its.ready is not None},
-    )
+    records = facts.metrics.records
+    firsts = {its.from_step + 1 for its in facts.times if its.ready is not None}
     return [record for record in records[1:] if record["step"] not in firsts] or records
 
 
