@@ -57,7 +57,8 @@ def summary(
 ) -> dict[str, Any]:
     """Returns medians over the pairs; each pair has what ours and theirs measured.
 
-    MFU is None for a GPU that the table of `trainer.config.gpus` lacks, and for captions that are not whole.
+    `host` is the processors' time of our process in a step as a share of theirs. MFU is None for a GPU that
+    the table of `trainer.config.gpus` lacks, and for captions that are not whole.
     """
     rates = {
         side: statistics.median(samples / pair[number]["step_s"] for pair in turns)
@@ -68,6 +69,7 @@ def summary(
     return {
         "samples": samples,
         "speed": statistics.median(theirs["step_s"] / ours["step_s"] for ours, theirs in turns),
+        "host": statistics.median(ours["cpu_s"] / theirs["cpu_s"] for ours, theirs in turns),
         **{f"{side}_samples_s": rate for side, rate in rates.items()},
         **{f"{side}_mfu": rate * case.flops / peak if peak else None for side, rate in rates.items()},
         **{
@@ -82,7 +84,8 @@ def _text(result: dict[str, Any]) -> str:
     return (
         f"{result['speed']:.3f} times open_clip_train's speed ({result['ours_samples_s']:,.0f} and "
         f"{result['theirs_samples_s']:,.0f} samples/s{f', MFU {mfu:.2f}' if mfu else ''}), peak "
-        f"{result['ours_peak_gib']:.1f} and {result['theirs_peak_gib']:.1f} GiB"
+        f"{result['ours_peak_gib']:.1f} and {result['theirs_peak_gib']:.1f} GiB, "
+        f"{result['host']:.2f} of its processor time"
     )
 
 

@@ -24,6 +24,8 @@ class GpuCase:
     """Micro-batches of a step; open_clip_train's `--accum-freq`."""
     caption_tokens: int | None = None
     """Mean tokens of captions of many lengths, as the web has them; None: all are as long as the context."""
+    cuda_graphs: bool = False
+    """True if our side replays the towers as CUDA graphs; open_clip_train has none."""
 
     @property
     def shape(self) -> Architecture:
@@ -49,7 +51,11 @@ class GpuCase:
             {
                 "name": "bench-step",
                 "data": {"format": "synthetic", "synthetic_samples": samples * steps, "workers": 0},
-                "model": {"name": self.model, "precision": self.precision},
+                "model": {
+                    "name": self.model,
+                    "precision": self.precision,
+                    "cuda_graphs": self.cuda_graphs,
+                },
                 "optim": {
                     "global_batch_size": samples,
                     "max_batch_size_per_gpu": samples // self.accumulation,
@@ -66,6 +72,8 @@ class GpuCase:
 CASES = {
     "B-32": GpuCase("ViT-B-32", 1024),
     "B-32-captions": GpuCase("ViT-B-32", 1024, caption_tokens=20),
+    "B-32-small": GpuCase("ViT-B-32", 64, caption_tokens=20),
+    "B-32-small-graphs": GpuCase("ViT-B-32", 64, caption_tokens=20, cuda_graphs=True),
     "L-14": GpuCase("ViT-L-14", 256),
     "B-32-accumulated": GpuCase("ViT-B-32", 1024, accumulation=4),
     "B-16": GpuCase("ViT-B-16", 512),

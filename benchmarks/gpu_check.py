@@ -47,6 +47,8 @@ def parts(null: bool) -> list[Part]:
         _step("L-14", 90, 15, 6),
         _step("SigLIP-B-16", 90, 15, 6),
         _step("B-32-captions", 90, 20, 8),
+        _step("B-32-small", 60, 100, 20),
+        _step("B-32-small-graphs", 60, 100, 20),
         Part("run", 150, ("benchmarks.gpu_run",), 30),
         Part("tests", 300, tests, 12),
         _step("B-16", 90, 20, 8),

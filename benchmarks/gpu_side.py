@@ -37,11 +37,15 @@ class StepTimer:
         if self.done == self.first:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-            self.began = time.perf_counter()
+            self.began, self.cpu_began = time.perf_counter(), time.process_time()
         elif self.done == self.last:
             torch.cuda.synchronize()
-            step_s = (time.perf_counter() - self.began) / (self.last - self.first)
-            measured = {"step_s": step_s, "peak_bytes": torch.cuda.max_memory_allocated()}
+            spent = {
+                "step_s": time.perf_counter() - self.began,
+                "cpu_s": time.process_time() - self.cpu_began,
+            }
+            measured = {name: seconds / (self.last - self.first) for name, seconds in spent.items()}
+            measured["peak_bytes"] = torch.cuda.max_memory_allocated()
             print(json.dumps(measured), file=sys.__stdout__, flush=True)
             os._exit(0)  # what a trainer does at its end is no part of a step
 

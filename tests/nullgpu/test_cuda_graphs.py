@@ -1,6 +1,7 @@
 """CUDA graphs of the towers: the kernels of a step without them, in four launches and without a wait."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,40 @@ from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
 from trainer.model.build import build_model
+from trainer.model.open_clip_api import encoders_of
 from trainer.model.outputs import features
+from trainer.model.packed_captions import Packed, pack
 from trainer.train.step import TrainStep
 
 KERNELS = ("launches", "blas_calls", "cudnn_calls", "memsets", "graph_kernels")
+WARM_STEPS = 5
+"""Steps after which what has come each time is captured, and a step has run with it."""
 
 
-def asked(step: RealStep) -> Any:
-    """Returns what a step asks of the driver when it is warm."""
-    for _ in range(3):
-        step()
+def asked(step: RealStep, captions: Packed | None = None) -> Any:
+    """Returns what a warm step asks of the driver."""
     with nullgpu.watch() as seen:
-        step()
+        step(captions)
     assert seen.waits == [], seen.table()
     assert seen["mallocs"] == 0
     return seen
 
 
+def warm(step: RealStep, captions: Packed | None = None) -> RealStep:
+    for _ in range(WARM_STEPS):
+        step(captions)
+    return step
+
+
+def packed(samples: int, tokens: int) -> Packed:
+    """Returns captions of as many tokens each, laid end to end."""
+    ids = torch.ones(samples, 77, dtype=torch.int64)
+    return pack(ids, torch.full((samples,), tokens), torch.device("cuda"))
+
+
 def test_replays_run_the_kernels_of_a_plain_step_in_few_launches(gpu: Comm) -> None:
-    plain, graphs = (asked(RealStep(gpu, "ViT-B-32", 64, cuda_graphs=wanted)) for wanted in (False, True))
+    steps = (warm(RealStep(gpu, "ViT-B-32", 64, cuda_graphs=wanted)) for wanted in (False, True))
+    plain, graphs = map(asked, steps)
     assert plain["graph_launches"] == 0
     assert graphs["graph_launches"] == 4, "both passes of two towers"
     assert graphs["launches"] + graphs["blas_calls"] < 0.1 * (plain["launches"] + plain["blas_calls"])
@@ -40,8 +56,28 @@ def test_replays_run_the_kernels_of_a_plain_step_in_few_launches(gpu: Comm) -> N
     assert kernels[1] == pytest.approx(kernels[0], abs=4), "inputs are copied to where the graphs read them"
 
 
-def test_evaluation_and_inputs_of_another_shape_replay_nothing(gpu: Comm) -> None:
+def test_packed_captions_are_replayed_by_the_number_of_their_tokens(
+    gpu: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Four numbers at most: a fifth one runs as before."""
+    caplog.set_level(logging.INFO, "clipship")
     step = RealStep(gpu, "ViT-B-32", 16, cuda_graphs=True)
+    captions = [packed(16, tokens) for tokens in (8, 12, 16, 20, 24)]
+    for each in captions:
+        warm(step, each)
+    assert [asked(step, each)["graph_launches"] for each in captions] == [4, 4, 4, 4, 2]
+    texts = [record.getMessage() for record in caplog.records if "text tower" in record.getMessage()]
+    sizes = [text.rpartition(" of ")[2] for text in texts]
+    assert sizes == ["128 tokens", "192 tokens", "256 tokens", "320 tokens"]
+    places = set()
+    for each in captions[:4]:
+        step(each)
+        places.add(step.model.token_embedding.weight.grad.data_ptr())
+    assert len(places) == 1, "gradients of all sizes lie in one place"
+
+
+def test_evaluation_and_inputs_of_another_shape_replay_nothing(gpu: Comm) -> None:
+    step = warm(RealStep(gpu, "ViT-B-32", 16, cuda_graphs=True))
     images = torch.zeros(16, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
     tokens = torch.zeros(16, 77, device="cuda", dtype=torch.int64)
 
@@ -63,8 +99,9 @@ def test_a_locked_tower_is_not_captured(gpu: Comm) -> None:
     job = tiny_job(config=VIT, model={"precision": "bf16", "lock_image": True, "cuda_graphs": True})
     model = build_model(job, plan(job, 1), gpu).model.train()
     TrainStep(job, plan(job, 1), gpu, model)
-    assert "encode_text" in vars(model)
-    assert "encode_image" not in vars(model)
+    image, text = encoders_of(model)
+    assert text in vars(model)
+    assert image not in vars(model)
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,14 @@ CASES = (
     ),
     Case("checkpointed activations", precision="bf16", model={"grad_checkpointing": True}),
     Case("patch dropout", DROPOUT, "bf16"),
-    Case("CUDA graphs", precision="bf16", model={"cuda_graphs": True}),
+    Case("CUDA graphs", precision="bf16", model={"cuda_graphs": True}, warm_steps=WARM_STEPS + 2),
     Case("LoRA in bf16", precision="bf16", model=LORA),
-    Case("LoRA with CUDA graphs", precision="bf16", model={**LORA, "cuda_graphs": True}),
+    Case(
+        "LoRA with CUDA graphs",
+        precision="bf16",
+        model={**LORA, "cuda_graphs": True},
+        warm_steps=WARM_STEPS + 2,
+    ),
     Case("a ResNet in bf16", RESNET, "bf16"),
     # The fourth backward pass takes a last segment of 2 MiB for small tensors of timm's rotary positions.
     Case("EVA in bf16", EVA, "bf16", warm_steps=WARM_STEPS + 1),

@@ -10,7 +10,10 @@ from benchmarks.gpu_cases import CASES, largest_batch
 from trainer.config.gpus import GIB, gpu_named
 
 TURNS = [
-    ({"step_s": ours, "peak_bytes": 2 * GIB}, {"step_s": theirs, "peak_bytes": 3 * GIB})
+    (
+        {"step_s": ours, "cpu_s": ours / 4, "peak_bytes": 2 * GIB},
+        {"step_s": theirs, "cpu_s": theirs, "peak_bytes": 3 * GIB},
+    )
     for ours, theirs in ((0.1, 0.2), (0.2, 0.2), (0.1, 0.11))
 ]
 
@@ -44,7 +47,7 @@ def test_only_gpus_of_the_table_have_a_peak(name: str, row: str | None) -> None:
 def test_a_summary_has_the_median_of_the_pairs_and_the_share_of_the_peak() -> None:
     case = CASES["B-32"]
     result = benchmark.summary(case, 1000, TURNS, "NVIDIA H100 80GB HBM3")
-    assert result["speed"] == pytest.approx(1.1)
+    assert (result["speed"], result["host"]) == pytest.approx((1.1, 0.25 / 1.1))
     assert (result["ours_samples_s"], result["theirs_samples_s"]) == pytest.approx((10_000, 5_000))
     assert result["ours_mfu"] == pytest.approx(10_000 * case.flops / 989e12)
     assert (result["ours_peak_gib"], result["theirs_peak_gib"]) == (2, 3)

@@ -10,7 +10,7 @@ import open_clip
 import pytest
 import torch
 
-from tests.support.jobs import tiny_job
+from tests.support.jobs import VIT, tiny_job
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Model
 from trainer.config.batch_plan import plan
@@ -18,6 +18,7 @@ from trainer.errors import InputError
 from trainer.model.build import build_model
 from trainer.model.catalog import check_model, known_models
 from trainer.model.models_of_4 import MODELS_OF_4
+from trainer.model.open_clip_api import encoders_of
 from trainer.model.packages import needed
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -127,6 +128,32 @@ def test_captions_cut_behind_the_longest_have_the_same_features(
     assert length == 8 < tokens.shape[1]
     whole, cut = (clip.model.encode_text(tokens[:, :most]) for most in (16, length))  # type: ignore[operator]
     torch.testing.assert_close(cut, whole, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("custom_text", [False, True])
+def test_the_encoders_are_those_that_the_forward_pass_calls(
+    custom_text: bool, tmp_path: Path, alone: Comm
+) -> None:
+    """Training then runs what is put in their place: CUDA graphs."""
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(json.loads(Path(VIT).read_text()) | {"custom_text": custom_text}))
+    job = tiny_job(config=str(path))
+    model = build_model(job, plan(job, 1), alone).model
+    called = []
+
+    def counted(name: str) -> Any:
+        encode = getattr(model, name)
+
+        def call(*arguments: Any, **others: Any) -> Any:
+            called.append(name)
+            return encode(*arguments, **others)
+
+        return call
+
+    encoders = encoders_of(model)
+    vars(model).update({name: counted(name) for name in encoders})
+    model(torch.zeros(2, 3, 32, 32), torch.ones(2, 16, dtype=torch.int64))
+    assert called == [*encoders]
 
 
 @of_4

@@ -203,9 +203,10 @@ class Model(Section):
     """Compile the towers' blocks with torch.compile for training: the first step takes a minute or more
     longer, the others less. Kernels are kept on the node's own disk, for later starts and restarts."""
     cuda_graphs: Annotated[bool, MAY_CHANGE, ON_GPUS, ON_CUDA] = False
-    """On a GPU, replay both passes of the towers as CUDA graphs: less work for the host, which decides the
-    speed of small batches. Captions are then not cut. Needs one micro-batch a step, a model without dropout
-    and batch norm, and more memory: one copy of the gradients. No GPU has run it yet."""
+    """On a GPU, replay both passes of the towers as CUDA graphs: the host then does a sixth of its work for a
+    step, which decides the speed of small batches. The log says if the GPU waits for the host. Needs one
+    micro-batch a step, a model without dropout and batch norm, and more memory: one copy of the gradients,
+    and the text tower's activations once more. No GPU has run it with packed captions yet."""
     kernels: Annotated[Literal["fast", "plain"], MAY_CHANGE] = "fast"
     """fast: replace attention, layer norms and the handling of captions by forms that compute the same with
     less memory and fewer kernels; the log names them. On a GPU also cut images into patches by a matrix

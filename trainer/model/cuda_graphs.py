@@ -1,25 +1,37 @@
 """Replays both passes of the towers as CUDA graphs: one launch each, whatever the number of their kernels.
 
-It is for steps so small that the GPU waits for the host. torch's `make_graphed_callables` captures a tower
-for inputs of one shape, in memory of its own. Loss, reduction, clipping and update stay as they are, on every
+It is for steps so small that the GPU waits for the host. A graph reads inputs of one shape: images have one,
+captions that are laid end to end a few, since their tokens are counted in coarse steps. A shape is captured
+between two steps once training has met it some times; others run as before, by the same kernels, so that it
+changes no value which of them are captured. Loss, reduction, clipping and update stay as they are, on every
 number of ranks. A replay does what the capture did, so nothing may be captured that draws random numbers or
 communicates.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from timm.layers.helpers import to_2tuple
+from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from trainer.comm.accelerator import is_cuda
-from trainer.config import Job
-from trainer.config.batch_plan import BatchPlan
+from trainer.comm.backends import check_backend
+from trainer.config import Job, Model, Precision
+from trainer.config.batch_plan import plan
 from trainer.errors import InputError
-from trainer.model.outputs import autocast, half_type
+from trainer.model.image_tokens import check_image_tokens
+from trainer.model.open_clip_api import encoders_of
+from trainer.model.outputs import autocast
+from trainer.model.packages import check_captions
+from trainer.model.packed_captions import Packed
 from trainer.model.sync_batch_norm import has_batch_norm
+from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 
@@ -27,59 +39,212 @@ _LOGITS = ("logit_scale", "logit_bias")
 _RATES = ("p", "drop_prob", "prob", "dropout", "attn_drop")
 """Names under which modules keep the rate at which they drop something."""
 _WARM_UP = 3
+_OFTEN = 3
+"""Times that training meets a shape before it is captured: a run's first steps have whole captions."""
+_MOST = 4
+"""Most shapes of a tower that are captured. Each takes memory of its own for what its kernels write."""
+
+Shapes = tuple[torch.Size, ...]
+"""Shapes of an input's tensors."""
 
 
-class _Tower(nn.Module):
-    """A tower as a function of one tensor, with the parameters that are trained as its own."""
+class TowerGraphs:
+    """The model's trained towers, which training replays as graphs if the job asks so."""
 
-    def __init__(self, encode: Callable[..., Tensor], trained: list[nn.Parameter], job: Job) -> None:
-        super().__init__()
-        self._encode, self._precision = encode, job.model.precision
-        self.trained = nn.ParameterList(trained)
+    def __init__(self, model: nn.Module, job: Job, device: torch.device) -> None:
+        """Puts itself before the functions by which the model's forward pass encodes images and texts.
 
-    def forward(self, x: Tensor) -> Tensor:
-        with autocast(x.device, self._precision, cache_enabled=False):  # a cached weight would stay for ever
-            return self._encode(x, normalize=True)
+        Evaluation runs as before. Parameters must stay where they are in memory. Raises InputError for a
+        model that cannot be captured. Does nothing without a GPU.
+        """
+        self._towers: list[_Tower] = []
+        if not job.model.cuda_graphs or not is_cuda(device):
+            return
+        if problems := list(_problems(model)):
+            raise InputError(f"model.cuda_graphs: {job.model.name} {' and '.join(problems)}: set it to false")
+        for what, name in zip(("image", "text"), encoders_of(model), strict=True):
+            if trained := _trained(model, image=what == "image"):
+                tower = _Tower(model, what, getattr(model, name), trained, job.model.precision)
+                vars(model)[name] = _replayed(model, tower)
+                self._towers.append(tower)
+
+    def capture(self) -> None:
+        """Captures what training has met often enough: call it between steps, where no gradients are kept."""
+        for tower in self._towers:
+            tower.capture()
 
 
-def graph_towers(model: nn.Module, job: Job, plan: BatchPlan, device: torch.device) -> None:
-    """Captures the passes of the model's trained towers and lets training replay them, if the job asks so.
+class _Tower:
+    """A tower, and the graphs of its passes by the shapes of their input."""
 
-    Evaluation, and inputs of another shape, run as before. Parameters must stay where they are in memory.
-    Raises InputError for a model that cannot be captured. Does nothing without a GPU.
+    def __init__(
+        self,
+        model: nn.Module,
+        name: str,
+        encode: Callable[..., Tensor],
+        trained: list[nn.Parameter],
+        precision: Precision,
+    ) -> None:
+        self.encode, self._model, self._name, self._trained = encode, model, name, trained
+        self._precision: Precision = precision
+        self._met: Counter[Shapes] = Counter()
+        self._wanted: Tensor | Packed | None = None
+        self._graphs: dict[Shapes, _Graphs] = {}
+        self._pool: Any = None
+
+    def __call__(self, x: Tensor | Packed) -> Tensor:
+        """Returns the unit features of training's input, with their graph."""
+        parts = _parts(x)
+        shapes = _shapes(parts)
+        if (graphs := self._graphs.get(shapes)) is not None:
+            features: Tensor = _Replay.apply(graphs, parts, *self._trained)
+            return features
+        self._met[shapes] += 1
+        if self._met[shapes] == _OFTEN and len(self._graphs) < _MOST:
+            self._wanted = Packed(*map(torch.clone, x)) if isinstance(x, Packed) else x.clone()
+        return self.encode(x, normalize=True)
+
+    def capture(self) -> None:
+        """Captures both passes for the input that is wanted, if there is one."""
+        if self._wanted is None:
+            return
+        x, self._wanted = self._wanted, None
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        known = next(iter(self._graphs.values()), None)
+        with _aliased(self._model, self._trained) as trained:
+            graphs = _Graphs(partial(self._encoded, x), _parts(x), trained, self._pool, known)
+        self._graphs[_shapes(_parts(x))] = graphs
+        log.info("%-12s both passes of the %s tower, %s", "CUDA graphs", self._name, _size(x))
+
+    def _encoded(self, x: Tensor | Packed) -> Tensor:
+        device = self._trained[0].device
+        with autocast(device, self._precision, cache_enabled=False):  # a cached weight would stay
+            return self.encode(x, normalize=True)
+
+
+class _Graphs:
+    """Graphs of a tower's passes for inputs of one shape, and the memory that they read and write."""
+
+    def __init__(
+        self,
+        encoded: Callable[[], Tensor],
+        inputs: tuple[Tensor, ...],
+        trained: list[nn.Parameter],
+        pool: Any,
+        other: "_Graphs | None",
+    ) -> None:
+        """`encoded` computes features of `inputs`. Gradients go where those of the tower's `other` graphs do.
+
+        Graphs of one tower share a pool: what one keeps between its passes, another may overwrite.
+        """
+        self.inputs, self.passes = inputs, (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        # Other threads may go on to take memory: a run keeps its steps by one, and Horovod has its own.
+        capture = partial(torch.cuda.graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+
+        def gradients(features: Tensor) -> tuple[Tensor | None, ...]:
+            return torch.autograd.grad(features, trained, self.towards, allow_unused=True)
+
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                features = encoded()
+                self.towards = torch.zeros_like(features)
+                gradients(features)
+        with capture(self.passes[0]):
+            features = encoded()
+        with capture(self.passes[1]):
+            self.gradients = gradients(features)
+            if other is not None:
+                _copy(self.gradients, other.gradients)
+                self.gradients = other.gradients
+        self.features = features.detach()
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, graphs: _Graphs, parts: tuple[Tensor, ...], *_: nn.Parameter) -> Tensor:
+        for held, part in zip(graphs.inputs, parts, strict=True):
+            held.copy_(part)
+        graphs.passes[0].replay()
+        ctx.graphs = graphs
+        return graphs.features.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        graphs = ctx.graphs
+        graphs.towards.copy_(grads[0])
+        graphs.passes[1].replay()
+        return None, None, *(None if part is None else part.detach() for part in graphs.gradients)
+
+
+@contextmanager
+def _aliased(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Puts others in the parameters' place, on the same memory, and yields them.
+
+    Theirs are gradients of no other graph: DistributedDataParallel's nodes belong to another stream than the
+    one that captures.
     """
-    if not job.model.cuda_graphs or not is_cuda(device):
-        return
-    if problems := list(_problems(model)):
-        raise InputError(f"model.cuda_graphs: {job.model.name} {' and '.join(problems)}: set it to false")
-    samples = _samples(model, job, plan, device)
-    towers = {
-        name: _Tower(getattr(model, name), trained, job)
-        for name in samples
-        if (trained := _trained(model, image=name == "encode_image"))
-    }
-    with torch.autocast(device.type, enabled=False):
-        torch.cuda.make_graphed_callables(
-            tuple(towers.values()),
-            tuple((samples[name],) for name in towers),
-            num_warmup_iters=_WARM_UP,
-            allow_unused_input=True,
-        )
-    _accept_streams()
-    for name, tower in towers.items():
-        vars(model)[name] = _replayed(model, tower, getattr(model, name), samples[name].shape)
-    log.info("%-12s both passes of %s", "CUDA graphs", " and ".join(towers))
+    aliases = {id(parameter): nn.Parameter(parameter.detach()) for parameter in parameters}
+    places = [
+        (module._parameters, key, parameter)
+        for module in model.modules()
+        for key, parameter in module._parameters.items()
+        if id(parameter) in aliases
+    ]
+    for held, key, parameter in places:
+        held[key] = aliases[id(parameter)]
+    try:
+        yield list(aliases.values())
+    finally:
+        for held, key, parameter in places:
+            held[key] = parameter
 
 
-def _replayed(
-    model: nn.Module, tower: nn.Module, encode: Callable[..., Tensor], shape: torch.Size
-) -> Callable[..., Tensor]:
-    def replay(x: Tensor, normalize: bool = False) -> Tensor:
-        captured = model.training and torch.is_grad_enabled() and normalize and x.shape == shape
-        features: Tensor = tower(x) if captured else encode(x, normalize=normalize)
-        return features
+def could_be_replayed(model: nn.Module, job: Job, ranks: int, device: torch.device) -> bool:
+    """Returns whether the job does not ask for graphs, and would not be refused if it did."""
+    if job.model.cuda_graphs or not is_cuda(device) or any(_problems(model)):
+        return False
+    try:
+        settings = Model.model_validate(job.model.model_dump() | {"cuda_graphs": True})
+        wanted = job.model_copy(update={"model": settings})
+        plan(wanted, ranks)
+        check_backend(wanted, ranks)
+        check_captions(wanted)
+        check_image_tokens(settings)
+    except (InputError, ValidationError):
+        return False
+    return True
 
-    return replay
+
+def _replayed(model: nn.Module, tower: _Tower) -> Callable[..., Tensor]:
+    def encode(x: Tensor | Packed, normalize: bool = False) -> Tensor:
+        trains = model.training and torch.is_grad_enabled() and normalize
+        return tower(x) if trains else tower.encode(x, normalize=normalize)
+
+    return encode
+
+
+def _parts(x: Tensor | Packed) -> tuple[Tensor, ...]:
+    return tuple(x) if isinstance(x, Packed) else (x,)
+
+
+def _shapes(parts: tuple[Tensor, ...]) -> Shapes:
+    return tuple(part.shape for part in parts)
+
+
+def _size(x: Tensor | Packed) -> str:
+    if isinstance(x, Packed):
+        return f"{many(len(x.ends), 'caption')} of {many(len(x.ids), 'token')}"
+    return " x ".join(map(str, x.shape))
+
+
+def _copy(sources: tuple[Tensor | None, ...], targets: tuple[Tensor | None, ...]) -> None:
+    """The same parameters have a gradient, whatever the shape of the input."""
+    held, given = ([part for part in parts if part is not None] for parts in (targets, sources))
+    torch._foreach_copy_(held, given)
 
 
 def _problems(model: nn.Module) -> Iterator[str]:
@@ -95,16 +260,6 @@ def _rate(module: nn.Module) -> float:
     return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
 
 
-def _samples(model: Any, job: Job, plan: BatchPlan, device: torch.device) -> dict[str, Tensor]:
-    """Returns an input of each tower, as a step gives them."""
-    n, (height, width) = plan.micro_batch_size, to_2tuple(model.visual.image_size)
-    kind = half_type(job.model.precision) or next(model.parameters()).dtype
-    return {
-        "encode_image": torch.zeros(n, 3, height, width, dtype=kind, device=device),
-        "encode_text": torch.zeros(n, model.context_length, dtype=torch.int64, device=device),
-    }
-
-
 def _trained(model: nn.Module, *, image: bool) -> list[nn.Parameter]:
     """Returns the trained parameters of a tower; all that is no image tower's counts as the text tower's."""
     return [
@@ -112,10 +267,3 @@ def _trained(model: nn.Module, *, image: bool) -> list[nn.Parameter]:
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and name not in _LOGITS and name.startswith("visual.") == image
     ]
-
-
-def _accept_streams() -> None:
-    """Keeps torch from warning that gradients are added up on the stream on which they were captured."""
-    accept = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
-    if accept is not None:  # torch before 2.10 does not warn
-        accept(False)

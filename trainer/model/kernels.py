@@ -346,12 +346,7 @@ def _padding_cut(model: nn.Module, settings: Model) -> CaptionLength | None:
     """
     tower = model.text if type(model) is CustomTextCLIP else None
     padding = tower.masked_padding if isinstance(tower, TextTower) else modern_padding(tower)
-    return None if padding is None or _each_length_anew(settings) else CaptionLength(padding=padding)
-
-
-def _each_length_anew(settings: Model) -> bool:
-    """Returns whether each length of captions would be compiled or captured by itself."""
-    return settings.compile or settings.cuda_graphs
+    return None if padding is None or settings.compile else CaptionLength(padding=padding)
 
 
 def _caption_length(text: Any, settings: Model) -> CaptionLength | None:
@@ -361,7 +356,7 @@ def _caption_length(text: Any, settings: Model) -> CaptionLength | None:
         isinstance(module, _RANDOM) and any(vars(module).get(name) for name in ("p", "drop_prob"))
         for module in blocks
     )
-    if type(text) not in (_Clip, _TextTower) or drops or _each_length_anew(settings):
+    if type(text) not in (_Clip, _TextTower) or drops or settings.compile:
         return None
     pool, end = (
         (text.text_pool_type, text.text_eos_id) if isinstance(text, CLIP) else (text.pool_type, text.eos_id)

@@ -21,6 +21,13 @@ _MODERN_TEXT = getattr(transformer, "ModernTextTransformer", None)
 """Class of text towers with RoPE, from 4 on."""
 
 
+def encoders_of(model: nn.Module) -> tuple[str, str]:
+    """Returns the names of the functions by which the model's forward pass encodes images and texts."""
+    image, text = "encode_image", "encode_text"
+    inner = f"_{text}"  # from 4 on: the other names are for callers
+    return (f"_{image}", inner) if inner in type(model).forward.__code__.co_names else (image, text)
+
+
 def of_budget(tokens: int) -> dict[str, int]:
     """Returns the keys of a config's vision_cfg that say most patches of an image; none before release 4."""
     key = "image_seq_len"

@@ -26,6 +26,7 @@ from trainer.telemetry.metrics import evaluation_of
 from trainer.telemetry.records import Record
 from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics, is_due
 from trainer.train.eval_pictures import eval_pictures
+from trainer.train.host_pace import HostPace
 from trainer.train.keep_in_memory import summary_of
 from trainer.train.late_reads import LateReads
 from trainer.train.monitors import Monitors
@@ -49,6 +50,7 @@ class Loop:
         self._consensus = StepConsensus(setup.comm)
         self._batches = global_batches(setup, monitors.skipped)
         self._reads = LateReads(late=on_accelerator(setup.comm.device))
+        self._pace = HostPace(advises=setup.comm.world.rank == 0 and setup.train_step.would_replay)
         data = self._job.data
         self._reads_files = bool(FORMATS[data.kind].unit) and not data.streams
         self._failure: str | None = None
@@ -178,7 +180,8 @@ class Loop:
             if is_first:  # from now on there is something to save
                 self._comm.heartbeat.begin_phase("step", step)
                 self._setup.writer.reserve(train_step)
-            self._reads.settle()  # the step before this one
+            with self._pace.waiting():
+                self._reads.settle()  # the step before this one
         clock.step_done()
         values, keys = result.on_host(), [key for batch in batches for key in batch.keys]
         self._reads.add(lambda: self._monitors.non_finite.check(step, values(), keys))
@@ -201,6 +204,7 @@ class Loop:
         written: Future[Mapping[str, object]] = Future()
         monitors, setup = self._monitors, self._setup
         lap = monitors.clock.pop(monitors.stragglers.pop_comm_s())
+        self._pace.record(lap)
         times, epoch = lap.per_step(), (self._schedule.own(step) - 1) // self._schedule.epoch_steps
         scale = setup.clip.model.get_parameter("logit_scale").detach().exp()
         counts = {**monitors.skipped.figures, **(TALLY.pop().figures if self._reads_files else {})}

@@ -32,7 +32,7 @@ from trainer.errors import InputError
 from trainer.model.anchor import FirstWeights, first_weights, pull
 from trainer.model.build import clamp_logit_scale, trained_towers
 from trainer.model.captioning import caption_share, padding_id, writes_captions, written_tokens
-from trainer.model.cuda_graphs import graph_towers
+from trainer.model.cuda_graphs import TowerGraphs, could_be_replayed
 from trainer.model.ema import Ema
 from trainer.model.layer_numbers import layers_of
 from trainer.model.locking import locked_first
@@ -125,7 +125,9 @@ class TrainStep:
         self._loss = RankLoss(job, comm)
         self._trained = trained_towers(model)
         self._keys = draw_by_sample(model)
-        graph_towers(model, job, plan, comm.device)
+        self._graphs = TowerGraphs(model, job, comm.device)
+        self.would_replay = could_be_replayed(model, job, plan.world_size, comm.device)
+        """True if the job could ask for CUDA graphs and does not."""
         self._statistics = RunningStatistics(model)
         self._locked_first = locked_first(model, job.model)
         layers = layers_of(model)
@@ -157,6 +159,7 @@ class TrainStep:
         Returns this rank's share of the loss.
         """
         self.optimizer.zero_grad(set_to_none=True)
+        self._graphs.capture()
         whole = self._at_once(batches[0], step) if len(batches) == 1 else self._accumulated(batches, step)
         self._reducer.finish()
         if step < (self._job.model.unlock_after_step or 0):
