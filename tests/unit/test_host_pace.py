@@ -34,7 +34,7 @@ def test_a_host_that_never_waits_is_told_once_what_helps(caplog: pytest.LogCaptu
         (False, [LONG] * 13, 0.0),
         (True, [LONG] * 5, 0.0),
         (True, [SHORT] * 13, 0.001),
-        (True, [Lap(10, compute_s=0.5, data_s=0.1)] * 13, 0.0),
+        (True, [Lap(10, compute_s=0.5, data_s=0.25)] * 13, 0.0),
     ],
     ids=["another rank", "too few steps", "a GPU that works", "a slow loader"],
 )

@@ -17,8 +17,8 @@ _STEPS = 50
 """Steps that decide, after those of the first record."""
 _WAITED = 0.02
 """Share of the time that a host which is ahead of its GPU waits for it at least."""
-_DATA = 0.1
-"""Share of the time beyond which the loader is what the GPU waits for."""
+_DATA = 0.3
+"""Share of the time beyond which the GPU waits for data: to pack and to send them is the host's work, too."""
 
 
 class HostPace:
