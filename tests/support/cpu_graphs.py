@@ -4,8 +4,7 @@ Each operator then reads the same tensors as in the capture and writes its resul
 as the kernels of a real graph do. What a captured region keeps outside of torch's operators is not replayed.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +32,12 @@ class CpuGraph(TorchDispatchMode):
         self._calls.append((func, args, kwargs or {}, tree_leaves(out)))
         return out
 
+    def capture_begin(self, _pool: object, **_: object) -> None:
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def capture_end(self) -> None:
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
     @torch.no_grad()
     def replay(self) -> None:
         """Runs all operators again."""
@@ -44,20 +49,15 @@ class CpuGraph(TorchDispatchMode):
                     held.copy_(fresh)
 
 
-@contextmanager
-def _capture(graph: CpuGraph, **_: object) -> Iterator[None]:
-    with graph:
-        yield
-
-
 def use_cpu_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets jobs with `model.cuda_graphs` capture and replay on the CPU."""
     stream = SimpleNamespace(wait_stream=lambda _other: None)
     monkeypatch.setattr(cuda_graphs, "is_cuda", lambda _device: True)
     for name, value in {
         "CUDAGraph": CpuGraph,
-        "graph": _capture,
         "graph_pool_handle": object,
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
         "Stream": lambda: stream,
         "current_stream": lambda: stream,
         "stream": lambda _stream: nullcontext(),

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -90,7 +91,7 @@ class _Tower:
         self._met: Counter[Shapes] = Counter()
         self._wanted: Tensor | Packed | None = None
         self._graphs: dict[Shapes, _Graphs] = {}
-        self._pool: Any = None
+        self._shared: _Shared | None = None
 
     def __call__(self, x: Tensor | Packed) -> Tensor:
         """Returns the unit features of training's input, with their graph."""
@@ -109,10 +110,9 @@ class _Tower:
         if self._wanted is None:
             return
         x, self._wanted = self._wanted, None
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        known = next(iter(self._graphs.values()), None)
+        self._shared = self._shared or _Shared(torch.cuda.graph_pool_handle(), torch.cuda.Stream())
         with _aliased(self._model, self._trained) as trained:
-            graphs = _Graphs(partial(self._encoded, x), _parts(x), trained, self._pool, known)
+            graphs = _Graphs(partial(self._encoded, x), _parts(x), trained, self._shared)
         self._graphs[_shapes(_parts(x))] = graphs
         log.info("%-12s both passes of the %s tower, %s", "CUDA graphs", self._name, _size(x))
 
@@ -120,6 +120,17 @@ class _Tower:
         device = self._trained[0].device
         with autocast(device, self._precision, cache_enabled=False):  # a cached weight would stay
             return self.encode(x, normalize=True)
+
+
+@dataclass
+class _Shared:
+    """What graphs of one tower share. What one keeps between its passes, another may overwrite."""
+
+    pool: Any
+    stream: torch.cuda.Stream
+    """Stream on which all are captured: memory of a pool serves the stream that took it."""
+    gradients: tuple[Tensor | None, ...] | None = None
+    """Where all of them leave the parameters' gradients."""
 
 
 class _Graphs:
@@ -130,36 +141,44 @@ class _Graphs:
         encoded: Callable[[], Tensor],
         inputs: tuple[Tensor, ...],
         trained: list[nn.Parameter],
-        pool: Any,
-        other: "_Graphs | None",
+        shared: _Shared,
     ) -> None:
-        """`encoded` computes features of `inputs`. Gradients go where those of the tower's `other` graphs do.
-
-        Graphs of one tower share a pool: what one keeps between its passes, another may overwrite.
-        """
+        """`encoded` computes features of `inputs`."""
         self.inputs, self.passes = inputs, (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        # Other threads may go on to take memory: a run keeps its steps by one, and Horovod has its own.
-        capture = partial(torch.cuda.graph, pool=pool, stream=stream, capture_error_mode="thread_local")
 
         def gradients(features: Tensor) -> tuple[Tensor | None, ...]:
             return torch.autograd.grad(features, trained, self.towards, allow_unused=True)
 
-        with torch.cuda.stream(stream):
+        shared.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(shared.stream):
             for _ in range(_WARM_UP):
                 features = encoded()
                 self.towards = torch.zeros_like(features)
                 gradients(features)
-        with capture(self.passes[0]):
-            features = encoded()
-        with capture(self.passes[1]):
-            self.gradients = gradients(features)
-            if other is not None:
-                _copy(self.gradients, other.gradients)
-                self.gradients = other.gradients
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # the pool takes what plain passes have had until now
+            with _captured(self.passes[0], shared.pool):
+                features = encoded()
+            with _captured(self.passes[1], shared.pool):
+                found = gradients(features)
+                if shared.gradients is not None:
+                    _copy(found, shared.gradients)
+        torch.cuda.current_stream().wait_stream(shared.stream)
         self.features = features.detach()
-        torch.cuda.current_stream().wait_stream(stream)
+        self.gradients = shared.gradients = shared.gradients or found
+
+
+@contextmanager
+def _captured(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """Captures the block. Unlike `torch.cuda.graph` it leaves the host's page-locked memory as it is.
+
+    Other threads may take memory meanwhile: a run keeps its steps by one, and Horovod has its own.
+    """
+    graph.capture_begin(pool, capture_error_mode="thread_local")
+    try:
+        yield
+    finally:
+        graph.capture_end()
 
 
 class _Replay(torch.autograd.Function):
