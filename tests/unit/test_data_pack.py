@@ -308,6 +308,21 @@ def test_only_packed_shards_at_an_address_are_replaced(table: Path, address: str
         pack(table, address, force=True)
 
 
+def test_what_is_at_an_address_stays_if_no_row_can_be_packed(table: Path, address: str) -> None:
+    pack(table, address, samples_per_shard=3)
+    before, whole = at(address), (table.parent / "0.png").read_bytes()
+    for picture in table.parent.glob("[0-5].*"):
+        picture.write_bytes(b"no picture")
+    with pytest.raises(InputError, match="none of the table's 7 rows can be packed"):
+        pack(table, address, samples_per_shard=3, recipe=Recipe(skip_bad=True), force=True)
+    assert at(address) == before
+    (table.parent / "0.png").write_bytes(whole)
+    pack(table, address, samples_per_shard=3, recipe=Recipe(skip_bad=True), force=True)
+    there = at(address)
+    assert list(json.loads(there["sizes.json"] or b"").values()) == [1, 0, 1]
+    assert list(there) == ["bad-rows.tsv", *before]
+
+
 def test_the_command_packs_to_an_address(table: Path, address: str) -> None:
     arguments = [str(table), f"{address}/", "--samples-per-shard", "3", "--processes", "1"]
     result = CliRunner().invoke(command, arguments, catch_exceptions=False)

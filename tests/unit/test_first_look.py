@@ -87,7 +87,8 @@ def test_login_node_without_numpy_says_how_to_check_without_the_data(
     (tmp_path / "t.csv").touch()
     monkeypatch.setattr(READERS["table"], "check", no_numpy)
     with pytest.raises(
-        InputError, match=r"data.train: the Python package numpy .* `clipship check --no-data`"
+        InputError,
+        match=r"^data.train: the Python package numpy .* has --no-data .* `resume` have --no-check",
     ):
         check_data(Data(train=(str(tmp_path / "t.csv"),)))
 

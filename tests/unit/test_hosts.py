@@ -167,6 +167,14 @@ def test_another_mpi_is_refused_by_its_name(bare_python: Path) -> None:
         start_ranks(["true"], tiny_job(comm={"launcher": "mpirun"}), nproc=2, hosts=None)
 
 
+def test_an_mpirun_that_stands_still_is_refused(bare_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bare_python / "mpirun").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (bare_python / "mpirun").chmod(0o755)
+    monkeypatch.setattr("trainer.launch.open_mpi._ANSWER_S", 0.2)
+    with pytest.raises(InputError, match=r"mpirun --version has not ended after 0\.2 s"):
+        start_ranks(["true"], tiny_job(comm={"launcher": "mpirun"}), nproc=2, hosts=None)
+
+
 @pytest.mark.usefixtures("bare_python")
 def test_missing_ssh_is_refused_with_the_way_to_get_it() -> None:
     with pytest.raises(InputError, match="openssh-client"):

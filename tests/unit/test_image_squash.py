@@ -293,6 +293,10 @@ def test_without_the_daemon_s_image_enroot_takes_it_from_the_registry(
     programs("enroot", "echo 'no such command' >&2; exit 1")
     with pytest.raises(ClusterError, match=r"no such command \(enroot 4.1 or newer is needed"):
         squash(job(images, "registry.example/team/other:1"))
+    programs("enroot", "exec /bin/sleep 60")
+    monkeypatch.setattr("trainer.image.squash._ANSWER_S", 0.2)
+    with pytest.raises(ClusterError, match=r"enroot digest .* has not ended after 0\.2 s"):
+        squash(job(images, "registry.example/team/other:1"))
 
 
 @pytest.fixture

@@ -327,22 +327,27 @@ def test_relative_paths_start_at_the_job_files_folder(
     job_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/home/me[1]")
     shards = '["s/{0..1}.tar", "/abs/*.tar", "~/a.tar", "s3://bucket/x.tar"]'
     job = load_job(
         job_path,
         [
             f"data.train={shards}",
             "model.name=tiny.json",
-            "model.pretrained=w.pt",
+            "model.pretrained=~/w.pt",
             "eval.class_names=names.txt",
         ],
     )
     here = str(job_path.parent)
-    assert job.data.train == (f"{here}/s/{{0..1}}.tar", "/abs/*.tar", "/home/me/a.tar", "s3://bucket/x.tar")
+    assert job.data.train == (
+        f"{here}/s/{{0..1}}.tar",
+        "/abs/*.tar",
+        "/home/me[[]1]/a.tar",
+        "s3://bucket/x.tar",
+    )
     assert (job.model.name, job.model.pretrained, job.logging.runs) == (
         f"{here}/tiny.json",
-        f"{here}/w.pt",
+        "/home/me[1]/w.pt",
         f"{here}/runs",
     )
     assert job.eval.class_names == f"{here}/names.txt"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream.ws_client import WebSocketConnectionClosedException
 
+from tests.support.jobs import tiny_job
 from trainer.errors import ClusterError
 from trainer.launch.kubernetes import pod_logs
 from trainer.launch.kubernetes.cluster import Cluster
@@ -146,3 +148,19 @@ def test_a_run_without_a_record_is_ended_by_a_command_for_its_cluster() -> None:
     submission = Submission("kubernetes", "ml/mine", "2026-01-02T03:04:05+00:00", details)
     words = "kubectl '--context=one b' --namespace=ml delete job mine"
     assert KubernetesScheduler().ends(submission) == words
+
+
+@pytest.mark.parametrize("blocked", ["artefacts", "artefacts/submission.env/a"], ids=["folder", "file"])
+def test_an_object_that_kubectl_made_is_known_where_no_record_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocked: str
+) -> None:
+    metadata = {**NAME, "labels": LABELS, "creationTimestamp": "2026-01-02T03:04:05Z"}
+    found = SimpleNamespace(context="one", namespace="ml", read=lambda *_: {"metadata": metadata})
+    monkeypatch.setattr("trainer.launch.kubernetes.cluster.connect", lambda *_: found)
+    monkeypatch.chdir(tmp_path)
+    where = tmp_path / "runs/clip" / blocked
+    where.parent.mkdir(parents=True)
+    where.touch()
+    adopted = KubernetesScheduler().adopt(tiny_job(name="clip", kubernetes={}), None)
+    assert adopted is not None
+    assert (adopted[0], adopted[1].id) == (Path("runs/clip"), "ml/clip")

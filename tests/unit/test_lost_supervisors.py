@@ -65,14 +65,24 @@ def test_lost_supervisor_leaves_fewer_ranks(tmp_path: Path, capfd: pytest.Captur
     assert record(world, "generations/00002.json")["member"] == 0
 
 
-def test_world_without_the_batch_for_it_is_passed_over(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, limits=replace(FEWER, world_sizes=(1, 2, 4, 8)))
+@pytest.mark.parametrize(
+    ("limits", "ranks"),
+    [
+        ({"world_sizes": (1, 2, 4, 8)}, {0: 0, 1: 1, 4: 2, 5: 3}),
+        ({"even_nodes": True}, {0: 0, 1: 1, 4: 2, 5: 3, 6: 4, 7: 5}),
+    ],
+    ids=["a batch that 7 ranks cannot share", "nodes of unequal size"],
+)
+def test_world_that_cannot_train_the_job_is_passed_over(
+    tmp_path: Path, limits: dict[str, Any], ranks: dict[int, int]
+) -> None:
+    world = four_nodes(tmp_path, limits=replace(FEWER, **limits))
 
     async def story() -> None:
         await world.start()
         world.lose(2)
-        await world.agreed(2, 4)
-        assert world.world() == {0: 0, 1: 1, 4: 2, 5: 3}
+        await world.agreed(2, len(ranks))
+        assert world.world() == ranks
         assert await world.end() == [0] * 7, "those without a rank leave with the others"
 
     play(story)

@@ -14,10 +14,12 @@ def membership(
     spares: int = 0,
     fewest: int | None = None,
     sizes: tuple[int, ...] = SIZES,
+    even_nodes: bool = False,
 ) -> Membership:
     """All members are there: 0 and 1 on node a, 2 and 3 on b, and so on; the last nodes are spares."""
     wanted = (nodes - spares) * each
-    its = Membership(range(nodes * each), wanted, wanted if fewest is None else fewest, sizes)
+    fewest = wanted if fewest is None else fewest
+    its = Membership(range(nodes * each), wanted, fewest, sizes, even_nodes=even_nodes)
     for member in range(nodes * each):
         its.join(member, "abcdefgh"[member // each])
     return its
@@ -64,6 +66,28 @@ def test_world_after_losses(
     for member in lost:
         its.lose(member)
     assert numbers(its) == world
+
+
+@pytest.mark.parametrize(
+    ("lost", "even", "other"),
+    [
+        ([], (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11), (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)),
+        ([8, 9, 10, 11], (0, 1, 2, 4, 5, 6), (0, 1, 2, 3, 4, 5)),
+        ([1, 8, 9, 10, 11], (0, 2, 3, 4, 5, 6), (0, 2, 4, 5, 6, 7)),
+        ([0, 1, 2, 7, 8, 9, 10, 11], (4, 5, 6), (3, 4, 5, 6)),
+        ([0, 1, 2, 5, 6, 7, 9, 10, 11], (3, 4, 8), (3, 4, 8)),
+        ([0, 1, 2, 3, 5, 6, 7, 9, 10, 11], None, None),
+    ],
+    ids=["all", "a node", "one of a node, too", "a node of three", "one of each", "too few"],
+)
+def test_nodes_of_a_world_have_as_many_ranks_each_if_they_must(
+    lost: list[int], even: tuple[int, ...] | None, other: tuple[int, ...] | None
+) -> None:
+    for even_nodes, world in ((True, even), (False, other)):
+        its = membership(3, 4, fewest=3, sizes=(1, 2, 3, 4, 6, 12), even_nodes=even_nodes)
+        for member in lost:
+            its.lose(member)
+        assert numbers(its) == world
 
 
 def test_member_that_comes_back_has_its_place_again() -> None:

@@ -784,6 +784,8 @@ def test_a_bare_number_is_minutes() -> None:
         ({"srun": {"versio": True}}, "versio is short for version to srun, and that cannot be set"),
         ({"extra": {"comment": "a\n#SBATCH --nodes=9"}}, "must be one line"),
         ({"srun": {"nodes": "3"}}, "nodes follows from resources.nodes"),
+        ({"srun": {"gpus": "2"}}, "gpus follows from [resources]: change that instead"),
+        ({"srun": {"mem": "9G"}}, "mem follows from slurm.mem: change that instead"),
         ({"srun": {"pty": True}}, "pty cannot be set: ranks have no terminal"),
         ({"srun": {"--cpu-bind": "cores"}}, "is not a long option of srun"),
         ({"srun": {"network": "a\nb"}}, "must be one line"),
@@ -811,6 +813,10 @@ def test_what_slurm_would_misunderstand_is_refused(slurm: dict[str, Any], expect
     with pytest.raises(InputError) as refused:
         job(slurm=slurm)
     assert expected in str(refused.value)
+
+
+def test_each_rank_may_get_a_gpu_of_its_own_from_srun() -> None:
+    assert "--gpus-per-task=1" in batch_script(job(slurm={"srun": {"gpus-per-task": "1"}}))
 
 
 def test_an_option_may_be_the_beginning_of_one_that_is_refused() -> None:

@@ -117,6 +117,18 @@ def test_what_needs_the_first_weights_has_no_stages(tmp_path: Path, old: str, ne
     loaded(tmp_path, "", JOB.replace(old, new))
 
 
+def test_standard_input_is_read_by_stages_with_one_and_the_same_data(tmp_path: Path) -> None:
+    piped = JOB.replace('train = ["shards/*.tar"]', 'train = ["-"]\nstream_samples = 640')
+    assert "job.toml:14: stage: data.train = -: standard input is read once" in refused(
+        tmp_path, "[[stage]]\ndata.augment.gray_scale_prob = 0.1\n", piped
+    )
+    once = '[[stage]]\ndata = { train = ["-"], stream_samples = 64 }\n'
+    assert "standard input is read once" in refused(tmp_path, once + once.replace("64", "65"))
+    loaded(tmp_path, once + once)
+    loaded(tmp_path, "[[stage]]\noptim.lr = 1e-5\n", piped)
+    loaded(tmp_path, '[[stage]]\ndata.train = ["late/*.tar"]\n', piped)
+
+
 def test_data_of_stages_are_seen_by_ranks_and_reached_in_object_storage(tmp_path: Path) -> None:
     job = loaded(
         tmp_path, '[[stage]]\ndata.train = "s3://bucket/{0..9}.tar"\n[[stage]]\ndata.train = "late/*.tar"\n'

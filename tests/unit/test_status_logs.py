@@ -369,6 +369,16 @@ def test_following_logs_of_a_run_that_nobody_started_ends(tmp_path: Path) -> Non
         list(log_lines(tmp_path, None, follow=True))
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_logs_that_cannot_be_listed_are_not_taken_for_a_run_that_has_not_started(
+    run: Path, follow: bool
+) -> None:
+    (run / "logs").rmdir()
+    (run / "logs").symlink_to("logs")
+    with pytest.raises(InputError, match="logs cannot be read: Too many levels of symbolic links"):
+        list(log_lines(run, None, follow=follow))
+
+
 def test_logs_end_with_why_the_run_failed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _log(run, 0, "Connection closed by peer\n")
     cause = {"rank": 1, "node": "n", "exit_code": 1, "reason": "killed by SIGKILL", "time": 0.0}

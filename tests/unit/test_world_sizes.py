@@ -7,7 +7,7 @@ import pytest
 from tests.support.jobs import tiny_job
 from tests.support.refusals import refusal
 from trainer.config import Job
-from trainer.config.world_sizes import check_nodes, world_sizes
+from trainer.config.world_sizes import check_nodes, needs_even_nodes, world_sizes
 from trainer.errors import InputError
 
 
@@ -44,6 +44,18 @@ def test_world_sizes_can_be_cut_as_the_shards_ask() -> None:
         3,
         6,
     ]
+
+
+@pytest.mark.parametrize(
+    ("comm", "even"),
+    [
+        ({"backend": "fsdp", "fsdp": {"shard_degree": "node"}}, True),
+        ({"backend": "fsdp"}, False),
+        ({"backend": "torch", "fsdp": {"shard_degree": "node"}}, False),
+    ],
+)
+def test_nodes_that_hold_the_model_each_have_as_many_ranks(comm: dict[str, Any], even: bool) -> None:
+    assert needs_even_nodes(tiny_job(comm=comm)) is even
 
 
 @pytest.mark.parametrize(

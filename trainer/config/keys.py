@@ -18,7 +18,7 @@ from trainer.config.toml_lines import Key
 from trainer.config.types import AnySection, Section, is_remote
 from trainer.errors import InputError
 from trainer.text.masking import masked
-from trainer.text.paste import as_pattern
+from trainer.text.paste import as_pattern, with_home
 from trainer.text.terminal import one_line
 
 if TYPE_CHECKING:
@@ -172,16 +172,15 @@ def resolved(value: object, mark: JobPath, base: Path, key: Key) -> object:
             f"{'.'.join(key)}: {one_line(masked(value))[:80]} is taken as it stands, as no shell reads a job "
             "file, and only `~/` is the home folder: write the whole path, or ./ before such a name"
         )
-    plain = os.path.expanduser(value) if value.startswith("~/") else value
     if mark.kind == "patterns":
-        return os.path.join(as_pattern(base), plain)
+        return os.path.join(as_pattern(base), with_home(value))
     if "://" in value:
         raise InputError(
             f"{'.'.join(key)}: {one_line(masked(value))[:80]} is an address, and this key takes a path: give "
             f"a {mark.kind} that this machine and the ranks see"
         )
     _refuse_long(value)
-    return str(base / plain)
+    return str(base / (os.path.expanduser(value) if value.startswith("~/") else value))
 
 
 def _refuse_long(path: str) -> None:

@@ -49,6 +49,12 @@ _SEEDS = 2**31
 _BEGIN = ("pretrained", "init")
 """Keys that say where a run begins; a stage begins with the weights of the one before."""
 
+_READ_TWICE = (
+    f"data.train = {STANDARD_INPUT}: standard input is read once, and stages whose [data] differ would each "
+    "open it: the later one misses what the earlier one has read ahead. Give each the same [data], or name "
+    "files or pipe:COMMAND."
+)
+
 
 class StageProblem(ValueError):
     """Raised for a stage that makes no job; `problems` has each with the key in the job file."""
@@ -68,7 +74,11 @@ def stages_of(job: "Job") -> tuple["Job", ...]:
     if problems := list(_not_with_stages(job)):
         raise StageProblem(problems)
     first = job.model_copy(update={"stage": ()})
-    return (first, *(_changed(first, stage, number) for number, stage in enumerate(job.stage, 2)))
+    found = (first, *(_changed(first, stage, number) for number, stage in enumerate(job.stage, 2)))
+    reading = [own.data for own in found if STANDARD_INPUT in own.data.train]
+    if any(data != reading[0] for data in reading):
+        raise StageProblem([(("stage",), _READ_TWICE)])
+    return found
 
 
 def stage_title(job: "Job", number: int) -> str:

@@ -16,6 +16,11 @@ def world_sizes(job: Job) -> list[int]:
     return [size for size in sorted(divisors) if not _problem(stages, size)]
 
 
+def needs_even_nodes(job: Job) -> bool:
+    """Returns whether the ranks of a job must be as many on each node, as each holds a copy of the model."""
+    return job.comm.backend == "fsdp" and job.comm.fsdp.shard_degree == "node"
+
+
 def check_batches(job: Job, size: int) -> None:
     """Raises InputError that lists the stages whose batch so many ranks cannot share."""
     problems = []

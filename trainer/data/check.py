@@ -33,8 +33,8 @@ def check_data(data: Data, key: str = TRAIN) -> int | None:
         if not (remedy := missing_extra(missing.name or "")):
             raise
         raise InputError(
-            f"{key}: {remedy}; or leave the data to the ranks, by `clipship check --no-data` and `clipship "
-            "submit --no-check`"
+            f"{key}: {remedy}; or leave the data to ranks on other machines: `clipship check` has --no-data "
+            "for that, and `clipship submit`, `sweep` and `resume` have --no-check"
         ) from None
 
 

@@ -126,7 +126,7 @@ def pack(
     jobs = list(_jobs(rows, beside, _cuts(rows, samples_per_shard, shard_mb), recipe, address))
     plan = _plan(rows, recipe, [job.count for job in jobs], address)
     if address and not _is_begun(beside, plan):
-        _clear(address, force)
+        refuse_to_replace(address, names(address), force)
     _begin(beside, plan)
     bad = _run(jobs, processes, lambda done: progress(done, len(rows)) if progress else None)
     if len(bad) == len(rows):
@@ -229,7 +229,8 @@ def _make(job: Job) -> None:
     with _writing(job.path):
         samples = write_shard(_samples(job, bad, bytes_in), beside)
         os.replace(beside, job.path)
-        if job.address:
+        if job.address and samples:  # one without samples waits here: if no row can be packed, none goes
+            remove(f"{job.address.rpartition('/')[0]}/{SIZES}")  # mixed shards would count as a whole set
             put(job.path, job.address)
             job.path.unlink()
         write_whole(_report(job), json.dumps({"samples": samples, "bad": bad, "bytes": bytes_in}))
@@ -335,20 +336,12 @@ def _bad_rows(bad: Sequence[tuple[str, str]]) -> str:
     return "".join(f"{origin}\t{' '.join(why.split())}\n" for origin, why in bad)
 
 
-def _clear(address: str, force: bool) -> None:
-    """Raises InputError unless nothing is at the address, or only packed shards that `force` replaces.
-
-    Their sizes go first: without them nobody takes what is there for a whole set.
-    """
-    held = names(address)
-    refuse_to_replace(address, held, force)
-    if SIZES in held:
-        remove(f"{address}/{SIZES}")
-
-
 def _finish_there(beside: Path, address: str, jobs: Sequence[Job], bad: Sequence[tuple[str, str]]) -> None:
-    """Removes what other shards left there; writes the list of bad rows, then the sizes."""
+    """Removes what other shards left there; writes shards without samples, the bad rows, then the sizes."""
     sizes = _sizes_of(jobs)
+    for job in jobs:
+        if job.address and job.path.exists():
+            put(job.path, job.address)
     for name in filter(is_packed, names(address)):
         if name not in sizes:
             remove(f"{address}/{name}")

@@ -36,6 +36,8 @@ _AS_ENROOT = ("-all-root", "-root-mode", "755", "-no-xattrs", "-wildcards", "-e"
 _ARCH = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 """Values of image.platform, as enroot calls them."""
 _PACKAGE = "squashfs-tools 4.5 or newer (package squashfs-tools; Debian 12 and Ubuntu 22.04 have it)"
+_ANSWER_S = 120.0
+"""Longest that enroot may ask the image's registry for its digest."""
 _FIRST_BYTES = 1000
 """Part of the errors of mksquashfs that is shown: all options follow one that it does not know."""
 
@@ -100,7 +102,13 @@ def _in_registry(tag: str, arch: str) -> _Source:
     """Returns the image as enroot imports it, by the digest that its registry has for the name now."""
     name, _, digest = tag.partition("@")
     if not digest:
-        answer = answer_of("enroot", "digest", "--arch", arch, f"docker://{for_enroot(tag)}")
+        words = ("enroot", "digest", "--arch", arch, f"docker://{for_enroot(tag)}")
+        try:
+            answer = answer_of(*words, timeout=_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            raise ClusterError(
+                f"enroot digest {tag} has not ended after {_ANSWER_S:g} s: is its registry reached from here?"
+            ) from None
         digest = answer.stdout.strip()
         if answer.returncode or not digest.startswith("sha256:"):
             raise ClusterError(

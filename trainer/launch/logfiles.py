@@ -4,6 +4,7 @@ Imports no torch.
 """
 
 import heapq
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -81,6 +82,7 @@ def log_lines(
     `over` tells whether it has; without it, the run folder is asked. What it waits for is said on stderr.
     Raises InputError if there is nothing to show, with `follow` if nothing can come.
     """
+    _check_listed(folder / LOGS)
     files: dict[Path, _File] = {}
     if not _opened(folder, rank, files) and (not follow or (over is None and not _can_come(folder))):
         raise InputError(_no_logs(folder, rank))
@@ -134,6 +136,16 @@ def _opened(folder: Path, rank: int | None, files: dict[Path, _File]) -> list[_F
         if path not in files and rank in (None, which):
             files[path] = _File(path, which)
     return list(files.values())
+
+
+def _check_listed(logs: Path) -> None:
+    """Raises InputError if the folder of logs is there and cannot be read, which `rank_logs` passes over."""
+    try:
+        os.listdir(logs)
+    except FileNotFoundError:
+        pass
+    except OSError as problem:
+        raise InputError(f"{logs} cannot be read: {problem.strerror}") from None
 
 
 def _can_come(folder: Path) -> bool:

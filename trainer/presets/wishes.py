@@ -16,7 +16,7 @@ from trainer.errors import InputError
 from trainer.presets.files import preset_text
 from trainer.presets.own_data import NONE, OwnData, own_data
 from trainer.run.layout import JOB_FILE
-from trainer.text.paste import as_pattern, word
+from trainer.text.paste import as_pattern, with_home, word
 from trainer.text.terminal import one_line
 
 _MADE_UP = re.compile(r'(format = "synthetic"|synthetic_samples = |# Your own data instead|# train = )')
@@ -182,7 +182,7 @@ def _check_there(given: str) -> None:
     from trainer.data.shard_names import expand_shards  # it imports pydantic
 
     try:
-        expand_shards([os.path.expanduser(given)])
+        expand_shards([with_home(given)])
     except InputError as problem:
         raise InputError(f"--data {problem}{_NO_DATA}") from None
 

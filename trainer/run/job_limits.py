@@ -12,7 +12,7 @@ from typing import Any
 from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.config.typed import from_here
-from trainer.config.world_sizes import world_sizes
+from trainer.config.world_sizes import needs_even_nodes, world_sizes
 from trainer.errors import InputError
 from trainer.run.folder import run_folder
 from trainer.run.start_job import check_seen
@@ -35,6 +35,7 @@ def limits_of_job(arguments: Sequence[str]) -> dict[str, Any]:
         "run": job.name,
         "notify": job.logging.notify,
         "world_sizes": world_sizes(job),
+        "even_nodes": needs_even_nodes(job),
         "run_folder": str(run_folder(job).absolute()),
     }
 

@@ -38,6 +38,8 @@ class Limits:
     """Events of the run that are told, see `trainer.run.notify`."""
     world_sizes: tuple[int, ...] = ()
     """Numbers of ranks that can train the job, smallest first; empty: not known."""
+    even_nodes: bool = False
+    """True: the ranks must be as many on each node."""
 
     def __post_init__(self) -> None:
         for name in ("world_sizes", "notify"):  # JSON has lists

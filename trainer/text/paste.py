@@ -1,5 +1,6 @@
 """Quotes what is pasted elsewhere: commands for bash, zsh and fish alike, and paths in patterns of data."""
 
+import os
 import re
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-][A-Za-z0-9_@+=:,./-]*", re.ASCII)
@@ -29,6 +30,11 @@ def command(*words: object) -> str:
 def as_pattern(path: object) -> str:
     """Returns the pattern, as `data.train` takes it, that names this path alone: a folder may be `run[1]`."""
     return "".join(f"[{c}]" if c in "*?[" else f"\\{c}" if c in "\\{}," else c for c in str(path))
+
+
+def with_home(pattern: str) -> str:
+    """Returns the pattern with the home folder, which may have brackets in its name, in place of `~/`."""
+    return as_pattern(os.path.expanduser("~")) + pattern[1:] if pattern.startswith("~/") else pattern
 
 
 def _outside(part: str) -> str:

@@ -7,6 +7,7 @@ import datetime
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,8 +114,8 @@ class KubernetesScheduler(Scheduler):
     def adopt(self, job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
         """Record the job's object that `kubectl` made, and return it with its folder; None if there is none.
 
-        If the run has a folder, it must be the one that `record_folder` names. Raises ClusterError and
-        InputError.
+        If the run has a folder, it must be the one that `record_folder` names. One that may not be written
+        gets no record, and the object is looked for again. Raises ClusterError and InputError.
         """
         from trainer.launch.kubernetes.cluster import connect
         from trainer.launch.kubernetes.objects import is_ours
@@ -129,9 +130,9 @@ class KubernetesScheduler(Scheduler):
         submission = _submission(
             cluster, row, metadata["name"], metadata["uid"], metadata["creationTimestamp"]
         )
-        folder = self._prepare_folder(job)
-        record(folder, submission)
-        return folder, submission
+        with suppress(InputError, OSError):
+            record(self._prepare_folder(job), submission)
+        return self.record_folder(job), submission
 
     def status(self, folder: Path, submission: Submission) -> list[tuple[str, str]]:
         """Returns rows with state, pods and important events.

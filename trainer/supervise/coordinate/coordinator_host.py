@@ -68,7 +68,7 @@ class CoordinatorHost:
             limits,
             self._context.exit_files,
             self,
-            Membership(members, len(ranks), fewest, limits.world_sizes),
+            Membership(members, len(ranks), fewest, limits.world_sizes, even_nodes=limits.even_nodes),
             member=world.rank,
             keeps_going=self._context.keeps_going,
             respawns=bool(env.get(RESPAWNS)),

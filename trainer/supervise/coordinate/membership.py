@@ -111,14 +111,23 @@ def members_of(text: str) -> Iterator[tuple[int, str]]:
 class Membership:
     """Counts who is there and which nodes failed, and chooses the next world."""
 
-    def __init__(self, members: Iterable[int], wanted: int, fewest: int, sizes: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        members: Iterable[int],
+        wanted: int,
+        fewest: int,
+        sizes: Sequence[int] = (),
+        *,
+        even_nodes: bool = False,
+    ) -> None:
         """`wanted` and `fewest` are numbers of ranks.
 
-        `sizes` are those that can train the job, smallest first; empty: only `wanted`.
+        `sizes` are those that can train the job, smallest first; empty: only `wanted`. With `even_nodes` each
+        node of a world must have as many ranks as any other.
         """
         self.expected = frozenset(members)
         """Numbers of all members that the launcher started."""
-        self.wanted, self.fewest = wanted, fewest
+        self.wanted, self.fewest, self.even_nodes = wanted, fewest, even_nodes
         self._sizes = [size for size in sizes if size >= fewest] or [wanted]
         self.nodes: dict[int, str] = {}
         """Node of each member that has ever joined."""
@@ -177,9 +186,6 @@ class Membership:
         """
         never = {without, *(node for node in self._excluded if self.kind_of(node) == "unfit")}
         living = [member for member in self.living if self.nodes[member] not in never]
-        size = self._largest(min(len(living), self.wanted))
-        if size is None:
-            return None
         on_node = Counter(self.nodes[member] for member in living)
         first = {node: member for member in reversed(living) for node in (self.nodes[member],)}
         excluded = self.excluded
@@ -188,17 +194,30 @@ class Membership:
             node = self.nodes[member]
             return node in excluded, -on_node[node], first[node], member
 
-        chosen = sorted(sorted(living, key=order)[:size])
-        return WorldPlan(tuple((member, self.nodes[member]) for member in chosen))
+        ordered = sorted(living, key=order)
+        end = bisect_right(self._sizes, min(len(living), self.wanted))
+        worlds = (self._chosen(ordered, size) for size in reversed(self._sizes[:end]))
+        if (chosen := next(filter(None, worlds), None)) is None:
+            return None
+        return WorldPlan(tuple((member, self.nodes[member]) for member in sorted(chosen)))
 
     def unused(self, world: WorldPlan) -> dict[str, str]:
         """Returns the excluded nodes that have no rank in the world, each with the reason."""
         used = {node for _, node in world.members}
         return {node: why for node, why in self.excluded.items() if node not in used}
 
-    def _largest(self, members: int) -> int | None:
-        end = bisect_right(self._sizes, members)
-        return self._sizes[end - 1] if end else None
+    def _chosen(self, ordered: Sequence[int], size: int) -> Sequence[int]:
+        """Returns the first `size` members; with even nodes those of as few nodes as possible, or none."""
+        if not self.even_nodes:
+            return ordered[:size]
+        on_node: dict[str, list[int]] = {}
+        for member in ordered:
+            on_node.setdefault(self.nodes[member], []).append(member)
+        for each in (each for each in range(size, 0, -1) if size % each == 0):
+            fitting = [members[:each] for members in on_node.values() if len(members) >= each]
+            if len(fitting) >= size // each:
+                return [member for members in fitting[: size // each] for member in members]
+        return ()
 
 
 def source_of(

@@ -166,7 +166,8 @@ def too_few(run: RunState) -> str:
     """Returns the reason why there is no next world."""
     its = run.membership
     key = "recovery.min_nodes" if run.limits.min_nodes is not None else "without recovery.min_nodes, the run"
+    even = ", as many on each node (comm.fsdp.shard_degree)" if its.even_nodes else ""
     return (
         f"{many(len(its.living), 'supervisor')} of {len(its.expected)} "
-        f"{'is' if len(its.living) == 1 else 'are'} left, and {key} needs {many(its.fewest, 'rank')}"
+        f"{'is' if len(its.living) == 1 else 'are'} left, and {key} needs {many(its.fewest, 'rank')}{even}"
     )
