@@ -205,7 +205,8 @@ def a_gradient_gathered_in_bf16_is_that_of_one_process_with_rounded_weights(
         patch.setattr("trainer.comm.fsdp_backend.all_gather_single", recorded)
         patch.setattr(comm, "_job", job)
         found = gradient(job, comm)
-    assert torch.bfloat16 in gathered
+    # A rank that holds the whole model gathers nothing, and torch rounds it all the same.
+    assert (torch.bfloat16 in gathered) == (job.comm.fsdp.shard_degree != 1)
     assert found.dtype == torch.float32, "gradients are added up in float32"
     expected, exactly = gradient_of_one_process(job, rounded=True), gradient_of_one_process(exact)
     error = distance(found, expected.double())
