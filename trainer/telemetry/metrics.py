@@ -107,7 +107,7 @@ class Telemetry:
             if self._file is not None:
                 self._file.close()
         for writer in self._writers:
-            with self._gaps.tolerated_in(writer.name):
+            with self._gaps.tolerated_in(writer.name, Exception):  # a service's client raises what it likes
                 writer.close(error)
 
     def write(self, record: Record, about_ranks: Mapping[str, object] | None = None) -> Mapping[str, object]:
