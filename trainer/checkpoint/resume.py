@@ -377,7 +377,7 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
             f"optim.{'steps' if job.optim.steps else 'epochs'}, "
             "or set model.pretrained to load its weights alone"
         )
-    whole = foreign.whole_state(checkpoint, train)
+    whole = foreign.whole_state(checkpoint, train, job.optim.optimizer)
     log.info(
         "resume       %s was written by open_clip_train after epoch %d, which is step %d here",
         path,
