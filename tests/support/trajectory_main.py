@@ -132,7 +132,7 @@ def ours(job: Job, watched: Watched, checkpoint: Path) -> dict[str, Any]:
     weights = worst(dict(model.state_dict()), dict(watched.model.state_dict()))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     moments = {names[id(p)]: state["exp_avg"].clone() for p, state in step.optimizer.state.items()}
-    written = foreign.whole_state(foreign.read(checkpoint), step).optimizer
+    written = foreign.whole_state(foreign.read(checkpoint), step, job.optim.optimizer).optimizer
     comm.close()
     return {
         "ours": losses,

@@ -6,12 +6,14 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import open_clip
 import pytest
 import torch
+from timm.optim import create_optimizer_v2
 
 from tests.support.harm import cut_short, flip_a_bit
 from tests.support.jobs import RESNET, VIT, few_words, small_job
@@ -509,6 +511,7 @@ def _of_open_clip_train(
     release: str = "3.3",
     spared: str = "positional_embedding",
     steps: int | None = 3 * (SAMPLES // 16),
+    made: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     **more: Any,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A file as open_clip_train writes it after an epoch; the model and the optimizer in it."""
@@ -522,7 +525,7 @@ def _of_open_clip_train(
     free = [p for n, p in theirs.named_parameters() if is_free(n, p)]
     rest = [p for n, p in theirs.named_parameters() if not is_free(n, p)]
     names = [{"group_name": name} if release == "4" else {} for name in ("no_wd", "wd")]
-    optimizer = torch.optim.AdamW(
+    optimizer = made(
         [
             {"params": free, "weight_decay": 0.0, **names[0]},
             {"params": rest, "weight_decay": 0.2, **names[1]},
@@ -532,7 +535,8 @@ def _of_open_clip_train(
     sum(out.sum() for out in theirs(torch.randn(2, 3, 32, 32), torch.randint(1, 1000, (2, 16)))).backward()
     optimizer.step()
     for moments in optimizer.state.values():
-        moments["step"] = torch.tensor(float(steps or 0))
+        if "step" in moments:
+            moments["step"] = torch.tensor(float(steps or 0))
     content = {
         "epoch": epoch,
         "name": "x",
@@ -628,6 +632,42 @@ def test_a_checkpoint_whose_optimizer_has_another_order_is_refused(tmp_path: Pat
     _of_open_clip_train(path, 3, "4", spared="token_embedding")
     with pytest.raises(InputError, match="in another order"):
         _resumed(tmp_path / "run", alone, small_job(checkpoint={"resume": str(path)}, optim={"steps": 13}))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "opt", "said"),
+    [
+        ("muon", "adamw", None, "one that keeps exp_avg exp_avg_sq step and momentum_buffer of a parameter"),
+        ("nadamuon", "muon", "timm/nadamuon", "nadamuon"),
+        ("lion", "adopt", None, "one that keeps exp_avg of a parameter"),
+        ("adoptw", "adamw", "timm/adoptw", "adoptw"),  # it keeps what AdamW does, on another scale
+        (
+            "lamb",
+            "lamb",
+            "timm/lamb",
+            "one that keeps exp_avg exp_avg_sq of a parameter",
+        ),  # its group counts steps
+        ("muon", "muon", "timm/muon", ""),
+        ("adoptw", "adopt", "timm/adoptw", ""),
+        ("lion", "lion", None, ""),
+    ],
+)
+def test_another_optimizers_state_of_open_clip_train_is_refused(
+    theirs: str, ours: str, opt: str | None, said: str, tmp_path: Path, alone: Comm
+) -> None:
+    path = tmp_path / "run" / "checkpoints" / "epoch_3.pt"
+    path.parent.mkdir(parents=True)
+    _of_open_clip_train(path, 3, "4", made=partial(create_optimizer_v2, opt=theirs))
+    if opt is not None:
+        (tmp_path / "run" / "params.txt").write_text(f"opt: {opt}\n")
+    job = small_job(checkpoint={"resume": str(path)}, optim={"steps": 30, "optimizer": ours})
+    if said:
+        with pytest.raises(
+            InputError, match=rf"another one \({said}\) than optim.optimizer = {ours}: set the"
+        ):
+            _resumed(tmp_path / "ours", alone, job)
+    else:
+        assert _resumed(tmp_path / "ours", alone, job)[1].optimizer.state
 
 
 @pytest.mark.parametrize("length", [{"steps": 6}, {"steps": None, "epochs": 3}])

@@ -358,6 +358,25 @@ def test_a_tokenizer_from_a_folder_is_found_in_the_exported_one(
         assert str(of_other_words.parent) not in path.read_text(), path.name
 
 
+@pytest.mark.parametrize("tower", [False, True])
+@pytest.mark.parametrize("form", ["open_clip", "safetensors"])
+def test_text_of_a_folder_that_was_moved_is_found_where_it_is(tmp_path: Path, form: str, tower: bool) -> None:
+    """Its config holds the path of where it was made, since open_clip takes no relative one."""
+    words = make_tower(tmp_path / "words")
+    AutoTokenizer.from_pretrained(words).save_pretrained(words)
+    tower_job = tiny_job(model={"text": str(words)})
+    source = checkpoint(tmp_path / "step", tower_job)[0] if tower else with_tokenizer(tmp_path, words)
+    assert export(source, tmp_path / "out", form).exception is None
+    shutil.rmtree(words)
+    moved = (tmp_path / "out").rename(tmp_path / "moved")
+    names = {"open_clip": f"local-dir:{moved}", "safetensors": str(moved / "model.json")}
+    weights = {} if form == "open_clip" else {"pretrained": str(moved / "model.safetensors")}
+    clip = untrained(tiny_job(model={"name": names[form], **weights}))
+    ours, theirs = clip.tokenizer(["cats"])[0], AutoTokenizer.from_pretrained(moved)("cats")["input_ids"]
+    assert ours.tolist()[: len(theirs)] == theirs
+    assert not [note for note in clip.notes if "tokenizer" in note]
+
+
 def test_a_logit_scale_with_a_dimension_becomes_the_scalar_of_transformers(tmp_path: Path) -> None:
     source, _ = checkpoint(tmp_path / "step", tiny_job(config=nonscalar(VIT)))
     assert export(source, tmp_path / "out", "hf").exception is None

@@ -15,7 +15,7 @@ from trainer.data.check import check_data
 from trainer.data.first_look import left_out_first
 from trainer.data.formats import READERS
 from trainer.data.source import open_source
-from trainer.data.tar import DOTS
+from trainer.data.tar import DOTS, read_headers
 from trainer.errors import InputError
 from trainer.plan.first_samples import FirstSamples
 
@@ -103,3 +103,23 @@ def test_login_node_without_numpy_looks_into_no_shard(
 def test_shards_that_cannot_be_read_as_such_are_left_to_the_ranks(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(b"no tar" * 1000)
     assert check_data(Data(train=(str(tmp_path / "a.tar"),))) is None
+
+
+def test_one_check_reads_the_first_headers_once_until_the_shard_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[object] = []
+
+    def counted(*arguments: Any) -> Any:
+        reads.append(arguments)
+        return read_headers(*arguments)
+
+    monkeypatch.setattr("trainer.data.first_look.read_headers", counted)
+    data = {"format": "webdataset", "train": (shard(tmp_path / "a.tar", 5, "txt"),)}
+    job = tiny_job(data=data)
+    for number, samples in enumerate((5, 9), 1):
+        shard(tmp_path / "a.tar", samples, "txt")
+        check_data(job.data)
+        first = FirstSamples(job)
+        assert (list(first.warnings()), len(first.captions)) == ([], samples)
+        assert len(reads) == number

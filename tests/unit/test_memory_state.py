@@ -305,6 +305,16 @@ def test_other_class_names_than_before_a_restart_are_said(
         assert caplog.text.count("eval.class_names has other contents than then") == said
 
 
+def test_samples_that_were_skipped_until_the_step_come_back_with_it(tmp_path: Path, alone: Comm) -> None:
+    """Those of each rank, and those that all ranks had skipped before."""
+    kept = keepers(tmp_path, _train(alone), parts=2)
+    for number, keeper in enumerate(kept, 1):
+        keeper.keep(3, None, {"not an image": number}, {"not an image": 4, "too large": 1})
+    run = RunIdentity(small_job(), SAMPLES)
+    found = restore(run.job, alone, tmp_path / "none", _train(alone, steps=0), run, memory(tmp_path))
+    assert found.bad_samples == {"not an image": 7, "too large": 1}
+
+
 def test_step_of_a_node_without_a_rank_comes_by_way_of_the_run_folder(tmp_path: Path, alone: Comm) -> None:
     """It is equal to the last bit, and nothing is left of it in the run folder."""
     job = small_job(recovery={"max_restarts": 1}, logging={"runs": str(tmp_path)})

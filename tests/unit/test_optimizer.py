@@ -18,7 +18,7 @@ from tests.support.jobs import COCA, tiny_job
 from trainer.comm.backends import check_backend
 from trainer.config import Model, Optim
 from trainer.config.learning_rate import learning_rate
-from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4, OPTIMIZERS
+from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4, OPTIMIZERS, OptimizerName
 from trainer.errors import InputError
 from trainer.estimate.architecture import architecture
 from trainer.model.layer_numbers import layers_of
@@ -289,6 +289,17 @@ def test_an_optimizer_keeps_tensors_of_as_many_values_as_its_row_says(name: str)
     assert all(isinstance(value, torch.Tensor) for value in state.values())
     values = sum(value.numel() for value in state.values())
     assert values == pytest.approx(settings.state_values(model.weight.numel(), others=0), rel=0.03)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_keeps_tensors_of_the_names_that_its_row_says(name: OptimizerName) -> None:
+    model = nn.Linear(64, 128)
+    settings = SETTINGS.model_copy(update={"optimizer": name})
+    optimizer = build_optimizer(dict(model.named_parameters()), settings)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    assert {" ".join(sorted(kept)) for kept in optimizer.state.values()} == {*OPTIMIZERS[name].state}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

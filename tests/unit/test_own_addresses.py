@@ -9,6 +9,12 @@ from trainer.sysinfo import addresses
 from trainer.sysinfo.addresses import is_here, is_own, own_ipv4
 
 
+def let_all_be_bound(folder: Path, monkeypatch: pytest.MonkeyPatch, setting: str = "1") -> None:
+    (folder / "ip_nonlocal_bind").write_text(f"{setting}\n")
+    monkeypatch.setitem(addresses._NONLOCAL_BIND, socket.AF_INET, folder / "ip_nonlocal_bind")
+    monkeypatch.setattr(socket.socket, "bind", lambda self, address: None, raising=False)
+
+
 @pytest.mark.parametrize(
     ("nonlocal_bind", "here"),
     [
@@ -19,11 +25,21 @@ from trainer.sysinfo.addresses import is_here, is_own, own_ipv4
 def test_what_can_be_bound_is_here_unless_everything_can(
     nonlocal_bind: str, here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setting = tmp_path / "ip_nonlocal_bind"
-    setting.write_text(f"{nonlocal_bind}\n")
-    monkeypatch.setitem(addresses._NONLOCAL_BIND, socket.AF_INET, setting)
-    monkeypatch.setattr(socket.socket, "bind", lambda self, address: None, raising=False)
+    let_all_be_bound(tmp_path, monkeypatch, nonlocal_bind)
     assert is_here("203.0.113.7") is here
+
+
+def test_second_addresses_of_a_subnet_are_here_where_everything_can_be_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes = tmp_path / "fib_trie"
+    routes.write_text(
+        "Local:\n  +-- 203.0.113.4/30 2 0 2\n     |-- 203.0.113.5\n        /32 host LOCAL\n"
+        "     |-- 203.0.113.7\n        /32 link BROADCAST\n"
+    )
+    monkeypatch.setattr(addresses, "_ROUTES", routes)
+    let_all_be_bound(tmp_path, monkeypatch)
+    assert [is_here(f"203.0.113.{number}") for number in (4, 5, 6, 7)] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1"])

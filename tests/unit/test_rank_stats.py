@@ -1,6 +1,7 @@
 """The figures of all ranks, and what they say together."""
 
 import json
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,21 @@ def test_a_row_that_a_full_disk_cut_takes_no_other_with_it(alone: Comm, tmp_path
     stats.gather(20, Lap(10, 1.0, 3.0, 1.0, 0.0), {})()
     _, row = (tmp_path / RANK_STATS_FILE).read_text().splitlines()
     assert json.loads(row)["step"] == 20
+
+
+def test_rows_that_a_full_disk_takes_are_told_once(
+    alone: Comm, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("trainer.telemetry.rank_stats.append_line", full)
+    stats = RankStats(alone, tmp_path)
+    for step in (10, 20):
+        stats.gather(step, Lap(10, 1.0, 3.0, 1.0, 0.0), {})()
+    assert [record.message for record in caplog.records] == [
+        (
+            "metrics      NOT WRITTEN: [Errno 28] No space left on device. "
+            "The run goes on, but ranks.jsonl will have gaps."
+        )
+    ]

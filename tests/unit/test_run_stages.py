@@ -1,34 +1,38 @@
 """A run of several stages: each begins where the one before ended, and goes on as a run of its own would."""
 
+import io
 import json
 import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.loader import dump_job, load_job
 from trainer.copies.copied_run import CopiedRun
+from trainer.data.shard_files import write_shards
 from trainer.errors import InputError
 from trainer.model.build import untrained
 from trainer.run.checkpoints import MANIFEST
-from trainer.train.loop import Loop
 from trainer.train.main import prepare, train_whole
 from trainer.train.opened import open_whole
 from trainer.train.prepare import prepared
-from trainer.train.result import TrainResult
 
 STAGES: tuple[dict[str, Any], ...] = (
     {"name": "large", "model": {"image_size": 64}, "optim": {"steps": 5}},
     {"optim": {"global_batch_size": 8, "lr": 1e-4, "steps": 3}, "model": {"context_length": 20}},
 )
+
+_file = io.BytesIO()
+Image.new("RGB", (32, 32)).save(_file, "png")
+PNG = _file.getvalue()
 
 
 @pytest.fixture(autouse=True)
@@ -71,17 +75,40 @@ def train(job: Job, comm: Comm) -> None:
     train_whole(opened)
 
 
-def test_result_counts_the_samples_that_all_stages_have_skipped(
-    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Skipping(Loop):
-        def run(self) -> TrainResult:
-            return replace(super().run(), bad_samples={"damaged image": 2})
+def flawed_shards(folder: Path) -> dict[str, Any]:
+    """[data] of 32 samples: the image of one cannot be read, and one has no caption."""
+    members = [{"png": PNG, "txt": b"a caption"} for _ in range(32)]
+    members[3]["png"] = b"not an image"
+    del members[4]["txt"]
+    folder.mkdir()
+    write_shards([(f"{number:02d}", sample) for number, sample in enumerate(members)], folder, 16)
+    return {"format": "webdataset", "train": (str(folder / "*.tar"),)}
 
-    monkeypatch.setattr("trainer.train.main.Loop", Skipping)
-    train(staged(tmp_path), alone)
-    result = json.loads((tmp_path / "tiny" / "result.json").read_text())
-    assert result["bad_samples"] == {"damaged image": 6}
+
+def lost(folder: Path) -> tuple[dict[str, int], dict[str, int], list[int]]:
+    """Returns what result.json says of samples that the run could not use, and metrics.jsonl's counts."""
+    result = json.loads((folder / "tiny" / "result.json").read_text())
+    events = [json.loads(line) for line in (folder / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    counts = [event["bad_samples"] for event in events if "loss" in event]
+    return result["bad_samples"], result["left_out"], counts
+
+
+def test_samples_that_a_run_could_not_use_are_counted_over_its_stages_and_starts(
+    tmp_path: Path, alone: Comm
+) -> None:
+    data = flawed_shards(tmp_path / "first")
+    stages = ({**STAGES[0], "data": flawed_shards(tmp_path / "second")}, STAGES[1])
+    job = staged(tmp_path, stages, data=data)
+    train(job, alone)
+    whole = lost(tmp_path)
+    assert whole[1] == {"no .txt": 2}, "of the first and the last stage, which have one source, and the other"
+    assert whole[0] == {"not an image": whole[2][-1]}
+    assert whole[2] == sorted(whole[2])
+    assert 0 < whole[2][3] < whole[2][8] < whole[2][-1], "each stage has skipped some"
+    for step in (10, 6, 2):
+        forget_after(tmp_path, step)
+        train(job, alone)
+        assert lost(tmp_path) == whole
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ No scheduler here: tests/cluster has real ones.
 """
 
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -54,6 +55,20 @@ def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(
     assert rows["time left"] == "1:20"
     assert rows["checkpoint"] == "step 40, step-00000040"
     assert "result" not in rows
+
+
+def test_the_last_record_is_as_old_in_a_copy_of_the_run_folder(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _metrics(run, _record(60))
+    now = time.time()
+    begin = {"event": "begin", "start": "a", "ranks": 1, "began": now - 9000, "from_step": 0}
+    steps = {"event": "steps", "step": 60, "steps": 60, "seconds": 10.0}
+    lines = [{**begin, "time": now - 8000}, {**steps, "time": now - 7200}]
+    text = "".join(json.dumps({**line, "generation": 1}) + "\n" for line in lines)
+    (run / "goodput.jsonl").write_text(text)
+    copied = shutil.copytree(run, run.with_name("copied"), copy_function=shutil.copyfile)
+    assert ", logged 2:00:0" in _status(capsys, str(copied))["step"]
 
 
 def test_status_says_how_much_of_the_time_was_useful_and_where_the_rest_went(

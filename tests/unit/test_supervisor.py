@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from trainer.supervise.limits import Limits
-from trainer.supervise.messages import Joined, Stop
+from trainer.supervise.messages import Joined, Message, Stop, StopRequest
 from trainer.supervise.rank.generation import RankOfGeneration
 from trainer.supervise.supervisor import Supervisor
 from trainer.sysinfo.addresses import free_port
@@ -60,6 +61,53 @@ def test_a_supervisor_says_when_it_joins_whether_it_got_the_request_to_stop_itse
     else:
         its._receive(Stop())
     assert its._joined() == Joined(1, "n1", idle=True, asked=True, signalled=signalled)
+
+
+UNJOINED = """
+import os, signal, sys, threading, time
+from trainer.supervise import supervisor
+from trainer.supervise.limits import Limits
+from trainer.world.launchers import World
+
+def ask():
+    for _ in range(2):
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+supervisor.REPEAT_S = 0.5
+threading.Thread(target=ask, daemon=True).start()
+command = [sys.executable, "-c", sys.argv[1]]
+limits = Limits(init_s=20.0, run_folder=sys.argv[2])
+sys.exit(supervisor.supervise(World(1, 2, 0, 1, "here", "by hand"), command, os.environ, lambda: limits))
+"""
+
+
+def test_a_second_signal_ends_a_supervisor_that_has_not_joined_the_others(tmp_path: Path) -> None:
+    rendezvous = Rendezvous("127.0.0.1", free_port("127.0.0.1"), "a token").variables()
+    done = subprocess.run(
+        [sys.executable, "-c", UNJOINED, RANK, str(tmp_path)],
+        env={**os.environ, **rendezvous},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 130, done.stderr
+    assert "a second signal (2) came before it had joined the others" in done.stderr
+
+
+def test_a_second_signal_waits_for_the_next_parent_where_one_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = Rendezvous("127.0.0.1", 1, "a token").variables()
+    its = Supervisor(World(1, 2, 0, 1, "n1", "by hand"), None, RankOfGeneration, Limits(), env)
+    its._has_joined = True
+    sent: list[Message] = []
+    monkeypatch.setattr(its._context.tree, "up", sent.append)
+    its._on_signal(signal.SIGINT)
+    its._on_signal(signal.SIGINT)
+    assert not sent, "what came at once is one request, of which it tells when it joins"
+    monkeypatch.setattr("trainer.supervise.supervisor.REPEAT_S", 0.0)
+    its._on_signal(signal.SIGINT)
+    assert sent == [StopRequest(2, 1, "n1", again=True)]
 
 
 AS_IT_IMPORTS = """

@@ -135,3 +135,31 @@ def test_each_writer_that_fails_is_named_once(caplog: pytest.LogCaptureFixture) 
             telemetry.event({"step": step})
     named = [record.message.partition("goes on, but ")[2] for record in caplog.records]
     assert named == ["TensorBoard will have gaps.", "SwanLab will have gaps."]
+
+
+class Raises(FullDisk):
+    """Writer of a service whose client fails at its end."""
+
+    def close(self, error: BaseException | None) -> None:
+        raise RuntimeError("the service is gone")
+
+
+class Closes(FullDisk):
+    """Writer that knows whether it was closed."""
+
+    closed = False
+
+    def close(self, error: BaseException | None) -> None:
+        self.closed = True
+
+
+def test_a_writer_that_cannot_be_closed_ends_no_run_and_the_others_are_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    last = Closes("MLflow")
+    with Telemetry(None, 10, writers=[Raises("SwanLab"), last]):
+        pass
+    assert last.closed
+    assert [record.message for record in caplog.records] == [
+        "metrics      NOT WRITTEN: the service is gone. The run goes on, but SwanLab will have gaps."
+    ]

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from trainer.checkpoint.state import TrainState, WholeState, put_weights
 from trainer.checkpoint.weights import cause
-from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4
+from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4, OPTIMIZERS, OptimizerName
 from trainer.errors import InputError
 from trainer.run.checkpoints import open_clip_parameters
 from trainer.text.wording import many
@@ -72,9 +73,17 @@ class OpenClipCheckpoint:
     @property
     def batch(self) -> int | None:
         """Samples of a step, by the parameters that open_clip_train wrote; None if they do not say it."""
+        said = self._parameters
         try:
-            said = open_clip_parameters(self.path)
             return math.prod(int(said[name]) for name in ("batch_size", "world_size", "accum_freq"))
+        except (KeyError, ValueError):
+            return None
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, str]:
+        """Parameters of the run that wrote the file; empty if they are gone."""
+        try:
+            return open_clip_parameters(self.path)
         except OSError as error:
             log.warning(
                 "resume       %s of the run that wrote %s cannot be read (%s), so that its batch is unknown",
@@ -82,9 +91,27 @@ class OpenClipCheckpoint:
                 self.path,
                 error.strerror,
             )
-        except (KeyError, ValueError):
-            pass
-        return None
+            return {}
+
+    def check_optimizer(self, ours: OptimizerName) -> None:
+        """Raises InputError if the state in the file is that of another optimizer than the job's.
+
+        Several keep tensors of the same names: among these, only the run's parameters tell them apart.
+        """
+        row, named = OPTIMIZERS[ours], self._parameters.get("opt", "").lower().rpartition("/")[2]
+        kept = {
+            " ".join(sorted(moments.keys() - {"use_muon"})) for moments in self.optimizer["state"].values()
+        }
+        if named not in ("", row.factory or ours):
+            theirs = named
+        elif not kept <= set(row.state):
+            theirs = f"one that keeps {' and '.join(sorted(kept))} of a parameter"
+        else:
+            return
+        raise InputError(
+            f"checkpoint.resume = {self.path}: the optimizer in it is another one ({theirs}) than "
+            f"optim.optimizer = {ours}: set the same one, or model.pretrained to load its weights alone"
+        )
 
 
 def read(path: Path) -> OpenClipCheckpoint:
@@ -114,11 +141,12 @@ def _count(holders: Iterable[Mapping[str, Any]]) -> int | None:
     return max((int(count) for count in counts if count is not None), default=None)
 
 
-def whole_state(checkpoint: OpenClipCheckpoint, train: TrainState) -> WholeState:
+def whole_state(checkpoint: OpenClipCheckpoint, train: TrainState, optimizer: OptimizerName) -> WholeState:
     """Returns the contents by our names, the weights put into the model.
 
-    Raises InputError if they are another model's.
+    Raises InputError if they are another model's, or another optimizer's than the job's.
     """
+    checkpoint.check_optimizer(optimizer)
     try:
         put_weights(checkpoint.weights, train)
     except RuntimeError as error:

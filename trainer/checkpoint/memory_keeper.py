@@ -93,8 +93,17 @@ class MemoryKeeper:
         if self.cadence.receive(total, ranks) and not self._gone:  # else it has measured nothing
             self._chosen(self.cadence)
 
-    def keep(self, step: int, record: "Future[Record] | None") -> None:
+    def keep(
+        self,
+        step: int,
+        record: "Future[Record] | None",
+        skipped: Mapping[str, int] | None = None,
+        skipped_before: Mapping[str, int] | None = None,
+    ) -> None:
         """Keeps this step, after its update, if it is due; `record` is its line of metrics.jsonl.
+
+        `skipped` counts by cause the samples that this rank has skipped until now, `skipped_before` those of
+        all ranks before them.
 
         The line is empty for a step that is not logged. On the CPU it is there already. On a GPU it comes a
         step later, when the gradient is known to be finite, and the step is complete only then. So no step is
@@ -108,7 +117,7 @@ class MemoryKeeper:
             return
         fresh = self._writer is None
         try:
-            self._begin(step, record)
+            self._begin(step, record, {"own": dict(skipped or {}), "before": dict(skipped_before or {})})
         except (OSError, NotKept) as error:
             self._give_up(str(error))
             return
@@ -132,7 +141,7 @@ class MemoryKeeper:
         if self._copy is not None:
             self._copy.close()
 
-    def _begin(self, step: int, record: "Future[Record] | None") -> None:
+    def _begin(self, step: int, record: "Future[Record] | None", skipped: Mapping[str, Any]) -> None:
         if self._states != len(self._train.optimizer.state):
             self._lay_out()
         assert self._copy is not None
@@ -140,7 +149,7 @@ class MemoryKeeper:
 
         def about() -> Mapping[str, Any]:
             values = None if record is None else dict(record.result())
-            return {"record": values or None, "every": every}
+            return {"record": values or None, "every": every, "skipped": skipped}
 
         self._copy.start(self._buffer, step, about)
         self._buffer = (self._buffer + 1) % BUFFERS

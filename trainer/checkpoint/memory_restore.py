@@ -11,6 +11,7 @@ The value of the best metric so far comes from the disk all the same: it belongs
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,6 +51,8 @@ class FromMemory:
     """Every how many steps the ranks before kept one; None if they had not chosen yet."""
     first_buffer: int
     """Buffer of this rank's node that may be overwritten."""
+    bad_samples: Mapping[str, int] = field(default_factory=dict)
+    """Number of samples that the run has skipped until that step, by cause, but for lost nodes' last ones."""
     order: Mapping[str, Any] | None = None
     """Order of the run's samples; None if it may be chosen."""
 
@@ -157,9 +160,9 @@ def restore_from_memory(
     are given up, so that none of them is taken for a step of this generation. Raises InputError on every rank
     if the step is another run's than `run`.
     """
-    found = [(kept.step, kept.digest, kept.buffer) for kept in memory.kept]
+    found = [(kept.step, kept.digest, kept.buffer, kept.skipped) for kept in memory.kept]
     everyone = comm.all_gather_object(found)
-    choice = choose([[(step, digest) for step, digest, _ in offer] for offer in everyone], on_disk)
+    choice = choose([[(step, digest) for step, digest, *_ in offer] for offer in everyone], on_disk)
     for step, ranks in choice.distrusted.items():
         log.warning(
             "resume       the copies of step %d in the memory of the nodes of ranks %s differ: none is used",
@@ -190,7 +193,11 @@ def restore_from_memory(
     broadcast_replicas(comm, train.model, train.optimizer, choice.root)
     if about["scaler"] and train.scaler.is_enabled():
         train.scaler.load_state_dict({**train.scaler.state_dict(), **about["scaler"]})
-    held = [buffer for step, _, buffer in everyone[memory.leader] if step == choice.step]
+    held = [buffer for step, _, buffer, _ in everyone[memory.leader] if step == choice.step]
+    bad_samples = Counter(about["skipped"]["before"])
+    for offer in everyone:  # a node that lacks the step has one that is almost as new
+        by_step = {step: skipped for step, *_, skipped in offer}
+        bad_samples.update(by_step.get(choice.step, next(iter(by_step.values()), {})))
     return FromMemory(
         step=choice.step,
         node=about["node"],
@@ -199,6 +206,7 @@ def restore_from_memory(
         every=about["every"] or None,
         order=about["order"],
         first_buffer=(held[0] + 1) % BUFFERS if held else 0,
+        bad_samples=bad_samples,
     )
 
 

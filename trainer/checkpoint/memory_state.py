@@ -10,6 +10,7 @@ import hashlib
 import json
 import mmap
 import os
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -114,6 +115,8 @@ class Kept:
     about: Mapping[str, Any]
     layout: Layout
     folder: Path
+    skipped: Mapping[str, int]
+    """Number of samples that the node's ranks have skipped, by cause."""
     node: str = ""
     """Node that has kept the step; empty: the one that reads it."""
 
@@ -177,9 +180,10 @@ def _verified(folder: Path, whole: WholeStep) -> Kept:
         if _checksum(sums[-1]) != header.checksum:
             raise ValueError("the bytes have another checksum")
     about = whole.headers[0].about
+    skipped = sum((Counter(header.about["skipped"]["own"]) for header in whole.headers), Counter())
     seal = [whole.layout, whole.step, _checksum(torch.cat(sums))]
     digest = hashlib.sha256(json.dumps(seal, sort_keys=True).encode()).hexdigest()[:16]
-    return Kept(whole.step, digest, whole.buffer, about, layout, folder)
+    return Kept(whole.step, digest, whole.buffer, about, layout, folder, skipped)
 
 
 def _mapped(folder: Path, layout: Layout, buffer: int) -> mmap.mmap:

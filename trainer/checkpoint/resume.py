@@ -7,7 +7,7 @@ started again go on from a step that a node has in memory, if there is one (`mem
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class StartPoint:
     """Order of the samples of the run that goes on; None if it may be chosen."""
     is_own: bool = True
     """False if the source is no checkpoint of this run's folder, which then still needs one of that step."""
+    bad_samples: Mapping[str, int] = field(default_factory=dict)
+    """Number of samples that the run has skipped until that step, by cause."""
 
     @property
     def is_beginning(self) -> bool:
@@ -124,7 +126,7 @@ def restore(
     if memory is not None and (start := _from_memory(comm, checkpoints, train, memory, run)) is not None:
         return start
     had_any = memory is not None and any(comm.all_gather_object(memory.had_any or bool(memory.kept)))
-    answer: tuple[int, str | None, Mapping[str, Any], Mapping[str, Any] | None, bool] | str | None = None
+    answer: tuple[int, str | None, Mapping[str, Any], dict[str, Any]] | str | None = None
     whole: WholeState | None = None
     if comm.world.rank == 0:
         try:
@@ -136,7 +138,8 @@ def restore(
                 _refuse_to_forget(checkpoints, had_any)
             scaler = whole.scaler if whole is not None else {}
             source = str(start.source) if start.source else None
-            answer = start.steps_done, source, scaler, start.order, start.is_own
+            others = {"order": start.order, "is_own": start.is_own, "bad_samples": start.bad_samples}
+            answer = start.steps_done, source, scaler, others
             _set_aside(checkpoints, start.steps_done)
         except (InputError, BrokenCheckpoint) as error:
             answer = str(error)
@@ -144,14 +147,14 @@ def restore(
     if isinstance(answer, str):
         raise InputError(answer)
     assert answer is not None
-    steps_done, source, scaler, order, is_own = answer
+    steps_done, source, scaler, others = answer
     if not train.shards.split:
         broadcast_replicas(comm, train.model, train.optimizer)
     elif source is not None:
         scatter(comm, train, whole)
     if scaler and train.scaler.is_enabled():
         train.scaler.load_state_dict(dict(scaler))
-    return StartPoint(steps_done, Path(source) if source else None, order=order, is_own=is_own)
+    return StartPoint(steps_done, Path(source) if source else None, **others)
 
 
 def _from_memory(
@@ -167,7 +170,7 @@ def _from_memory(
     if comm.world.rank == 0:
         files.remove_leftovers(checkpoints)
     of_rank_0(comm, lambda: _set_aside(checkpoints, found.step))
-    return StartPoint(found.step, None, found, found.order)
+    return StartPoint(found.step, None, found, found.order, bad_samples=found.bad_samples)
 
 
 def _set_aside(checkpoints: Path, step: int) -> None:
@@ -276,7 +279,8 @@ def _read_here(
         raise BrokenCheckpoint(f"{folder}: its weights belong to another model: {error}") from error
     step: int = manifest["step"]
     is_own = files.is_step(folder, checkpoints, step)
-    return StartPoint(step, folder, order=recorded_order(manifest), is_own=is_own), whole
+    order, bad_samples = recorded_order(manifest), manifest.get("bad_samples", {})
+    return StartPoint(step, folder, order=order, is_own=is_own, bad_samples=bad_samples), whole
 
 
 def _written_since(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:
@@ -373,7 +377,7 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
             f"optim.{'steps' if job.optim.steps else 'epochs'}, "
             "or set model.pretrained to load its weights alone"
         )
-    whole = foreign.whole_state(checkpoint, train)
+    whole = foreign.whole_state(checkpoint, train, job.optim.optimizer)
     log.info(
         "resume       %s was written by open_clip_train after epoch %d, which is step %d here",
         path,

@@ -24,6 +24,8 @@ class OptimizerRow:
     """Those of the three keys that have an effect."""
     state_values: int
     """Values that it keeps for each trained parameter; fewer than one are left out."""
+    state: tuple[str, ...]
+    """Names of the tensors that it keeps for a parameter, for each of its rules."""
     elementwise: bool
     """True if the update of a value depends on no other value of its parameter.
 
@@ -89,22 +91,35 @@ NO_DECAY_IN_OPEN_CLIP_4 = (
 )
 """Values of `optim.no_decay` with which decay spares what open_clip_train 4 spares (its optim.py)."""
 
+_ADAM = ("exp_avg exp_avg_sq step",)
+
 OPTIMIZERS: Mapping[OptimizerName, OptimizerRow] = {
-    "adamw": OptimizerRow("", _betas_and_eps, ("beta1", "beta2", "eps"), 2, True, "arXiv 1711.05101"),
+    "adamw": OptimizerRow("", _betas_and_eps, ("beta1", "beta2", "eps"), 2, _ADAM, True, "arXiv 1711.05101"),
     "nadamw": OptimizerRow(
-        "nadamw", _betas_and_eps, ("beta1", "beta2", "eps"), 2, True, "arXiv 2306.07179, appendix C"
+        "nadamw", _betas_and_eps, ("beta1", "beta2", "eps"), 2, _ADAM, True, "arXiv 2306.07179, appendix C"
     ),
-    "adopt": OptimizerRow("adoptw", _betas_and_eps, ("beta1", "beta2", "eps"), 2, True, "arXiv 2411.02853"),
-    "lion": OptimizerRow("lion", _betas, ("beta1", "beta2"), 1, True, "arXiv 2302.06675"),
-    "sgd": OptimizerRow("nesterovw", _momentum, ("beta1",), 1, True, "arXiv 1711.05101, algorithm 1"),
+    "adopt": OptimizerRow(
+        "adoptw", _betas_and_eps, ("beta1", "beta2", "eps"), 2, _ADAM, True, "arXiv 2411.02853"
+    ),
+    "lion": OptimizerRow("lion", _betas, ("beta1", "beta2"), 1, ("exp_avg",), True, "arXiv 2302.06675"),
+    "sgd": OptimizerRow(
+        "nesterovw", _momentum, ("beta1",), 1, ("momentum_buffer",), True, "arXiv 1711.05101, algorithm 1"
+    ),
     "adafactor": OptimizerRow(
-        "adafactorbv", _factored, ("beta1", "beta2"), 1, False, "arXiv 2106.04560, section 3.4"
+        "adafactorbv",
+        _factored,
+        ("beta1", "beta2"),
+        1,
+        (*_ADAM, "exp_avg exp_avg_sq_c exp_avg_sq_r step"),
+        False,
+        "arXiv 2106.04560, section 3.4",
     ),
     "lamb": OptimizerRow(
         "lamb",
         _unclipped,
         ("beta1", "beta2", "eps"),
         2,
+        _ADAM,
         False,
         "arXiv 1904.00962",
         differs_there="timm's clips the gradient at a norm of 1 by itself",
@@ -114,6 +129,7 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerRow] = {
         _orthogonal,
         ("beta1", "beta2", "eps"),
         1,
+        ("momentum_buffer", *_ADAM),
         False,
         "arXiv 2502.16982",
         other_values=2,

@@ -70,10 +70,12 @@ def name_left_out(left_out: LeftOut) -> None:
 
 
 class Skipped:
-    """Counts the samples that one rank has skipped since this start."""
+    """Counts the samples that one rank has skipped in this stage of this start."""
 
-    def __init__(self, max_share: float) -> None:
+    def __init__(self, max_share: float, before: Mapping[str, int] | None = None) -> None:
+        """`before` counts by cause what all ranks have skipped earlier in the run, which fills no share."""
         self._max_share = max_share
+        self.before = Counter(before)
         self.seen = 0
         self.by_cause: Counter[str] = Counter()
         self.alone = 0

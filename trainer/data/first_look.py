@@ -1,7 +1,9 @@
 """Looks at shards for a check without reading them whole: at their index and first samples. No torch."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import filterfalse
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from trainer.data.files import open_at_once
 from trainer.data.index import catalogue_file, index_folder, open_index, stale
 from trainer.data.indexed import in_memory
 from trainer.data.shards import nothing_usable, open_indexed, shard_selection
-from trainer.data.tar import Rows, read_headers
+from trainer.data.tar import Rows, Selection, read_headers
 from trainer.errors import InputError
 from trainer.text.wording import many
 
@@ -45,10 +47,17 @@ def first_content(shard: str, data: Data) -> Content | None:
     """Returns the first samples of a shard; None if it cannot be read, which is left to the ranks."""
     selection = shard_selection(data)._replace(filters=(), scores=None)
     try:
-        with open_at_once(shard) as file:
-            return read_headers(file, selection, _KEYS)
+        status = os.stat(shard)
+        return _first_content(shard, selection, status.st_size, status.st_mtime_ns)
     except (OSError, InputError):
         return None
+
+
+@lru_cache(maxsize=1)
+def _first_content(shard: str, selection: Selection, _size: int, _mtime_ns: int) -> Content:
+    """Reads a shard's first headers; several questions of one check are about them."""
+    with open_at_once(shard) as file:
+        return read_headers(file, selection, _KEYS)
 
 
 def check_first_samples(shards: Sequence[str], data: Data, allowed: Allowed) -> None:

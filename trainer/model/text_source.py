@@ -12,10 +12,11 @@ from typing import Any
 from open_clip import tokenizer as open_clip_tokenizer
 
 from trainer.config import Model
+from trainer.config.training import is_config_file
 from trainer.data.tokens import Tokenizer
-from trainer.model.catalog import FOLDER
+from trainer.model.catalog import FOLDER, config_file
 from trainer.model.foreign_code import SAFELY, runs_no_code
-from trainer.model.hub import CONFIG, TOKENIZER_FILES, has_weights, model_folder
+from trainer.model.hub import CONFIG, TOKENIZER_FILES, VOCABULARIES, has_weights, model_folder
 from trainer.model.text_config import text_config
 
 
@@ -79,11 +80,20 @@ def text_source(settings: Model, config: Mapping[str, Any], *, weights: bool) ->
 
 
 def _beside(settings: Model, text: dict[str, Any]) -> dict[str, Any]:
-    """Returns the text_cfg of a model in a folder with that folder as the place of its files."""
-    if not settings.name.startswith(FOLDER) or settings.text is not None:
+    """Returns the text_cfg of a model in a folder with that folder as the place of its files.
+
+    So it is for a config file, such as `clipship export` writes, if the folder that it names is gone and the
+    files lie beside it: they were moved together.
+    """
+    in_folder = settings.name.startswith(FOLDER)
+    if settings.text is not None or not (in_folder or is_config_file(settings.name)):
         return text
-    folder = settings.name.removeprefix(FOLDER)
+    folder = config_file(settings.name).parent
     names = [name for name in ("hf_model_name", "hf_tokenizer_name") if text.get(name)]
-    if not Path(folder, CONFIG).is_file():
+    if not in_folder:
+        beside = VOCABULARIES & {file.name for file in folder.iterdir()}
+        gone = [name for name in names if text[name].startswith("/") and not Path(text[name]).exists()]
+        names = gone if beside else []
+    if not (folder / CONFIG).is_file():
         names = [name for name in names if name != "hf_model_name"]
     return text | dict.fromkeys(names, os.path.abspath(folder))

@@ -42,7 +42,7 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
     if not records:
         yield "step", "none: no step is logged yet"
     else:
-        yield from _speed(facts, going_on=liveness.state == "alive", written=_age(folder / METRICS_FILE))
+        yield from _speed(facts, going_on=liveness.state == "alive", logged_s=_logged_ago_s(facts))
     if facts.metrics.evaluations:
         yield "evaluation", _evaluation(facts.metrics.evaluations[-1], wide=wide)
     if why := facts.result.get("evaluation_failed"):
@@ -81,7 +81,7 @@ def _copies(record: Mapping[str, Any]) -> str:
     return text + (f": {record['failed']}" if record.get("failed") else "")
 
 
-def _speed(facts: RunFacts, *, going_on: bool, written: float) -> Iterator[tuple[str, str]]:
+def _speed(facts: RunFacts, *, going_on: bool, logged_s: float) -> Iterator[tuple[str, str]]:
     """Yields rows for the figures that the records have.
 
     Records of another version, or lines written by hand, may lack any figure but step and loss.
@@ -89,7 +89,7 @@ def _speed(facts: RunFacts, *, going_on: bool, written: float) -> Iterator[tuple
     last, total = facts.metrics.records[-1], total_steps(facts)
     epoch = f", epoch {last['epoch'] + 1:g}" if "epoch" in last else ""
     of_all = f" of {total:,}{epoch}" if total else ""
-    yield "step", f"{last['step']:,}{of_all}, loss {last['loss']:.4f}, logged {duration(written)} ago"
+    yield "step", f"{last['step']:,}{of_all}, loss {last['loss']:.4f}, logged {duration(logged_s)} ago"
     if (speed := samples_per_s(facts)) is not None:
         yield "speed", f"{speed:,.1f} samples/s"
     if going_on and (seconds := left_s(facts)) is not None:
@@ -124,8 +124,10 @@ def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]
         yield "left out", phrase
 
 
-def _age(path: Path) -> float:
-    return max(0.0, time.time() - path.stat().st_mtime)
+def _logged_ago_s(facts: RunFacts) -> float:
+    """Returns the seconds since the last record. In a copied run folder the files are younger than that."""
+    written = (facts.folder / METRICS_FILE).stat().st_mtime
+    return max(0.0, time.time() - min([written, *(its.last for its in facts.times[-1:])]))
 
 
 def _evaluation(values: Numbers, *, wide: bool) -> str:

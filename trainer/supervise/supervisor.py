@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
@@ -24,6 +25,7 @@ from trainer.supervise.coordinate.diagnosis import Missing
 from trainer.supervise.ending import Ending
 from trainer.supervise.limits import Limits
 from trainer.supervise.messages import Message
+from trainer.supervise.network.link import REPEAT_S
 from trainer.supervise.network.tree import Tree
 from trainer.supervise.network.tree_plan import Address
 from trainer.supervise.rank.fork_server import ForkServer
@@ -153,8 +155,9 @@ class Supervisor:
         self._parent_loss = ParentLoss(self._context, self._own, self._ending, self._host)
         self._asked = False
         """True once the run has been asked to stop, as far as this supervisor has heard."""
-        self._signalled = False
-        """True once a signal has asked this supervisor for that."""
+        self._signalled_at: float | None = None
+        """Time of the first signal that asked this supervisor for that."""
+        self._has_joined = False
         if tree is None or (world.rank == 0 and not late):
             self._host.take()
         if tree is not None:
@@ -174,7 +177,8 @@ class Supervisor:
         """
         world, idle = self._context.world, self._own.is_idle
         in_memory = newest_kept(self._context.env) if idle else 0
-        return messages.Joined(world.rank, world.node, idle, self._asked, self._signalled, in_memory)
+        signalled = self._signalled_at is not None
+        return messages.Joined(world.rank, world.node, idle, self._asked, signalled, in_memory)
 
     async def run(self, early: Sequence[int] = ()) -> int:
         """Supervises until the run ends, here or elsewhere; returns its exit code.
@@ -215,6 +219,7 @@ class Supervisor:
         init_s = self._context.limits.init_s
         try:
             await tree.join(init_s, self._claimed if self._context.env.get(RESPAWNED) else None)
+            self._has_joined = True
         except TimeoutError as error:
             reason = f"init: {error} (waited timeouts.init_s = {init_s:g} s)"
             await self._ending.end_unjoined(EXIT_TIMED_OUT, reason, Missing(0, ""))
@@ -264,11 +269,19 @@ class Supervisor:
                 self._ending.end(message.code)
 
     def _on_signal(self, number: int) -> None:
-        world, tree = self._context.world, self._context.tree
-        self._asked = self._signalled = True
-        if self._host.coordinator is None and tree is not None and not tree.has_parent:
-            return  # the coordinator hears of it when this supervisor joins
-        self._send_up(messages.StopRequest(int(number), world.rank, world.node))
+        world, tree, now = self._context.world, self._context.tree, time.monotonic()
+        first_at = self._signalled_at = self._signalled_at or now
+        self._asked = True
+        request = messages.StopRequest(int(number), world.rank, world.node)
+        if self._host.coordinator is not None or tree is None or tree.has_parent:
+            self._send_up(request)
+        elif now - first_at <= REPEAT_S:
+            pass  # the coordinator hears of it when this supervisor joins
+        elif self._has_joined:
+            self._send_up(replace(request, again=True))  # it waits there for another parent
+        else:
+            reason = f"a second signal ({int(number)}) came before it had joined the others"
+            self._context.spawn(self._ending.end_unjoined(128 + number, reason))
 
     def _on_late(self, what: str, generation: RankOfGeneration) -> None:
         self._context.spawn(self._end_if_unheard(what, generation))

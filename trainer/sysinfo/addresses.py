@@ -23,6 +23,8 @@ _NONLOCAL_BIND = {
     socket.AF_INET6: Path("/proc/sys/net/ipv6/ip_nonlocal_bind"),
 }
 """Files with 1 where the kernel lets any address be bound, as load balancers want it."""
+_ROUTES = Path("/proc/net/fib_trie")
+"""File in which the kernel lists its routes of IPv4, those to its own addresses among them."""
 _GIVEN: set[tuple[str, int]] = set()
 """Addresses and ports that this process has been given."""
 
@@ -62,15 +64,15 @@ def is_here(host: str) -> bool:
 def is_own(address: str, family: int) -> bool:
     """Returns whether the address belongs to this machine: whether it can be bound.
 
-    Where the kernel lets any address be bound, the source of the route to it tells. A second address of one
-    subnet then counts as another machine's. No packet is sent.
+    Where the kernel lets any address be bound, the source of the route to it tells, or the kernel's table of
+    routes: a second address of one subnet is no source. No packet is sent.
     """
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
         except OSError:
             return False
-    return not _binds_any(family) or _is_source(address)
+    return not _binds_any(family) or _is_source(address) or _is_local(address)
 
 
 def _binds_any(family: int) -> bool:
@@ -85,6 +87,12 @@ def _is_source(address: str) -> bool:
     except OSError:
         return False
     return source == address or (is_loopback(source) and is_loopback(address))
+
+
+def _is_local(address: str) -> bool:
+    with suppress(OSError):
+        return f"-- {address} /32 host LOCAL" in " ".join(_ROUTES.read_text().split())
+    return False
 
 
 def address_towards(host: str, port: int = 9) -> str:

@@ -3,7 +3,6 @@
 No torch.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.run import goodput_log
+from trainer.run.layout import GOODPUT_FILE
+from trainer.telemetry.gaps import Gaps
 from trainer.telemetry.goodput import (
     GenerationTimes,
     Goodput,
@@ -21,8 +22,6 @@ from trainer.telemetry.goodput import (
     generations,
 )
 from trainer.telemetry.records import Lap
-
-log = logging.getLogger("clipship")
 
 
 class GoodputRecorder:
@@ -40,7 +39,7 @@ class GoodputRecorder:
         now: Callable[[], float] = time.time,
     ) -> None:
         """`began` is the time at which the start began; `now` returns seconds since the epoch."""
-        self._folder, self._now, self._warned = folder, now, False
+        self._folder, self._now, self._gaps = folder, now, Gaps()
         self._generation = generation
         self._before, self._own = Goodput(), GenerationTimes(start, generation, began, True, began)
         self._sum: Steps | None = None
@@ -122,16 +121,8 @@ class GoodputRecorder:
         """Adds the line, with its generation; on a full disk the run goes on, and rank 0 warns once."""
         if self._folder is None:
             return
-        try:
+        with self._gaps.tolerated_in(GOODPUT_FILE):
             goodput_log.append(self._folder, {**event, "generation": self._generation})
-        except OSError as error:
-            if not self._warned:
-                log.warning(
-                    "%-12s NOT WRITTEN: %s. The run goes on, but goodput.jsonl will have gaps.",
-                    "goodput",
-                    error,
-                )
-            self._warned = True
 
 
 def as_result(times: Goodput) -> dict[str, Any]:

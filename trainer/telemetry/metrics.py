@@ -13,6 +13,7 @@ from typing import IO, Any
 from trainer.run.layout import METRICS_FILE
 from trainer.safe_io.atomic import json_text, replacing
 from trainer.safe_io.plain import open_plain, read_lines
+from trainer.telemetry.gaps import Gaps
 from trainer.telemetry.pictures import Picture
 from trainer.telemetry.records import Lap, Record
 from trainer.telemetry.writers import MetricWriter
@@ -86,7 +87,7 @@ class Telemetry:
         """
         self._steps, self._steps_done, self._writers = steps, steps_done, writers
         self._generation = generation
-        self._warned: set[str] = set()
+        self._gaps = Gaps()
         if path is not None:
             drop_after(path, steps_done)
         # `__exit__` closes the file.
@@ -102,11 +103,11 @@ class Telemetry:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._tolerating_full_disk(METRICS_FILE):
+        with self._gaps.tolerated_in(METRICS_FILE):
             if self._file is not None:
                 self._file.close()
         for writer in self._writers:
-            with self._tolerating_full_disk(writer.name):
+            with self._gaps.tolerated_in(writer.name, Exception):  # a service's client raises what it likes
                 writer.close(error)
 
     def write(self, record: Record, about_ranks: Mapping[str, object] | None = None) -> Mapping[str, object]:
@@ -126,31 +127,19 @@ class Telemetry:
         It is a record, an evaluation or a checkpoint's cost; each has its `step`, and gets its `generation`.
         """
         values = {**values, "generation": self._generation}
-        with self._tolerating_full_disk(METRICS_FILE):
+        with self._gaps.tolerated_in(METRICS_FILE):
             if self._file is not None:
                 self._file.write(json_text(values) + "\n")
                 self._file.flush()
         for writer in self._writers:
-            with self._tolerating_full_disk(writer.name):
+            with self._gaps.tolerated_in(writer.name):
                 writer.write(values)
 
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
         """Shows pictures of the step's evaluation, if there are any, in the metric writers."""
         for writer in self._writers if pictures else ():
-            with self._tolerating_full_disk(writer.name):
+            with self._gaps.tolerated_in(writer.name):
                 writer.show(step, pictures)
-
-    @contextmanager
-    def _tolerating_full_disk(self, what: str) -> Iterator[None]:
-        """Lets the run go on if the disk is full, and names what cannot be written, once each."""
-        try:
-            yield
-        except OSError as error:
-            if what not in self._warned:
-                log.warning(
-                    "%-12s NOT WRITTEN: %s. The run goes on, but %s will have gaps.", "metrics", error, what
-                )
-            self._warned.add(what)
 
 
 def drop_after(path: Path, steps_done: int) -> None:

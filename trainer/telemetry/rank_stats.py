@@ -10,7 +10,6 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from trainer.comm.host_memory import HostCopy, to_device
 from trainer.comm.protocol import Comm
 from trainer.run.layout import RANK_STATS_FILE
 from trainer.safe_io.plain import append_line
+from trainer.telemetry.gaps import Gaps
 from trainer.telemetry.metrics import drop_after
 from trainer.telemetry.records import Lap
 
@@ -53,6 +53,7 @@ class RankStats:
         self._sent = 0
         self._slowest: Counter[int] = Counter()
         self._peaks: dict[str, float] = {}
+        self._gaps = Gaps()
         self._path = folder / RANK_STATS_FILE if comm.world.rank == 0 else None
         if self._path is not None:
             drop_after(self._path, steps_done)
@@ -127,7 +128,7 @@ class RankStats:
             return
         columns = {name: [round(row[at], 6) for row in table] for at, name in enumerate(COLUMNS)}
         line = {"step": step, "generation": self._comm.world.generation, **columns}
-        with suppress(OSError):  # a full disk ends no run
+        with self._gaps.tolerated_in(RANK_STATS_FILE):
             append_line(self._path, json.dumps(line))
 
 

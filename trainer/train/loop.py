@@ -62,7 +62,7 @@ class Loop:
         If asked to stop, it saves a checkpoint and returns before the schedule ends.
         """
         self._setup.clip.model.train()
-        done, first = self._steps_done, self._steps_done + 1
+        monitors, done, first = self._monitors, self._steps_done, self._steps_done + 1
         metrics, stop = self._finish_step_of_memory()
         # This phase includes the first batch, since the loaders start.
         self._comm.heartbeat.begin_phase("first step", first)
@@ -73,7 +73,7 @@ class Loop:
             is_logged = step == first or self._is_due(step, self._job.logging.every_steps)
             record = self._record(step, rate, result) if is_logged else self._known()
             if self._setup.keeper is not None:
-                self._setup.keeper.keep(step, record)
+                self._setup.keeper.keep(step, record, monitors.skipped.by_cause, monitors.skipped.before)
             if self._is_due(step, self._job.comm.check_replicas_steps):
                 check_replicas(self._comm, self._setup.train_step.shards, self._setup.train_step.optimizer)
             metrics, stop = self._save_and_evaluate(step, stop, save)
@@ -87,14 +87,13 @@ class Loop:
                 self._steps, stop=False, save=False, known=self._evaluated(self._steps)
             )
         copies = self._close(done, stop)
-        monitors = self._monitors
         return TrainResult(
             steps=self._schedule.last,
             saved_step=self._policy.saved_step,
             stopped=stop,
             metrics=metrics,
             evaluation_failed=self._failure,
-            bad_samples=monitors.skipped.by_cause,
+            bad_samples=monitors.all_skipped(self._comm),
             summary={**monitors.summary(), **summary_of(self._setup.keeper), **copies},
         )
 
@@ -226,7 +225,7 @@ class Loop:
                 logit_scale,
                 setup.plan.global_batch_size / times["step_s"],
                 **times,
-                bad_samples=int(totals["bad_samples"]),
+                bad_samples=int(totals["bad_samples"]) + monitors.skipped.before.total(),
             )
             copies = self._setup.copier.figures() if self._setup.copier is not None else {}
             alone = {ALONE: int(totals[ALONE])} if totals[ALONE] else {}
@@ -311,12 +310,13 @@ class Loop:
     def _save(self, step: int, metrics: Metrics, best: tuple[str, float] | None) -> None:
         """Takes a snapshot and writes it in the background; on rank 0 also the checkpoint's description."""
         self._report_written()
-        about = self._describe(step, metrics) if self._comm.world.rank == 0 else {}
+        skipped = self._monitors.all_skipped(self._comm)
+        about = self._describe(step, metrics, skipped) if self._comm.world.rank == 0 else {}
         self._setup.writer.save(step, self._setup.train_step, about, best)
         self._monitors.goodput.save(step)
         self._policy.saved(step)
 
-    def _describe(self, step: int, metrics: Metrics) -> dict[str, Any]:
+    def _describe(self, step: int, metrics: Metrics, skipped: Mapping[str, int]) -> dict[str, Any]:
         """Returns what the manifest of a step's checkpoint says besides its files."""
         setup = self._setup
         return {
@@ -324,6 +324,7 @@ class Loop:
             "epoch": self._schedule.own(step) // self._schedule.epoch_steps,
             "batch_in_epoch": self._schedule.own(step) % self._schedule.epoch_steps,
             "samples": setup.samples_after(step),
+            "bad_samples": dict(skipped),
             "world_size": self._comm.world.size,
             "metrics": dict(metrics),
             "versions": versions(),

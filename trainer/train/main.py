@@ -7,9 +7,7 @@ evaluate, write the result. It never imports `trainer.launch`.
 import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -94,9 +92,9 @@ def train_whole(opened: OpenRun) -> None:
 def train(setup: TrainSetup, skipped: Mapping[str, int] | None = None) -> Mapping[str, int]:
     """Collective: runs the stage's remaining steps and evaluations.
 
-    `skipped` counts by cause what this rank has skipped in the stages before; returns it with those of this
-    one. After the last stage, result.json marks the run as done. Raises Preempted if a request to stop
-    ended it early.
+    `skipped` counts by cause what all ranks have skipped in the run until the end of the stage before, if
+    this start has trained it; returns it with those of this stage. After the last stage, result.json marks
+    the run as done. Raises Preempted if a request to stop ended it early.
     """
     job, comm = setup.job, setup.comm
     best = best_value(job, comm, setup.run.checkpoints)
@@ -104,9 +102,8 @@ def train(setup: TrainSetup, skipped: Mapping[str, int] | None = None) -> Mappin
     policy = CheckpointPolicy(
         job.checkpoint, job.eval, setup.schedule, setup.start.saved_step, best, saved_ago_s=ago_s
     )
-    with open_monitors(setup) as monitors:
+    with open_monitors(setup, skipped) as monitors:
         result = Loop(setup, monitors, policy).run()
-        result = replace(result, bad_samples=Counter(result.bad_samples) + Counter(skipped))
         result.raise_if_stopped()  # in the block, since metric writers record how the training ended
     if setup.schedule.ends_run:
         write_result(setup, result)

@@ -1,10 +1,12 @@
 """Monitors of one start of a run: times, slow ranks, profiles, gradients, bad samples and metrics."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from trainer.comm.protocol import Comm
 from trainer.data.bad_samples import Skipped
 from trainer.run import goodput_log
 from trainer.telemetry.goodput_recorder import GoodputRecorder
@@ -31,6 +33,14 @@ class Monitors:
     telemetry: Telemetry
     goodput: GoodputRecorder
 
+    def all_skipped(self, comm: Comm) -> Counter[str]:
+        """Collective: returns how many samples the run has skipped on all ranks, by cause.
+
+        On a GPU those of the next step are among them, which is fetched already.
+        """
+        own = comm.all_gather_object(self.skipped.by_cause)
+        return sum(map(Counter, own), self.skipped.before)
+
     def summary(self) -> Mapping[str, object]:
         """Returns how this rank spent its time, and of the run, and which ranks were slow. Not collective."""
         return {
@@ -41,10 +51,14 @@ class Monitors:
 
 
 @contextmanager
-def open_monitors(setup: TrainSetup) -> Iterator[Monitors]:
-    """Collective: opens the monitors of this start; its metric writers are closed when the block ends."""
+def open_monitors(setup: TrainSetup, skipped_before: Mapping[str, int] | None = None) -> Iterator[Monitors]:
+    """Collective: opens the monitors of this start; its metric writers are closed when the block ends.
+
+    `skipped_before` is what the stages of this start before this one have left in `Monitors.all_skipped`.
+    """
     job, comm, folder, steps_done = setup.job, setup.comm, setup.run.folder, setup.start.steps_done
-    skipped, clock = Skipped(job.data.max_bad_share), Clock()
+    before = setup.start.bad_samples if skipped_before is None else skipped_before
+    skipped, clock = Skipped(job.data.max_bad_share, before), Clock()
     stragglers = StragglerDetector(job.health, comm)
     rank_stats = RankStats(comm, folder, steps_done)
     profiler = Profiler(job.comm.timeline, folder, comm)

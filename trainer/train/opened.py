@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,15 @@ class OpenRun:
     @property
     def stage(self) -> RunStage:
         return self.stages[self.number]
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Number of samples in the data of all stages that are not used, by cause or filter.
+
+        Data that several stages share count once.
+        """
+        sources = {id(stage.source): stage.source for stage in self.stages}
+        return dict(sum((Counter(source.left_out.every) for source in sources.values()), Counter()))
 
     def begin_next(self) -> None:
         """Collective: goes to the next stage, now that nothing of the last one is in use."""

@@ -156,6 +156,7 @@ def prepared(opened: OpenRun) -> TrainSetup:
         started=opened.started,
         copier=opened.copier,
         keeper=keeper,
+        left_out=opened.left_out,
     )
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,7 @@ class TrainResult:
     evaluation_failed: str | None
     """Why the final evaluation failed; None if it did not."""
     bad_samples: Mapping[str, int]
-    """Number of samples that this rank skipped in this start, by cause."""
+    """Number of samples that all ranks have skipped in the run until now, by cause."""
     summary: Mapping[str, object]
     """Time that this rank spent on each part, the ranks that were slow, and on rank 0 the seconds of the run
     and what they went into."""
@@ -58,7 +57,6 @@ def _restarts(run_folder: Path) -> list[dict[str, Any]]:
 def write_result(setup: TrainSetup, result: TrainResult) -> None:
     """Collective: rank 0 writes result.json, which marks the run as done."""
     comm = setup.comm
-    bad_samples: Counter[str] = sum(map(Counter, comm.all_gather_object(result.bad_samples)), Counter())
     devices = sorted(set(comm.all_gather_object(device_name(comm.device))))
     if comm.world.rank:
         return
@@ -72,8 +70,8 @@ def write_result(setup: TrainSetup, result: TrainResult) -> None:
             "loss": last_loss(setup.run.metrics),
             "resume": setup.job.checkpoint.resume,
             "device": ", ".join(devices),
-            "bad_samples": dict(bad_samples),
-            "left_out": setup.source.left_out.every,
+            "bad_samples": dict(result.bad_samples),
+            "left_out": setup.left_out,
             **result.metrics,
             **({"evaluation_failed": result.evaluation_failed} if result.evaluation_failed else {}),
             **result.summary,

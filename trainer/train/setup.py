@@ -1,7 +1,7 @@
 """Everything that the training of one start works on, complete before the first step."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.memory_keeper import MemoryKeeper
@@ -54,6 +54,8 @@ class TrainSetup:
     """Features that teachers have stored of the samples; None if the job names none."""
     keeper: MemoryKeeper | None = None
     """Keeps the newest steps in memory; None if the job does not ask for that."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Number of samples in the data of all stages that are not used, by cause or filter."""
 
     def samples_after(self, step: int) -> int:
         """Returns how many samples the run has seen after a step of this stage."""
