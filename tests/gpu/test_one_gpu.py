@@ -31,6 +31,7 @@ from trainer.estimate.architecture import architecture
 from trainer.estimate.step_memory import step_memory
 from trainer.model.build import build_model
 from trainer.model.host_compiler import missing_parts
+from trainer.model.packed_captions import Packed, pack
 from trainer.model.sync_batch_norm import synchronise_batch_norm
 from trainer.model.tile_kernels import fused, problem_of
 from trainer.train.step import MicroBatch, TrainStep
@@ -200,12 +201,21 @@ def test_tf32_is_near_float32_and_not_the_same(alone: Comm) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_cuda_graphs_have_the_gradient_of_plain_passes_in_every_step(alone: Comm, precision: str) -> None:
-    """Captions of two lengths take turns. What is replayed reads the memory of the step that was captured."""
+    """Captions of two sizes take turns, packed where blocks are fused; each turn has others."""
     norms = []
     for graphs in (True, False):
         job = tiny_job(model={"precision": precision, "cuda_graphs": graphs})
         train, whole = train_step(job, alone), batch(job, alone)
-        turns = [whole, replace(whole, tokens=whole.rows[:, :8].contiguous())] * 5
+        rows = whole.rows.cpu()
+        turns = []
+        for number in range(10):
+            length = 16 if number % 2 else 8
+            tokens: Tensor | Packed = rows.roll(number, 0)[:, :length].to(alone.device)
+            if precision != "fp32":
+                counted = torch.full((len(rows),), length - 2)
+                counted[number % len(rows)] += 2
+                tokens = pack(rows.roll(number, 0), counted, alone.device)
+            turns.append(replace(whole, tokens=tokens))
         norms.append(torch.stack([train([turn], step).grad_norm for step, turn in enumerate(turns)]))
     assert_near(norms[0], norms[1], 2e-2)
 

@@ -76,6 +76,20 @@ def test_packed_captions_are_replayed_by_the_number_of_their_tokens(
     assert len(places) == 1, "gradients of all sizes lie in one place"
 
 
+def test_captions_that_run_plain_find_room_beside_the_graphs(gpu: Comm) -> None:
+    """Largest last: what the first steps have taken for it was given back to capture the others."""
+    torch.cuda.empty_cache()
+    step = RealStep(gpu, "ViT-B-32", 128, cuda_graphs=True)
+    for _ in range(2):
+        step(packed(128, 77))
+    for tokens in (20, 24, 28, 32):
+        warm(step, packed(128, tokens))
+    captured = torch.cuda.memory_reserved()
+    for tokens in (40, 60, 76, 77):
+        step(packed(128, tokens))
+    assert torch.cuda.memory_reserved() <= 1.01 * captured
+
+
 def test_evaluation_and_inputs_of_another_shape_replay_nothing(gpu: Comm) -> None:
     step = warm(RealStep(gpu, "ViT-B-32", 16, cuda_graphs=True))
     images = torch.zeros(16, 3, 224, 224, device="cuda", dtype=torch.bfloat16)

@@ -1,9 +1,12 @@
 """Steps whose passes are replayed are those of plain passes, to the last bit. Their graphs are the CPU's."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from timm.layers.helpers import to_2tuple
 from torch import Tensor
 
 from tests.support.cpu_graphs import CpuGraph, use_cpu_graphs
@@ -12,42 +15,93 @@ from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan
 from trainer.model.build import build_model
 from trainer.model.cuda_graphs import could_be_replayed
+from trainer.model.fused_block import PLAIN
+from trainer.model.packed_captions import Packed, pack
 from trainer.train.step import MicroBatch, TrainStep
 
+TIMM = {
+    "embed_dim": 32,
+    "vision_cfg": {
+        "timm_model_name": "vit_tiny_patch16_224",
+        "timm_model_pretrained": False,
+        "timm_pool": "token",
+        "timm_proj": "linear",
+        "image_size": 224,
+    },
+    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+}
 STEPS = 12
 LENGTHS = (16, 8, 12)
 """Lengths to which captions are cut, in turns."""
 
 
-def trained(comm: Comm, precision: str, *, graphs: bool, **keys: object) -> list[Tensor]:
-    """Returns the losses of all steps, and all weights after them."""
-    job = tiny_job(model={"precision": precision, "cuda_graphs": graphs, **keys})
+def captions(samples: int, length: int, generator: torch.Generator, *, packs: bool) -> Tensor | Packed:
+    """Returns captions of a length; packed ones are of several, whose sum is always the same."""
+    tokens = torch.randint(1, 1000, (samples, length), generator=generator)
+    if not packs:
+        return tokens
+    counted = torch.full((samples,), length - 2)
+    counted[torch.randperm(samples, generator=generator)[:2]] += torch.tensor([2, -2])
+    return pack(tokens, counted, torch.device("cpu"))
+
+
+def trained(comm: Comm, model_keys: dict[str, Any], *, packs: bool = False, **sections: Any) -> list[Tensor]:
+    """Returns the losses of all steps and all weights after them."""
+    job = tiny_job(model=model_keys, **sections)
     batch_plan = plan(job, 1)
     model = build_model(job, batch_plan, comm).model.train()
     step = TrainStep(job, batch_plan, comm, model)
-    generator = torch.Generator().manual_seed(1)
+    generator, size = torch.Generator().manual_seed(1), to_2tuple(model.visual.image_size)  # type: ignore[union-attr]
     losses = []
     for number in range(STEPS):
-        images = torch.randn(job.optim.global_batch_size, 3, 32, 32, generator=generator)
-        tokens = torch.randint(1, 1000, (len(images), LENGTHS[number % 3]), generator=generator)
+        images = torch.randn(job.optim.global_batch_size, 3, *size, generator=generator)
+        tokens = captions(len(images), LENGTHS[number % 3], generator, packs=packs)
         losses.append(step([MicroBatch(images, tokens)], number).loss_share)
     return [torch.stack(losses), *model.state_dict().values()]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("keys", [{}, {"lock_image": True}], ids=["both towers", "a locked tower"])
+@pytest.mark.parametrize(
+    ("keys", "packs"),
+    [
+        ({"precision": "fp32"}, False),
+        ({"precision": "bf16"}, False),
+        ({"precision": "bf16"}, True),
+        ({"precision": "bf16", "lock_image": True}, True),
+    ],
+    ids=["fp32", "bf16", "packed", "packed, a locked tower"],
+)
 def test_replayed_steps_are_plain_ones_to_the_last_bit(
-    alone: Comm, precision: str, keys: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    alone: Comm, keys: dict[str, Any], packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = trained(alone, precision, graphs=False, **keys)
+    clipped = {"grad_clip_norm": 0.1}
+    if packs:  # as on a GPU, by the plain form of what Triton computes there
+        monkeypatch.setattr("trainer.model.kernels.block_ops", lambda *_: (PLAIN, ""))
+    plain = trained(alone, keys, packs=packs, optim=clipped)
     use_cpu_graphs(monkeypatch)
-    graphed = trained(alone, precision, graphs=True, **keys)
-    # Images from the fourth step on, captions of each length from its fourth time on.
-    towers = 1 if keys else 2
+    graphed = trained(alone, keys | {"cuda_graphs": True}, packs=packs, optim=clipped)
+    # Images from the fourth step on, captions of each size from its fourth time on.
+    towers = 1 if "lock_image" in keys else 2
     assert CpuGraph.replays == 2 * ((STEPS - 3) * (towers - 1) + STEPS - 3 * len(LENGTHS))
     for one, other in zip(graphed, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     assert len(set(plain[0].tolist())) == STEPS
+
+
+def test_a_gradient_that_is_a_part_of_another_is_clipped_once(
+    alone: Comm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one sample autograd gives timm's class token a piece of the gradient of the positions."""
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(TIMM))
+    sections: dict[str, Any] = {
+        "config": str(path),
+        "optim": {"global_batch_size": 1, "grad_clip_norm": 1e-3, "loss": "siglip"},
+    }
+    plain = trained(alone, {}, **sections)
+    use_cpu_graphs(monkeypatch)
+    graphed = trained(alone, {"cuda_graphs": True}, **sections)
+    for one, other in zip(graphed, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

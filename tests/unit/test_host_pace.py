@@ -9,13 +9,19 @@ from trainer.telemetry.records import Lap
 from trainer.train.host_pace import HostPace
 
 
-def said(pace: HostPace, laps: list[Lap], waited_s: float, caplog: pytest.LogCaptureFixture) -> list[str]:
+def said(
+    pace: HostPace,
+    laps: list[Lap],
+    waited_s: float,
+    caplog: pytest.LogCaptureFixture,
+    elsewhere_s: float = 0.0,
+) -> list[str]:
     """Returns what is said over the laps, in each of which the host waits so long for the GPU."""
     caplog.set_level(logging.INFO, "clipship")
-    for lap in laps:
+    for number, lap in enumerate(laps, 1):
         with pace.waiting():
             time.sleep(waited_s)
-        pace.record(lap)
+        pace.record(lap, 30.0 + number * elsewhere_s)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -42,3 +48,7 @@ def test_others_are_told_nothing(
     advises: bool, laps: list[Lap], waited_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert said(HostPace(advises=advises), laps, waited_s, caplog) == []
+
+
+def test_waits_in_the_reduction_are_waits(caplog: pytest.LogCaptureFixture) -> None:
+    assert said(HostPace(advises=True), [LONG] * 13, 0.0, caplog, elsewhere_s=0.05) == []

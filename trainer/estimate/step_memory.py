@@ -87,6 +87,8 @@ def _moments(
         for tower, norm in zip(towers, norms, strict=True)
     )
     image += n * _CHANNELS * pixels * value if towers[0].embedding else 0
+    if job.model.cuda_graphs:  # captions of a size that is not captured have no place in the graphs' memory
+        state["workspaces"] += text
     # What FSDP gathers in half precision needs no copies, and is let go after use.
     split = shards > 1
     brief = checkpointed or (split and _gathered_value(job, value) == value)

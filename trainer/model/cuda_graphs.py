@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -71,8 +72,9 @@ class TowerGraphs:
 
     def capture(self) -> None:
         """Captures what training has met often enough: call it between steps, where no gradients are kept."""
-        for tower in self._towers:
-            tower.capture()
+        captured = [tower.capture() for tower in self._towers]  # of all towers
+        for tower in self._towers if any(captured) else ():
+            tower.make_room()
 
 
 class _Tower:
@@ -90,6 +92,8 @@ class _Tower:
         self._precision: Precision = precision
         self._met: Counter[Shapes] = Counter()
         self._wanted: Tensor | Packed | None = None
+        self._largest: Tensor | Packed | None = None
+        self._most = 0
         self._graphs: dict[Shapes, _Graphs] = {}
         self._shared: _Shared | None = None
 
@@ -98,27 +102,44 @@ class _Tower:
         parts = _parts(x)
         shapes = _shapes(parts)
         if (graphs := self._graphs.get(shapes)) is not None:
-            features: Tensor = _Replay.apply(graphs, parts, *self._trained)
+            reached = compress(self._trained, graphs.reached)
+            features: Tensor = _Replay.apply(graphs, parts, *reached)
             return features
         self._met[shapes] += 1
         if self._met[shapes] == _OFTEN and len(self._graphs) < _MOST:
-            self._wanted = Packed(*map(torch.clone, x)) if isinstance(x, Packed) else x.clone()
-        return self.encode(x, normalize=True)
+            self._wanted = _copy(x)
+        if parts[0].numel() > self._most and not parts[0].is_floating_point():  # images have one size
+            self._most, self._largest = parts[0].numel(), _copy(x)
+        return self._encoded(x)
 
-    def capture(self) -> None:
-        """Captures both passes for the input that is wanted, if there is one."""
+    def capture(self) -> bool:
+        """Captures both passes for the input that is wanted, and returns whether there is one."""
         if self._wanted is None:
-            return
+            return False
         x, self._wanted = self._wanted, None
         self._shared = self._shared or _Shared(torch.cuda.graph_pool_handle(), torch.cuda.Stream())
         with _aliased(self._model, self._trained) as trained:
             graphs = _Graphs(partial(self._encoded, x), _parts(x), trained, self._shared)
         self._graphs[_shapes(_parts(x))] = graphs
         log.info("%-12s both passes of the %s tower, %s", "CUDA graphs", self._name, _size(x))
+        return True
+
+    def make_room(self) -> None:
+        """Takes memory for the largest input that runs plain, before smaller ones cut it into pieces.
+
+        A run's first steps have taken it, and a capture has given it back.
+        """
+        x = self._largest
+        if x is not None and _shapes(_parts(x)) not in self._graphs:
+            features = self._encoded(x)
+            torch.autograd.grad(features, self._trained, torch.zeros_like(features), allow_unused=True)
 
     def _encoded(self, x: Tensor | Packed) -> Tensor:
-        device = self._trained[0].device
-        with autocast(device, self._precision, cache_enabled=False):  # a cached weight would stay
+        """Computes what a replay does, to the same bits: a weight that is used twice is rounded twice.
+
+        A weight that autocast has cached would stay in the graph for ever.
+        """
+        with autocast(self._trained[0].device, self._precision, cache_enabled=False):
             return self.encode(x, normalize=True)
 
 
@@ -129,8 +150,8 @@ class _Shared:
     pool: Any
     stream: torch.cuda.Stream
     """Stream on which all are captured: memory of a pool serves the stream that took it."""
-    gradients: tuple[Tensor | None, ...] | None = None
-    """Where all of them leave the parameters' gradients."""
+    gradients: list[Tensor] | None = None
+    """Where all of them leave the gradients of the parameters that have one."""
 
 
 class _Graphs:
@@ -146,26 +167,47 @@ class _Graphs:
         """`encoded` computes features of `inputs`."""
         self.inputs, self.passes = inputs, (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
 
-        def gradients(features: Tensor) -> tuple[Tensor | None, ...]:
-            return torch.autograd.grad(features, trained, self.towards, allow_unused=True)
+        def backward(features: Tensor) -> list[Tensor]:
+            found = torch.autograd.grad(features, trained, self.towards, allow_unused=True)
+            self.reached = [part is not None for part in found]
+            gradients = _apart([part for part in found if part is not None])
+            if shared.gradients is None:
+                return gradients
+            torch._foreach_copy_(shared.gradients, gradients)
+            return shared.gradients
 
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what plain passes have had until now
         shared.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(shared.stream):
             for _ in range(_WARM_UP):
                 features = encoded()
                 self.towards = torch.zeros_like(features)
-                gradients(features)
+                backward(features)
             torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # the pool takes what plain passes have had until now
+            torch.cuda.empty_cache()
             with _captured(self.passes[0], shared.pool):
                 features = encoded()
             with _captured(self.passes[1], shared.pool):
-                found = gradients(features)
-                if shared.gradients is not None:
-                    _copy(found, shared.gradients)
+                self.gradients = backward(features)
         torch.cuda.current_stream().wait_stream(shared.stream)
         self.features = features.detach()
-        self.gradients = shared.gradients = shared.gradients or found
+        shared.gradients = self.gradients
+
+
+def _apart(gradients: list[Tensor]) -> list[Tensor]:
+    """Returns the gradients, none of which has a value in common with another: each is clipped in place."""
+    taken: list[tuple[int, int]] = []
+    apart = []
+    for part in gradients:
+        begin = part.data_ptr()
+        end = begin + part.element_size() * (
+            1 + sum((n - 1) * stride for n, stride in zip(part.shape, part.stride(), strict=True))
+        )
+        is_apart = all(end <= other or begin >= its_end for other, its_end in taken)
+        taken.append((begin, end))
+        apart.append(part if is_apart else part.clone())
+    return apart
 
 
 @contextmanager
@@ -196,7 +238,7 @@ class _Replay(torch.autograd.Function):
         graphs = ctx.graphs
         graphs.towards.copy_(grads[0])
         graphs.passes[1].replay()
-        return None, None, *(None if part is None else part.detach() for part in graphs.gradients)
+        return None, None, *(part.detach() for part in graphs.gradients)
 
 
 @contextmanager
@@ -250,6 +292,10 @@ def _parts(x: Tensor | Packed) -> tuple[Tensor, ...]:
     return tuple(x) if isinstance(x, Packed) else (x,)
 
 
+def _copy(x: Tensor | Packed) -> Tensor | Packed:
+    return Packed(*map(torch.clone, x)) if isinstance(x, Packed) else x.clone()
+
+
 def _shapes(parts: tuple[Tensor, ...]) -> Shapes:
     return tuple(part.shape for part in parts)
 
@@ -258,12 +304,6 @@ def _size(x: Tensor | Packed) -> str:
     if isinstance(x, Packed):
         return f"{many(len(x.ends), 'caption')} of {many(len(x.ids), 'token')}"
     return " x ".join(map(str, x.shape))
-
-
-def _copy(sources: tuple[Tensor | None, ...], targets: tuple[Tensor | None, ...]) -> None:
-    """The same parameters have a gradient, whatever the shape of the input."""
-    held, given = ([part for part in parts if part is not None] for parts in (targets, sources))
-    torch._foreach_copy_(held, given)
 
 
 def _problems(model: nn.Module) -> Iterator[str]:

@@ -37,17 +37,20 @@ class HostPace:
         yield
         self._waited_s += time.perf_counter() - start
 
-    def record(self, lap: Lap) -> None:
-        """Takes the times of the steps since the last record, and decides when there are enough."""
+    def record(self, lap: Lap, elsewhere_s: float) -> None:
+        """Takes the times of the steps since the last record, and decides when there are enough.
+
+        `elsewhere_s` are the seconds of all steps in which the host may have waited for the GPU elsewhere.
+        """
         if self._known is None:  # the first steps of a start tell nothing of the others
-            self._known, self._waited_s = Lap(), 0.0
+            self._known, self._waited_s = Lap(), -elsewhere_s
             return
         self._known += lap
         if not self._advises or self._known.steps < _STEPS:
             return
         self._advises = False
         whole_s = self._known.steps * self._known.per_step()["step_s"]
-        if self._waited_s < _WAITED * whole_s and self._known.data_s < _DATA * whole_s:
+        if self._waited_s + elsewhere_s < _WAITED * whole_s and self._known.data_s < _DATA * whole_s:
             log.info(
                 "%-12s the GPU waits for the host, which needs %.1f ms for a step: model.cuda_graphs = true "
                 "spares most of that, and a larger batch gives the GPU more to do",

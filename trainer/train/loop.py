@@ -203,7 +203,7 @@ class Loop:
         written: Future[Mapping[str, object]] = Future()
         monitors, setup = self._monitors, self._setup
         lap = monitors.clock.pop(monitors.stragglers.pop_comm_s())
-        self._pace.record(lap)
+        self._pace.record(lap, setup.train_step.waited_s)
         times, epoch = lap.per_step(), (self._schedule.own(step) - 1) // self._schedule.epoch_steps
         scale = setup.clip.model.get_parameter("logit_scale").detach().exp()
         counts = {**monitors.skipped.figures, **(TALLY.pop().figures if self._reads_files else {})}

@@ -14,6 +14,7 @@ update out by itself if it is not.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.config.losses import LOSSES
 from trainer.data.order import position_seed
 from trainer.errors import InputError
+from trainer.internals import leaves_out_by_itself
 from trainer.model.anchor import FirstWeights, first_weights, pull
 from trainer.model.build import clamp_logit_scale, trained_towers
 from trainer.model.captioning import caption_share, padding_id, writes_captions, written_tokens
@@ -126,14 +128,21 @@ class TrainStep:
         self._trained = trained_towers(model)
         self._keys = draw_by_sample(model)
         self._graphs = TowerGraphs(model, job, comm.device)
-        self.would_replay = could_be_replayed(model, job, plan.world_size, comm.device)
-        """True if the job could ask for CUDA graphs and does not."""
         self._statistics = RunningStatistics(model)
         self._locked_first = locked_first(model, job.model)
         layers = layers_of(model)
         self._reducer: Reducer = comm.reducer(model)
         self.shards = self._reducer.shards
         self.optimizer: torch.optim.Optimizer = build_optimizer(self.shards.parameters, job.optim, layers)
+        self.waited_s = 0.0
+        """Seconds in which the host may have waited for the GPU to reduce gradients, since the start."""
+        waits = job.comm.find_unused_parameters or not leaves_out_by_itself(self.optimizer)
+        self.would_replay = (
+            not waits
+            and plan.accumulation == 1
+            and could_be_replayed(model, job, plan.world_size, comm.device)
+        )
+        """True if the job could ask for CUDA graphs and does not, and a step waits for nothing else."""
         self.first: FirstWeights = first_weights(self.shards.parameters, job)
         self.ema = Ema(self.optimizer, job.optim)
         self.scaler = torch.amp.GradScaler(comm.device.type, enabled=job.model.precision == "fp16")
@@ -161,7 +170,9 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         self._graphs.capture()
         whole = self._at_once(batches[0], step) if len(batches) == 1 else self._accumulated(batches, step)
+        began = time.perf_counter()
         self._reducer.finish()
+        self.waited_s += time.perf_counter() - began
         if step < (self._job.model.unlock_after_step or 0):
             for name in self._locked_first:
                 self.shards.parameters[name].grad = None
