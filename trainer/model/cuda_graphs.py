@@ -145,13 +145,13 @@ class _Tower:
 
 @dataclass
 class _Shared:
-    """What graphs of one tower share. What one keeps between its passes, another may overwrite."""
+    """Holds what graphs of one tower share. What one keeps between its passes, another may overwrite."""
 
     pool: Any
     stream: torch.cuda.Stream
     """Stream on which all are captured: memory of a pool serves the stream that took it."""
     gradients: list[Tensor] | None = None
-    """Where all of them leave the gradients of the parameters that have one."""
+    """Memory in which all of them leave gradients, of the parameters that have one."""
 
 
 class _Graphs:
