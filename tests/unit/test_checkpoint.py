@@ -625,6 +625,7 @@ def test_parameters_of_open_clip_train_that_cannot_be_read_are_named(
     job = small_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
     assert _resumed(tmp_path / "ours", alone, job)[0] == 12
     assert f"{tmp_path}/run/params.txt of the run that wrote {path} cannot be read" in caplog.text
+    assert "so that its batch is unknown, and its optimizer is not compared by name" in caplog.text
 
 
 def test_a_checkpoint_whose_optimizer_has_another_order_is_refused(tmp_path: Path, alone: Comm) -> None:

@@ -1,6 +1,7 @@
 """Exported models: open_clip and transformers alone load them, and give the same features."""
 
 import ast
+import errno
 import functools
 import hashlib
 import json
@@ -358,10 +359,27 @@ def test_a_tokenizer_from_a_folder_is_found_in_the_exported_one(
         assert str(of_other_words.parent) not in path.read_text(), path.name
 
 
+def _closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the folder one that may not be entered, for root, too."""
+    stat = os.stat
+
+    def denied(path: Any, *arguments: Any, **named: Any) -> os.stat_result:
+        if isinstance(path, str | Path) and Path(path).is_relative_to(folder):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "stat", denied)
+
+
 @pytest.mark.parametrize("tower", [False, True])
 @pytest.mark.parametrize("form", ["open_clip", "safetensors"])
-def test_text_of_a_folder_that_was_moved_is_found_where_it_is(tmp_path: Path, form: str, tower: bool) -> None:
-    """Its config holds the path of where it was made, since open_clip takes no relative one."""
+def test_text_of_a_folder_that_was_moved_is_found_where_it_is(
+    tmp_path: Path, form: str, tower: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its config holds the path of where it was made, since open_clip takes no relative one.
+
+    That path may be in a home folder that others may not enter.
+    """
     words = make_tower(tmp_path / "words")
     AutoTokenizer.from_pretrained(words).save_pretrained(words)
     tower_job = tiny_job(model={"text": str(words)})
@@ -369,6 +387,7 @@ def test_text_of_a_folder_that_was_moved_is_found_where_it_is(tmp_path: Path, fo
     assert export(source, tmp_path / "out", form).exception is None
     shutil.rmtree(words)
     moved = (tmp_path / "out").rename(tmp_path / "moved")
+    _closed(tmp_path / "out", monkeypatch)
     names = {"open_clip": f"local-dir:{moved}", "safetensors": str(moved / "model.json")}
     weights = {} if form == "open_clip" else {"pretrained": str(moved / "model.safetensors")}
     clip = untrained(tiny_job(model={"name": names[form], **weights}))

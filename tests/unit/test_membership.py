@@ -1,5 +1,7 @@
 """Which members of a run make its next world: tables, without clock, process and file."""
 
+from collections import Counter
+
 import pytest
 
 from trainer.supervise.coordinate.membership import Membership, Place, WorldPlan
@@ -109,6 +111,31 @@ def test_node_with_two_faults_is_left_out_if_the_rest_makes_as_large_a_world() -
     assert its.unused(world) == {"b": "it has failed 2 times"}
     its.lose(7)
     assert numbers(its) == (0, 1, 2, 4, 5, 6), "as few of it as possible, once the others are not enough"
+
+
+@pytest.mark.parametrize(
+    ("each", "bad", "wanted", "nodes"),
+    [
+        ({"a": 4, "b": 2, "c": 2, "d": 2}, "a", 4, {"b": 2, "c": 2}),
+        ({"a": 4, "b": 4, "c": 2, "d": 2, "e": 2, "f": 2}, "a", 8, {"b": 2, "c": 2, "d": 2, "e": 2}),
+        ({"a": 4, "b": 4, "c": 2, "d": 2, "e": 2}, "ab", 8, {"a": 2, "c": 2, "d": 2, "e": 2}),
+        ({"a": 4, "b": 4, "c": 2}, "a", 8, {"a": 4, "b": 4}),
+    ],
+    ids=["fewer of more nodes", "of a whole node, too", "one of two", "none to take its place"],
+)
+def test_node_with_two_faults_is_left_out_of_even_nodes_too(
+    each: dict[str, int], bad: str, wanted: int, nodes: dict[str, int]
+) -> None:
+    of = [node for node, count in each.items() for _ in range(count)]
+    its = Membership(range(len(of)), wanted, 1, SIZES, even_nodes=True)
+    for member, node in enumerate(of):
+        its.join(member, node)
+    for node in 2 * bad:
+        its.record_fault(node)
+    world = its.next_world()
+    assert world is not None
+    assert Counter(node for _, node in world.members) == nodes
+    assert its.unused(world).keys() == set(bad) - nodes.keys()
 
 
 def test_condemned_node_is_left_out_with_its_reason() -> None:

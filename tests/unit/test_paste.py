@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.cli.main import main
-from trainer.text.paste import command, word
+from trainer.text.paste import command, with_home, word
 
 HARD = (
     "",
@@ -80,6 +80,12 @@ def test_plain_words_stay_as_they_are() -> None:
         "clipship run job.toml --set optim.lr=1e-3"
     )
     assert word("two words") == "'two words'"
+
+
+@pytest.mark.parametrize("home", ["/", "/root", "/root/"])
+def test_a_pattern_in_the_home_folder_has_no_double_slash(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", home)
+    assert with_home("~/x/*.tar") == f"{home.rstrip('/')}/x/*.tar"
 
 
 @pytest.mark.parametrize("name", ["two words", "it's a\\job"])

@@ -61,14 +61,27 @@ def test_the_last_record_is_as_old_in_a_copy_of_the_run_folder(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _metrics(run, _record(60))
+    _goodput_of_step_60(run)
+    copied = shutil.copytree(run, run.with_name("copied"), copy_function=shutil.copyfile)
+    assert ", logged 2:00:0" in _status(capsys, str(copied))["step"]
+
+
+def test_a_record_is_as_old_as_its_file_where_goodput_jsonl_has_gaps(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _metrics(run, _record(60), _record(61))
+    _goodput_of_step_60(run)
+    assert ", logged 0:0" in _status(capsys, str(run))["step"]
+
+
+def _goodput_of_step_60(run: Path) -> None:
+    """Writes goodput.jsonl of a run whose last line is two hours old."""
     now = time.time()
     begin = {"event": "begin", "start": "a", "ranks": 1, "began": now - 9000, "from_step": 0}
     steps = {"event": "steps", "step": 60, "steps": 60, "seconds": 10.0}
     lines = [{**begin, "time": now - 8000}, {**steps, "time": now - 7200}]
     text = "".join(json.dumps({**line, "generation": 1}) + "\n" for line in lines)
     (run / "goodput.jsonl").write_text(text)
-    copied = shutil.copytree(run, run.with_name("copied"), copy_function=shutil.copyfile)
-    assert ", logged 2:00:0" in _status(capsys, str(copied))["step"]
 
 
 def test_status_says_how_much_of_the_time_was_useful_and_where_the_rest_went(

@@ -138,28 +138,51 @@ def test_each_writer_that_fails_is_named_once(caplog: pytest.LogCaptureFixture) 
 
 
 class Raises(FullDisk):
-    """Writer of a service whose client fails at its end."""
+    """Writer of a service whose client fails."""
+
+    def write(self, values: Mapping[str, object]) -> None:
+        raise RuntimeError("the service is gone")
+
+    def show(self, step: int, pictures: Sequence[Picture]) -> None:
+        raise RuntimeError("the service is gone")
 
     def close(self, error: BaseException | None) -> None:
         raise RuntimeError("the service is gone")
 
 
-class Closes(FullDisk):
-    """Writer that knows whether it was closed."""
+class Hears(FullDisk):
+    """Writer that knows what it was told."""
 
-    closed = False
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.heard: list[str] = []
+
+    def write(self, values: Mapping[str, object]) -> None:
+        self.heard.append("write")
+
+    def show(self, step: int, pictures: Sequence[Picture]) -> None:
+        self.heard.append("show")
 
     def close(self, error: BaseException | None) -> None:
-        self.closed = True
+        self.heard.append("close")
 
 
-def test_a_writer_that_cannot_be_closed_ends_no_run_and_the_others_are_closed(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("told", ["write", "show", "close"])
+def test_a_service_that_fails_ends_no_run_and_the_others_are_told(
+    told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    last = Closes("MLflow")
-    with Telemetry(None, 10, writers=[Raises("SwanLab"), last]):
-        pass
-    assert last.closed
+    last = Hears("MLflow")
+    with Telemetry(None, 10, writers=[Raises("SwanLab"), last]) as telemetry:
+        if told == "write":
+            telemetry.event({"step": 1})
+        elif told == "show":
+            telemetry.show(1, [Picture(b"", "", 1, ())])
+    assert last.heard == ([] if told == "close" else [told]) + ["close"]
     assert [record.message for record in caplog.records] == [
         "metrics      NOT WRITTEN: the service is gone. The run goes on, but SwanLab will have gaps."
     ]
+
+
+def test_what_cannot_be_a_line_of_metrics_jsonl_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(TypeError), Telemetry(tmp_path / "metrics.jsonl", 10) as telemetry:
+        telemetry.event({"step": 1, "loss": object()})

@@ -86,7 +86,8 @@ class OpenClipCheckpoint:
             return open_clip_parameters(self.path)
         except OSError as error:
             log.warning(
-                "resume       %s of the run that wrote %s cannot be read (%s), so that its batch is unknown",
+                "resume       %s of the run that wrote %s cannot be read (%s), so that its batch is unknown, "
+                "and its optimizer is not compared by name",
                 error.filename,
                 self.path,
                 error.strerror,

@@ -92,7 +92,8 @@ def _beside(settings: Model, text: dict[str, Any]) -> dict[str, Any]:
     names = [name for name in ("hf_model_name", "hf_tokenizer_name") if text.get(name)]
     if not in_folder:
         beside = VOCABULARIES & {file.name for file in folder.iterdir()}
-        gone = [name for name in names if text[name].startswith("/") and not Path(text[name]).exists()]
+        # `Path.exists` raises where a folder above may not be entered.
+        gone = [name for name in names if text[name].startswith("/") and not os.path.exists(text[name])]
         names = gone if beside else []
     if not (folder / CONFIG).is_file():
         names = [name for name in names if name != "hf_model_name"]

@@ -125,9 +125,13 @@ def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]
 
 
 def _logged_ago_s(facts: RunFacts) -> float:
-    """Returns the seconds since the last record. In a copied run folder the files are younger than that."""
-    written = (facts.folder / METRICS_FILE).stat().st_mtime
-    return max(0.0, time.time() - min([written, *(its.last for its in facts.times[-1:])]))
+    """Returns the seconds since the last record. In a copied run folder the files are younger than that.
+
+    goodput.jsonl, which has times, may have gaps: then it knows nothing of the record's step.
+    """
+    written, step = (facts.folder / METRICS_FILE).stat().st_mtime, facts.metrics.records[-1]["step"]
+    told = [its.last for its in facts.times if its.step >= step]
+    return max(0.0, time.time() - min([written, *told[-1:]]))
 
 
 def _evaluation(values: Numbers, *, wide: bool) -> str:

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -106,9 +106,7 @@ class Telemetry:
         with self._gaps.tolerated_in(METRICS_FILE):
             if self._file is not None:
                 self._file.close()
-        for writer in self._writers:
-            with self._gaps.tolerated_in(writer.name, Exception):  # a service's client raises what it likes
-                writer.close(error)
+        self._tell(lambda writer: writer.close(error))
 
     def write(self, record: Record, about_ranks: Mapping[str, object] | None = None) -> Mapping[str, object]:
         """Writes one record of the loop, with the figures about all ranks, and its console line.
@@ -131,15 +129,18 @@ class Telemetry:
             if self._file is not None:
                 self._file.write(json_text(values) + "\n")
                 self._file.flush()
-        for writer in self._writers:
-            with self._gaps.tolerated_in(writer.name):
-                writer.write(values)
+        self._tell(lambda writer: writer.write(values))
 
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
         """Shows pictures of the step's evaluation, if there are any, in the metric writers."""
-        for writer in self._writers if pictures else ():
-            with self._gaps.tolerated_in(writer.name):
-                writer.show(step, pictures)
+        if pictures:
+            self._tell(lambda writer: writer.show(step, pictures))
+
+    def _tell(self, tell: Callable[[MetricWriter], None]) -> None:
+        """Tells each metric writer, whatever another one raises."""
+        for writer in self._writers:
+            with self._gaps.tolerated_in(writer.name, Exception):  # a service's client raises what it likes
+                tell(writer)
 
 
 def drop_after(path: Path, steps_done: int) -> None:

@@ -34,7 +34,8 @@ def as_pattern(path: object) -> str:
 
 def with_home(pattern: str) -> str:
     """Returns the pattern with the home folder, which may have brackets in its name, in place of `~/`."""
-    return as_pattern(os.path.expanduser("~")) + pattern[1:] if pattern.startswith("~/") else pattern
+    home = os.path.expanduser("~").rstrip("/")
+    return as_pattern(home) + pattern[1:] if pattern.startswith("~/") else pattern
 
 
 def _outside(part: str) -> str:

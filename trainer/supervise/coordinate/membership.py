@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, Literal
 
 from trainer.text.wording import many
@@ -207,17 +208,23 @@ class Membership:
         return {node: why for node, why in self.excluded.items() if node not in used}
 
     def _chosen(self, ordered: Sequence[int], size: int) -> Sequence[int]:
-        """Returns the first `size` members; with even nodes those of as few nodes as possible, or none."""
+        """Returns the first `size` members.
+
+        With even nodes it is those of as few excluded nodes as possible, and then of as few nodes, or none.
+        """
         if not self.even_nodes:
             return ordered[:size]
+        excluded = self.excluded
         on_node: dict[str, list[int]] = {}
         for member in ordered:
             on_node.setdefault(self.nodes[member], []).append(member)
+        choices: list[tuple[int, list[int]]] = []
         for each in (each for each in range(size, 0, -1) if size % each == 0):
-            fitting = [members[:each] for members in on_node.values() if len(members) >= each]
-            if len(fitting) >= size // each:
-                return [member for members in fitting[: size // each] for member in members]
-        return ()
+            nodes = [node for node, members in on_node.items() if len(members) >= each][: size // each]
+            if len(nodes) == size // each:
+                chosen = [member for node in nodes for member in on_node[node][:each]]
+                choices.append((sum(node in excluded for node in nodes), chosen))
+        return min(choices, key=itemgetter(0), default=(0, []))[1]
 
 
 def source_of(
