@@ -37,6 +37,8 @@ class OptimizerRow:
     """Values that it keeps for a parameter that is no matrix of a layer, if it treats these as AdamW does."""
     differs_there: str = ""
     """Difference from what open_clip_train gets of timm under the factory's name."""
+    group_counts: bool = False
+    """True if timm's counts its steps for a group of parameters, and keeps no `step` of each."""
 
     @property
     def by_matrix(self) -> bool:
@@ -123,6 +125,7 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerRow] = {
         False,
         "arXiv 1904.00962",
         differs_there="timm's clips the gradient at a norm of 1 by itself",
+        group_counts=True,
     ),
     "muon": OptimizerRow(
         "muon",
