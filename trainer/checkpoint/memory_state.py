@@ -120,6 +120,12 @@ class Kept:
     node: str = ""
     """Node that has kept the step; empty: the one that reads it."""
 
+    @property
+    def skipped_before(self) -> Mapping[str, int]:
+        """Number of samples that all ranks had skipped before those in `skipped`, by cause."""
+        before: Mapping[str, int] = self.about["skipped"]["before"]
+        return before
+
     def load(self, train: TrainState) -> dict[str, float]:
         """Copies weights and optimizer into the state; returns the changing numbers of the scaler's state.
 
