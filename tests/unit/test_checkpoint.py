@@ -715,6 +715,19 @@ def test_loading_runs_no_code(tmp_path: Path, alone: Comm) -> None:
     assert not (tmp_path / "trapped").exists()
 
 
+@pytest.mark.parametrize(
+    "recorded", [5, "x", None, ["a"], [["k", 2]], {"a": "b"}, {"a": 1.5, "b": True, "c": -1}, {"right": 2}]
+)
+def test_counts_of_samples_that_a_manifest_cannot_have_are_passed_over(
+    recorded: object, tmp_path: Path, alone: Comm
+) -> None:
+    path = _save(tmp_path, _train(alone), 2) / files.MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bad_samples": recorded}))
+    job = small_job()
+    found = restore(job, alone, tmp_path, _train(alone, steps=0), RunIdentity(job, SAMPLES))
+    assert (found.steps_done, found.bad_samples) == (2, {"right": 2} if recorded == {"right": 2} else {})
+
+
 def test_manifest_names_step_and_job(tmp_path: Path, alone: Comm) -> None:
     manifest = json.loads((_save(tmp_path, _train(alone), 5) / files.MANIFEST).read_text())
     assert manifest["step"] == 5
