@@ -644,6 +644,8 @@ def test_a_checkpoint_whose_optimizer_has_another_order_is_refused(tmp_path: Pat
         ("lamb", "adamw", None, "one that keeps exp_avg exp_avg_sq of a parameter"),
         ("adamw", "lamb", None, "one that keeps exp_avg exp_avg_sq step of a parameter"),
         ("lamb", "lamb", "timm/lamb", ""),
+        ("momentum", "sgd", "timm/momentum", "momentum"),
+        ("sgdw", "sgd", "timm/sgdw", ""),  # timm's other name for nesterovw
         ("muon", "muon", "timm/muon", ""),
         ("adoptw", "adopt", "timm/adoptw", ""),
         ("lion", "lion", None, ""),

@@ -102,7 +102,7 @@ class OpenClipCheckpoint:
         kept = {
             " ".join(sorted(moments.keys() - {"use_muon"})) for moments in self.optimizer["state"].values()
         }
-        if named not in ("", row.factory or ours):
+        if named not in ("", row.factory or ours, row.synonym):
             theirs = named
         elif not kept <= {names.removesuffix(" step") if row.group_counts else names for names in row.state}:
             theirs = f"one that keeps {' and '.join(sorted(kept))} of a parameter"
