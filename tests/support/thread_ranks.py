@@ -59,8 +59,8 @@ class ThreadComm:
     def all_gather_object(self, value: Any) -> list[Any]:
         return self._exchanged(value)
 
-    def broadcast_object(self, value: Any) -> Any:
-        return self._exchanged(value)[0]
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        return self._exchanged(value)[root]
 
     def barrier(self, timeout_s: float) -> None:
         self._table.barrier.wait(timeout_s)

@@ -642,12 +642,11 @@ def test_a_checkpoint_whose_optimizer_has_another_order_is_refused(tmp_path: Pat
         ("nadamuon", "muon", "timm/nadamuon", "nadamuon"),
         ("lion", "adopt", None, "one that keeps exp_avg of a parameter"),
         ("adoptw", "adamw", "timm/adoptw", "adoptw"),  # it keeps what AdamW does, on another scale
-        (
-            "lamb",
-            "lamb",
-            "timm/lamb",
-            "one that keeps exp_avg exp_avg_sq of a parameter",
-        ),  # its group counts steps
+        ("lamb", "adamw", None, "one that keeps exp_avg exp_avg_sq of a parameter"),
+        ("adamw", "lamb", None, "one that keeps exp_avg exp_avg_sq step of a parameter"),
+        ("lamb", "lamb", "timm/lamb", ""),
+        ("momentum", "sgd", "timm/momentum", "momentum"),
+        ("sgdw", "sgd", "timm/sgdw", ""),  # timm's other name for nesterovw
         ("muon", "muon", "timm/muon", ""),
         ("adoptw", "adopt", "timm/adoptw", ""),
         ("lion", "lion", None, ""),
@@ -669,6 +668,25 @@ def test_another_optimizers_state_of_open_clip_train_is_refused(
             _resumed(tmp_path / "ours", alone, job)
     else:
         assert _resumed(tmp_path / "ours", alone, job)[1].optimizer.state
+
+
+def test_lamb_goes_on_with_the_steps_that_the_groups_of_open_clip_train_count(
+    tmp_path: Path, alone: Comm
+) -> None:
+    """It divides its moments by what they lack, which is much after the first steps alone."""
+    path = tmp_path / "epoch_3.pt"
+
+    def made(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+        optimizer = create_optimizer_v2(groups, opt="lamb", lr=lr)
+        for group in optimizer.param_groups:
+            group["step"] = torch.tensor(11.0)
+        return optimizer
+
+    _of_open_clip_train(path, 3, "4", made=made)
+    job = small_job(checkpoint={"resume": str(path)}, optim={"steps": 30, "optimizer": "lamb"})
+    step, train = _resumed(tmp_path / "ours", alone, job)
+    assert step == 12
+    assert {int(moments["step"]) for moments in train.optimizer.state.values()} == {12}
 
 
 @pytest.mark.parametrize("length", [{"steps": 6}, {"steps": None, "epochs": 3}])
@@ -698,6 +716,19 @@ def test_loading_runs_no_code(tmp_path: Path, alone: Comm) -> None:
         _resumed(tmp_path / "run", alone, small_job(checkpoint={"resume": str(tmp_path / "epoch_1.pt")}))
     assert "weights_only" not in str(refusal.value)
     assert not (tmp_path / "trapped").exists()
+
+
+@pytest.mark.parametrize(
+    "recorded", [5, "x", None, ["a"], [["k", 2]], {"a": "b"}, {"a": 1.5, "b": True, "c": -1}, {"right": 2}]
+)
+def test_counts_of_samples_that_a_manifest_cannot_have_are_passed_over(
+    recorded: object, tmp_path: Path, alone: Comm
+) -> None:
+    path = _save(tmp_path, _train(alone), 2) / files.MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bad_samples": recorded}))
+    job = small_job()
+    found = restore(job, alone, tmp_path, _train(alone, steps=0), RunIdentity(job, SAMPLES))
+    assert (found.steps_done, found.bad_samples) == (2, {"right": 2} if recorded == {"right": 2} else {})
 
 
 def test_manifest_names_step_and_job(tmp_path: Path, alone: Comm) -> None:

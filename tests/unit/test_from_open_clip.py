@@ -385,6 +385,13 @@ def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str
     assert any(why in reason for reason in result.dropped.values())
 
 
+def test_both_names_of_timms_sgd_are_one_optimizer() -> None:
+    line = "--train-data a.tar --opt timm/{} --lr 1e-3 --momentum 0.8"
+    sgd, same = (job_file(shlex.split(line.format(name))) for name in ("nesterovw", "sgdw"))
+    assert not same[1].refused
+    assert tomllib.loads(same[0])["optim"] == tomllib.loads(sgd[0])["optim"]
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [

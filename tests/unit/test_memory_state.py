@@ -12,11 +12,19 @@ import pytest
 import torch
 
 from tests.support.jobs import RESNET, small_job
+from tests.support.thread_ranks import run_ranks
 from tests.unit.test_checkpoint import _optimizer_by_name, _train
 from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.checkpoint.memory_layout import BLOCK, Layout, NamedTensor, NotKept, as_bytes, named_tensors
-from trainer.checkpoint.memory_restore import Choice, NodeMemory, choose, node_memory
+from trainer.checkpoint.memory_restore import (
+    Choice,
+    FromMemory,
+    NodeMemory,
+    choose,
+    node_memory,
+    restore_from_memory,
+)
 from trainer.checkpoint.memory_state import PartWriter, forget, kept_steps
 from trainer.checkpoint.resume import StartPoint, restore
 from trainer.comm.protocol import Comm
@@ -313,6 +321,48 @@ def test_samples_that_were_skipped_until_the_step_come_back_with_it(tmp_path: Pa
     run = RunIdentity(small_job(), SAMPLES)
     found = restore(run.job, alone, tmp_path / "none", _train(alone, steps=0), run, memory(tmp_path))
     assert found.bad_samples == {"not an image": 7, "too large": 1}
+
+
+def test_a_step_whose_headers_do_not_count_samples_comes_back(tmp_path: Path, alone: Comm) -> None:
+    """Those of an earlier Clipship, which a run that is started again with this one goes on from."""
+    keep(keepers(tmp_path, _train(alone), parts=2), 3)
+    for path in tmp_path.glob("*-of-*.json"):
+        header = json.loads(path.read_text())
+        del header["about"]["skipped"]
+        path.write_text(json.dumps(header))
+    run = RunIdentity(small_job(), SAMPLES)
+    found = restore(run.job, alone, tmp_path / "none", _train(alone, steps=0), run, memory(tmp_path))
+    assert (found.steps_done, found.bad_samples) == (3, {})
+
+
+def test_samples_that_were_skipped_count_once_after_two_restarts(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that completes no step in between still has one whose counts are in the sum of the others'."""
+    monkeypatch.setattr("trainer.checkpoint.memory_restore.broadcast_replicas", lambda *of: None)
+    trains, folders = [_train(alone), _train(alone)], [tmp_path / "a", tmp_path / "b"]
+
+    def begin(comm: Any) -> FromMemory | None:
+        rank = comm.world.rank
+        held = NodeMemory(folders[rank], START, 0, 1, rank, tuple(kept_steps(folders[rank], START)))
+        return restore_from_memory(comm, held, trains[rank], 0, RunIdentity(small_job(), SAMPLES))
+
+    def restarted() -> FromMemory:
+        first, second = run_ranks(2, begin)
+        assert first is not None
+        assert second is not None
+        assert first.bad_samples == second.bad_samples
+        return first
+
+    for folder, train, skipped in zip(folders, trains, (5, 3), strict=True):
+        folder.mkdir()
+        keepers(folder, train)[0].keep(3, None, {"too large": skipped}, {})
+    found = restarted()
+    assert (found.step, found.bad_samples) == (3, {"too large": 8})
+    again = keepers(folders[0], trains[0], first_buffer=found.first_buffer)[0]
+    again.keep(4, None, {"too large": 1}, found.bad_samples)
+    found = restarted()
+    assert (found.step, found.bad_samples) == (4, {"too large": 9})
 
 
 def test_step_of_a_node_without_a_rank_comes_by_way_of_the_run_folder(tmp_path: Path, alone: Comm) -> None:

@@ -4,7 +4,8 @@ import io
 import json
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from trainer.model.build import untrained
 from trainer.run.checkpoints import MANIFEST
 from trainer.train.main import prepare, train_whole
 from trainer.train.opened import open_whole
+from trainer.train.prefetch import Prefetcher
 from trainer.train.prepare import prepared
 
 STAGES: tuple[dict[str, Any], ...] = (
@@ -93,19 +95,32 @@ def lost(folder: Path) -> tuple[dict[str, int], dict[str, int], list[int]]:
     return result["bad_samples"], result["left_out"], counts
 
 
+def one_ahead(steps: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Returns what fetches one step before it gives the one that is due, as on a GPU."""
+
+    def ahead(*arguments: Any) -> Iterator[Any]:
+        for step, _ in pairwise(chain(steps(*arguments), [None])):
+            yield step
+
+    return ahead
+
+
+@pytest.mark.parametrize("ahead", [False, True])
 def test_samples_that_a_run_could_not_use_are_counted_over_its_stages_and_starts(
-    tmp_path: Path, alone: Comm
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
+    if ahead:
+        monkeypatch.setattr(Prefetcher, "steps", one_ahead(Prefetcher.steps))
     data = flawed_shards(tmp_path / "first")
     stages = ({**STAGES[0], "data": flawed_shards(tmp_path / "second")}, STAGES[1])
-    job = staged(tmp_path, stages, data=data)
+    job = staged(tmp_path, stages, data=data, checkpoint={"every_steps": 1})
     train(job, alone)
     whole = lost(tmp_path)
     assert whole[1] == {"no .txt": 2}, "of the first and the last stage, which have one source, and the other"
     assert whole[0] == {"not an image": whole[2][-1]}
     assert whole[2] == sorted(whole[2])
     assert 0 < whole[2][3] < whole[2][8] < whole[2][-1], "each stage has skipped some"
-    for step in (10, 6, 2):
+    for step in (10, 6, 3):
         forget_after(tmp_path, step)
         train(job, alone)
         assert lost(tmp_path) == whole

@@ -103,9 +103,9 @@ class OpenClipCheckpoint:
         kept = {
             " ".join(sorted(moments.keys() - {"use_muon"})) for moments in self.optimizer["state"].values()
         }
-        if named not in ("", row.factory or ours):
+        if named not in ("", row.factory or ours, row.synonym):
             theirs = named
-        elif not kept <= set(row.state):
+        elif not kept <= {names.removesuffix(" step") if row.group_counts else names for names in row.state}:
             theirs = f"one that keeps {' and '.join(sorted(kept))} of a parameter"
         else:
             return
@@ -154,7 +154,12 @@ def whole_state(checkpoint: OpenClipCheckpoint, train: TrainState, optimizer: Op
         raise InputError(f"checkpoint.resume = {checkpoint.path} belongs to another model: {error}") from None
     names = _optimizer_order(checkpoint, train.model)
     state = checkpoint.optimizer["state"]
-    by_name = {names.get(key, ""): moments for key, moments in state.items()}
+    counts = {
+        key: {"step": torch.tensor(float(group["step"]))}
+        for group in checkpoint.optimizer["param_groups"]
+        for key in (group["params"] if "step" in group else ())
+    }  # as `trainer.model.optimizer_state` keeps them
+    by_name = {names.get(key, ""): {**moments, **counts.get(key, {})} for key, moments in state.items()}
     if state and (by_name.keys() != set(names.values()) or not _fits(by_name, checkpoint.weights)):
         raise InputError(
             f"checkpoint.resume = {checkpoint.path}: its optimizer has state for {len(state)} parameters, "

@@ -160,7 +160,7 @@ def restore_from_memory(
     are given up, so that none of them is taken for a step of this generation. Raises InputError on every rank
     if the step is another run's than `run`.
     """
-    found = [(kept.step, kept.digest, kept.buffer, kept.skipped) for kept in memory.kept]
+    found = [(kept.step, kept.digest, kept.buffer, kept.skipped, kept.skipped_before) for kept in memory.kept]
     everyone = comm.all_gather_object(found)
     choice = choose([[(step, digest) for step, digest, *_ in offer] for offer in everyone], on_disk)
     for step, ranks in choice.distrusted.items():
@@ -193,11 +193,13 @@ def restore_from_memory(
     broadcast_replicas(comm, train.model, train.optimizer, choice.root)
     if about["scaler"] and train.scaler.is_enabled():
         train.scaler.load_state_dict({**train.scaler.state_dict(), **about["scaler"]})
-    held = [buffer for step, _, buffer, _ in everyone[memory.leader] if step == choice.step]
-    bad_samples = Counter(about["skipped"]["before"])
-    for offer in everyone:  # a node that lacks the step has one that is almost as new
-        by_step = {step: skipped for step, *_, skipped in offer}
-        bad_samples.update(by_step.get(choice.step, next(iter(by_step.values()), {})))
+    held = [buffer for step, _, buffer, *_ in everyone[memory.leader] if step == choice.step]
+    bad_samples = Counter(about["skipped_before"])
+    for offer in everyone:  # a node that lacks the step may have one that is almost as new
+        by_step = {step: skipped for step, _, _, *skipped in offer}
+        skipped, before_that = by_step.get(choice.step) or next(iter(by_step.values()), ({}, None))
+        if before_that == about["skipped_before"]:  # else it is of an earlier generation, whose sum this is
+            bad_samples.update(skipped)
     return FromMemory(
         step=choice.step,
         node=about["node"],
@@ -221,6 +223,7 @@ def _load(memory: NodeMemory, choice: Choice, train: TrainState, comm: Comm) -> 
         return f"{type(error).__name__}: {error}"
     return {
         **kept.about,
+        "skipped_before": kept.skipped_before,
         "scaler": scaler,
         "node": kept.node or comm.world.node,
         "order": recorded_order(kept.layout.run),

@@ -279,8 +279,14 @@ def _read_here(
         raise BrokenCheckpoint(f"{folder}: its weights belong to another model: {error}") from error
     step: int = manifest["step"]
     is_own = files.is_step(folder, checkpoints, step)
-    order, bad_samples = recorded_order(manifest), manifest.get("bad_samples", {})
+    order, bad_samples = recorded_order(manifest), _counts(manifest.get("bad_samples"))
     return StartPoint(step, folder, order=order, is_own=is_own, bad_samples=bad_samples), whole
+
+
+def _counts(recorded: object) -> dict[str, int]:
+    """Returns what a manifest counts; what is no count is left out, since no training depends on it."""
+    items = recorded.items() if isinstance(recorded, dict) else ()
+    return {cause: count for cause, count in items if type(count) is int and count >= 0}
 
 
 def _written_since(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:

@@ -37,6 +37,10 @@ class OptimizerRow:
     """Values that it keeps for a parameter that is no matrix of a layer, if it treats these as AdamW does."""
     differs_there: str = ""
     """Difference from what open_clip_train gets of timm under the factory's name."""
+    synonym: str = ""
+    """Another name by which timm's factory makes the same."""
+    group_counts: bool = False
+    """True if timm's counts its steps for a group of parameters, and keeps no `step` of each."""
 
     @property
     def by_matrix(self) -> bool:
@@ -103,7 +107,14 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerRow] = {
     ),
     "lion": OptimizerRow("lion", _betas, ("beta1", "beta2"), 1, ("exp_avg",), True, "arXiv 2302.06675"),
     "sgd": OptimizerRow(
-        "nesterovw", _momentum, ("beta1",), 1, ("momentum_buffer",), True, "arXiv 1711.05101, algorithm 1"
+        "nesterovw",
+        _momentum,
+        ("beta1",),
+        1,
+        ("momentum_buffer",),
+        True,
+        "arXiv 1711.05101, algorithm 1",
+        synonym="sgdw",
     ),
     "adafactor": OptimizerRow(
         "adafactorbv",
@@ -123,6 +134,7 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerRow] = {
         False,
         "arXiv 1904.00962",
         differs_there="timm's clips the gradient at a norm of 1 by itself",
+        group_counts=True,
     ),
     "muon": OptimizerRow(
         "muon",

@@ -4,7 +4,7 @@ No torch.
 """
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -78,6 +78,9 @@ class Skipped:
         self.before = Counter(before)
         self.seen = 0
         self.by_cause: Counter[str] = Counter()
+        self.of_steps: Counter[str] = Counter()
+        """Those of `by_cause` that came with steps that have begun: others may be fetched ahead."""
+        self._fetched: deque[Counter[str]] = deque()
         self.alone = 0
         """Number of samples without a group, which were not skipped."""
         self._first: list[BadSample] = []
@@ -89,13 +92,21 @@ class Skipped:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The numbers of samples that were skipped and that have no group, by their names in a record."""
-        return {"bad_samples": self.count, ALONE: self.alone}
+        """Samples that begun steps have skipped, and those without a group, by their names in a record."""
+        return {"bad_samples": self.of_steps.total(), ALONE: self.alone}
 
     @property
     def examples(self) -> list[str]:
         """The first of them, for a message."""
         return list(map(str, self._first))
+
+    def step_fetched(self) -> None:
+        """Notes that all samples of the next step have been recorded."""
+        self._fetched.append(self.by_cause.copy())
+
+    def step_begins(self) -> None:
+        """Notes that the first of the fetched steps that have not begun does."""
+        self.of_steps = self._fetched.popleft()
 
     def record(self, samples: int, bad: Sequence[BadSample], alone: Sequence[str] = ()) -> None:
         """Records that `samples` samples came and that those in `bad` were skipped and replaced.

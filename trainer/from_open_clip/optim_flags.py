@@ -99,7 +99,8 @@ def optimizer(flag: Flag, line: Line, result: Translation) -> None:
     kind, _, name = line[flag.name].lower().rpartition("/")
     if (kind, name) == ("", "adamw"):
         return
-    ours = next((own for own, row in OPTIMIZERS.items() if kind == "timm" and row.factory == name), None)
+    names = {each: own for own, row in OPTIMIZERS.items() for each in (row.factory, row.synonym)}
+    ours = names.get(name) if kind == "timm" and name else None
     if ours is None:
         known = ", ".join(
             f"timm/{row.factory}" for row in OPTIMIZERS.values() if row.factory and not row.differs_there
@@ -135,7 +136,7 @@ def layer_decay(flag: Flag, line: Line, result: Translation) -> None:
 
 def momentum(flag: Flag, line: Line, result: Translation) -> None:
     """Writes the momentum of timm's SGD."""
-    if line[flag.name] is not None and line["--opt"].lower() == "timm/nesterovw":
+    if line[flag.name] is not None and line["--opt"].lower() in ("timm/nesterovw", "timm/sgdw"):
         result.set("optim.beta1", line[flag.name])
 
 

@@ -400,10 +400,10 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             a_text("adamw"),
             "optim.optimizer optim.no_decay",
             optim_flags.optimizer,
-            "`adamw`, and of timm's optimizers nadamw, adoptw, lion, nesterovw and adafactorbv, if learning "
-            "rate and betas are written out. `lamb` and `muon` are used otherwise here, and other optimizers "
-            "keep values that a checkpoint could not give back; torch's `nadamw` makes other steps than "
-            "timm's.",
+            "`adamw`, and of timm's optimizers nadamw, adoptw, lion, nesterovw (sgdw) and adafactorbv, if "
+            "learning rate and betas are written out. `lamb` and `muon` are used otherwise here, and other "
+            "optimizers keep values that a checkpoint could not give back; torch's `nadamw` makes other "
+            "steps than timm's.",
         ),
         key(
             "--skip-scheduler",

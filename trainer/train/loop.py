@@ -73,7 +73,7 @@ class Loop:
             is_logged = step == first or self._is_due(step, self._job.logging.every_steps)
             record = self._record(step, rate, result) if is_logged else self._known()
             if self._setup.keeper is not None:
-                self._setup.keeper.keep(step, record, monitors.skipped.by_cause, monitors.skipped.before)
+                self._setup.keeper.keep(step, record, monitors.skipped.of_steps, monitors.skipped.before)
             if self._is_due(step, self._job.comm.check_replicas_steps):
                 check_replicas(self._comm, self._setup.train_step.shards, self._setup.train_step.optimizer)
             metrics, stop = self._save_and_evaluate(step, stop, save)

@@ -34,11 +34,8 @@ class Monitors:
     goodput: GoodputRecorder
 
     def all_skipped(self, comm: Comm) -> Counter[str]:
-        """Collective: returns how many samples the run has skipped on all ranks, by cause.
-
-        On a GPU those of the next step are among them, which is fetched already.
-        """
-        own = comm.all_gather_object(self.skipped.by_cause)
+        """Collective: returns how many samples the run's steps have skipped on all ranks, by cause."""
+        own = comm.all_gather_object(self.skipped.of_steps)
         return sum(map(Counter, own), self.skipped.before)
 
     def summary(self) -> Mapping[str, object]:

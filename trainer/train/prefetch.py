@@ -59,7 +59,13 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
     prefetcher = Prefetcher(
         setup.comm.device, dtype, *channels, rule, whole_steps, by_length, normalise, parts, teachers
     )
-    return prefetcher.steps(_loaded(setup, skipped), setup.plan.accumulation)
+    return _begun(prefetcher.steps(_loaded(setup, skipped), setup.plan.accumulation), skipped)
+
+
+def _begun(steps: Iterator[list[MicroBatch]], skipped: Skipped) -> Iterator[list[MicroBatch]]:
+    for step in steps:
+        skipped.step_begins()
+        yield step
 
 
 def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
@@ -90,11 +96,13 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
     micro_batches = (setup.schedule.steps - steps_done) * setup.plan.accumulation
     captions = _caption_monitor(setup, micro_batches * setup.plan.micro_batch_size)
     unchanged = Unchanged(setup.source)
-    for micro_batch in islice(stream, micro_batches):
+    for number, micro_batch in enumerate(islice(stream, micro_batches), 1):
         unchanged.check(micro_batch.bad)
         skipped.record(len(micro_batch.keys), micro_batch.bad, micro_batch.alone)
         captions.record(micro_batch.captions)
         TALLY.add(micro_batch.reading)
+        if number % setup.plan.accumulation == 0:
+            skipped.step_fetched()
         yield micro_batch
 
 
