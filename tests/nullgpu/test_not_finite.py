@@ -65,7 +65,7 @@ class Keeper:
     def __init__(self) -> None:
         self.records: list[Future[Mapping[str, object]]] = []
 
-    def keep(self, _step: int, record: Future[Mapping[str, object]]) -> None:
+    def keep(self, _step: int, record: Future[Mapping[str, object]], *_skipped: object) -> None:
         self.records.append(record)
 
     def receive(self, _total: float, _ranks: int) -> None:

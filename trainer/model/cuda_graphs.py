@@ -27,6 +27,7 @@ from trainer.comm.backends import check_backend
 from trainer.config import Job, Model, Precision
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
+from trainer.internals import copy_all
 from trainer.model.image_tokens import check_image_tokens
 from trainer.model.open_clip_api import encoders_of
 from trainer.model.outputs import autocast
@@ -173,7 +174,7 @@ class _Graphs:
             gradients = _apart([part for part in found if part is not None])
             if shared.gradients is None:
                 return gradients
-            torch._foreach_copy_(shared.gradients, gradients)
+            copy_all(shared.gradients, gradients)
             return shared.gradients
 
         torch.cuda.synchronize()

@@ -131,6 +131,11 @@ letters. Where they differ, the command says what differs and keeps nothing. For
 tokenizer that is written cleans captions as open_clip does; mojibake, which open_clip repairs,
 stays as it is there.
 
+A text tower or a tokenizer of Hugging Face's that came from a folder lies in the written one, whose
+path the config holds, since open_clip takes no relative one. Where the folder is moved, Clipship
+finds them beside the config all the same, and open_clip the tokenizer of `local-dir:`; for its text
+tower, and for `model.json`, write the new path into the config.
+
 ## All models
 
 | model | open_clip | image tower | text tower | parameters | needs | use |

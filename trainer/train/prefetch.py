@@ -59,7 +59,15 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
     prefetcher = Prefetcher(
         setup.comm.device, dtype, *channels, rule, whole_steps, by_length, normalise, parts, teachers
     )
-    return _begun(prefetcher.steps(_loaded(setup, skipped), setup.plan.accumulation), skipped)
+    batches = _fetched(_loaded(setup, skipped), setup.plan.accumulation, skipped)
+    return _begun(prefetcher.steps(batches, setup.plan.accumulation), skipped)
+
+
+def _fetched(batches: Iterator[Batch], accumulation: int, skipped: Skipped) -> Iterator[Batch]:
+    for number, batch in enumerate(batches, 1):
+        if number % accumulation == 0:
+            skipped.step_fetched()
+        yield batch
 
 
 def _begun(steps: Iterator[list[MicroBatch]], skipped: Skipped) -> Iterator[list[MicroBatch]]:
@@ -96,13 +104,11 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
     micro_batches = (setup.schedule.steps - steps_done) * setup.plan.accumulation
     captions = _caption_monitor(setup, micro_batches * setup.plan.micro_batch_size)
     unchanged = Unchanged(setup.source)
-    for number, micro_batch in enumerate(islice(stream, micro_batches), 1):
+    for micro_batch in islice(stream, micro_batches):
         unchanged.check(micro_batch.bad)
         skipped.record(len(micro_batch.keys), micro_batch.bad, micro_batch.alone)
         captions.record(micro_batch.captions)
         TALLY.add(micro_batch.reading)
-        if number % setup.plan.accumulation == 0:
-            skipped.step_fetched()
         yield micro_batch
 
 
