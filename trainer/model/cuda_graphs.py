@@ -94,23 +94,25 @@ class _Tower:
         self._met: Counter[Shapes] = Counter()
         self._wanted: Tensor | Packed | None = None
         self._largest: Tensor | Packed | None = None
-        self._most = 0
-        self._graphs: dict[Shapes, _Graphs] = {}
+        self._graphs: dict[Shapes, tuple[_Graphs, list[nn.Parameter]]] = {}
+        """Graphs, and the parameters of which they give gradients."""
         self._shared: _Shared | None = None
 
     def __call__(self, x: Tensor | Packed) -> Tensor:
         """Returns the unit features of training's input, with their graph."""
         parts = _parts(x)
         shapes = _shapes(parts)
-        if (graphs := self._graphs.get(shapes)) is not None:
-            reached = compress(self._trained, graphs.reached)
+        if (known := self._graphs.get(shapes)) is not None:
+            graphs, reached = known
             features: Tensor = _Replay.apply(graphs, parts, *reached)
             return features
         self._met[shapes] += 1
         if self._met[shapes] == _OFTEN and len(self._graphs) < _MOST:
             self._wanted = _copy(x)
-        if parts[0].numel() > self._most and not parts[0].is_floating_point():  # images have one size
-            self._most, self._largest = parts[0].numel(), _copy(x)
+        if not parts[0].is_floating_point() and (  # images have one size
+            self._largest is None or parts[0].numel() > _parts(self._largest)[0].numel()
+        ):
+            self._largest = _copy(x)
         return self._encoded(x)
 
     def capture(self) -> bool:
@@ -121,7 +123,7 @@ class _Tower:
         self._shared = self._shared or _Shared(torch.cuda.graph_pool_handle(), torch.cuda.Stream())
         with _aliased(self._model, self._trained) as trained:
             graphs = _Graphs(partial(self._encoded, x), _parts(x), trained, self._shared)
-        self._graphs[_shapes(_parts(x))] = graphs
+        self._graphs[_shapes(_parts(x))] = graphs, [*compress(self._trained, graphs.reached)]
         log.info("%-12s both passes of the %s tower, %s", "CUDA graphs", self._name, _size(x))
         return True
 
