@@ -75,7 +75,6 @@ OF_MPIJOBS = (
     "launcher_start",
 )
 WITHOUT_LAUNCHER = {key: value for key, value in EVERYTHING.items() if key not in OF_MPIJOBS}
-NOT_OF_VCJOBS = ("queue", "gang", "deadline_s")
 TOPOLOGY = {"queue": "gpu-queue", "topology": "cloud.provider.com/topology-rack"}
 RECOVERY = {"max_restarts": 3, "spare_nodes": 1}
 FABRIC_KEYS: dict[str, dict[str, Any]] = {
@@ -109,15 +108,6 @@ CASES: dict[str, dict[str, Any]] = {
         "kubernetes": {
             **{key: value for key, value in WITHOUT_LAUNCHER.items() if key != "ttl_s"},
             "kind": "trainjob",
-        },
-    },
-    "vcjob": {"kubernetes": {"kind": "vcjob"}},
-    "vcjob-everything": {
-        "env": {"NOTE": HOSTILE},
-        "recovery": RECOVERY,
-        "kubernetes": {
-            **{key: value for key, value in WITHOUT_LAUNCHER.items() if key not in NOT_OF_VCJOBS},
-            "kind": "vcjob",
         },
     },
     "job-patched": {

@@ -86,7 +86,7 @@ def test_the_mpi_operator_makes_the_pod_group_and_marks_the_pods_of_an_mpijob(ke
     assert gang.mark not in template["metadata"].get(gang.marked_in, {})
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"vcjob"}))
+@pytest.mark.parametrize("kind", KINDS)
 def test_without_a_gang_nothing_speaks_of_one(kind: str) -> None:
     text = manifest(kubernetes_job(kubernetes={"kind": kind}))
     assert not [word for word in ("PodGroup", "podGroup", "schedulerName", "scheduling") if word in text]
@@ -105,7 +105,7 @@ def test_a_cluster_without_the_scheduler_is_explained_by_what_is_missing(name: s
 
 
 @pytest.mark.parametrize("placement", ["required", "preferred"])
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"vcjob"}))
+@pytest.mark.parametrize("kind", KINDS)
 def test_kueue_is_asked_for_one_place_of_a_level_for_the_pods_with_ranks(kind: str, placement: str) -> None:
     objects = rendered(kind, {**TOPOLOGY, "placement": placement})
     asked = template_of(kind, objects)["metadata"]["annotations"]

@@ -1,5 +1,6 @@
 """The Indexed Job: what its values become, what it refuses, its state in words."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -18,10 +19,11 @@ from trainer.errors import (
     InputError,
 )
 from trainer.launch.kubernetes import objects as kubernetes_objects
+from trainer.launch.kubernetes import pod_logs
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.kubernetes.objects import _create_own, _staying, _try_own, try_all
-from trainer.launch.kubernetes.state import state
+from trainer.launch.kubernetes.state import rows, state
 from trainer.launch.kubernetes.validate import summary
 
 
@@ -279,3 +281,56 @@ def test_a_field_that_the_cluster_would_drop_without_a_word_is_refused_in_the_dr
     try_all(cluster, KINDS["trainjob"], beside, wanted, taken=False)
     [runtime] = cluster.custom.create_namespaced_custom_object.call_args_list
     assert runtime.kwargs == {"dry_run": "All", "field_validation": "Strict"}
+
+
+STAMP = "2026-01-01T00:00:00Z"
+FAILED_JOB = {
+    "metadata": {"creationTimestamp": STAMP, "name": "first-run"},
+    "spec": {"parallelism": 2},
+    "status": {"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": STAMP}]},
+}
+
+
+def pod(name: str, index: int, **status: Any) -> dict[str, Any]:
+    labels = {"batch.kubernetes.io/job-completion-index": str(index)}
+    metadata = {"name": name, "uid": name, "creationTimestamp": STAMP, "labels": labels}
+    return {"metadata": metadata, "status": {"phase": "Failed", **status}}
+
+
+def cluster(*listings: list[dict[str, Any]], **methods: Any) -> Any:
+    """A cluster with one list of pods after the other, of which the last one stays."""
+    left = list(listings)
+
+    def listed(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(items=left.pop(0) if len(left) > 1 else left[0])
+
+    core = SimpleNamespace(list_namespaced_pod=listed, **methods)
+    return SimpleNamespace(
+        core=core,
+        namespace="team",
+        asking=lambda *_, **__: nullcontext(),
+        plain=lambda item: item,
+        read=lambda *_: FAILED_JOB,
+    )
+
+
+def test_status_has_the_last_word_of_any_pod_if_that_of_index_0_is_gone() -> None:
+    """Kubernetes deletes the pods that still run when another has failed the Job."""
+    ended = {"exitCode": 1, "message": "rank 1 ended the run"}
+    left = pod("first-run-1-abcde", 1, containerStatuses=[{"state": {"terminated": ended}}])
+    asked = cluster([left], list_namespaced_event=lambda *_, **__: SimpleNamespace(items=[]))
+    said = rows(asked, KINDS["job"], "first-run", FAILED_JOB, visible=True)
+    assert ("message", "exit code 1: rank 1 ended the run") in said
+
+
+def test_logs_show_the_pod_of_index_0_and_then_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.launch.kubernetes.pod_logs.time.sleep", lambda _: None)
+    first, second, other = pod("run-0-a", 0), pod("run-0-b", 0), pod("run-1-c", 1)
+
+    def log(name: str, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(stream=lambda amt: [f"of {name}\n".encode()])
+
+    both = [first, other, second]
+    asked = cluster([first, other], [first, other], both, read_namespaced_pod_log=log)
+    lines = pod_logs.output_lines(asked, KINDS["job"], "first-run", follow=True)
+    assert list(lines) == ["of run-0-a", "of run-0-b"]

@@ -415,7 +415,7 @@ def test_a_patch_of_both_reaches_every_template_and_that_of_one_comes_last() -> 
     assert launcher["dnsPolicy"] == worker["dnsPolicy"] == "None"
 
 
-@pytest.mark.parametrize("kind", ["mpijob", "job", "trainjob", "vcjob"])
+@pytest.mark.parametrize("kind", ["mpijob", "job", "trainjob"])
 def test_a_patch_of_the_job_reaches_its_own_object(kind: str) -> None:
     patch = {
         "job": {"metadata": {"labels": {"team": "a"}}, "spec": {"managedBy": "kueue.x-k8s.io/multikueue"}}

@@ -61,7 +61,7 @@ def cluster_of(core: Any) -> Cluster:
 
 @pytest.mark.parametrize(
     ("kind", "api_version", "of"),
-    [("mpijob", "batch/v1", "Job"), ("job", "kubeflow.org/v2beta1", "MPIJob"), ("vcjob", "batch/v1", "Job")],
+    [("mpijob", "batch/v1", "Job"), ("job", "kubeflow.org/v2beta1", "MPIJob")],
 )
 def test_what_belongs_to_a_job_of_another_kind_stays_with_it(kind: str, api_version: str, of: str) -> None:
     core = _Core(config(owner(api_version, of)))

@@ -17,8 +17,8 @@ import pytest
 from tests.support.jobs import tiny_job
 from trainer.errors import EXIT_START_AGAIN
 from trainer.launch.kubernetes.pod import node
-from trainer.launch.kubernetes.pod.names import INDEX, JOB_UID
-from trainer.launch.kubernetes.pod.node import Node
+from trainer.launch.kubernetes.pod.names import JOB_UID
+from trainer.launch.kubernetes.pod.node import INDEX, Node
 from trainer.launch.kubernetes.pod.starts import PodsStart, open_start
 from trainer.launch.ranks.started_ranks import StartedRank, run_ranks
 from trainer.run.exit_record import ExitRecord

@@ -49,8 +49,6 @@ _TAKEN = (
     "/root/.ssh",
     "/home/clipship/.ssh",
 )
-_GANG_OF_KIND = {"vcjob": "volcano"}
-"""Gang schedulers of the kinds that are always a gang, whatever `kubernetes.gang` is."""
 _OPERATORS = ("training.kubeflow.org/", "clipship/", "kueue.x-k8s.io/queue-name")
 _OWN_LABEL = "app.kubernetes.io/name"
 """Label by which Clipship knows its own objects."""
@@ -94,11 +92,11 @@ class Patch(Section):
 class Kubernetes(SchedulerSection):
     """Requests of a job's pods beyond [resources]: a worker pod per node, and an MPIJob's launcher pod."""
 
-    kind: Literal["mpijob", "job", "trainjob", "vcjob"] | None = None
+    kind: Literal["mpijob", "job", "trainjob"] | None = None
     """Kind of object that runs the job. job: an Indexed Job with a headless Service, which needs no operator.
-    trainjob: the same pods in a TrainJob of Kubeflow Trainer (v2). vcjob: such pods in a Job of Volcano's
-    own. mpijob: an MPIJob of the MPI Operator, which starts the ranks with mpirun. None: what comm.launcher
-    means, mpijob for mpirun and job for clipship."""
+    trainjob: the same pods in a TrainJob of Kubeflow Trainer (v2). mpijob: an MPIJob of the MPI Operator,
+    which starts the ranks with mpirun. None: what comm.launcher means, mpijob for mpirun and job for
+    clipship."""
     namespace: Text | None = None
     """Namespace of all objects. None: the one of kubectl's context."""
     name: Text | None = None
@@ -200,10 +198,9 @@ class Kubernetes(SchedulerSection):
     gang: Literal["none", "volcano", "scheduler-plugins"] = "none"
     """Gang scheduler, which starts all pods or none: volcano, or scheduler-plugins' coscheduling as its
     second scheduler (scheduler-plugins-scheduler). A Job gets a PodGroup of its own. For an MPIJob the MPI
-    Operator makes it, and must run with --gang-scheduling=volcano or the second scheduler's name. A vcjob is
-    a gang of Volcano without this key."""
+    Operator makes it, and must run with --gang-scheduling=volcano or the second scheduler's name."""
     gang_queue: Text | None = None
-    """Queue of volcano."""
+    """Queue of Volcano, whose quota the pods count in. None: Volcano's default queue."""
     gang_timeout_s: Annotated[int, Field(ge=1, le=_LARGEST)] | None = None
     """scheduler-plugins: seconds that pods which have a node wait for the rest of the gang. None: what the
     scheduler is set to, 60 by default."""
@@ -358,7 +355,7 @@ class Kubernetes(SchedulerSection):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Kubernetes":
-        if self.gang_queue is not None and "volcano" not in (self.gang, _GANG_OF_KIND.get(self.kind or "")):
+        if self.gang_queue is not None and self.gang != "volcano":
             raise ValueError('gang_queue is for gang = "volcano": set that, or leave gang_queue out')
         if self.gang_timeout_s is not None and self.gang != "scheduler-plugins":
             raise ValueError(

@@ -41,7 +41,7 @@ _SLURM = SchedulerRow(
 )
 _KUBERNETES = SchedulerRow(
     name="kubernetes",
-    rendered="The objects that `kubectl apply` takes: a ConfigMap, and an MPIJob, Job, TrainJob or vcjob.",
+    rendered="The objects that `kubectl apply` takes: a ConfigMap, and an MPIJob, Job or TrainJob.",
     readers="the ConfigMap and the objects beside it, which all who may read them in the namespace see",
     secret='kubernetes.env.{name} = "secret:SECRET:KEY" takes the value from a Secret',
     details=("context", "namespace", "name", "uid"),

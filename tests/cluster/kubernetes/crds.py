@@ -62,10 +62,6 @@ PINNED = {
         _JOBSET,
         "d022b87624512cf0b6741b31b24a2bea9945b5a838b50713af29332c878bb6fe",
     ),
-    "batch.volcano.sh_jobs.yaml": (
-        _VOLCANO,
-        "a03feedc265bc8c9d71240063a37e0e818fa70fcad7b8a113b0875dc53fffa90",
-    ),
     "scheduling.volcano.sh_podgroups.yaml": (
         _VOLCANO,
         "c297c0fdcf00cea6a35daa2b6153a8590b56df0e22a96dbfa44f773814685017",

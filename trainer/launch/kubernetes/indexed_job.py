@@ -127,8 +127,6 @@ class IndexedJobKind(KindRow):
     pod_label = JOB_NAME_LABEL
     output: ClassVar[Mapping[str, str]] = {INDEX_LABEL: "0"}
     output_pod = "pod of index 0"
-    ends: ClassVar[tuple[str, ...]] = ("Complete", "Failed")
-    """Conditions of an object that has ended."""
     without: ClassVar[tuple[str, ...]] = (
         "launcher_cpu",
         "launcher_cpu_limit",
@@ -148,9 +146,10 @@ class IndexedJobKind(KindRow):
         return int(found["spec"]["parallelism"])
 
     def ended_at(self, found: Object) -> str | None:
-        """Returns when an object of these kinds has ended; None if it has not."""
+        """Returns when a Job or a TrainJob has ended; None if it has not."""
         true = self.conditions(found)
-        return next((str(true[end]["lastTransitionTime"]) for end in self.ends if end in true), None)
+        end = true.get(self.succeeded) or true.get("Failed")
+        return str(end["lastTransitionTime"]) if end else None
 
     def phase(self, found: Object) -> tuple[str, str] | None:
         """Returns a word for what a Job does, and since when; None if it has not been started."""

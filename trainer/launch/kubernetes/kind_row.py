@@ -8,7 +8,7 @@ from trainer.comm.backends import Launcher
 from trainer.launch.kubernetes.pods import Pods
 
 Object = dict[str, Any]
-KindName = Literal["mpijob", "job", "trainjob", "vcjob"]
+KindName = Literal["mpijob", "job", "trainjob"]
 
 
 class Known(Protocol):
@@ -29,7 +29,7 @@ class KindRow(ABC):
     name: ClassVar[KindName]
     """Value of `kubernetes.kind`."""
     kind: ClassVar[str]
-    """Its name in messages, and in Kubernetes if `api_kind` is no other."""
+    """Its name in Kubernetes, and in messages."""
     group: ClassVar[str]
     version: ClassVar[str]
     plural: ClassVar[str]
@@ -54,8 +54,6 @@ class KindRow(ABC):
     """Labels of the pods whose logs are the run's output; there is one at a time."""
     output_pod: ClassVar[str]
     """Such a pod, in messages."""
-    deletion: ClassVar[Literal["Background", "Foreground"]] = "Background"
-    """When a cancelled object goes: before its pods, or behind them."""
     without: ClassVar[tuple[str, ...]] = ()
     """Keys of [kubernetes] that mean nothing for this kind."""
     unseen: ClassVar[tuple[str, ...]] = ()
@@ -99,8 +97,3 @@ class KindRow(ABC):
     @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}"
-
-    @property
-    def api_kind(self) -> str:
-        """Its name in Kubernetes."""
-        return self.kind

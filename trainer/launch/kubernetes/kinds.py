@@ -9,10 +9,9 @@ from trainer.config import Job
 from trainer.launch.kubernetes.indexed_job import IndexedJobKind, TrainJobKind
 from trainer.launch.kubernetes.kind_row import KindRow
 from trainer.launch.kubernetes.mpijob import MpiJobKind
-from trainer.launch.kubernetes.vcjob import VcJobKind
 
 _MPIJOB, _JOB = MpiJobKind(), IndexedJobKind()
-KINDS: dict[str, KindRow] = {row.name: row for row in (_MPIJOB, _JOB, TrainJobKind(), VcJobKind())}
+KINDS: dict[str, KindRow] = {row.name: row for row in (_MPIJOB, _JOB, TrainJobKind())}
 """Rows by the value of `kubernetes.kind`."""
 
 

@@ -164,7 +164,7 @@ def _hand_over(cluster: Cluster, row: KindRow, kind: ApiKind, owner: Object) -> 
     name = _BESIDE[kind].name(metadata["name"])
     reference = {
         "apiVersion": row.api_version,
-        "kind": row.api_kind,
+        "kind": row.kind,
         "name": metadata["name"],
         "uid": metadata["uid"],
     }
@@ -213,7 +213,7 @@ def _other_owner(item: Object, row: KindRow) -> str:
     """Returns kind and name of an owner of another kind than the row's; empty if there is none."""
     owners = item["metadata"].get("ownerReferences") or ()
     kinds = [(owner["apiVersion"].partition("/")[0], owner["kind"]) for owner in owners]
-    others = (o for o, kind in zip(owners, kinds, strict=True) if kind != (row.group, row.api_kind))
+    others = (o for o, kind in zip(owners, kinds, strict=True) if kind != (row.group, row.kind))
     return next((f"{owner['kind']} {owner['name']}" for owner in others), "")
 
 

@@ -37,12 +37,12 @@ def output_lines(cluster: Cluster, row: KindRow, name: str, follow: bool) -> Ite
         new = [
             pod
             for pod in output_pods(row, pods_of(cluster, row, name))
-            if pod["metadata"]["uid"] not in shown and _has_begun(pod)
+            if pod["metadata"]["name"] not in shown and _has_begun(pod)
         ]
         for pod in new:
-            shown.add(pod["metadata"]["uid"])
+            shown.add(pod["metadata"]["name"])
             yield from (
-                _followed(cluster, row, name, pod["metadata"])
+                _followed(cluster, row, name, pod["metadata"]["name"])
                 if follow
                 else _lines(cluster, pod["metadata"]["name"])
             )
@@ -122,18 +122,17 @@ def _has_begun(pod: Object) -> bool:
     return pod["status"].get("phase") in ("Running", "Succeeded", "Failed")
 
 
-def _followed(cluster: Cluster, row: KindRow, name: str, pod: Object) -> Iterator[str]:
-    """Yields the lines of the pod with this metadata until it has ended; its successor may have its name.
+def _followed(cluster: Cluster, row: KindRow, name: str, pod: str) -> Iterator[str]:
+    """Yields the pod's lines until it has ended.
 
     A stream may end earlier without an error, for example when the node's kubelet restarts.
     """
     since_s: int | None = None
     while True:
-        yield from _lines(cluster, pod["name"], follow=True, since_s=since_s)
+        yield from _lines(cluster, pod, follow=True, since_s=since_s)
         time.sleep(_SETTLE_S)
         status: Object = next(
-            (each["status"] for each in pods_of(cluster, row, name) if each["metadata"]["uid"] == pod["uid"]),
-            {},
+            (each["status"] for each in pods_of(cluster, row, name) if each["metadata"]["name"] == pod), {}
         )
         if not any(
             "running" in container.get("state", {}) for container in status.get("containerStatuses", ())

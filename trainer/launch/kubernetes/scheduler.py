@@ -172,7 +172,7 @@ class KubernetesScheduler(Scheduler):
             return f"{replaced}; nothing is deleted"
         graces = [pod["spec"].get("terminationGracePeriodSeconds", 30) for pod in _pods(cluster, row, name)]
         adopt_what_kubectl_made(cluster, row, found)
-        cluster.delete(row, name, row.deletion, f"delete the {row.kind} {name}")
+        cluster.delete(row, name, "Background", f"delete the {row.kind} {name}")
         if row.ended_at(found):
             return f"{row.kind} {submission.id} had ended; it is deleted, together with its pods' logs"
         return (

@@ -13,8 +13,6 @@ from trainer.world.variables import SUBMISSION
 SSH_KEY = "CLIPSHIP_SSH_KEY"
 """Variable with the path of the private key that the operator made for this job and mounts only into its
 pods."""
-INDEX = "JOB_COMPLETION_INDEX"
-"""Variable with the index of a pod that is a node of the run; Kubernetes sets it for an Indexed Job."""
 JOB_UID = SUBMISSION
 """Variable with the uid of what was submitted, or with another id that only its pods have."""
 

@@ -32,7 +32,7 @@ from trainer.errors import (
     InputError,
 )
 from trainer.launch.kubernetes.pod.last_word import leave
-from trainer.launch.kubernetes.pod.names import INDEX, JOB_UID
+from trainer.launch.kubernetes.pod.names import JOB_UID
 from trainer.launch.kubernetes.pod.starts import PodsStart, leave_code, open_start
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S
 from trainer.launch.ranks.started_ranks import StartedRank, run_ranks
@@ -49,6 +49,8 @@ from trainer.text.terminal import say
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.variables import RESPAWNED, STARTED_HERE
 
+INDEX = "JOB_COMPLETION_INDEX"
+"""Variable in which Kubernetes tells a pod of an Indexed Job its index."""
 _REPORT_S = 30.0
 _NAME_S = 120.0
 _END_POLL_S = 5.0
