@@ -126,7 +126,7 @@ test-image: venv ## build the default stack's image for real, train in it, build
 	@tests/cluster/image/packages.sh
 	$(PY) -m pytest tests/cluster/image -m 'docker and not full' $(TEST_ARGS)
 
-test-image-full: venv ## the same, with BuildKit, Open MPI 5, the older stack whole, an offline build, a second build, Apptainer, a signature and a newer Docker
+test-image-full: venv ## the same, with BuildKit, Open MPI 5, the older stack whole, an offline build, a second build, Apptainer and a newer Docker
 	@tests/cluster/image/packages.sh
 	$(PY) -m pytest tests/cluster/image -m docker $(TEST_ARGS)
 	tests/newer-debian.sh trixie $(DOCKER_OF_NEWER) $(PY) tests/cluster/image -m newer_docker $(TEST_ARGS)

@@ -21,10 +21,12 @@ Words = Sequence[str]
 _ENDS = frozenset({"|", "||", "&&", ";", "&"})
 _SUBCOMMANDS = {
     "apptainer": {"build", "exec"},
-    "docker": {"run", "images", "pull"},
+    "cosign": {"generate-key-pair", "sign", "attest", "verify", "verify-attestation"},
+    "docker": {"run", "images", "pull", "save"},
     "enroot": {"import"},
     "git": {"clone"},
     "kubectl": {"apply", "describe", "get", "delete"},
+    "syft": {"scan"},
 }
 _HERE = {"cd", "ls", "cat", "sbatch", "squeue", "scancel", "."}
 """Programs whose words are files and ids."""

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,7 +113,7 @@ def test_a_secret_s_path_is_one_field_whatever_is_in_it(path: str, option: str) 
 
 def test_a_self_test_that_fails_is_named_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = {"Labels": {"org.clipship.torch": "2.14.1", "org.clipship.compiler": "g++"}}
-    stored = Stored("sha256:1", (), datetime(2026, 1, 1), labels, 1)
+    stored = Stored("sha256:1", (), labels, 1)
     holder = SimpleNamespace(run=lambda _, words: subprocess.CompletedProcess(words, 125, "", "boom"))
     monkeypatch.setattr("trainer.image.verify.found", lambda *_: (holder, stored))
     program = r"/opt/clipship/bin/python -P -m trainer\.image\.selftest --torch 2\.14\.1 --compiler"
@@ -188,6 +187,15 @@ def test_the_script_builds_the_table_s_horovod() -> None:
     script = (FOLDER / "docker/build-horovod.sh").read_text()
     assert f"\nreadonly version={table().horovod}\n" in script
     assert table().horovod_sha256 in script
+
+
+def test_the_list_of_packages_has_four_columns_and_a_fixed_order() -> None:
+    words = [sys.executable, "-P", "-m", "trainer.image.sbom"]
+    said = subprocess.run(words, cwd=FOLDER, capture_output=True, text=True, check=True).stdout
+    rows = [line.split("\t") for line in said.splitlines()]
+    assert rows == sorted(rows, key=lambda row: (row[0], row[1].lower(), row[2]))
+    assert {len(row) for row in rows} == {4}
+    assert ["python", "pytest", pytest.__version__, "MIT"] in rows
 
 
 def test_licences_of_a_system_package_are_the_names_that_its_file_gives(tmp_path: Path) -> None:

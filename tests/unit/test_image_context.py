@@ -336,6 +336,10 @@ def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
             "The user requested (constraint) nvidia-nccl-cu12<0\nERROR: ResolutionImpossible",
             "a second Horovod or NCCL",
         ),
+        (
+            "ERROR: Attestation is not supported for the docker driver.\nSwitch to a different driver",
+            "containerd-snapshotter",
+        ),
         ("Err:1 http://deb.example Temporary failure resolving 'deb.example'", "has no network"),
     ],
 )

@@ -1,7 +1,6 @@
 """Checks of `trainer.image.selftest`, and the options that `clipship image verify` derives from labels."""
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -88,5 +87,5 @@ def test_libraries_with_other_versions_are_named(
     ids=str,
 )
 def test_verify_asks_for_what_the_labels_promise(labels: dict[str, str], words: list[str]) -> None:
-    stored = Stored("sha256:1", (), datetime.now(UTC), {"Labels": labels}, 1)
+    stored = Stored("sha256:1", (), {"Labels": labels}, 1)
     assert verify._expectations(stored) == words

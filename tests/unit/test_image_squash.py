@@ -38,7 +38,7 @@ class Daemon:
     def __init__(self) -> None:
         self.image = SimpleNamespace(
             id=ID,
-            attrs={"RepoDigests": [], "Size": 6, "Config": {}, "Created": "2026-11-27T00:00:00.123456789Z"},
+            attrs={"RepoDigests": [], "Size": 6, "Config": {}},
         )
         self.chunks: Callable[[], Iterator[bytes]] = lambda: iter([b"abc", b"def"])
         self.put: list[bytes] = []

@@ -15,7 +15,6 @@ from trainer.text.wording import many
 if TYPE_CHECKING:
     from trainer.config import Job
 
-_FORMS = ("lines", "cyclonedx", "spdx")
 _builder = click.option(
     "--builder",
     type=NearChoice(("auto", *ABILITIES)),
@@ -61,12 +60,26 @@ def _say_what_is_left_out() -> None:
 @job_argument
 @set_option
 @click.option("--any-disk", is_flag=True, help="Do not check that the builder's disk has enough space.")
-def build(job_path: Path, overrides: tuple[str, ...], any_disk: bool) -> None:
+@click.option(
+    "--sbom",
+    metavar="VALUE",
+    help="Let BuildKit attach a list of the packages; VALUE is docker build's: true, generator=IMAGE.",
+)
+@click.option(
+    "--provenance",
+    metavar="VALUE",
+    help="Let BuildKit attach how the image was built; VALUE is docker build's: true, mode=max.",
+)
+def build(
+    job_path: Path, overrides: tuple[str, ...], any_disk: bool, sbom: str | None, provenance: str | None
+) -> None:
     """Build JOB's image with Docker, podman or buildah; prints its id."""
     from trainer.image.build import build as build_image
 
     _say_what_is_left_out()
-    click.echo(build_image(_load(job_path, overrides), any_disk=any_disk))
+    given = {"--sbom": sbom, "--provenance": provenance}
+    attest = [f"{name}={value}" for name, value in given.items() if value is not None]
+    click.echo(build_image(_load(job_path, overrides), any_disk=any_disk, attest=attest))
 
 
 @command.command()
@@ -119,23 +132,15 @@ def verify(image: str, builder: str) -> None:
 
 @command.command()
 @click.argument("image", metavar="IMAGE")
-@click.option(
-    "--to",
-    type=NearChoice(_FORMS),
-    default="lines",
-    show_default=True,
-    help="lines: tabs between the columns; CycloneDX 1.6 or SPDX 2.3 as JSON, for scanners.",
-)
 @_builder
-def sbom(image: str, to: str, builder: str) -> None:
+def sbom(image: str, builder: str) -> None:
     """List the packages installed in IMAGE, one per line: origin, name, version, licence.
 
-    The order is fixed. A document names the image by its digest, and is checked against its standard.
+    Tabs stand between the columns, and the order is fixed.
     """
-    from trainer.image.sbom_documents import written
-    from trainer.image.verify import contents
+    from trainer.image.verify import packages
 
-    click.echo(written(to, lambda: contents(image, builder)), nl=False)
+    click.echo(packages(image, builder), nl=False)
 
 
 @command.command()
@@ -146,24 +151,6 @@ def push(job_path: Path, overrides: tuple[str, ...]) -> None:
     from trainer.image.build import push as push_image
 
     click.echo(push_image(_load(job_path, overrides)))
-
-
-@command.command()
-@click.argument("image", metavar="IMAGE")
-@click.option(
-    "--key",
-    required=True,
-    help="Private key, as cosign takes it: a file, env://NAME, awskms://..., hashivault://..., k8s://...",
-)
-@_builder
-def sign(image: str, key: str, builder: str) -> None:
-    """Sign IMAGE, NAME@sha256:..., in its registry by cosign, and attach its provenance and its packages.
-
-    All is read back and verified; what was attached is printed as JSON. No public log is told.
-    """
-    from trainer.image.sign import sign as sign_image
-
-    print_json({"image": image, "signed": True, "attached": sign_image(image, key, builder)})
 
 
 @command.command()

@@ -3,6 +3,7 @@
 A push returns the digest under which the image cannot change later.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config import Job
@@ -14,9 +15,10 @@ from trainer.image.context import check_files, context
 from trainer.image.daemon import check_disk
 
 
-def build(job: Job, *, any_disk: bool = False) -> str:
+def build(job: Job, *, any_disk: bool = False, attest: Sequence[str] = ()) -> str:
     """Build the job's image, tag it and return its id; output goes to stderr.
 
+    `attest` are BuildKit's options to attach statements about the build.
     Raises ClusterError if the builder or the build fails, InputError if the job cannot be built.
     """
     if job.image.tag is None:
@@ -31,6 +33,13 @@ def build(job: Job, *, any_disk: bool = False) -> str:
     check_files(job.image.site)
     entries = context(job)
     builder = builder_here(job.image)
+    if attest:
+        builder = builder.attesting(attest)
+        if job.image.compression != "gzip":
+            raise InputError(
+                f'image.compression: "{job.image.compression}" is made by another build, at the push, which '
+                'loses what --sbom and --provenance attach: set it to "gzip", or leave them out'
+            )
     folder = builder.folder()  # it says so if the builder is not installed
     if not any_disk:
         check_disk(folder, builder.prune)

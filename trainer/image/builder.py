@@ -15,12 +15,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trainer.config import Job
-from trainer.errors import ClusterError
+from trainer.errors import ClusterError, InputError
 from trainer.image.base import mirrored_base
 from trainer.image.build_errors import likely_cause
 from trainer.image.context import Entry, write_folder
@@ -65,7 +64,6 @@ class Stored:
     """Digest of its configuration, sha256:..."""
     names: tuple[str, ...]
     """Its names with a digest, as far as this machine knows them."""
-    created: datetime
     config: Mapping[str, Any]
     """Env, Labels, Entrypoint and others, under the names that Docker and OCI share."""
     size: int
@@ -74,11 +72,6 @@ class Stored:
     @property
     def labels(self) -> Mapping[str, str]:
         return self.config.get("Labels") or {}
-
-
-def stored_at(created: str) -> datetime:
-    """Returns the time at which an image was built, in UTC and without fractions of a second."""
-    return datetime.fromisoformat(created).astimezone(UTC).replace(microsecond=0)
 
 
 class Builder(ABC):
@@ -156,6 +149,16 @@ class Builder(ABC):
             *self.options(built),
             str(folder),
         ]
+
+    def attesting(self, options: Sequence[str]) -> "Builder":
+        """Returns a builder of this kind that takes BuildKit's options to attach statements about a build.
+
+        Raises InputError if there is none.
+        """
+        raise InputError(
+            f"--sbom and --provenance are BuildKit's, and {self.name} builds this image: add --set "
+            "image.builder=buildkit, or leave them out"
+        )
 
     def options(self, built: str) -> list[str]:
         """Returns more options of the command that builds, given the revision of the code."""

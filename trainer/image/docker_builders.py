@@ -13,14 +13,7 @@ from pathlib import Path
 from trainer.config import Job
 from trainer.config.image_name import full_name, name_and_version
 from trainer.errors import ClusterError
-from trainer.image.builder import (
-    SHARED_MEMORY,
-    Builder,
-    BuildFailed,
-    Stored,
-    follow,
-    stored_at,
-)
+from trainer.image.builder import SHARED_MEMORY, Builder, BuildFailed, Stored, follow
 from trainer.image.context import Entry, write_tar
 from trainer.image.daemon import buildkit_command, daemon, disk_of, stored_image
 from trainer.image.source import revision
@@ -49,7 +42,7 @@ class Classic(Builder):
             found = stored_image(connected, image)
             about = found.attrs
         names = tuple(about.get("RepoDigests") or ())
-        return Stored(found.id, names, stored_at(about["Created"]), about["Config"], int(about["Size"]))
+        return Stored(found.id, names, about["Config"], int(about["Size"]))
 
     def run(self, image: str, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         with daemon(image) as connected:
@@ -127,6 +120,15 @@ class Buildkit(Classic):
     """BuildKit, by the docker command; the daemon keeps the image."""
 
     name = "buildkit"
+
+    def __init__(self, attest: Sequence[str] = ()) -> None:
+        self._attest = attest
+
+    def attesting(self, options: Sequence[str]) -> Builder:
+        return Buildkit(options)
+
+    def options(self, built: str) -> list[str]:
+        return list(self._attest)
 
     def build(self, job: Job, entries: Mapping[str, Entry]) -> Iterator[str]:
         yield from super(Classic, self).build(job, entries)

@@ -1,10 +1,9 @@
-"""Prints the installed Python and system packages as a JSON list.
+"""Prints the installed Python and system packages, one a line with tabs between the columns.
 
 `clipship image sbom` runs it in an image.
 """
 
 import importlib.metadata as metadata
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -68,4 +67,5 @@ def _licences_of(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(installed()))
+    for package in installed():
+        print(*package, sep="\t")

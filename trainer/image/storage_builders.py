@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from trainer.config import Job
 from trainer.config.image_name import full_name, name_and_version, registry_host
 from trainer.errors import ClusterError, InputError
-from trainer.image.builder import SHARED_MEMORY, Builder, Stored, stored_at
+from trainer.image.builder import SHARED_MEMORY, Builder, Stored
 from trainer.sysinfo.addresses import is_loopback
 from trainer.text.terminal import say
 
@@ -58,8 +58,7 @@ class Podman(Builder):
         """Returns the image of an answer to `about`."""
         (found,) = about
         names = tuple(found.get("RepoDigests") or ())
-        created = stored_at(found["Created"])
-        return Stored(f"sha256:{found['Id']}", names, created, found["Config"], int(found["Size"]))
+        return Stored(f"sha256:{found['Id']}", names, found["Config"], int(found["Size"]))
 
     def run(self, image: str, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         options = ("--rm", f"--shm-size={SHARED_MEMORY}", "--entrypoint=")
@@ -163,10 +162,7 @@ class Buildah(Podman):
     def described(self, about: Any) -> Stored:
         bare, _ = name_and_version(about["FromImage"].partition("@")[0])
         name = f"{bare}@{about['FromImageDigest']}"
-        image = about["Docker"]
-        return Stored(
-            f"sha256:{about['FromImageID']}", (name,), stored_at(image["created"]), image["config"], 0
-        )
+        return Stored(f"sha256:{about['FromImageID']}", (name,), about["Docker"]["config"], 0)
 
     def run(self, image: str, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         with self._container(image) as container:

@@ -9,7 +9,6 @@ from trainer.errors import ClusterError
 from trainer.image.build_errors import likely_cause
 from trainer.image.builder import Builder, Stored
 from trainer.image.builders import found
-from trainer.image.sbom_documents import Contents, Package
 from trainer.text.paste import command as paste
 
 _PYTHON = "/opt/clipship/bin/python"
@@ -32,14 +31,10 @@ def verify(image: str, builder: str) -> tuple[str | None, dict[str, Any], StackR
     return name, facts, row
 
 
-def contents(image: str, builder: str) -> Contents:
-    """Returns the installed packages of the image, sorted, and what the image is."""
+def packages(image: str, builder: str) -> str:
+    """Returns the list of the packages installed in the image, as `trainer.image.sbom` prints it."""
     holder, stored = found(image, builder)
-    rows = json.loads(_run(holder, stored, image, [_PYTHON, "-P", "-m", "trainer.image.sbom"]))
-    release = _run(holder, stored, image, ["cat", "/etc/os-release"]).splitlines()
-    systems = (line.removeprefix("ID=").strip("\"'") for line in release if line.startswith("ID="))
-    packages = tuple(Package(*row) for row in rows)
-    return Contents(image, stored.id, stored.created, next(systems, "debian"), packages)
+    return _run(holder, stored, image, [_PYTHON, "-P", "-m", "trainer.image.sbom"])
 
 
 def _expectations(stored: Stored) -> Sequence[str]:

@@ -13,6 +13,10 @@ from tests.cluster.image.builder_deeds import ADDED, REVISION, deeds
 from tests.cluster.image.daemon import dockerd
 from tests.cluster.image.images import ROOT, clipship, write_job
 from tests.cluster.image.storage import manifest, registry, tiny_base
+from trainer.config.loader import load_job
+from trainer.errors import ClusterError
+from trainer.image.builder import follow
+from trainer.image.builders import BUILDERS
 from trainer.sysinfo.addresses import free_port
 
 pytestmark = [pytest.mark.newer_docker, pytest.mark.timeout(600)]
@@ -71,7 +75,27 @@ def test_buildkit_pushes_layers_in_the_form_that_is_asked(
     assert listed == {form == "estargz"}  # a list of files, by which a node takes some of a layer
 
 
-def test_docker_that_keeps_images_in_its_own_way_says_what_other_forms_need(tmp_path: Path) -> None:
+def test_what_buildkit_attaches_is_pushed_with_the_image(
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with registry(tmp_path) as address:
+        tag = f"{address}/team/attested:1"
+        job = load_job(write_job(tmp_path, tag, BASE, "debian-12", builder="buildkit"))
+        builder = BUILDERS["buildkit"].attesting(["--provenance=mode=max"])
+        follow(builder.build(job, {"Dockerfile": f"FROM {BASE}\n".encode()}))
+        pushed = builder.push(job, tag)
+        words = ["docker", "buildx", "imagetools", "inspect", f"{address}/team/attested@{pushed}"]
+        told = subprocess.run(
+            [*words, "--format={{json .Provenance}}"], capture_output=True, text=True, check=True
+        )
+    assert "buildConfig" in told.stdout, "BuildKit attaches the rest unasked, too"
+
+
+def test_docker_that_keeps_images_in_its_own_way_says_what_needs_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with registry(tmp_path) as address, daemon(tmp_path, containerd=False) as told:
         tag = f"{address}/team/built:1"
         job = write_job(tmp_path, tag, BASE, "debian-12", builder="buildkit", compression="zstd")
@@ -80,6 +104,11 @@ def test_docker_that_keeps_images_in_its_own_way_says_what_other_forms_need(tmp_
         nobody = f"127.0.0.1:{free_port('127.0.0.1')}/team/built:1"
         subprocess.run(["docker", "tag", BASE, nobody], env=os.environ | told, check=True)
         alone = clipship("image", "push", str(job), "--set", f"image.tag={nobody}", root=ROOT, **told)
+        attesting = BUILDERS["buildkit"].attesting(["--provenance=true"])
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ClusterError, match="likely cause: what --sbom and --provenance attach needs"):
+            follow(attesting.build(load_job(job), {"Dockerfile": f"FROM {BASE}\n".encode()}))
     assert done.returncode == 1
     assert "its layers are not all zstd: for that Docker must keep images as containerd does" in done.stderr
     assert alone.returncode == 1

@@ -166,9 +166,6 @@ def test_the_list_of_packages_has_names_versions_and_licences(default_image: Bui
     assert "BSD" in found["system", "openssh-server"][1]
     assert "not stated" not in {row[3] for row in rows if row[0] == "system"}
     assert all(len(row) == 4 and all(row) for row in rows)
-    for to, parts in (("cyclonedx", "components"), ("spdx", "packages")):
-        document = json.loads(clipship("image", "sbom", default_image.tag, "--to", to).stdout)
-        assert {row[1] for row in rows} <= {part["name"] for part in document[parts]}
 
 
 def test_a_change_in_the_trainer_builds_neither_wheels_nor_horovod_again(
