@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.model import models_page
+from tools import models_page
+from tools.models_page import PAGE, page, row, rows_of
 from trainer.model.catalog import known_models
 from trainer.model.models_of_4 import MODELS_OF_4
-from trainer.model.models_page import PAGE, page, row, rows_of
 
 SAMPLE = ("RN50", "ViT-B-16-SigLIP", "xlm-roberta-base-ViT-B-32")
 """One model of each kind of towers; `-m full` tries every model."""

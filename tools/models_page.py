@@ -1,6 +1,6 @@
 """Writes docs/models.md, the table of all models of open_clip.
 
-`python -m trainer.model.models_page [NAME ...]` (`make models-table`) builds each model that the imported
+`python -m tools.models_page [NAME ...]` (`make models-table`) builds each model that the imported
 open_clip has, or those named, in its full size, trains it for two steps, and fails if one that is said to
 train does not. The other rows stay as they stand on the page: those of release 4 are made with its checkout
 first on the path.
@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.trial import trial
 from trainer.config import Model
 from trainer.model.catalog import config_file, known_models
 from trainer.model.config_keys import OTHER_PARTS
 from trainer.model.models_of_4 import MODELS_OF_4
 from trainer.model.packages import TEXT_PACKAGES, Need, needed
-from trainer.model.trial import trial
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 _STEPS = 2
 _TRAINS = "trains"
 _ROW = re.compile(r"\| (?!model |-).*\|$")
