@@ -248,7 +248,7 @@ parity: venv horovod ## the gradient on 1, 2 and 4 ranks, each backend, against 
 reference: venv ## write docs/job-file.md, docs/cli.md and the JSON Schema from the code
 	@$(PY) -m tools.reference
 
-models-table: venv ## build and train each model of open_clip, or MODELS, on no memory; write docs/models.md
+models-table: venv ## build and train each model of open_clip, or MODELS, on no memory; write the table of docs/models.md
 	@PYTHONPATH="$(if $(OPEN_CLIP),$(realpath $(OPEN_CLIP)/src):)$$PWD" $(PY) -m tools.models_page $(MODELS)
 
 docs: $(DOCS) ## build the pages of docs/ into site/; a broken link or a page that no menu names fails
