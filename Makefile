@@ -106,7 +106,7 @@ check: venv ## format, lint, types, layers, and the rules of tests/lint for page
 	fi
 
 check-stacks: venv ## compare docker/stacks.toml with what the wheels on the package index declare
-	@$(PY) -m trainer.image.check_table
+	@$(PY) -m tools.check_table
 
 fmt: venv ## format the code and mend what the linter can
 	@$(PY) -m ruff check --fix-only .
@@ -246,10 +246,10 @@ parity: venv horovod ## the gradient on 1, 2 and 4 ranks, each backend, against 
 	@$(PY) -m tests.parity $(PARITY_ARGS)
 
 reference: venv ## write docs/job-file.md, docs/cli.md and the JSON Schema from the code
-	@$(PY) -m trainer.cli.reference
+	@$(PY) -m tools.reference
 
-models-table: venv ## build and train each model of open_clip, or MODELS, on no memory; write docs/models.md
-	@PYTHONPATH="$(if $(OPEN_CLIP),$(realpath $(OPEN_CLIP)/src):)$$PWD" $(PY) -m trainer.model.models_page $(MODELS)
+models-table: venv ## build and train each model of open_clip, or MODELS, on no memory; write the table of docs/models.md
+	@PYTHONPATH="$(if $(OPEN_CLIP),$(realpath $(OPEN_CLIP)/src):)$$PWD" $(PY) -m tools.models_page $(MODELS)
 
 docs: $(DOCS) ## build the pages of docs/ into site/; a broken link or a page that no menu names fails
 	@NO_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --strict --clean

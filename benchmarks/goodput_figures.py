@@ -1,14 +1,9 @@
 """Figures of `benchmarks.goodput`, from what was seen of a run and from what it recorded itself."""
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.goodput_nodes import DOWN_S
 from benchmarks.goodput_sides import BATCH, PER_NODE, Ours
 from benchmarks.goodput_story import Moment, Story
 
@@ -21,7 +16,6 @@ def figures(side: Ours, story: Story, whole: Ours, without: Story) -> dict[str, 
     """Returns the figures of our run with faults; `whole` is the run without any."""
     result, lost_twice = side.result(), samples(side, whole)
     share, recorded_s = result.get("useful_share"), result.get("seconds", 0.0)
-    simulated = simulated_share(side, story) if story.done else None
     full = whole.result()["useful_share"]
     return {
         "steps": side.steps,
@@ -32,8 +26,6 @@ def figures(side: Ours, story: Story, whole: Ours, without: Story) -> dict[str, 
         "useful_share_ratio": None if share is None else round(share / full, 4),
         "lost_s": result.get("lost_s"),
         "lost_s_without_faults": whole.result()["lost_s"],
-        "simulated_share": simulated,
-        "simulated_error": None if share is None or simulated is None else round(abs(share - simulated), 4),
         "unrecorded_share": round(abs(1 - recorded_s / story.seconds), 4),
         "recovery_s_median_rank": median_s(story, of_node=False),
         "recovery_s_median_node": median_s(story, of_node=True),
@@ -125,22 +117,3 @@ def steps_on_fewer(side: Ours) -> int:
     ranks = {restart["generation"]: restart["ranks"] for restart in side.restarts()}
     few = {generation for generation, count in ranks.items() if count < NODES * PER_NODE}
     return sum(record["generation"] in few for record in side.records())
-
-
-def simulated_share(side: Ours, story: Story) -> float:
-    """Returns the useful share that `clipship plan goodput` simulates for the faults of a run.
-
-    It takes what the run measured: seconds of a step, of a restart and of a checkpoint.
-    """
-    times = ",".join(
-        f"{moment.at_s:.2f}:{'node' if moment.of_node else 'process'}" for moment in story.moments
-    )
-    command = [
-        sys.executable, "-P", "-m", "trainer.cli", "plan", "goodput", str(side.run_folder),
-        "--nodes", str(NODES), "--spares", "1", "--repair-hours", str(DOWN_S / 3600),
-        "--fault-times", times, "--run-s", f"{story.seconds:.2f}", "--json",
-    ]  # fmt: skip
-    said = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
-    )
-    return round(float(json.loads(said.stdout)["useful_share"]), 4)

@@ -40,7 +40,6 @@ LIMITS = {
     "samples_twice": Limit(most=0),
     "fewer_ranks_difference": Limit(most=1e-6),
     "fewer_ranks_steps": Limit(least=1),
-    "simulated_error": Limit(most=0.02),
     "unrecorded_share": Limit(most=0.02),
     "ended_run": Limit(most=0),
     "not_made": Limit(most=0),

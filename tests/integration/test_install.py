@@ -36,9 +36,12 @@ def run(clipship: Path, folder: Path, *arguments: str) -> "subprocess.CompletedP
     return subprocess.run([clipship, *arguments], cwd=folder, capture_output=True, text=True)
 
 
-def test_login_node_has_neither_torch_nor_numpy(clipship: Path, tmp_path: Path) -> None:
-    code = "import importlib.util as i, sys; sys.exit(any(map(i.find_spec, ('torch', 'numpy', 'PIL'))))"
-    assert subprocess.run([clipship.with_name("python"), "-c", code], cwd=tmp_path).returncode == 0
+@pytest.mark.parametrize("module", ["torch", "numpy", "PIL", "tools"])
+def test_login_node_has_neither_torch_nor_numpy_nor_our_tools(
+    clipship: Path, tmp_path: Path, module: str
+) -> None:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is not None)"
+    assert subprocess.run([clipship.with_name("python"), "-I", "-c", code], cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize("preset", preset_names())

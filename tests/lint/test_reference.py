@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainer.cli.reference import UNITS, description, files, job_schema, unit
+from tools.reference import UNITS, description, files, job_schema, unit
 from trainer.config import Job, Section
 from trainer.config.keys import walk
 
@@ -81,7 +81,7 @@ def test_every_number_has_a_unit_or_is_known_to_have_none() -> None:
         key for key in KEYS if '"properties"' not in str(schema_of(key)) and _is_number(schema_of(key))
     ]
     missing = [key for key in numbers if unit(key) is None and key not in _PLAIN_NUMBERS]
-    assert not missing, "name their units in trainer/cli/units.toml"
+    assert not missing, "name their units in tools/units.toml"
     assert set(KEYS) >= _PLAIN_NUMBERS
     assert all(any(key.endswith(ending) for key in KEYS) for ending in UNITS)
 

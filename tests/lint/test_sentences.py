@@ -8,11 +8,10 @@ from pathlib import Path
 import click
 import pytest
 
-import trainer
+from tests.support.pages import ROOT
 from trainer.cli.commands import LAZY_COMMANDS
 from trainer.cli.main import cli
 
-ROOT = Path(trainer.__path__[0])
 SPEAKING = frozenset(
     (
         *("InputError", "MachineError", "ClusterError", "StorageError", "ValueError", "NonFinite"),
@@ -56,7 +55,7 @@ def commands(
 
 
 def test_a_message_of_several_sentences_ends_with_a_period() -> None:
-    files = list(ROOT.rglob("*.py"))
+    files = [path for folder in ("trainer", "tools") for path in (ROOT / folder).rglob("*.py")]
     assert len(files) > 300
     assert {str(path.relative_to(ROOT)): lines for path in files if (lines := unended(path))} == {}
 

@@ -12,10 +12,9 @@ from trainer.cli.main import cli
 
 FOLDER = Path(trainer.cli.__path__[0])
 NO_COMMAND = {
-    "__init__", "__main__", "commands", "data_options", "entry", "main", "options", "output",
-    "reference", "suggested",
+    "__init__", "__main__", "commands", "data_options", "entry", "main", "options", "output", "suggested",
 }  # fmt: skip
-"""Modules without a command: where the program begins, what commands share, and what writes the reference."""
+"""Modules without a command: where the program begins, and what commands share."""
 INSIDE = {"plan_scaling": "scaling"}
 """Modules of a command that stands in another one's group, with the name of its function."""
 MODULES = sorted({path.stem for path in FOLDER.glob("*.py")} - NO_COMMAND)

@@ -520,6 +520,12 @@ def test_a_folder_that_cannot_be_renamed_is_refused_at_the_start(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("size", ["inf", "nan"])
+def test_a_size_that_is_no_finite_number_is_refused(size: str) -> None:
+    ended = CliRunner().invoke(command, ["t.csv", "out", "--shard-mb", size])
+    assert (ended.exit_code, f"{size} is no finite number" in ended.output) == (2, True)
+
+
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_cutting_by_size_is_refused_for_images_at_addresses(tmp_path: Path, name: str) -> None:
     import pyarrow

@@ -13,7 +13,7 @@ from trainer.report.times import restart_steps
 from trainer.run import goodput_log
 from trainer.run.exit_files import ExitFiles
 from trainer.run.layout import EXIT_FILE, GOODPUT_FILE
-from trainer.telemetry.goodput import CAUSES, Goodput, generations, goodput, shown_causes, steps_done
+from trainer.telemetry.goodput import CAUSES, Goodput, generations, goodput, shown_causes
 from trainer.telemetry.goodput_recorder import GoodputRecorder
 from trainer.telemetry.records import Lap
 
@@ -277,7 +277,7 @@ def test_saves_are_counted(tmp_path: Path) -> None:
     first.steps(5, Lap(4, 0.0, 4.0), 0.0, 0.0)
     first.save(5)
     (its,) = generations(goodput_log.read(tmp_path))
-    assert (its.saves, its.step, steps_done([its])) == (2, 5, 5)
+    assert (its.saves, its.step) == (2, 5)
 
 
 def test_line_that_a_killed_process_left_unfinished_spoils_no_other(tmp_path: Path) -> None:

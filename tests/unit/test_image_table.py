@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.range_server import serving
+from tools import check_table
+from tools.check_table import compare, compare_arm64, compare_horovod
+from tools.wheel_index import Release
 from trainer.config.stack_table import MACHINES, StackRow, table
-from trainer.image import check_table
-from trainer.image.check_table import compare, compare_arm64, compare_horovod
 from trainer.image.pins import pins
-from trainer.image.wheel_index import Release
 from trainer.sysinfo.template_folder import FOLDER
 
 ROW = table().row("2.14.1")

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from trainer.cli.reference import ROOT, description, job_schema
+from tools.reference import ROOT, description, job_schema
 from trainer.presets.files import SCHEMA, preset_names, preset_text, schema_line
 
 JOB = {"name": "n", "data": {"format": "synthetic"}, "optim": {"global_batch_size": 8, "steps": 1}}

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.model import models_page
-from trainer.model.catalog import known_models
-from trainer.model.models_of_4 import MODELS_OF_4
-from trainer.model.models_page import PAGE, page, row, rows_of
+from tools import models_page
+from tools.models_page import PAGE, page, row, rows_of
+from trainer.model.catalog import MODELS_OF_4, known_models
 
 SAMPLE = ("RN50", "ViT-B-16-SigLIP", "xlm-roberta-base-ViT-B-32")
 """One model of each kind of towers; `-m full` tries every model."""
@@ -22,9 +21,11 @@ def there() -> str:
 def test_the_page_has_a_row_for_each_model_and_its_counts() -> None:
     rows = rows_of(there())
     assert list(rows) == sorted({*known_models(), *MODELS_OF_4})
-    assert page(rows) == there()
+    assert page(there(), rows) == there()
     assert all("| trains" in line or "| refused: it is" in line for line in rows.values())
-    assert "37 more: 10 train here" in there()
+    trained = sum("| trains" in rows[name] for name in MODELS_OF_4)
+    assert f"configs of {len(rows) - len(MODELS_OF_4)} models, and all of them train here" in there()
+    assert f"{len(MODELS_OF_4)} more: {trained} train here" in there()
 
 
 @pytest.mark.parametrize(

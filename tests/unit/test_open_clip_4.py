@@ -16,8 +16,7 @@ from trainer.config import Job, Model
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
 from trainer.model.build import build_model
-from trainer.model.catalog import check_model, known_models
-from trainer.model.models_of_4 import MODELS_OF_4
+from trainer.model.catalog import MODELS_OF_4, check_model, known_models
 from trainer.model.open_clip_api import encoders_of
 from trainer.model.packages import needed
 from trainer.train.step import MicroBatch, TrainStep

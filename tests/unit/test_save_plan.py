@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
+from tests.support.report_folders import restarted_run
 from trainer.cli.main import main
 from trainer.config import Job
 from trainer.config.batch_plan import plan
@@ -59,6 +60,43 @@ def test_a_run_that_has_saved_gives_its_own_times(tmp_path: Path) -> None:
         5,
         "2 steps, whose time is not known yet, and 5.0 s for a checkpoint (measured)",
     )
+
+
+def interval(job: Job, *, local: bool = False) -> str:
+    rows = describe(job, 16, 64, local=local).splitlines()
+    return "".join(row for row in rows if row.startswith("interval "))
+
+
+def test_the_best_interval_follows_from_faults_and_the_wait_at_a_checkpoint(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {
+        "resources": {"nodes": 2, "gpus_per_node": 8},
+        "logging": {"runs": str(tmp_path)},
+    }
+    best = (
+        "interval    a checkpoint every 1:10:43 loses the least time (Young/Daly), if each of 2 nodes fails "
+    )
+    waits = (
+        "once in 5,000 h (assumed) and training waits 1.0 s (assumed) for a checkpoint; this job saves every "
+    )
+    assert interval(job_of(**keys)) == f"{best}{waits}30:00"
+    assert interval(job_of(**keys), local=True) == ""
+    assert interval(job_of(**keys, recovery={"max_restarts": 3})) == "", "its steps are in memory"
+    folder = restarted_run(tmp_path / job_of().name)
+    lap = {
+        "event": "steps",
+        "time": 90_060.0,
+        "step": 1110,
+        "steps": 10,
+        "seconds": 14.0,
+        "checkpoint_s": 4.0,
+    }
+    saves = ({"event": "save", "step": step, "time": 90_055.0} for step in (1105, 1110))
+    with open(folder / "goodput.jsonl", "a") as times:
+        times.writelines(f"{json.dumps(line)}\n" for line in (*saves, lap))
+    measured = interval(job_of(**keys, checkpoint={"every_steps": 500}))
+    assert "every 1:40:00 loses" in measured
+    assert "waits 2.0 s (measured)" in measured
+    assert measured.endswith("saves every 30:00 and every 500 steps (8:20)")
 
 
 def test_nothing_is_said_of_a_model_of_unknown_size() -> None:

@@ -267,7 +267,7 @@ def diff() -> click.Command:
 
 @_lazy
 def plan() -> click.Command:
-    """Say what to expect of a run: useful time, checkpoint interval, spare nodes."""
+    """Say what to expect of a run: what more GPUs bring."""
     from trainer.cli.plan import command
 
     return command

@@ -14,13 +14,15 @@ from trainer.config.hubs import hub_of
 from trainer.config.training import is_weights
 from trainer.errors import InputError
 from trainer.model.config_keys import check_keys, check_parts
-from trainer.model.models_of_4 import MODELS_OF_4
 from trainer.model.tags import clean_tag, has_tags, known_tags
 from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG, WEIGHTS, checkpoint_folder
+from trainer.sysinfo.own_table import own_table
 
 _CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
 HUB = "hf-hub:"
 FOLDER = "local-dir:"
+MODELS_OF_4 = frozenset(own_table(__file__, "models_of_4.toml")["names"])
+"""Names of the models that open_clip has from release 4 on."""
 
 
 def known_models() -> list[str]:

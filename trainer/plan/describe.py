@@ -33,7 +33,7 @@ from trainer.plan.environment import environment_row, missing_here, not_in_the_i
 from trainer.plan.first_samples import FirstSamples
 from trainer.plan.gpu import gpu_rows, too_large
 from trainer.plan.places import odd_places
-from trainer.plan.save import SaveTime, save_rows, save_time, too_little_notice
+from trainer.plan.save import SaveTime, interval_rows, save_rows, save_time, too_little_notice
 from trainer.plan.scores import score_rows
 from trainer.plan.secret_values import secret_warnings
 from trainer.plan.spares import no_spares_here, spares_by_hand, with_spares
@@ -131,6 +131,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
         ("run folder", str(run_folder(job))),
         *checkpoint_rows(job, facts.disk),
         *save_rows(facts.save),
+        *(interval_rows(job, facts.save) if not local else ()),
         *(_summaries(job) if not local else []),
     ]
 

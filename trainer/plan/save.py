@@ -1,4 +1,4 @@
-"""Text of `clipship check` about a run that is asked to stop: how long it takes to save. Imports no torch."""
+"""Text of `clipship check` about saving: how long it takes once a run is asked to stop, how often is best."""
 
 import math
 import statistics
@@ -15,7 +15,8 @@ from trainer.plan.disk import in_gb
 from trainer.report.folder import RunFacts, has_started, read_run
 from trainer.report.wording import span
 from trainer.run.folder import run_folder
-from trainer.telemetry.goodput import usual_step_s
+from trainer.telemetry.goodput import account, usual_step_s
+from trainer.text.wording import many
 
 ASSUMED_BYTES_S = 250e6
 """Bytes a second at which a checkpoint is assumed to be written: a network file system that others use too.
@@ -28,6 +29,12 @@ has `scancel` on a Slurm with the default KillWait.
 """
 _STEPS = 2
 """Steps until the ranks save: the one under way, and the one in which they tell each other of the request."""
+
+_NODE_MTBF_S = 5000 * 3600.0
+"""Assumed mean time between two faults of one node; Llama 3's training had one in 6,300 h (arXiv 2407.21783).
+"""
+_WAIT_S = 1.0
+"""Seconds for which training is assumed to wait at a checkpoint."""
 
 NOTICES: Mapping[str, Callable[[Job], float | None]] = {
     "slurm.signal_lead_s": lambda job: None if job.slurm is None else job.slurm.signal_lead_s,
@@ -47,6 +54,8 @@ class SaveTime:
     step_s: float | None
     """Seconds of one step; None if they are not known."""
     step: str
+    wait_s: float | None = None
+    """Seconds for which training waited at a checkpoint; None if no run has measured it."""
 
     @property
     def seconds(self) -> float:
@@ -82,15 +91,21 @@ def save_time(job: Job, batch_plan: BatchPlan, *, files: bool = True) -> SaveTim
         write = f"{in_gb(size.total)} at {ASSUMED_BYTES_S / 1e9:g} GB/s (assumed)"
     else:
         return None
-    step_s = None if facts is None else usual_step_s(facts.times)
+    step_s, wait_s = (None, None) if facts is None else (usual_step_s(facts.times), _waited_s(facts))
     if step_s is not None:
-        return SaveTime(write_s, write, step_s, "measured")
-    return SaveTime(write_s, write, _estimated_step_s(job, batch_plan), "estimated")
+        return SaveTime(write_s, write, step_s, "measured", wait_s)
+    return SaveTime(write_s, write, _estimated_step_s(job, batch_plan), "estimated", wait_s)
 
 
 def _facts_of(job: Job) -> RunFacts | None:
     folder = run_folder(job)
     return read_run(folder) if has_started(folder) else None
+
+
+def _waited_s(facts: RunFacts) -> float | None:
+    """Returns the seconds for which training waited at each checkpoint of a run; None if it made none."""
+    saves = sum(its.saves for its in facts.times)
+    return account(facts.times).lost_s["checkpoint"] / saves if saves else None
 
 
 def _estimated_step_s(job: Job, batch_plan: BatchPlan) -> float | None:
@@ -104,6 +119,33 @@ def save_rows(save: SaveTime | None) -> Iterator[tuple[str, str]]:
     """Yields the row about a request to stop."""
     if save is not None:
         yield "stop", f"{save.total()} from a request to the saved checkpoint: {save.parts()}"
+
+
+def interval_rows(job: Job, save: SaveTime | None) -> Iterator[tuple[str, str]]:
+    """Yields the row about the best time between checkpoints: sqrt(2 C M) (Young, CACM 17(9), 1974).
+
+    C is the wait at a checkpoint and M the mean time between two faults. There is no row for ranks that keep
+    their steps in memory: few faults send them back to a checkpoint.
+    """
+    if save is None or keeps_in_memory(job):
+        return
+    nodes, wait_s = job.resources.nodes, save.wait_s or _WAIT_S
+    best_s = math.sqrt(2 * wait_s * _NODE_MTBF_S / nodes)
+    fails = (
+        f"{'its node' if nodes == 1 else f'each of {nodes} nodes'} fails once in {_NODE_MTBF_S / 3600:,.0f} h"
+    )
+    waits = f"training waits {span(wait_s)} ({'measured' if save.wait_s else 'assumed'})"
+    best = f"a checkpoint every {span(best_s)} loses the least time (Young/Daly), if {fails} (assumed)"
+    yield "interval", f"{best} and {waits} for a checkpoint; {_saves(job, save.step_s)}"
+
+
+def _saves(job: Job, step_s: float | None) -> str:
+    """Returns when the job saves, in words."""
+    minutes, steps = job.checkpoint.every_minutes, job.checkpoint.every_steps
+    every = [] if minutes is None else [span(60 * minutes)]
+    if steps is not None:
+        every.append(many(steps, "step") + ("" if step_s is None else f" ({span(steps * step_s)})"))
+    return f"this job saves every {' and every '.join(every)}" if every else "this job saves at its end alone"
 
 
 def too_little_notice(job: Job, save: SaveTime | None) -> Iterator[str]:

@@ -140,11 +140,6 @@ def by_generation(all_times: Sequence[GenerationTimes]) -> list[Goodput]:
     return parts[::-1]
 
 
-def steps_done(all_times: Sequence[GenerationTimes]) -> int:
-    """Returns the number of steps that all lines tell of, steps that were done again included."""
-    return sum(lap.steps for its in all_times for lap in (*([its.first] if its.first else []), *its.laps))
-
-
 def usual_step_s(all_times: Sequence[GenerationTimes]) -> float | None:
     """Returns the mean seconds of a step without its share of checkpoints; None if no lap is known."""
     laps = [lap for its in all_times for lap in its.laps if lap.steps]

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 
 from packaging.requirements import Requirement
 
+from tools.wheel_index import Release, release, releases, sdists
 from trainer.config.stack_table import ARM64, MACHINES, StackRow, StackTable, number, table
 from trainer.image.pins import normal, of_linux, pins
-from trainer.image.wheel_index import Release, release, releases, sdists
 from trainer.text.wording import many
 
 _PIP_DEFAULT = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"

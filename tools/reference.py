@@ -1,6 +1,6 @@
 """Writes the reference from the code: job file, JSON Schema, commands, flags of open_clip_train.
 
-`python -m trainer.cli.reference` (`make reference`) writes all files; the same code gives the same
+`python -m tools.reference` (`make reference`) writes all files; the same code gives the same
 bytes. A key's description is the docstring below it, a section's that of its class; pydantic gives type,
 default and range. Imports no torch.
 """
@@ -20,17 +20,17 @@ from typing import Any
 import click
 from pydantic.fields import FieldInfo
 
+from tools.from_open_clip_page import from_open_clip_blocks
 from trainer.cli.main import cli
 from trainer.config import schema_words
 from trainer.config.job import Job
 from trainer.config.keys import JobPath, may_change, path_of, section_of, walk
 from trainer.config.toml_lines import Key
 from trainer.config.types import Section
-from trainer.from_open_clip.page import from_open_clip_blocks
 from trainer.presets.files import SCHEMA
 from trainer.sysinfo.own_table import own_table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 """Folder of the checkout."""
 WIDTH = 100
 """Columns of a line of prose."""
