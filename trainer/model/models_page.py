@@ -68,9 +68,8 @@ client (`pip install 'clipship[modelscope]'`); `@REVISION` behind a name keeps t
 ChineseCLIPModel, to a file for `model.pretrained`, and prints the keys that fit them. Keep the
 `config.json`, `preprocessor_config.json` and tokenizer of transformers beside the weights: they say
 what no weight does (GELU or QuickGELU, heads, mean and deviation, resizing, vocabulary), and what
-cannot be known is said. With
-`eval.templates = "set:chinese"`, zero-shot classification asks in Chinese. `make demo DEMO=chinese`
-trains a small one from nothing.
+cannot be known is said. With `eval.templates = "set:chinese"`, zero-shot classification asks in
+Chinese.
 
 ## Images of any shape
 
