@@ -17,7 +17,6 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 
 ALONE ?=
 BENCH_ARGS ?=
-DEMO ?= digits
 DEMO_ARGS ?=
 JOB ?=
 KIT_ARGS ?=
@@ -239,8 +238,8 @@ test-gpu: venv horovod ## the tests that need a GPU
 	fi
 	$(PY) -m pytest -m gpu $(TEST_ARGS)
 
-demo: venv ## train a small CLIP on real images, show what it learned; DEMO=chinese: with Chinese captions; DEMO_ARGS='--help'
-	@$(PY) -m trainer.demo --kind '$(DEMO)' $(DEMO_ARGS)
+demo: venv ## train a small CLIP on real images, show what it learned; DEMO_ARGS='--help'
+	@$(PY) -m trainer.demo $(DEMO_ARGS)
 
 parity: venv horovod ## the gradient on 1, 2 and 4 ranks, each backend, against one process
 	@$(PY) -m tests.parity $(PARITY_ARGS)

@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator
 
-from trainer.from_open_clip.line import RELEASES
-from trainer.from_open_clip.table import FLAGS, GROUPS
+from trainer.from_open_clip.table import GROUPS
+from trainer.from_open_clip.table_4 import NOT_SUPPORTED
 from trainer.from_open_clip.translation import Flag
 
-_BEGIN = f"""
+_BEGIN = """
 `clipship from-open-clip` prints the job file of a command line of open_clip_train. The tables below have
-a row for each of the {len(FLAGS)} flags of open_clip_torch {" and ".join(RELEASES)}: the command works by the
-same rows. Release 4 is open_clip's main branch, which is not published yet. Behind a flag that only one of
-the two has stands which one. `--release 4` says that a command line is for 4, where some defaults are others;
-without it, a line is taken for 3.3 unless only 4 has its flags.
+a row for each flag of open_clip_torch 3.3, and for each that release 4 adds and a job can express: the
+command works by the same rows. Release 4 is open_clip's main branch, which is not published yet. Behind a
+flag that only one of the two has stands which one. `--release 4` says that a command line is for 4, where
+some defaults are others; without it, a line is taken for 3.3 unless only 4 has its flags.
 
 ```text
-clipship from-open-clip --gpus 8 -- --train-data 'cc3m/{{0000..0331}}.tar' --model ViT-B-32 \\
+clipship from-open-clip --gpus 8 -- --train-data 'cc3m/{0000..0331}.tar' --model ViT-B-32 \\
     --batch-size 256 --precision amp_bf16 --train-num-samples 2905954 > job.toml
 clipship check job.toml
 clipship run job.toml --nproc 8
@@ -25,6 +25,13 @@ on stderr and at the end of the job file, with the reason. Unknown flags are ref
 change what is trained and that a job cannot express ("refused" below); `--partial` prints the job without
 these. The keys are described in [the job file's reference](job-file.md), the command in
 [the command line's](cli.md).
+"""
+
+_NOT_SUPPORTED = f"""
+## Not supported
+
+These flags of release 4 are refused:
+{", ".join(f"`{flag.name}`" for flag in NOT_SUPPORTED)}.
 """
 
 _WITHOUT_FLAGS = """
@@ -62,6 +69,7 @@ def from_open_clip_blocks() -> Iterator[str]:
         yield f"## {topic}"
         rows = [_row(flag) for flag in flags]
         yield "\n".join(["| open_clip_train | here | |", "|---|---|---|", *rows])
+    yield from _blocks(_NOT_SUPPORTED)
     yield from _blocks(_WITHOUT_FLAGS)
 
 

@@ -44,13 +44,3 @@ def test_a_demo_killed_half_way_and_started_again_ends_with_the_same_accuracy(tm
     assert {key: found[key] for key in ("zero_shot_top1", "loss")} == {
         key: expected[key] for key in ("zero_shot_top1", "loss")
     }
-
-
-@pytest.mark.full
-def test_the_chinese_demo_learns_digits_by_their_chinese_names(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "trainer.demo", "--kind", "chinese", "--folder", str(tmp_path / "demo")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "demo" / "runs" / "digits-chinese" / "result.json").read_text())
-    assert result["zero_shot_top1"] >= 0.9
-    assert "with the model's answer" in done.stdout

@@ -32,7 +32,7 @@ from trainer.data.loader import Batch
 from trainer.data.processes import LOOK_S, start_process_server
 from trainer.data.sample import Source
 from trainer.data.source import open_labelled, open_source
-from trainer.demo.data import DigitSet, pack_digits
+from trainer.demo.data import CLASS_NAMES, DigitSet, pack_digits
 from trainer.errors import InputError, MachineError
 
 PLAN = BatchPlan(
@@ -77,7 +77,7 @@ def test_any_number_of_loader_processes_gives_the_same_bytes(digits: DigitSet) -
 
 
 def test_evaluation_blocks_are_the_same_from_loader_processes(digits: DigitSet) -> None:
-    source = open_labelled(Eval(zero_shot=(digits.held_out,), class_names=digits.class_names))
+    source = open_labelled(Eval(zero_shot=(digits.held_out,), class_names=CLASS_NAMES))
     transform = image_transform(32, is_train=False)
     here, there = (
         list(eval_blocks(source, rank=1, world_size=2, block=64, transform=transform, workers=workers))

@@ -1,19 +1,19 @@
 """`clipship data`: statistics that are those of the shards, and a sheet that shows each picture."""
 
+import base64
 import io
 import json
+import re
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image, ImageFont
+from PIL import Image
 
 from trainer.cli.data import command
-from trainer.data import sheet_fonts
-from trainer.data.inspect import MARGIN, TILE
 from trainer.data.shard_files import write_shards
+
+PICTURE = re.compile(r'src="data:image/png;base64,([^"]+)"')
 
 
 @pytest.fixture
@@ -48,62 +48,31 @@ def test_statistics_count_sizes_captions_and_what_is_bad(shard: str) -> None:
 
 
 def test_the_sheet_shows_every_picture_and_names_the_broken_one(shard: str, tmp_path: Path) -> None:
-    out = tmp_path / "sheet.png"
+    out = tmp_path / "sheet.html"
     result = CliRunner().invoke(command, ["show", shard, "--out", str(out)], catch_exceptions=False)
-    assert result.stdout == f"{out}\n"
-    with Image.open(out) as sheet:
-        pixels = np.asarray(sheet)
-    seen = {tuple(colour) for colour in pixels.reshape(-1, 3).tolist()}
-    assert {(40 * number, 0, 0) for number in (1, 3, 4, 5)} <= seen
-    assert (80, 0, 0) not in seen
-    assert any(red > 200 and green < 60 for red, green, _ in seen)
-    assert pixels.shape[1] >= TILE + 2 * MARGIN
+    assert (result.stdout, result.stderr) == (f"{out}\n", "")
+    text = out.read_text(encoding="utf-8")
+    pictures = [Image.open(io.BytesIO(base64.b64decode(data))) for data in PICTURE.findall(text)]
+    assert [picture.getpixel((0, 0)) for picture in pictures] == [(40 * n, 0, 0) for n in (0, 1, 3, 4, 5)]
+    assert text.count("<figcaption>a caption</figcaption>") == 5
+    assert "<b>not usable</b><figcaption>2: not an image</figcaption>" in text
 
 
-def chinese(tmp_path: Path) -> str:
+def test_the_sheet_escapes_captions_of_any_script(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("RGB", (60, 60), "red").save(file, "png")
     write_shards([("0", {"png": file.getvalue(), "txt": "<b>一只狗".encode()})], tmp_path, 4)
-    return str(tmp_path / "*.tar")
+    out = tmp_path / "sheet.html"
+    words = ["show", str(tmp_path / "*.tar"), "--out", str(out)]
+    CliRunner().invoke(command, words, catch_exceptions=False)
+    assert "<figcaption>&lt;b&gt;一只狗</figcaption>" in out.read_text(encoding="utf-8")
 
 
-def test_characters_that_no_font_has_are_named_and_a_page_needs_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sheet_fonts, "FOLDERS", (str(tmp_path),))
-    (tmp_path / "broken.ttf").write_bytes(b"no font")
-    out, shards = tmp_path / "sheet.png", chinese(tmp_path)
-    result = CliRunner().invoke(command, ["show", shards, "--out", str(out)], catch_exceptions=False)
-    assert "warning: no font of this machine has 3 characters of the captions, such as 一" in result.stderr
-    assert "or give --out contact-sheet.html" in result.stderr
-    page = tmp_path / "sheet.html"
-    result = CliRunner().invoke(command, ["show", shards, "--out", str(page)], catch_exceptions=False)
-    assert (result.stdout, result.stderr) == (f"{page}\n", "")
-    text = page.read_text(encoding="utf-8")
-    assert "<figcaption>&lt;b&gt;一只狗</figcaption>" in text
-    assert text.count("data:image/png;base64,") == 1
-
-
-def test_a_font_of_this_machine_is_taken_where_pillows_own_lacks_characters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Stand-ins for fonts: which characters a font has is asked of its drawings."""
-
-    class Face:
-        def __init__(self, letters: str) -> None:
-            self.letters = letters
-
-        def getmask(self, letter: str) -> bytes:
-            return letter.encode() if letter in self.letters else b"box"
-
-    faces = {"latin.ttf": Face("abc"), "odd.ttf": Face("ab一"), "cjk.ttf": Face("abc一只狗")}
-    monkeypatch.setattr(ImageFont, "load_default", lambda _size: Face("ab "))
-    monkeypatch.setattr(ImageFont, "truetype", lambda path, _size: faces[path])
-    monkeypatch.setattr(sheet_fonts, "_paths", lambda: iter(faces))
-    fonts = sheet_fonts.Fonts(11)
-    chosen: list[Any] = [fonts.of(text) for text in ("a b", "c", "一只狗", "a一", "狗 é")]
-    assert [face.letters for face in chosen] == ["ab ", "abc", "abc一只狗", "ab一", "abc一只狗"]
-    assert fonts.lacking == {"é"}
+@pytest.mark.parametrize("name", ["sheet.png", "sheet", ""])
+def test_a_sheet_that_is_no_page_is_refused(name: str, shard: str, tmp_path: Path) -> None:
+    refused = CliRunner().invoke(command, ["show", shard, "--out", str(tmp_path / name)])
+    assert "the contact sheet is a page: give a name that ends with .html" in str(refused.exception)
+    assert not list(tmp_path.glob("*.png"))
 
 
 def test_table_is_inspected_as_shards_are(tmp_path: Path) -> None:

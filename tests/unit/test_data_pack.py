@@ -27,7 +27,7 @@ from trainer.data.index import FOLDER, stale
 from trainer.data.pack import BAD_ROWS, PLAN, Recipe, pack
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
 from trainer.data.tar import Selection
-from trainer.demo.data import pack_digits
+from trainer.demo.data import CLASS_NAMES, TEMPLATES, pack_digits
 from trainer.errors import InputError, StorageError
 from trainer.safe_io.folders import whole_folder
 
@@ -359,15 +359,13 @@ def test_the_demo_holds_out_a_fifth_of_each_digit(tmp_path: Path) -> None:
     assert len(train) + len(held_out) == 1797
     keys = [{source.read(n).key for n in range(len(source))} for source in (train, held_out)]
     assert not keys[0] & keys[1]
-    labelled = open_labelled(
-        Eval(zero_shot=(digits.held_out,), class_names=digits.class_names, templates=digits.templates)
-    )
+    labelled = open_labelled(Eval(zero_shot=(digits.held_out,), class_names=CLASS_NAMES, templates=TEMPLATES))
     labels = [labelled.read(n).label for n in range(len(labelled))]
     assert len(labels) == len(held_out)
     assert all(34 <= labels.count(digit) <= 37 for digit in range(10))
     first = train.read(0)
     assert first.captions[0] == "a handwritten zero"
-    assert len(first.captions) == len(digits.templates) == 5
+    assert len(first.captions) == len(TEMPLATES) == 5
 
 
 def test_the_demo_is_packed_once(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from trainer.from_open_clip.job_file import job_file
 from trainer.from_open_clip.line import RELEASES
 from trainer.from_open_clip.read import read
 from trainer.from_open_clip.table import FLAGS, flags_of
+from trainer.from_open_clip.table_4 import NOT_SUPPORTED
 from trainer.model.catalog import config_file, known_models
 from trainer.model.optimizer import decays
 
@@ -85,6 +86,8 @@ def test_every_flag_of_the_real_parser_has_a_row_that_reads_it_alike(theirs: arg
     assert set(rows) == set(real)
     assert len(rows) == COUNTS[IMPORTED]
     for name, action in real.items():
+        if rows[name] in NOT_SUPPORTED:
+            continue
         takes = rows[name].takes_in(IMPORTED)
         assert rows[name].default_in(IMPORTED) == action.default, name
         assert [rows[name].also] * bool(rows[name].also) == action.option_strings[1:], name
@@ -117,7 +120,7 @@ def test_a_command_line_is_read_as_open_clip_train_reads_it(
     real = vars(parse_args(shlex.split(arguments)))
     line = read(shlex.split(arguments), None, IMPORTED)
     for action in theirs._actions:
-        if action.dest != "help":
+        if action.dest != "help" and FLAGS[action.option_strings[0]] not in NOT_SUPPORTED:
             assert line[action.option_strings[0]] == real[action.dest], action.dest
 
 
@@ -299,14 +302,6 @@ def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path,
         "--lock-image-": "--lock-image",
         "--lock-text-": "--lock-text",
         "--remote-sync-": "--remote-sync r",
-        "--bucket-": "--length-bucketing",
-        "--torchcompile-": "--torchcompile",
-        "--text-pooler-": "--lock-text",
-        "--fsdp-": "--fsdp",
-        "--naflex-": "--use-naflex",
-        "--pretrained-audio": "--model CLAP-HTSAT-tiny",
-        "--audio-zeroshot-": "--audio-zeroshot-dataset d",
-        "--audio-": "--model CLAP-HTSAT-tiny",
     }
     context = next((text for start, text in needed.items() if name.startswith(start)), "")
     line = f"{BASE} {context} {name} {value}"
@@ -369,11 +364,9 @@ def test_augmentation_becomes_that_of_open_clip_train(
         ),
         ("--train-data a.tar --aug-cfg ratio=(0.5,2)", "does not use ratio"),
         ("--train-data a.tar --naflex-batch-divisor 4", "no effect without --use-naflex"),
-        ("--train-data a.tar --audio-ext wav", "only models of audio"),
         ("--train-data a.csv --image-key png", "only shards"),
         ("--train-data a.tar --json-text-key a --text-key caption", "no effect with --json-text-key"),
         ("--train-data a.tar --fsdp --ddp-static-graph", "no effect with --fsdp"),
-        ("--train-data a.tar --text-pooler-own-group", "no effect without --lock-text"),
         (
             "--train-data a.tar --aug-cfg use_timm=True gray_scale_prob=1",
             "with use_timm, open_clip_train does",

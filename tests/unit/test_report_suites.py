@@ -32,7 +32,7 @@ def result(step: int = 300, **changes: Any) -> dict[str, Any]:
 
 def test_the_page_has_a_bar_for_each_set_and_the_reasons_of_the_others(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "run")
-    (folder / "evaluations" / "texts").mkdir(parents=True)
+    (folder / "evaluations").mkdir()
     (folder / "evaluations" / "vtab+cars-step-00000300.json").write_text(json.dumps(result()))
     (folder / "evaluations" / "half.json").write_text('{"names": [')
     text = page(read_run(folder))

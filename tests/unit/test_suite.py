@@ -5,10 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from tests.support.jobs import tiny_job
 from tests.support.suites import captioned, class_folders, classification, colour_clip, tokens
@@ -60,11 +58,8 @@ def shades(tmp_path: Path) -> Path:
     )
 
 
-def measured(job: Job, comm: Comm, kept: Path | None = None, **changes: Any) -> dict[str, dict[str, Any]]:
-    clip = colour_clip()
-    for name, value in changes.items():
-        object.__setattr__(clip, name, value)
-    return {result["name"]: result for result in measure_suite(clip, job, comm, kept)}
+def measured(job: Job, comm: Comm) -> dict[str, dict[str, Any]]:
+    return {result["name"]: result for result in measure_suite(colour_clip(), job, comm)}
 
 
 def test_sets_with_known_answers(root: Path, shades: Path, alone: Comm) -> None:
@@ -83,51 +78,6 @@ def test_sets_with_known_answers(root: Path, shades: Path, alone: Comm) -> None:
     assert results["muge"]["value"] == pytest.approx(3 / 4)
     assert results["own/shades"]["value"] == pytest.approx(3 / 4)
     assert results["own/shades"]["metric"] == "top1"
-
-
-def test_class_features_are_kept_for_the_next_evaluation_of_the_same_weights(
-    root: Path, tmp_path: Path, alone: Comm
-) -> None:
-    job, kept = job_of(("vtab/pets",), root), tmp_path / "kept"
-    first = measured(job, alone, kept)
-
-    def refuse(_: Any) -> Tensor:
-        raise AssertionError("computed again")
-
-    assert without_time(measured(job, alone, kept, tokenizer=refuse)) == without_time(first)
-    (file,) = kept.iterdir()
-    for damage in (b"", b"no array", file.read_bytes()[:-4]):
-        file.write_bytes(damage)
-        with pytest.raises(AssertionError, match="computed again"):
-            measured(job, alone, kept, tokenizer=refuse)
-    np.save(file, np.zeros((3, 3), np.float32))  # of another number of classes
-    assert without_time(measured(job, alone, kept)) == without_time(first)
-
-
-def without_time(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**result, "seconds": 0} for result in results.values()]
-
-
-@pytest.mark.parametrize("change", ["names", "templates", "model", "weights"])
-def test_other_names_templates_and_weights_are_computed_again(
-    change: str, root: Path, tmp_path: Path, alone: Comm
-) -> None:
-    kept, folder = tmp_path / "kept", root / "wds_vtab-pets_test"
-    weights = tmp_path / "weights.pt"
-    weights.write_bytes(b"one")
-    job = job_of(("vtab/pets",), root)
-    job = job.model_copy(update={"model": job.model.model_copy(update={"pretrained": str(weights)})})
-    measured(job, alone, kept)
-    if change == "names":
-        (folder / "classnames.txt").write_text("red\ngreen\nblue\nwhite wall\n")
-    elif change == "templates":
-        (folder / "zeroshot_classification_templates.txt").write_text("the {c}\n")
-    elif change == "model":
-        job = job.model_copy(update={"model": job.model.model_copy(update={"precision": "bf16"})})
-    else:
-        weights.write_bytes(b"another")
-    measured(job, alone, kept, tokenizer=tokens)
-    assert len(list(kept.iterdir())) == 2
 
 
 def test_a_choice_is_a_set_of_captions(root: Path, alone: Comm) -> None:

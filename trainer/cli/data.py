@@ -10,8 +10,6 @@ from trainer.cli.options import Group, count_option
 from trainer.cli.output import print_json
 from trainer.errors import InputError
 from trainer.safe_io.atomic import write_whole
-from trainer.text.terminal import say, shown
-from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.data.sample import Source
@@ -41,7 +39,7 @@ def command() -> None:
       clipship data stats 'shards/*.tar'
       clipship data stats captions.csv
       clipship data stats captions.csv --image-column filepath --caption-column title
-      clipship data show 'shards/*.tar' --out sheet.png
+      clipship data show 'shards/*.tar' --out sheet.html
     """
 
 
@@ -85,34 +83,25 @@ def stats(files: tuple[str, ...], data: DataOf, samples: int, model: str, contex
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    default=Path("contact-sheet.png"),
+    default=Path("contact-sheet.html"),
     show_default=True,
     metavar="FILE",
-    help="Picture, or page, to write.",
+    help="Page to write, which ends with .html.",
 )
 @count_option("--samples", "Number of samples, which are spread evenly.", default=24, most=400)
 def show(files: tuple[str, ...], data: DataOf, out: Path, samples: int) -> None:
-    """Write a contact sheet of DATA, shards or tables: images with the beginning of their captions.
+    """Write a contact sheet of DATA, shards or tables: images with their first captions.
 
-    It is a PNG, or a page for a browser if FILE ends with .html. Its name goes to stdout.
+    It is a page for a browser, with all images in one file. Its name goes to stdout.
     """
-    from trainer.data.inspect import LETTER, contact_page, contact_sheet
-    from trainer.data.sheet_fonts import Fonts
+    from trainer.data.inspect import contact_page
 
-    source, fonts = _source(files, data), Fonts(LETTER)
+    if out.suffix != ".html":
+        raise InputError(f"--out {out}: the contact sheet is a page: give a name that ends with .html")
     try:
-        if out.suffix == ".html":
-            write_whole(out, contact_page(source, samples))
-        else:
-            contact_sheet(source, samples, fonts).save(out, "png")
+        write_whole(out, contact_page(_source(files, data), samples))
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written: {error.strerror or error}") from None
-    if fonts.lacking:
-        say(
-            f"warning: no font of this machine has {many(len(fonts.lacking), 'character')} of the captions, "
-            f"such as {shown(min(fonts.lacking))}, which are boxes: install one (fonts-noto-cjk has Chinese, "
-            "Japanese and Korean), or give --out contact-sheet.html"
-        )
     click.echo(out)
 
 

@@ -77,7 +77,7 @@ def command(
     weights file (of Clipship, open_clip or open_clip_train), or MODEL:TAG of open_clip. A table goes to
     stderr, one JSON object to stdout: checkpoint, model, pretrained, the metrics under their names, seconds.
     """
-    from trainer.evaluate.suite_results import keep_suite, kept_texts, warn_of_missing
+    from trainer.evaluate.suite_results import keep_suite, warn_of_missing
     from trainer.launch.evaluation import evaluated
     from trainer.plan.trained import evaluation_job
 
@@ -86,8 +86,7 @@ def command(
     job = evaluation_job(checkpoint, model, _given(asked), nproc, overrides, _given(suite))
     warn_of_missing(job.eval)
     start = time.monotonic()
-    kept = kept_texts(job)
-    code, metrics = evaluated(job, "evaluate", *([str(kept)] if kept else []), nproc=nproc)
+    code, metrics = evaluated(job, "evaluate", nproc=nproc)
     if code:
         return code
     about = {"checkpoint": checkpoint, "model": job.model.name, "pretrained": job.model.pretrained}

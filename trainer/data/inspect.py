@@ -1,29 +1,24 @@
-"""Shows people what a source of samples holds: numbers, and a sheet of pictures. No torch."""
+"""Shows people what a source of samples holds: numbers, and a page of pictures. No torch."""
 
 import base64
 import html
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from trainer.data.caption_lengths import CaptionLengths
 from trainer.data.pictures import decode
 from trainer.data.sample import BadSample, RawSample, Source
-from trainer.data.sheet_fonts import Fonts
 from trainer.text.terminal import shown
 
 LengthsOf = Callable[[Sequence[str]], CaptionLengths | None]
 """Function from captions to their numbers of tokens; None if these are not known here."""
-TILE = 192
-TEXT = 44
-MARGIN = 8
-LINES = 3
-LETTER = 11
+_TILE = 192
+"""Pixels of a picture on the sheet: its width and its height are no larger."""
 _PAGE = """<!doctype html>
 <meta charset="utf-8">
 <title>Contact sheet</title>
@@ -69,29 +64,11 @@ def statistics(source: Source, samples: int, lengths_of: LengthsOf) -> dict[str,
     }
 
 
-def contact_sheet(source: Source, samples: int, fonts: Fonts | None = None) -> Image.Image:
-    """Returns pictures in rows, each above the beginning of its first caption.
-
-    A sample that cannot be decoded shows the reason. `fonts` then knows the characters that are only boxes.
-    """
-    fonts = fonts or Fonts(LETTER)
-    numbers = list(_spread(source, samples))
-    columns = max(1, round((len(numbers) * (TILE + TEXT) / TILE) ** 0.5))
-    rows = -(-len(numbers) // columns)
-    sheet = Image.new(
-        "RGB", (columns * (TILE + MARGIN) + MARGIN, rows * (TILE + TEXT + MARGIN) + MARGIN), "white"
-    )
-    for place, number in enumerate(numbers):
-        row, column = divmod(place, columns)
-        sheet.paste(
-            _tile(_shown(source, number), fonts),
-            (MARGIN + column * (TILE + MARGIN), MARGIN + row * (TILE + TEXT + MARGIN)),
-        )
-    return sheet
-
-
 def contact_page(source: Source, samples: int) -> str:
-    """Returns what `contact_sheet` shows as an HTML page, which a browser draws in its own fonts."""
+    """Returns an HTML page of pictures, each above its first caption.
+
+    A sample that cannot be decoded shows the reason.
+    """
     tiles = (_figure(*_shown(source, number)) for number in _spread(source, samples))
     return _PAGE.format(tiles="\n".join(tiles))
 
@@ -114,23 +91,9 @@ def _shown(source: Source, number: int) -> tuple[Image.Image | None, str]:
         return None, f"{error.key}: {error.cause}"
 
 
-def _tile(sample: tuple[Image.Image | None, str], fonts: Fonts) -> Image.Image:
-    picture, text = sample
-    tile = Image.new("RGB", (TILE, TILE + TEXT), "white")
-    if picture is not None:
-        tile.paste(picture, ((TILE - picture.width) // 2, (TILE - picture.height) // 2))
-    font = fonts.of(text)
-    letters = int(TILE * len(text) / max(1.0, ImageDraw.Draw(tile).textlength(text.replace("\n", " "), font)))
-    lines = textwrap.wrap(text, max(4, letters), max_lines=LINES, placeholder=" ...")
-    ImageDraw.Draw(tile).multiline_text(
-        (0, TILE + 2), "\n".join(lines), fill="red" if picture is None else "black", font=font
-    )
-    return tile
-
-
 def _thumbnail(raw: RawSample) -> Image.Image:
     picture = decode(raw)
-    picture.thumbnail((TILE, TILE))
+    picture.thumbnail((_TILE, _TILE))
     return picture
 
 

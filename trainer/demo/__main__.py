@@ -7,8 +7,6 @@ step is to change it and run it again. Imports no torch.
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,8 +15,7 @@ import click
 from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.config.typed import from_here
-from trainer.demo.data import CHINESE, ENGLISH, Words, pack_digits
-from trainer.demo.text_tower import make_text_tower
+from trainer.demo.data import pack_digits
 from trainer.errors import EXIT_DONE, InputError
 from trainer.launch.local import run
 from trainer.run.folder import move_aside, run_folder
@@ -28,61 +25,33 @@ from trainer.text.paste import word
 from trainer.text.wording import many
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A demo: its captions and what its job file needs beside it."""
-
-    words: Words
-    folder: str
-    files: Mapping[str, str]
-    """Name in the package by the name in the demo's folder."""
-    text_tower: str = ""
-    """Folder of a small text tower that is made for these captions; empty for open_clip's own."""
-
-
-KINDS = {
-    "digits": Kind(ENGLISH, "demo", {"job.toml": "digits.toml", "digits-clip.json": "digits-clip.json"}),
-    "chinese": Kind(
-        CHINESE,
-        "demo-chinese",
-        {"job.toml": "chinese.toml", "digits-clip.json": "digits-clip.json"},
-        "small-bert",
-    ),
-}
-
-
 @click.command()
-@click.option(
-    "--kind",
-    type=click.Choice(list(KINDS)),
-    default="digits",
-    show_default=True,
-    help="chinese: with Chinese captions and a text tower of Hugging Face's kind.",
-)
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the data, the job file and the run. [default: demo, or demo-chinese]",
+    default=Path("demo"),
+    show_default=True,
+    help="Folder of the data, the job file and the run.",
 )
 @click.option("--nproc", default=2, show_default=True, help="Number of ranks.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the demo's job file."
 )
-def main(kind: str, folder: Path | None, nproc: int, overrides: tuple[str, ...]) -> None:
+def main(folder: Path, nproc: int, overrides: tuple[str, ...]) -> None:
     """Train a small CLIP on 1,797 handwritten digits and show what it learned."""
     try:
-        sys.exit(demo(folder or Path(KINDS[kind].folder), nproc, from_here(overrides), KINDS[kind]))
+        sys.exit(demo(folder, nproc, from_here(overrides)))
     except InputError as error:
         print(f"demo: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def demo(folder: Path, nproc: int, overrides: tuple[str, ...], kind: Kind) -> int:
+def demo(folder: Path, nproc: int, overrides: tuple[str, ...]) -> int:
     """Pack, train and show; returns an exit code.
 
     A finished earlier run is moved aside, an unfinished one is resumed.
     """
-    job_path = prepare(folder, kind)
+    job_path = prepare(folder)
     job = load_job(job_path, overrides)
     if (run_folder(job) / RESULT_FILE).exists():
         print(f"demo: the previous, finished run is now {move_aside(run_folder(job))}")
@@ -92,21 +61,18 @@ def demo(folder: Path, nproc: int, overrides: tuple[str, ...], kind: Kind) -> in
     return code or _show(job, job_path, nproc, time.monotonic() - started)
 
 
-def prepare(folder: Path, kind: Kind = KINDS["digits"]) -> Path:
+def prepare(folder: Path) -> Path:
     """Pack the images and write the job file with its model; returns the job file.
 
     An existing job file is kept as its owner changed it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     print(f"demo: packing 1,797 real images of digits into {folder / 'digits'}", flush=True)
-    pack_digits(folder / "digits", kind.words)
-    if kind.text_tower:
-        make_text_tower(folder / kind.text_tower, kind.words)
-    for name, source in kind.files.items():
+    pack_digits(folder / "digits")
+    for name in (JOB_FILE, "digits-clip.json"):
         if not (folder / name).exists():
-            (folder / name).write_text(
-                files("trainer.demo").joinpath(source).read_text(encoding="utf-8"), encoding="utf-8"
-            )
+            text = files("trainer.demo").joinpath(name).read_text(encoding="utf-8")
+            (folder / name).write_text(text, encoding="utf-8")
     return folder / JOB_FILE
 
 

@@ -17,34 +17,13 @@ from PIL import Image
 from trainer.data.shard_files import PackedSample, write_shards
 from trainer.safe_io.folders import whole_folder
 
-
-@dataclass(frozen=True)
-class Words:
-    """Names of the digits, and sentences about them."""
-
-    class_names: tuple[str, ...]
-    templates: tuple[str, ...]
-
-
-ENGLISH = Words(
-    ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
-    (
-        "a handwritten {}",
-        "the digit {} written by hand",
-        "a scan of the digit {}",
-        "somebody wrote the number {}",
-        "a small grey picture of the number {}",
-    ),
-)
-CHINESE = Words(
-    ("零", "一", "二", "三", "四", "五", "六", "七", "八", "九"),
-    (
-        "手写的{}",
-        "用手写下的数字{}",
-        "数字{}的扫描图",
-        "有人写下了数字{}",
-        "一张灰色的{}小图",
-    ),
+CLASS_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+TEMPLATES = (
+    "a handwritten {}",
+    "the digit {} written by hand",
+    "a scan of the digit {}",
+    "somebody wrote the number {}",
+    "a small grey picture of the number {}",
 )
 SIDE = 32
 GREY_LEVELS = 16
@@ -54,15 +33,13 @@ SAMPLES_PER_SHARD = 256
 
 @dataclass(frozen=True)
 class DigitSet:
-    """Facts about the packed digits for a job file: patterns of shards, names of classes, templates."""
+    """Patterns of the packed digits' shards."""
 
     train: str
     held_out: str
-    class_names: tuple[str, ...] = ENGLISH.class_names
-    templates: tuple[str, ...] = ENGLISH.templates
 
 
-def pack_digits(out: Path, words: Words = ENGLISH) -> DigitSet:
+def pack_digits(out: Path) -> DigitSet:
     """Pack the digits into `out` once, whole or not at all.
 
     Samples have the members `png`, `txt` (all captions) and `cls`; every fifth sample of each digit is held
@@ -75,12 +52,12 @@ def pack_digits(out: Path, words: Words = ENGLISH) -> DigitSet:
             for name, chosen in (("train", ~held_out), ("held-out", held_out)):
                 (folder / name).mkdir()
                 write_shards(
-                    _samples(images, labels, np.flatnonzero(chosen).tolist(), words),
+                    _samples(images, labels, np.flatnonzero(chosen).tolist()),
                     folder / name,
                     SAMPLES_PER_SHARD,
                 )
     train, held_out_pattern = (str(out / name / "*.tar") for name in ("train", "held-out"))
-    return DigitSet(train, held_out_pattern, words.class_names, words.templates)
+    return DigitSet(train, held_out_pattern)
 
 
 def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -100,11 +77,11 @@ def _every_fifth_of_each(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _samples(
-    images: NDArray[np.float64], labels: NDArray[np.int64], numbers: Sequence[int], words: Words
+    images: NDArray[np.float64], labels: NDArray[np.int64], numbers: Sequence[int]
 ) -> Iterator[PackedSample]:
     for number in numbers:
-        name = words.class_names[labels[number]]
-        captions = "".join(template.format(name) + "\n" for template in words.templates)
+        name = CLASS_NAMES[labels[number]]
+        captions = "".join(template.format(name) + "\n" for template in TEMPLATES)
         yield (
             f"digit-{number:04d}",
             {"png": _png(images[number]), "txt": captions.encode(), "cls": str(labels[number]).encode()},

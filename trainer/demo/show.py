@@ -1,14 +1,10 @@
-"""Shows some held-out digits in the terminal with the trained model's answers.
-
-open_clip itself loads the checkpoint, if it has all of the model.
-"""
+"""Shows some held-out digits in the terminal with the trained model's answers."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import open_clip
 import torch
 from PIL import Image
 
@@ -18,6 +14,7 @@ from trainer.config.loader import load_job
 from trainer.data.pictures import decode
 from trainer.data.source import open_labelled
 from trainer.evaluate.inputs import class_names, templates
+from trainer.model.build import Clip, untrained
 from trainer.run.layout import CHECKPOINTS, JOB_FILE
 
 SHADES = " .:-=+*#%@"
@@ -28,18 +25,20 @@ WIDTH = 16  # characters a picture
 def main(run: Path) -> None:
     """Print some held-out digits, with the answers of the run's newest checkpoint."""
     job = load_job(run / JOB_FILE)
-    model, transform, tokenizer = _loaded(job, newest(run / CHECKPOINTS))
-    model.eval()
+    clip = _loaded(job, newest(run / CHECKPOINTS))
+    model: Any = clip.model.eval()
     source = open_labelled(job.eval)
     names = class_names(job.eval)
     one_of_each = {raw.label: raw for raw in map(source.read, range(len(source)))}
     chosen = [raw for _, raw in sorted(one_of_each.items(), key=lambda pair: pair[0] or 0)][-SHOWN:]
     pictures = [decode(raw) for raw in chosen]
     with torch.no_grad():
-        sentences = tokenizer([template.format(word) for word in names for template in templates(job.eval)])
+        sentences = clip.tokenizer(
+            [template.format(word) for word in names for template in templates(job.eval)]
+        )
         words_CD = model.encode_text(sentences, normalize=True).unflatten(0, (len(names), -1)).mean(1)
         images_BD = model.encode_image(
-            torch.stack([transform(picture) for picture in pictures]), normalize=True
+            torch.stack([clip.eval_transform(picture) for picture in pictures]), normalize=True
         )
         shares_BC = (
             model.logit_scale.exp() * images_BD @ torch.nn.functional.normalize(words_CD, dim=1).T
@@ -53,22 +52,9 @@ def main(run: Path) -> None:
         print("  ".join(text.center(WIDTH) for text in row))
 
 
-def _loaded(job: Job, checkpoint: Path) -> tuple[Any, Any, Any]:
-    """Returns the model with the checkpoint's weights, its transform and its tokenizer.
-
-    open_clip makes them, and Clipship if the text tower is another one than the config's.
-    """
-    weights = str(checkpoint / WEIGHTS)
-    if job.model.text:
-        from trainer.model.build import untrained
-
-        model = job.model.model_copy(update={"pretrained": weights})
-        clip = untrained(job.model_copy(update={"model": model}))
-        return clip.model, clip.eval_transform, clip.tokenizer
-    open_clip.add_model_config(job.model.name)
-    name = Path(job.model.name).stem
-    model, _, transform = open_clip.create_model_and_transforms(name, pretrained=weights)
-    return model, transform, open_clip.get_tokenizer(name)
+def _loaded(job: Job, checkpoint: Path) -> Clip:
+    model = job.model.model_copy(update={"pretrained": str(checkpoint / WEIGHTS)})
+    return untrained(job.model_copy(update={"model": model}))
 
 
 def _drawn(picture: Image.Image) -> list[str]:

@@ -57,11 +57,10 @@ def _whole_run(
     comm.close()
 
 
-def evaluate(job: Job, comm: Comm, kept: str = "") -> dict[str, Any]:
+def evaluate(job: Job, comm: Comm) -> dict[str, Any]:
     """Collective: returns the metrics that the job's `[eval]` asks of its pretrained model.
 
-    The results of its suite stand under SUITE. `kept` is the folder for what a second evaluation need not
-    compute again. Raises InputError, and Preempted if a stop is asked for.
+    The results of its suite stand under SUITE. Raises InputError, and Preempted if a stop is asked for.
     """
     log_work(job, comm)
     comm.heartbeat.begin_stage("data index")
@@ -70,7 +69,7 @@ def evaluate(job: Job, comm: Comm, kept: str = "") -> dict[str, Any]:
     job, clip = trained_clip(job, comm)
     metrics: dict[str, Any] = dict(evaluation(clip, stop_of(comm)))
     if job.eval.suite.names:
-        metrics[SUITE] = measure_suite(clip, job, comm, Path(kept) if kept else None, stop_of(comm))
+        metrics[SUITE] = measure_suite(clip, job, comm, stop_of(comm))
     return metrics
 
 

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from trainer.comm.protocol import Comm
@@ -17,8 +16,7 @@ from trainer.evaluate.retrieval import RECALLS, retrieval
 from trainer.evaluate.rounds import EvaluationFailed, Rounds, never
 from trainer.evaluate.suite_folders import CLASS_NAMES, SuiteSet, find_sets
 from trainer.evaluate.suite_table import METRICS, PROBES
-from trainer.evaluate.text_cache import kept_class_features
-from trainer.evaluate.zero_shot import LabelKeys, classify
+from trainer.evaluate.zero_shot import LabelKeys, zero_shot
 from trainer.model.build import Clip
 from trainer.text.wording import many
 
@@ -31,27 +29,22 @@ _TOP5_FROM = 5
 """Fewest classes for which the top-5 accuracy says anything."""
 
 
-def measure_suite(
-    clip: Clip, job: Job, comm: Comm, kept: Path | None = None, stop: Callable[[], bool] = never
-) -> list[Result]:
+def measure_suite(clip: Clip, job: Job, comm: Comm, stop: Callable[[], bool] = never) -> list[Result]:
     """Collective: returns the result of each set of `[eval.suite]` that is on disk.
 
-    `kept` is the folder for text features, which need no second computation. A set that cannot be read, or
-    with more bad samples than `[data]` allows, is not measured. Raises Preempted on all ranks if `stop` is
-    true on any.
+    A set that cannot be read, or with more bad samples than `[data]` allows, is not measured. Raises
+    Preempted on all ranks if `stop` is true on any.
     """
-    return [_result(clip, each, job, comm, kept, stop) for each in find_sets(job.eval).sets]
+    return [_result(clip, each, job, comm, stop) for each in find_sets(job.eval).sets]
 
 
-def _result(
-    clip: Clip, each: SuiteSet, job: Job, comm: Comm, kept: Path | None, stop: Callable[[], bool]
-) -> Result:
+def _result(clip: Clip, each: SuiteSet, job: Job, comm: Comm, stop: Callable[[], bool]) -> Result:
     comm.heartbeat.begin_phase("evaluation")  # its time limit is that of one set
     start = time.monotonic()
     about = {"name": each.row.name, "title": each.row.title}
     try:
         source = _opened(each, each.files, job, comm)
-        metrics, bad = _MEASURES[each.metric.task](clip, each, source, job, Rounds(comm, stop), kept)
+        metrics, bad = _MEASURES[each.metric.task](clip, each, source, job, Rounds(comm, stop))
     except EvaluationFailed as problem:
         log.warning("%-12s %s is NOT MEASURED: %s", "suite", each.row.name, problem)
         return {**about, "error": str(problem)}
@@ -106,12 +99,9 @@ Measured = tuple[dict[str, float], Mapping[str, int]]
 """Metrics of a set, and the number of samples that they do not count, by cause."""
 
 
-def _by_classification(
-    clip: Clip, each: SuiteSet, source: Source, job: Job, rounds: Rounds, kept: Path | None
-) -> Measured:
-    classes_CD = kept_class_features(clip, each.class_names, each.templates, job, kept, rounds)
+def _by_classification(clip: Clip, each: SuiteSet, source: Source, job: Job, rounds: Rounds) -> Measured:
     keys = LabelKeys(f"data set {each.row.name}", CLASS_NAMES)
-    result = classify(clip, source, classes_CD, job, rounds, keys)
+    result = zero_shot(clip, source, each.class_names, each.templates, job, rounds, keys)
     top5 = {"top5": result.top5 / result.samples} if len(each.class_names) >= _TOP5_FROM else {}
     metrics = {
         "top1": result.top1 / result.samples,
@@ -122,9 +112,7 @@ def _by_classification(
     return metrics, result.bad
 
 
-def _by_retrieval(
-    clip: Clip, _: SuiteSet, source: Source, job: Job, rounds: Rounds, _kept: Path | None
-) -> Measured:
+def _by_retrieval(clip: Clip, _: SuiteSet, source: Source, job: Job, rounds: Rounds) -> Measured:
     result = retrieval(clip, source, job, rounds)
     measured, queries = result.metrics(), result.of_queries()
     metrics = {f"{way}_r{k}": measured[f"retrieval_{way}_r{k}"] for way in ("i2t", "t2i") for k in RECALLS}
@@ -132,18 +120,14 @@ def _by_retrieval(
     return {**metrics, "mean_r1": (metrics["i2t_r1"] + metrics["t2i_r1"]) / 2}, result.bad
 
 
-def _by_probe(
-    clip: Clip, each: SuiteSet, source: Source, job: Job, rounds: Rounds, _kept: Path | None
-) -> Measured:
+def _by_probe(clip: Clip, each: SuiteSet, source: Source, job: Job, rounds: Rounds) -> Measured:
     train, probe = _opened(each, each.train, job, rounds.comm), each.metric.task
     result, bad = probed(clip, train, source, job, rounds, probe)
     metrics = {f"{probe}_top1": result.top1, f"{probe}_mean_per_class_recall": result.mean_per_class_recall}
     return metrics, bad
 
 
-def _by_choice(
-    clip: Clip, _: SuiteSet, source: Source, job: Job, rounds: Rounds, _kept: Path | None
-) -> Measured:
+def _by_choice(clip: Clip, _: SuiteSet, source: Source, job: Job, rounds: Rounds) -> Measured:
     result = choice(clip, source, job, rounds)
     return {"choice_top1": result.right / result.samples}, result.bad
 

@@ -14,7 +14,7 @@ from trainer.config import Eval, Job
 from trainer.evaluate.suite_folders import LAYOUT, explained, find_sets, unsupported_sets
 from trainer.evaluate.suite_table import METRICS
 from trainer.run.checkpoints import EMA_WEIGHTS, run_of_weights
-from trainer.run.layout import EVALUATIONS, KEPT_TEXTS
+from trainer.run.layout import EVALUATIONS
 from trainer.safe_io.atomic import write_json
 from trainer.text.masking import masked_values
 from trainer.text.table import aligned
@@ -37,12 +37,6 @@ def warn_of_missing(evaluation: Eval) -> None:
         say(LAYOUT)
     for name, why in unsupported_sets(evaluation).items():
         say(f"not supported: {name}: {why}")
-
-
-def kept_texts(job: Job) -> Path | None:
-    """Returns the folder for the features of class names; None if the weights belong to no run."""
-    run = run_of_weights(job.model.pretrained) if job.eval.suite.names else None
-    return run[0] / EVALUATIONS / KEPT_TEXTS if run else None
 
 
 def keep_suite(

@@ -79,6 +79,7 @@ def zero_shot(
     templates: Sequence[str],
     job: Job,
     rounds: Rounds,
+    keys: LabelKeys = OF_JOB,
 ) -> ZeroShot:
     """Collective: counts how often the right class name is nearest, or among the nearest five.
 
@@ -87,7 +88,7 @@ def zero_shot(
     """
     with evaluating(clip.model):
         classes_CD = class_features(clip, names, templates, job.model.precision, rounds)
-    return classify(clip, source, classes_CD, job, rounds)
+    return classify(clip, source, classes_CD, job, rounds, keys)
 
 
 def classify(

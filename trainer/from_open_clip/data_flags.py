@@ -213,13 +213,13 @@ def _numbers(settings: Mapping[str, Any], name: str, *counts: int) -> list[float
     raise InputError(f"--aug-cfg {name}={str(given)[:80]}: expected {wanted}")
 
 
-def literal_pairs(flag: str, texts: list[str]) -> dict[str, Any]:
-    """Returns the settings of `key=value` texts, as open_clip_train's ParseKwargs reads them."""
+def literal_pairs(texts: list[str]) -> dict[str, Any]:
+    """Returns the settings of --aug-cfg's `key=value` texts, as open_clip_train's ParseKwargs reads them."""
     pairs: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise InputError(f"{flag} {text}: expected key=value")
+            raise InputError(f"--aug-cfg {text}: expected key=value")
         try:
             pairs[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # as a text it is refused

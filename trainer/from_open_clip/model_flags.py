@@ -11,8 +11,9 @@ PRECISIONS = {"amp": "fp16", "amp_bf16": "bf16", "amp_bfloat16": "bf16", "fp32":
 def model(flag: Flag, line: Line, result: Translation) -> None:
     """Names the model; --force-quick-gelu is the name of a variant."""
     name = line[flag.name]
-    if is_audio(line) or "genlip" in name.lower():
-        what = "audio" if is_audio(line) else "a model that writes captions alone (GenLIP)"
+    audio = any(part in name.lower() for part in ("clap", "genlap"))  # open_clip_train goes by it, too
+    if audio or "genlip" in name.lower():
+        what = "audio" if audio else "a model that writes captions alone (GenLIP)"
         result.refused[flag.name] = f"not supported: {what}"
         return
     if is_coca(line):
@@ -27,11 +28,6 @@ def model(flag: Flag, line: Line, result: Translation) -> None:
 def is_coca(line: Line) -> bool:
     """Returns whether open_clip_train takes CoCa's loss: it goes by the model's name."""
     return "coca" in line["--model"].lower()
-
-
-def is_audio(line: Line) -> bool:
-    """Returns whether open_clip_train takes a model of audio: it goes by the model's name, too."""
-    return any(part in line["--model"].lower() for part in ("clap", "genlap"))
 
 
 def teacher(flag: Flag, line: Line, result: Translation) -> None:

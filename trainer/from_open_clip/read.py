@@ -14,8 +14,6 @@ from trainer.from_open_clip.table import FLAGS, flags_of
 _PROGRAMS = ("open_clip_train.main", "training.main", "open_clip_train/main.py", "training/main.py")
 _RANKS = ("--nproc_per_node", "--nproc-per-node")
 _NODES = ("--nnodes",)
-_PAIRS = ("--aug-cfg", "--opt-kwargs")
-"""Flags that take texts `key=value`."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,7 +37,8 @@ def read(arguments: Sequence[str], gpus: int | None, release: str | None = None)
         raise InputError(
             "\n".join(problems or [f"{unknown[0]} belongs to no flag of open_clip_train {release}"])
         )
-    named |= {name: literal_pairs(name, named[name]) for name in _PAIRS if name in named}
+    if "--aug-cfg" in named:
+        named["--aug-cfg"] = literal_pairs(named["--aug-cfg"])
     values: dict[str, Any] = {name: flag.default_in(release) for name, flag in FLAGS.items()} | named
     for name in ("--batch-size", "--accum-freq"):
         if values[name] < 1:

@@ -91,17 +91,6 @@ def only_json(line: Line) -> str:
     return only_shards(line) or only_with("--json-text-key")(line)
 
 
-def only_text_groups(line: Line) -> str:
-    """Returns why a flag of the groups of a text tower has no effect."""
-    used = line["--lock-text"] or line["--text-layer-decay"]
-    return "" if used else "it has no effect without --lock-text or --text-layer-decay"
-
-
-def only_audio(line: Line) -> str:
-    """Returns why a flag of audio has no effect."""
-    return "" if model_flags.is_audio(line) else "only models of audio use it"
-
-
 def only_coca(line: Line) -> str:
     """Returns why a flag of CoCa's loss has no effect."""
     return "" if model_flags.is_coca(line) else "only CoCa models use it"

@@ -29,7 +29,7 @@ from trainer.from_open_clip.rows import (
     only_with_ddp,
     refused,
 )
-from trainer.from_open_clip.table_4 import ADDED
+from trainer.from_open_clip.table_4 import ADDED, NOT_SUPPORTED
 from trainer.from_open_clip.translation import Flag, copy, turned_on
 
 _GROUPS: dict[str, tuple[Flag, ...]] = {
@@ -618,9 +618,9 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
 }
 GROUPS = {topic: _GROUPS.get(topic, ()) + ADDED.get(topic, ()) for topic in (*_GROUPS, *ADDED)}
-"""Flags of all releases by topic, in the order of the page."""
+"""Flags of all releases by topic, in the order of the page, without those of NOT_SUPPORTED."""
 
-FLAGS: dict[str, Flag] = {flag.name: flag for flags in GROUPS.values() for flag in flags}
+FLAGS: dict[str, Flag] = {flag.name: flag for flags in (*GROUPS.values(), NOT_SUPPORTED) for flag in flags}
 """Every flag by its name."""
 
 

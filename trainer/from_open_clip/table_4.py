@@ -1,39 +1,27 @@
-"""Rows of the flags that open_clip_train has from release 4 on, by the topics of table.py.
+"""Flags that open_clip_train has from release 4 on: rows of those that become keys, names of the others.
 
-Audio, which no job has, and images of any shape have topics of their own.
+The rows have the topics of table.py, and one of their own for images of any shape.
 """
 
 from dataclasses import replace
 
 from trainer.from_open_clip import data_flags, naflex_flags, optim_flags, run_flags
 from trainer.from_open_clip.rows import (
-    COUNT,
     NUMBER,
     SWITCH,
     TEXT,
     TEXTS,
     a_count,
     a_text,
-    dropped,
     key,
     missing,
-    one_of,
-    only_audio,
     only_json,
     only_shards,
-    only_text_groups,
     only_with,
-    refused,
 )
 from trainer.from_open_clip.translation import Flag
 
-_STARTS = ("fork", "forkserver", "spawn")
-_AUDIO = "audio is not supported"
-_ZERO_SHOT = only_with("--audio-zeroshot-dataset")
 _NAFLEX = only_with("--use-naflex")
-_BUCKETS = only_with("--length-bucketing")
-_COMPILED = only_with("--torchcompile")
-_FSDP = only_with("--fsdp")
 
 _ROWS: dict[str, tuple[Flag, ...]] = {
     "Training data": (
@@ -78,34 +66,8 @@ _ROWS: dict[str, tuple[Flag, ...]] = {
             "The same, one for each field. 0, which makes a caption stand in for the others, is refused.",
             idle=only_json,
         ),
-        dropped(
-            "--length-bucketing",
-            SWITCH,
-            "samples keep their step, which follows from the seed; the micro-batches of a step are made of "
-            "captions of like length, and cut behind the longest where that changes nothing",
-        ),
-        dropped("--bucket-pool", a_count(2048), "samples are sorted within a step", idle=_BUCKETS),
-        dropped("--bucket-chunk", a_count(128), "samples are sorted within a step", idle=_BUCKETS),
-        dropped("--bucket-prefetch-pools", a_count(0), "samples are sorted within a step", idle=_BUCKETS),
-        dropped(
-            "--text-pad-multiple",
-            COUNT,
-            "captions are cut behind the longest of a micro-batch, to a multiple of 8",
-        ),
-    ),
-    "Model": (
-        dropped(
-            "--torchcompile-strategy",
-            one_of("task", "model", "task", "step"),
-            "the towers' blocks are compiled",
-            idle=_COMPILED,
-        ),
-        dropped("--torchcompile-backend", TEXT, "inductor compiles", idle=_COMPILED),
-        dropped("--torchcompile-mode", TEXT, "inductor's default mode compiles", idle=_COMPILED),
     ),
     "Batch, length and optimizer": (
-        missing("--opt-kwargs", {"nargs": "*", "default": {}}, "optimizers get no more arguments"),
-        refused("--opt-fallback-list", {"type": str, "nargs": "*"}, "only Muon reads it, which is not here"),
         key(
             "--text-layer-decay",
             NUMBER,
@@ -129,24 +91,6 @@ _ROWS: dict[str, tuple[Flag, ...]] = {
             optim_flags.wd_exclude,
             "The same patterns.",
         ),
-        missing(
-            "--text-pooler-own-group",
-            {"action": "store_false", "default": True},
-            "the pooler of a text tower goes with its last block",
-            idle=only_text_groups,
-        ),
-    ),
-    "Evaluation": (
-        dropped("--val-retrieval-chunk-size", a_count(4096), "retrieval is always computed in parts"),
-        dropped("--val-retrieval-precision", one_of("fp32", "fp32", "model"), "it is computed in float32"),
-    ),
-    "Logs": (
-        dropped(
-            "--log-metric-every-n-steps",
-            a_count(10),
-            "a line and a record are written together, every `logging.every_steps`",
-        ),
-        dropped("--train-loss-ema-samples", a_count(50000), "a line has the loss of its own step"),
     ),
     "Ranks": (
         key("--fsdp", SWITCH, "comm.backend", run_flags.fsdp, "`fsdp`."),
@@ -156,14 +100,7 @@ _ROWS: dict[str, tuple[Flag, ...]] = {
             "comm.fsdp.reshard_after_forward",
             run_flags.no_reshard,
             "`false`.",
-            idle=_FSDP,
-        ),
-        missing("--fsdp-offload-cpu", SWITCH, "parameters stay on the device", idle=_FSDP),
-        dropped(
-            "--fsdp-checkpoint",
-            one_of("full", "full", "sharded"),
-            "a checkpoint is whole, and any number of ranks and each backend go on from it",
-            idle=_FSDP,
+            idle=only_with("--fsdp"),
         ),
     ),
     "Images of any shape (NaFlex)": (
@@ -174,13 +111,6 @@ _ROWS: dict[str, tuple[Flag, ...]] = {
             naflex_flags.use_naflex,
             "Images of any shape, for a model with naflex in its name; others, whose towers it converts, are "
             "refused. `--aug-cfg` has `use_timm`, as there.",
-        ),
-        missing("--force-naflex-vision", SWITCH, "towers stay as they are: name a model with naflex"),
-        missing(
-            "--naflex-num-train-image-tokens",
-            COUNT,
-            "an epoch has so many samples: give `--train-num-samples`",
-            idle=_NAFLEX,
         ),
         key(
             "--naflex-patch-sizes",
@@ -224,12 +154,6 @@ _ROWS: dict[str, tuple[Flag, ...]] = {
             "follows from it, too, since `--batch-size` has no effect.",
             idle=_NAFLEX,
         ),
-        missing(
-            "--naflex-max-text-tokens",
-            COUNT,
-            "captions have the length of the text tower: see `--force-context-length`",
-            idle=_NAFLEX,
-        ),
         key(
             "--naflex-batch-divisor",
             a_count(8),
@@ -238,40 +162,29 @@ _ROWS: dict[str, tuple[Flag, ...]] = {
             "Part of the global batch.",
             idle=_NAFLEX,
         ),
-        missing(
-            "--naflex-loss-scale",
-            one_of("none", "none", "linear", "sqrt"),
-            "global batches are all as large, so that the scale would be one number",
-            idle=_NAFLEX,
-        ),
-        dropped("--naflex-pad-multiple", COUNT, "only audio uses it", idle=_NAFLEX),
-    ),
-    "Audio": (
-        refused("--audio-ext", a_text("flac"), _AUDIO, idle=only_audio),
-        refused("--pretrained-audio", TEXT, _AUDIO, idle=only_audio),
-        refused("--audio-fill", one_of("repeatpad", "pad", "repeat", "repeatpad"), _AUDIO, idle=only_audio),
-        refused(
-            "--audio-trunc", one_of("rand_trunc", "rand_trunc", "trunc", "fusion"), _AUDIO, idle=only_audio
-        ),
-        refused("--audio-fusion", SWITCH, _AUDIO, idle=only_audio),
-        refused("--audio-int16-normalize", SWITCH, _AUDIO, idle=only_audio),
-        refused("--audio-multiprocessing-context", one_of("forkserver", *_STARTS), _AUDIO, idle=only_audio),
-        refused("--audio-layer-decay", NUMBER, _AUDIO),
-        refused("--audio-zeroshot-dataset", TEXT, _AUDIO),
-        refused("--audio-zeroshot-split", a_text("train"), _AUDIO, idle=_ZERO_SHOT),
-        refused("--audio-zeroshot-audio-key", a_text("audio"), _AUDIO, idle=_ZERO_SHOT),
-        refused("--audio-zeroshot-target-key", a_text("target"), _AUDIO, idle=_ZERO_SHOT),
-        refused("--audio-zeroshot-class-key", a_text("category"), _AUDIO, idle=_ZERO_SHOT),
-        refused("--audio-zeroshot-template", {"action": "append"}, _AUDIO, idle=_ZERO_SHOT),
-        refused("--audio-zeroshot-workers", a_count(0), _AUDIO, idle=_ZERO_SHOT),
-        refused(
-            "--audio-zeroshot-multiprocessing-context",
-            one_of("forkserver", *_STARTS),
-            _AUDIO,
-            idle=_ZERO_SHOT,
-        ),
     ),
 }
 
 ADDED = {topic: tuple(replace(flag, release="4") for flag in flags) for topic, flags in _ROWS.items()}
-"""Flags of release 4 alone by topic, in the order of the page."""
+"""Flags of release 4 alone that become keys, by topic, in the order of the page."""
+
+_NAMES = """
+    --length-bucketing --bucket-pool --bucket-chunk --bucket-prefetch-pools --text-pad-multiple
+    --torchcompile-strategy --torchcompile-backend --torchcompile-mode
+    --opt-kwargs --opt-fallback-list --text-pooler-own-group
+    --val-retrieval-chunk-size --val-retrieval-precision
+    --log-metric-every-n-steps --train-loss-ema-samples
+    --fsdp-offload-cpu --fsdp-checkpoint
+    --force-naflex-vision --naflex-num-train-image-tokens --naflex-max-text-tokens
+    --naflex-loss-scale --naflex-pad-multiple
+    --audio-ext --pretrained-audio --audio-fill --audio-trunc --audio-fusion --audio-int16-normalize
+    --audio-multiprocessing-context --audio-layer-decay
+    --audio-zeroshot-dataset --audio-zeroshot-split --audio-zeroshot-template
+    --audio-zeroshot-audio-key --audio-zeroshot-target-key --audio-zeroshot-class-key
+    --audio-zeroshot-workers --audio-zeroshot-multiprocessing-context
+"""
+NOT_SUPPORTED = tuple(
+    missing(name, {"nargs": "*"}, "release 4 of open_clip_torch is not published", release="4")
+    for name in _NAMES.split()
+)
+"""The other flags of release 4; what each takes does not matter."""

@@ -72,8 +72,6 @@ SERVICE_ID_FILES = (WANDB_ID_FILE, SWANLAB_ID_FILE, MLFLOW_ID_FILE)
 """Files with the ids that the run has at services."""
 EVALUATIONS = "evaluations"
 """Folder with the results of `clipship eval --suite`: one file for each suite and checkpoint."""
-KEPT_TEXTS = "texts"
-"""Folder in EVALUATIONS with the features of class names, which the next evaluation need not compute."""
 REPORT_FILE = "report.html"
 SWEEP_FILE = "sweep.json"
 """File in the folder of a sweep, which is beside those of its runs: the runs with their values."""
