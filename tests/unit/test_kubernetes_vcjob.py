@@ -93,12 +93,11 @@ def test_the_exit_code_says_whether_the_job_ends_or_who_starts_again(code: int, 
 
 
 def test_a_vcjob_is_a_gang_of_all_its_pods_in_the_queue_that_is_named() -> None:
-    keys = {"gang_queue": "research", "priority_class": "high", "ttl_s": 60}
+    keys = {"gang_queue": "research", "priority_class": "high"}
     found = spec(kubernetes=keys, resources={"nodes": 3}, optim=THREE)
     assert (found["minAvailable"], found["tasks"][0]["replicas"]) == (3, 3)
     assert (found["queue"], found["priorityClassName"]) == ("research", "high")
     assert found["schedulerName"] == found["tasks"][0]["template"]["spec"]["schedulerName"] == "volcano"
-    assert found["ttlSecondsAfterFinished"] == 60
     assert "minSuccess" not in found
     marks = found["tasks"][0]["template"]["metadata"]
     assert marks == {"labels": {"app.kubernetes.io/name": "clipship"}}, "Volcano names the PodGroup itself"
