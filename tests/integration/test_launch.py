@@ -40,7 +40,7 @@ NAMES = {"clipship": "clipship run", "mpirun": "Open MPI"}
 
 
 def job_for(launcher: str) -> Job:
-    return tiny_job(comm={"launcher": launcher, "nccl": {"debug": "WARN", "algo": "Ring,Tree"}})
+    return tiny_job(comm={"launcher": launcher}, env={"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring,Tree"})
 
 
 def records(output: str) -> list[dict[str, Any]]:

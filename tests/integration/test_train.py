@@ -102,20 +102,15 @@ def assert_same_losses(run: TinyRun, other: TinyRun, rel: float) -> None:
 
 KNOBS: dict[str, dict[str, Any]] = {
     "torch": {"bucket_mb": 0.1, "gradient_as_bucket_view": False},
-    "horovod": {
-        "fusion_mb": 1.0,
-        "cycle_ms": 2.0,
-        "cache_capacity": 256,
-        "autotune": True,
-        "hierarchical_allreduce": True,
-    },
+    "horovod": {"fusion_mb": 1.0, "cycle_ms": 2.0, "hierarchical_allreduce": True},
 }
 
 
 @pytest.mark.parametrize("backend", [pytest.param("torch", marks=full), HOROVOD])
 def test_knobs_of_communication_change_no_loss(finished: Finished, tmp_path: Path, backend: str) -> None:
     comm = {backend: KNOBS[backend], "check_replicas_steps": 2, "timeline": [2, 3]}
-    run = run_of(tmp_path, backend, 2, comm=comm, optim={"max_batch_size_per_gpu": 4})
+    env = {"HOROVOD_AUTOTUNE": "1", "HOROVOD_CACHE_CAPACITY": "256"}
+    run = run_of(tmp_path, backend, 2, comm=comm, env=env, optim={"max_batch_size_per_gpu": 4})
     assert_same_losses(run, finished("torch", 1, 1), rel=1e-4)
     traces = {path.name: path.read_text() for path in (run.run / "traces").iterdir()}
     assert {f"rank-0000{rank}-steps-2-3.json" for rank in range(2)} == {

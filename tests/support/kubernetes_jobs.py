@@ -15,30 +15,20 @@ EVERYTHING: dict[str, Any] = {
     "namespace": "team-a",
     "name": "clip-1",
     "run_as_user": 4242,
-    "fs_group": 77,
-    "seccomp": "Unconfined",
     "gpu_resource": "amd.com/gpu",
     "rdma": {"rdma/hca_shared_devices": 2},
-    "host_network": True,
     "cpu_request": 2.5,
     "cpu_limit": False,
     "mem_request_gb": 10,
     "shm_gb": 12.5,
-    "launcher_cpu": 0.5,
-    "launcher_cpu_limit": 2,
-    "launcher_mem_gb": 3,
     "node_selector": {"node.kubernetes.io/instance-type": "p5.48xlarge", "disk": "yes"},
     "tolerations": ["nvidia.com/gpu:NoSchedule", "dedicated=clip", "*"],
     "pack_by": "topology.kubernetes.io/zone",
     "spread_by": "kubernetes.io/hostname",
     "placement": "required",
     "priority_class": "high",
-    "service_account": "trainer",
-    "image_pull_secrets": ["registry", "mirror"],
-    "image_pull_policy": "Always",
     "labels": {"team": "vision", "example.com/cost-centre": "0123"},
     "annotations": {"example.com/note": HOSTILE},
-    "launcher_annotations": {"sidecar.istio.io/inject": "false"},
     "worker_annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0,rail-1"},
     "mounts": {
         "/data": "pvc:clip-data/cc3m:ro",
@@ -46,7 +36,6 @@ EVERYTHING: dict[str, Any] = {
         "/home/shared": "nfs:filer.example:/export/home",
     },
     "env": {"WANDB_API_KEY": "secret:wandb:api-key", "HTTPS_PROXY": "configmap:site:proxy"},
-    "env_from": ["secret:site", "configmap:site"],
     "queue": "gpu-queue",
     "gang": "volcano",
     "gang_queue": "research",
@@ -56,7 +45,6 @@ EVERYTHING: dict[str, Any] = {
     "backoff_limit": 0,
     "grace_s": 45,
     "deadline_s": 86400,
-    "ttl_s": 3600,
 }
 
 VOLUMES = {
@@ -67,14 +55,7 @@ VOLUMES = {
     "/ssd": "empty:200Gi",
     "/ram": "empty:memory:1.5Gi",
 }
-OF_MPIJOBS = (
-    "launcher_cpu",
-    "launcher_cpu_limit",
-    "launcher_mem_gb",
-    "launcher_annotations",
-    "launcher_start",
-)
-WITHOUT_LAUNCHER = {key: value for key, value in EVERYTHING.items() if key not in OF_MPIJOBS}
+WITHOUT_LAUNCHER = {key: value for key, value in EVERYTHING.items() if key != "launcher_start"}
 TOPOLOGY = {"queue": "gpu-queue", "topology": "cloud.provider.com/topology-rack"}
 RECOVERY = {"max_restarts": 3, "spare_nodes": 1}
 FABRIC_KEYS: dict[str, dict[str, Any]] = {
@@ -105,10 +86,7 @@ CASES: dict[str, dict[str, Any]] = {
     "trainjob-everything": {
         "env": {"NOTE": HOSTILE},
         "recovery": RECOVERY,
-        "kubernetes": {
-            **{key: value for key, value in WITHOUT_LAUNCHER.items() if key != "ttl_s"},
-            "kind": "trainjob",
-        },
+        "kubernetes": {**WITHOUT_LAUNCHER, "kind": "trainjob"},
     },
     "job-patched": {
         "kubernetes": {"kind": "job", "patch": {"worker": {"spec": {"runtimeClassName": "nvidia"}}}}
@@ -134,10 +112,14 @@ CASES: dict[str, dict[str, Any]] = {
     "volumes": {
         "kubernetes": {
             "mounts": VOLUMES,
-            "launcher_node_selector": {"pool": "cpu"},
             "patch": {
                 "both": {"spec": {"runtimeClassName": "nvidia"}},
-                "launcher": {"spec": {"hostAliases": [{"ip": "10.0.0.9", "hostnames": ["filer"]}]}},
+                "launcher": {
+                    "spec": {
+                        "nodeSelector": {"pool": "cpu"},
+                        "hostAliases": [{"ip": "10.0.0.9", "hostnames": ["filer"]}],
+                    }
+                },
                 "job": {"metadata": {"labels": {"team": "a"}}},
             },
         }

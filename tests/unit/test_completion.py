@@ -51,8 +51,6 @@ def test_bash_completes_commands_presets_keys_values_and_runs(tmp_path: Path) ->
     assert completed(tmp_path, "clipship", "report", "other-run", "fi") == ["first-run"]
     assert completed(tmp_path, "clipship", "explain", "comm.nccl") == [
         "comm.nccl",
-        "comm.nccl.algo",
-        "comm.nccl.debug",
         "comm.nccl.ib_hca",
         "comm.nccl.socket_ifname",
     ]

@@ -184,10 +184,10 @@ MULTUS = {"worker_annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0"}}
     [
         ("roce", {}, True),
         ("roce", MULTUS, False),
-        ("roce", {"host_network": False}, False),
+        ("roce", {"patch": {"worker": {"spec": {"hostNetwork": False}}}}, False),
         ("ib", {}, False),
         ("efa", {}, False),
-        ("ib", {"host_network": True}, True),
+        ("ib", {"patch": {"both": {"spec": {"hostNetwork": True}}}}, True),
     ],
 )
 def test_pods_use_the_nodes_network_where_their_adapters_need_it(
@@ -204,9 +204,10 @@ def test_an_adapter_without_an_address_in_the_pod_is_named() -> None:
         job = fabric_job("roce", kubernetes={**FABRIC_KEYS["roce"], **keys})
         return any("an interface of their own" in text for text in warnings(job))
 
-    assert said({"host_network": False})
+    off_nodes = {"patch": {"worker": {"spec": {"hostNetwork": False}}}}
+    assert said(off_nodes)
     assert not said({})
-    assert not said({"host_network": False, **MULTUS})
+    assert not said({**off_nodes, **MULTUS})
 
 
 def test_the_ranks_wait_for_their_networks_service() -> None:

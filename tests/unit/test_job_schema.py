@@ -35,7 +35,7 @@ def test_the_schema_says_type_default_range_unit_and_more() -> None:
     assert schema_of("optim.loss")["enum"] == ["clip", "siglip", "coca"]
     assert not schema_of("optim.lr")["x-resumed-run-may-change"]
     assert schema_of("data.index")["x-path"] == "folder"
-    assert schema_of("comm.nccl.debug")["description"] == description(("comm", "nccl", "debug"))
+    assert schema_of("comm.nccl.ib_hca")["description"] == description(("comm", "nccl", "ib_hca"))
 
 
 @pytest.mark.parametrize("name", preset_names())

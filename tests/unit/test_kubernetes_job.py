@@ -113,8 +113,8 @@ def test_no_pod_has_what_only_sshd_needs(user: int) -> None:
         ),
         ({"comm": {"launcher": "mpirun"}}, "each pod starts its own; use auto or clipship"),
         (
-            {"kubernetes": {"launcher_cpu": 2.0}},
-            "kubernetes.launcher_cpu: Jobs have no use for it",
+            {"kubernetes": {"launcher_start": "at-once"}},
+            "kubernetes.launcher_start: Jobs have no use for it",
         ),
         (
             {"kubernetes": {"patch": {"launcher": {"spec": {"nodeName": "a"}}}}},
@@ -132,7 +132,7 @@ def test_what_an_indexed_job_cannot_do_is_refused_with_the_fix(
 
 
 def test_keys_of_the_launcher_with_their_defaults_are_no_reason_to_refuse_a_job() -> None:
-    assert manifest(indexed(kubernetes={"launcher_cpu": 1.0, "gang": "none"}))
+    assert manifest(indexed(kubernetes={"launcher_start": "workers-ready", "gang": "none"}))
 
 
 def test_check_says_how_many_pods_there_are() -> None:
@@ -213,12 +213,6 @@ def test_a_patch_reaches_the_pods_of_a_trainjob() -> None:
     found = objects(kubernetes_job(kubernetes={"kind": "trainjob", "patch": patch}))
     [node] = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
     assert node["template"]["spec"]["template"]["spec"]["runtimeClassName"] == "nvidia"
-
-
-def test_a_trainjob_cannot_be_removed_by_itself() -> None:
-    able = 'leave it out, or set kubernetes.kind = "mpijob" or "job"'
-    with pytest.raises(InputError, match=f"ttl_s: TrainJobs have no use for it: {able}"):
-        manifest(kubernetes_job(kubernetes={"kind": "trainjob", "ttl_s": 60}))
 
 
 UNSEEN = ClusterError("trainingRuntime must be created before the TrainJob is created")

@@ -37,7 +37,7 @@ def refusal(status: int, message: str | None) -> ApiException:
         (
             403,
             'pods "x" is forbidden: failed quota: team: must specify limits.cpu for: launcher',
-            "kubernetes.launcher_cpu_limit",
+            'kubernetes.patch.launcher.spec.containers = [{ name = "launcher", resources.limits.cpu = ',
         ),
         (
             403,

@@ -106,7 +106,7 @@ def test_the_session_that_a_job_is_submitted_from_is_not_the_jobs(
         ),
         (
             "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
-            "change slurm.qos, slurm.time",
+            "change slurm.extra.qos, slurm.time",
         ),
         ("invalid partition specified: gpux", "change slurm.partition"),
     ],

@@ -212,10 +212,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"comm": {"backend": "horovod", "horovod": {"hierarchical_allreduce": True}}},
         {"comm": {"backend": "horovod", "launcher": "mpirun"}},
     ),
-    ("comm.horovod.autotune", {"comm": {"horovod": {"autotune": True}}}, {"comm": {"backend": "horovod"}}),
+    ("comm.horovod.cycle_ms", {"comm": {"horovod": {"cycle_ms": 2.0}}}, {"comm": {"backend": "horovod"}}),
     (
-        "comm.nccl.debug",
-        {"comm": {"nccl": {"debug": "INFO"}, "torch": {"device_backend": "gloo"}}},
+        "comm.nccl.ib_hca",
+        {"comm": {"nccl": {"ib_hca": "mlx5_0"}, "torch": {"device_backend": "gloo"}}},
         {"comm": {"backend": "horovod"}},
     ),
     ("recovery.backoff_s", {"recovery": {"backoff_s": 1.0}}, {"recovery": {"max_restarts": 1}}),
@@ -313,9 +313,9 @@ def test_every_condition_has_a_case() -> None:
 
 def test_each_key_is_named_once_with_the_first_reason() -> None:
     named = unused(
-        comm={"nccl": {"debug": "INFO"}, "torch": {"device_backend": "gloo"}}, resources={"device": "cpu"}
+        comm={"nccl": {"ib_hca": "mlx5_0"}, "torch": {"device_backend": "gloo"}}, resources={"device": "cpu"}
     )
-    assert named == {"comm.nccl.debug": "[resources] asks for the CPU"}
+    assert named == {"comm.nccl.ib_hca": "[resources] asks for the CPU"}
 
 
 @pytest.mark.parametrize("preset", preset_names())

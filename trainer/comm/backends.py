@@ -223,10 +223,8 @@ class _Horovod(BackendRow):
                 # buffer, there and back.
                 "HOROVOD_FUSION_THRESHOLD": 0,
                 "HOROVOD_CYCLE_TIME": horovod.cycle_ms,
-                "HOROVOD_CACHE_CAPACITY": horovod.cache_capacity,
                 "HOROVOD_HIERARCHICAL_ALLREDUCE": horovod.hierarchical_allreduce,
                 "HOROVOD_HIERARCHICAL_ALLGATHER": horovod.hierarchical_allgather,
-                "HOROVOD_AUTOTUNE": horovod.autotune or None,
                 "HOROVOD_CPU_OPERATIONS": horovod.cpu_operations,
                 # off until the trainer starts it
                 "HOROVOD_TIMELINE": "DYNAMIC" if job.comm.timeline else None,

@@ -50,8 +50,7 @@ class HorovodBackend:
         close = meet(world, job.timeouts.init_s) if meets else None
         _choose_interface()
         _leave_out_bridges()
-        if not self._settings.autotune:  # which tries some
-            _choose_cycle(device)
+        _choose_cycle(device)
         hvd.init()
         if (hvd.rank(), hvd.size()) != (world.rank, world.size):
             raise InputError(
@@ -213,7 +212,9 @@ class HorovodBackend:
 
 
 def _choose_cycle(device: torch.device) -> None:
-    """Sets the time between two rounds of negotiation, unless the job or the user has."""
+    """Sets the time between two rounds of negotiation, unless it is set or Horovod is to try some."""
+    if os.environ.get("HOROVOD_AUTOTUNE", "0") not in ("", "0"):
+        return
     over_mpi = "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ
     cycle_ms = horovods_cycle_ms(gpus=on_accelerator(device), over_mpi=over_mpi)
     os.environ.setdefault("HOROVOD_CYCLE_TIME", f"{cycle_ms:g}")

@@ -74,17 +74,12 @@ class HorovodComm(Section):
     """HOROVOD_CYCLE_TIME in ms: time between two rounds in which ranks agree on which tensors are ready. The
     default is 5 without GPUs, and with them 0.25 over MPI and 1 over Gloo: shorter waits for more of a core.
     """
-    cache_capacity: Annotated[int, Field(ge=0)] | None = None
-    """HOROVOD_CACHE_CAPACITY: number of tensors (default 1024) whose negotiation is remembered."""
     compression: Annotated[Literal["none", "fp16"], _USUAL_SUM] = "none"
     """Send gradients as fp16."""
     hierarchical_allreduce: bool | None = None
     """HOROVOD_HIERARCHICAL_ALLREDUCE: reduce within each node first, then between nodes."""
     hierarchical_allgather: bool | None = None
     """HOROVOD_HIERARCHICAL_ALLGATHER: gather within each node first, then between nodes."""
-    autotune: bool = False
-    """HOROVOD_AUTOTUNE: try cycle and other settings in the first steps. Runs are then not repeatable bit
-    for bit."""
     cpu_operations: Literal["mpi", "gloo"] | None = None
     """HOROVOD_CPU_OPERATIONS: library that carries CPU tensors: MPI's, if MPI connects the ranks, which
     launcher = "mpirun" means, else gloo."""
@@ -98,10 +93,6 @@ class Nccl(Section):
     but those."""
     ib_hca: Annotated[Text | None, ON_GPUS, _OVER_NCCL] = None
     """NCCL_IB_HCA: InfiniBand or RoCE adapters, such as `mlx5_0:1,mlx5_1:1`."""
-    algo: Annotated[Text | None, ON_GPUS, _OVER_NCCL] = None
-    """NCCL_ALGO: algorithms that NCCL may use, such as Ring or Tree."""
-    debug: Annotated[Literal["VERSION", "WARN", "INFO", "TRACE"] | None, ON_GPUS, _OVER_NCCL] = None
-    """NCCL_DEBUG: amount of NCCL's own log messages."""
 
 
 class Comm(Section):

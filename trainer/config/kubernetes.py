@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -105,11 +104,6 @@ class Kubernetes(SchedulerSection):
     run_as_user: Annotated[int, Field(ge=0, lt=2**31)] = 1000
     """User id of every process; the image's own user is 1000. 0: root, with sshd on port 22 instead of 2222.
     """
-    fs_group: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Group id that owns the files of mounted claims. None: the same number as the user, none for root.
-    hostPath and NFS volumes ignore it."""
-    seccomp: Literal["RuntimeDefault", "Unconfined"] = "RuntimeDefault"
-    """Filter of system calls that the container runtime applies."""
     read_only_root: bool = True
     """Mount the containers' root file systems read-only, except the mounts, /dev/shm, /tmp and the user's
     home, which are empty at first. false: files that a process writes elsewhere last as long as its
@@ -122,14 +116,10 @@ class Kubernetes(SchedulerSection):
     rdma: dict[Text, Positive] = Field(default_factory=dict)
     """RDMA devices of each worker, such as `"rdma/hca_shared_devices" = 1`. Workers that run as root then get
     the capability IPC_LOCK; for other users, the nodes must not limit locked memory."""
-    host_network: bool | None = None
-    """Let workers use the node's network; sshd and the ranks' rendezvous then take ports that follow from the
-    job's name. None: only if resources.fabric needs it, as roce does without further networks in the
-    workers' annotations."""
     network_policy: bool = True
     """Create a NetworkPolicy that lets only pods of this job connect to its pods, if the cluster's network
-    plugin enforces policies. With host_network there is none: a policy cannot recognize pods on a node's
-    network, and the launcher's would keep mpirun's daemons out."""
+    plugin enforces policies. There is none for workers on the nodes' network: a policy cannot recognize pods
+    there, and the launcher's would keep mpirun's daemons out."""
     cpu_request: AboveZero | None = None
     """Cores that a worker requests. None: its limit, resources.cpus_per_gpu for each GPU."""
     cpu_limit: bool = True
@@ -139,18 +129,9 @@ class Kubernetes(SchedulerSection):
     shm_gb: Gibibytes | None = None
     """Size of a worker's /dev/shm in GiB, which counts as its memory; containers have only 64 MiB by default.
     None: 2 for each GPU, and at most the worker's memory."""
-    launcher_cpu: AboveZero = 1.0
-    """Cores that the launcher requests."""
-    launcher_cpu_limit: AboveZero | None = None
-    """Limit of the launcher's cores, for a quota that requires a limit of every container. None: no limit."""
-    launcher_mem_gb: Gibibytes | None = None
-    """Memory of the launcher in GiB, request and limit. None: 1 GiB, plus 8 MiB for each worker (an ssh
-    client)."""
 
     node_selector: dict[Text, str] = Field(default_factory=dict)
     """Labels that a worker's node must have."""
-    launcher_node_selector: dict[Text, str] = Field(default_factory=dict)
-    """Labels that the launcher's node must have. Empty: it may go to any node."""
     tolerations: tuple[Text, ...] = ()
     """Taints that pods tolerate, as kubectl writes them: `nvidia.com/gpu:NoSchedule`, `dedicated=clip`; "*"
     means all."""
@@ -164,18 +145,10 @@ class Kubernetes(SchedulerSection):
     elsewhere; required: wait."""
     priority_class: Text | None = None
     """PriorityClass of the pods. None: the cluster's default."""
-    service_account: Text | None = None
-    """ServiceAccount that the pods run as. None: the namespace's default."""
-    image_pull_secrets: tuple[Text, ...] = ()
-    """Secrets with the registry's passwords, by name."""
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """Pull policy of the image. None: Kubernetes' own choice, which is Always for the tag latest."""
     labels: dict[Text, str] = Field(default_factory=dict)
     """Labels of the job's objects and pods."""
     annotations: dict[Text, str] = Field(default_factory=dict)
     """Annotations of the job's objects and pods."""
-    launcher_annotations: dict[Text, str] = Field(default_factory=dict)
-    """Annotations of the launcher's pod only."""
     worker_annotations: dict[Text, str] = Field(default_factory=dict)
     """Annotations of the workers' pods only, such as multus' `"k8s.v1.cni.cncf.io/networks" = "rail-0"`."""
 
@@ -186,9 +159,6 @@ class Kubernetes(SchedulerSection):
     env: dict[VariableName, Text] = Field(default_factory=dict)
     """Variables of ranks whose values the cluster keeps: `WANDB_API_KEY = "secret:wandb:api-key"`,
     `"configmap:site:proxy"`."""
-    env_from: tuple[Text, ...] = ()
-    """Secrets and ConfigMaps whose keys all become variables of ranks: `"secret:site"`, `"configmap:site"`.
-    """
 
     queue: Text | None = None
     """LocalQueue of Kueue: the job is created suspended, and Kueue starts it."""
@@ -222,9 +192,6 @@ class Kubernetes(SchedulerSection):
     timeouts.shutdown_s + 30."""
     deadline_s: Annotated[int, Field(ge=1)] | None = None
     """Longest time in seconds that the launcher, or without one the job, may run. None: no limit."""
-    ttl_s: Annotated[int, Field(ge=0, le=_LARGEST)] | None = None
-    """Seconds after which what has ended is removed, together with its log: the launcher, or the job without
-    one. None: it stays."""
     patch: Patch = optional_section(Patch)
 
     @property
@@ -259,11 +226,7 @@ class Kubernetes(SchedulerSection):
 
     @property
     def variables(self) -> dict[str, Reference]:
-        return {name: parse_reference(text, with_key=True) for name, text in self.env.items()}
-
-    @property
-    def variable_sources(self) -> tuple[Reference, ...]:
-        return tuple(parse_reference(text, with_key=False) for text in self.env_from)
+        return {name: parse_reference(text) for name, text in self.env.items()}
 
     _a_dns_label = field_validator("namespace")(
         fits(
@@ -281,9 +244,7 @@ class Kubernetes(SchedulerSection):
         )
     )
 
-    _names = field_validator("priority_class", "service_account", "gang_queue", "image_pull_secrets")(
-        names_fit(DNS_SUBDOMAIN, _NAMES)
-    )
+    _names = field_validator("priority_class", "gang_queue")(names_fit(DNS_SUBDOMAIN, _NAMES))
 
     _a_label_value = field_validator("queue")(
         names_fit(
@@ -309,7 +270,7 @@ class Kubernetes(SchedulerSection):
         _refuse_resources(value)
         return value
 
-    @field_validator("labels", "node_selector", "launcher_node_selector")
+    @field_validator("labels", "node_selector")
     @classmethod
     def _labels(cls, value: dict[str, str]) -> dict[str, str]:
         refuse_names(value, QUALIFIED_NAME, _QUALIFIED)
@@ -320,7 +281,7 @@ class Kubernetes(SchedulerSection):
         )
         return value
 
-    @field_validator("labels", "annotations", "launcher_annotations", "worker_annotations")
+    @field_validator("labels", "annotations", "worker_annotations")
     @classmethod
     def _free_labels(cls, value: dict[str, str]) -> dict[str, str]:
         refuse_names(value, QUALIFIED_NAME, _QUALIFIED)
@@ -349,9 +310,7 @@ class Kubernetes(SchedulerSection):
 
     _tolerations = field_validator("tolerations")(each(parse_toleration))
 
-    _references = field_validator("env")(each(partial(parse_reference, with_key=True)))
-
-    _sources = field_validator("env_from")(each(partial(parse_reference, with_key=False)))
+    _references = field_validator("env")(each(parse_reference))
 
     @model_validator(mode="after")
     def _consistent(self) -> "Kubernetes":

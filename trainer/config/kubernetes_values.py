@@ -27,7 +27,7 @@ _EMPTY = re.compile(r"(?P<medium>memory)?(:?(?P<size>[0-9]+(\.[0-9]+)?[KMGT]i?))
 _TOLERATION = re.compile(
     r"(?P<key>[^=:]+)(=(?P<value>[^:]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
 )
-_REFERENCE = re.compile(r"(?P<kind>secret|configmap):(?P<name>[^:]+)(:(?P<key>[^:]+))?")
+_REFERENCE = re.compile(r"(?P<kind>secret|configmap):(?P<name>[^:]+):(?P<key>[^:]+)")
 
 MOUNT_FORMS = (
     "pvc:CLAIM, pvc:CLAIM/FOLDER, host:/FOLDER, nfs:SERVER:/FOLDER or csi:DRIVER?NAME=VALUE&NAME=VALUE, with "
@@ -77,11 +77,11 @@ class Toleration:
 
 @dataclass(frozen=True)
 class Reference:
-    """A Secret or ConfigMap, or one key of it; `key` is None for the whole."""
+    """One key of a Secret or ConfigMap."""
 
     kind: Literal["secret", "configmap"]
     name: str
-    key: str | None
+    key: str
 
 
 def parse_mount(path: str, text: str) -> Mount:
@@ -177,16 +177,12 @@ def parse_toleration(text: str) -> Toleration:
     return Toleration("" if match["key"] == "*" else match["key"], match["value"], match["effect"])
 
 
-def parse_reference(text: str, *, with_key: bool) -> Reference:
-    """Read a reference such as `secret:wandb:api-key`, or `configmap:site` without a key.
-
-    Raises ValueError that says what is allowed.
-    """
+def parse_reference(text: str) -> Reference:
+    """Read a reference such as `secret:wandb:api-key`. Raises ValueError that says what is allowed."""
     match = _REFERENCE.fullmatch(text)
-    form = "secret:NAME:KEY or configmap:NAME:KEY" if with_key else "secret:NAME or configmap:NAME"
-    if match is None or not DNS_SUBDOMAIN.fullmatch(match["name"]) or (match["key"] is not None) != with_key:
-        raise ValueError(f'"{text}" is not a reference: write {form}')
-    if match["key"] is not None and not _DATA_KEY.fullmatch(match["key"]):
+    if match is None or not DNS_SUBDOMAIN.fullmatch(match["name"]):
+        raise ValueError(f'"{text}" is not a reference: write secret:NAME:KEY or configmap:NAME:KEY')
+    if not _DATA_KEY.fullmatch(match["key"]):
         raise ValueError(
             f'"{match["key"]}" is not a key of a Secret or ConfigMap: a key has at most 253 characters of '
             'letters, digits, "-", "_" and "."'

@@ -48,8 +48,6 @@ class Slurm(SchedulerSection):
     """Partition that the job is submitted to. None: the cluster's default."""
     account: Text | None = None
     """Account that the job's resources are charged to. None: the user's default."""
-    qos: Text | None = None
-    """Quality of service (QOS) that the job asks for. None: the account's default."""
     time: Text | None = None
     """Limit on the run time: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS. None: the partition's
     own."""
@@ -59,51 +57,24 @@ class Slurm(SchedulerSection):
     gpus: GpuRequest | None = None
     """Option that asks for GPUs: --gpus-per-node; --gres=gpu:N, for older clusters; or none (ranks on CPUs).
     None: --gpus-per-node (for ascend --gres=npu:N), or no option if [resources] asks for the CPU."""
-    gpu_type: Text | None = None
-    """Type of GPU, such as "a100", on a cluster with several types."""
-    constraint: OneLine | None = None
-    """Features that nodes must have."""
-    reservation: Text | None = None
-    """Reservation whose nodes the job takes."""
     nodelist: Text | None = None
     """Nodes that the allocation must include."""
     exclude: Text | None = None
     """Nodes that the allocation must not include."""
-    exclusive: bool = False
-    """Ask for nodes without other jobs."""
-    dependency: Text | None = None
-    """Dependency on other jobs: "afterok:123", "singleton"."""
     array: Text | None = None
     """Split the run over N jobs, one after the other, each resuming where the one before stopped: "1-10%1".
     """
-    mail_type: tuple[
-        Literal[
-            "BEGIN",
-            "END",
-            "FAIL",
-            "REQUEUE",
-            "TIME_LIMIT",
-            "TIME_LIMIT_90",
-            "TIME_LIMIT_80",
-            "TIME_LIMIT_50",
-            "ALL",
-        ],
-        ...,
-    ] = ()
-    """Events for which Slurm sends a mail."""
-    mail_user: Text | None = None
-    """Address that Slurm writes to. None: the user who submits."""
     gres: tuple[OneLine, ...] = ()
     """Generic resources of a node, "NAME[:TYPE][:COUNT]": ["nvme:1"]. If they name GPUs ("gpu:h100:8", or
-    several types), these take the place of slurm.gpus and slurm.gpu_type, and are as many as
-    resources.gpus_per_node."""
+    several types), these take the place of slurm.gpus, and are as many as resources.gpus_per_node."""
     output: Annotated[OneLine | None, JobPath(ranks=False)] = None
     """File for what the batch script and its steps print: %j is the job's id, %x its name, %u the user, %A
     and %a the ids of an array. Its folder must exist; `clipship submit` makes it. None: slurm-JOB.out in the
     run folder's logs, or where sbatch was called."""
     extra: dict[str, OneLine | bool] = Field(default_factory=dict)
-    """Other options of sbatch, without their dashes: licenses = "matlab:1"; true for an option without a
-    value. Options that follow from other keys are refused, and the message names the key."""
+    """Other options of sbatch, without their dashes: qos = "high", constraint = "ib", mail-type = "END,FAIL";
+    true for an option without a value, such as exclusive. Options that follow from other keys are refused,
+    and the message names the key."""
 
     srun: dict[str, OneLine | bool] = Field(default_factory=dict)
     """Other options of the srun that starts the ranks, without their dashes: hint = "nomultithread",
@@ -201,23 +172,15 @@ class Slurm(SchedulerSection):
         """True if the job asks Slurm for no GPU."""
         return self.gpus == "none"
 
-    _one_word = field_validator(
-        "partition",
-        "account",
-        "qos",
-        "gpu_type",
-        "reservation",
-        "nodelist",
-        "exclude",
-        "dependency",
-        "mail_user",
-    )(fits(_NO_SPACE, '"{}" must be one word of ASCII characters'))
+    _one_word = field_validator("partition", "account", "nodelist", "exclude")(
+        fits(_NO_SPACE, '"{}" must be one word of ASCII characters')
+    )
 
     _network_names = field_validator("interface", "name_suffix")(
         fits(_NETWORK_NAME, '"{}" must consist of letters, digits and any of . _ - @ :')
     )
 
-    @field_validator("constraint", "image", "image_dir", "python", "container_binary", "output")
+    @field_validator("image", "image_dir", "python", "container_binary", "output")
     @classmethod
     def _one_line(cls, value: str | None) -> str | None:
         if value is not None and not value.isprintable():
@@ -326,14 +289,8 @@ class Slurm(SchedulerSection):
                 f'time = "{self.time}" is not longer than signal_lead_s = {self.signal_lead_s}{removal}: '
                 "the run would be stopped as soon as it starts; raise time, or lower signal_lead_s"
             )
-        if self.without_gpus and self.gpu_type:
-            raise ValueError(
-                f'gpu_type = "{self.gpu_type}" names GPUs, and gpus = "none" asks for none: leave one of the '
-                "two out"
-            )
-        if self.listed_gpus and (self.gpus or self.gpu_type):
-            key = "gpus" if self.gpus else "gpu_type"
-            raise ValueError(f"gres names the GPUs, so that {key} says the same twice: leave one of them out")
+        if self.listed_gpus and self.gpus:
+            raise ValueError("gres names the GPUs, so that gpus says the same twice: leave one of them out")
         if self.retries and not self.requeue:
             raise ValueError(
                 f"retries = {self.retries} queues a failed job again, and requeue = false forbids that"

@@ -39,7 +39,5 @@ def _nccl(nccl: Nccl) -> dict[str, str]:
             # Gloo takes exact names only.
             "GLOO_SOCKET_IFNAME": names.removeprefix("=") if names.startswith("=") else None,
             "NCCL_IB_HCA": nccl.ib_hca,
-            "NCCL_ALGO": nccl.algo,
-            "NCCL_DEBUG": nccl.debug,
         }
     )

@@ -25,7 +25,7 @@ each with buffers of 4 MiB (NCCL_BUFFSIZE)."""
 _RDMA_ADVICE = (
     "a container needs /dev/infiniband ([kubernetes] rdma, docker --device) and libibverbs, EFA also the "
     "plugin "
-    'aws-ofi-nccl; comm.nccl.debug = "INFO" shows what NCCL tried'
+    'aws-ofi-nccl; env.NCCL_DEBUG = "INFO" shows what NCCL tried'
 )
 
 
@@ -93,7 +93,7 @@ def _fabric(measurements: Sequence[Measurements], needs: Needs) -> Iterator[Find
             "warning",
             "fabric",
             f"{nodes_of(measurements)}: {said}, but the median node reaches {rate(middle)}, and one adapter "
-            f'alone carries {rate(expected)}; comm.nccl.debug = "INFO" shows which network NCCL uses',
+            f'alone carries {rate(expected)}; env.NCCL_DEBUG = "INFO" shows which network NCCL uses',
         )
 
 

@@ -23,6 +23,7 @@ from kubernetes.stream import stream
 from trainer.demo.__main__ import prepare
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.kinds import KINDS
+from trainer.launch.kubernetes.patch import merged
 from trainer.launch.kubernetes.pod_logs import disconnecting
 from trainer.launch.kubernetes.state import pods_of
 from trainer.run.starts import RECORD
@@ -30,10 +31,12 @@ from trainer.safe_io.values import read_values
 
 LIMIT_S = 600.0
 """For one job on a busy machine; no test says how long one takes."""
-CHECKOUT = os.environ.get("CLIPSHIP_TEST_PATCH", "")
+CHECKOUT = os.environ.get("CLIPSHIP_TEST_PATCH", "{}")
 """A [kubernetes.patch] as JSON for every job here: how to run the trainer of a checkout in an image that
 holds an older one.
 """
+SMALL = {"spec": {"containers": [{"name": "launcher", "resources": {"requests": {"cpu": "50m"}}}]}}
+"""Patch of a launcher that fits beside others on a small node."""
 DONE = ("succeeded", "failed")
 
 
@@ -68,11 +71,9 @@ class Demo:
             "gpu_resource": "none",
             "cpu_request": 0.05,
             "cpu_limit": False,
-            "launcher_cpu": 0.05,
             "shm_gb": 0.5,
-            "image_pull_policy": "Never",
             "mounts": {str(self.folder): f"host:{self.folder}"},
-            **({"patch": json.loads(CHECKOUT)} if CHECKOUT else {}),
+            "patch": merged({"launcher": SMALL}, json.loads(CHECKOUT), "kubernetes.patch"),
         }
         job["data"]["workers"] = 0
         job["logging"]["every_steps"] = 1
@@ -80,7 +81,7 @@ class Demo:
         for section, keys in sections.items():
             job[section] = {**job.get(section, {}), **keys}
         if job["kubernetes"].get("kind") != "mpijob":
-            job["kubernetes"].pop("launcher_cpu")
+            job["kubernetes"]["patch"].pop("launcher", None)
         path = self.folder / "job-of-a-test.toml"
         path.write_text(tomli_w.dumps(job), encoding="utf-8")
         return path
@@ -222,7 +223,7 @@ def _cgroup(process: Path) -> str:
         return ""
 
 
-NO_IMAGE = ("ImagePullBackOff", "ErrImageNeverPull")
+NO_IMAGE = ("ErrImagePull", "ImagePullBackOff")
 """Reasons for which a pod waits for an image that does not come."""
 LOADS_IMAGES = "`python -m tests.cluster.kubernetes.images COMMAND` builds them and hands each to the command"
 PROCESSES = """

@@ -168,7 +168,8 @@ def test_a_claim_and_a_secret_that_are_not_there_are_named(demo: Demo) -> None:
 
 def test_an_unknown_priority_class_and_service_account_are_named(demo: Demo) -> None:
     refused(demo, "no PriorityClass with name high", priority_class="high")
-    refused(demo, 'serviceaccount "nobody" not found', service_account="nobody")
+    nobody = {"both": {"spec": {"serviceAccountName": "nobody"}}}
+    refused(demo, 'serviceaccount "nobody" not found', patch=nobody)
 
 
 def test_what_others_made_under_the_names_of_the_job_is_left_alone(demo: Demo) -> None:
@@ -214,14 +215,16 @@ def quota(cluster: Cluster, **hard: str) -> Iterator[None]:
 def test_a_quota_is_explained(demo: Demo, cluster: Cluster) -> None:
     with quota(cluster, **{"requests.cpu": "1"}):
         refused(demo, "it would exceed the quota", cpu_request=8.0)
+    limited = [{"name": "launcher", "resources": {"limits": {"cpu": "1"}}}]
+    patch = {"launcher": {"spec": {"containers": limited}}}
     with quota(cluster, **{"limits.cpu": "100"}):
-        refused(demo, "create a worker pod", cpu_limit=False, launcher_cpu_limit=1.0)
+        refused(demo, "create a worker pod", cpu_limit=False, patch=patch)
         refused(demo, "must specify limits.cpu for: launcher", cpu_limit=True)
         refused(
             demo,
             "no PriorityClass with name high",
             cpu_limit=True,
-            launcher_cpu_limit=1.0,
+            patch=patch,
             priority_class="high",
         )
 

@@ -25,7 +25,7 @@ NO_CHECKPOINT = {"every_steps": 10_000}
 SIZES = {
     "job": {"cpu_request": 0.075},
     "trainjob": {"cpu_request": 0.075},
-    "mpijob": {"cpu_request": 0.05, "launcher_cpu": 0.05},
+    "mpijob": {"cpu_request": 0.05},
 }
 """Requests with which a job of two workers takes the whole quota of QUEUE."""
 BEGUN = ("waiting", "running")

@@ -164,9 +164,10 @@ def test_hostile_names_and_values_and_secrets_reach_the_ranks_as_data(demo: Demo
     name = "a #b \"c\" 'd' %j $HOME \\n;é"
     secret = {"metadata": {"name": "wandb"}, "stringData": {"key": "the-secret-value"}}
     demo.cluster.core.create_namespaced_secret(demo.cluster.namespace, secret)
+    whole = [{"name": "worker", "envFrom": [{"secretRef": {"name": "wandb"}}]}]
     keys = {
         "env": {"API_KEY": "secret:wandb:key"},
-        "env_from": ["secret:wandb"],
+        "patch": settings(demo)["patch"] | {"worker": {"spec": {"containers": whole}}},
         "annotations": {"note": HOSTILE["QUOTES"]},
     }
     mpijob = demo.submit(
@@ -214,7 +215,8 @@ def test_a_run_without_its_folder_here_is_followed_through_the_launchers_log(dem
     status = demo.clipship("status", str(elsewhere)).stdout
     assert f"step {last}/{last}" in status
     assert "succeeded" in status
-    refused = demo.write("followed", kubernetes=settings(demo, service_account="nobody"))
+    nobody = {"both": {"spec": {"serviceAccountName": "nobody"}}}
+    refused = demo.write("followed", kubernetes=settings(demo, patch=nobody))
     assert demo.clipship("submit", str(refused), "--to", "kubernetes").returncode == 1
     assert (
         "succeeded" in demo.clipship("status", str(elsewhere)).stdout

@@ -297,9 +297,9 @@ def test_a_part_of_a_heterogeneous_job_does_not_train_alone(demo: Demo) -> None:
         ({"slurm": {"partition": "nope"}}, "slurm.partition (`sinfo` lists the partitions)"),
         ({"resources": {"gpus_per_node": 4}}, "resources.nodes, gpus_per_node, cpus_per_gpu"),
         ({"slurm": {"mem": "900T"}}, "mem"),
-        ({"slurm": {"constraint": "no-such-feature"}}, "slurm.constraint"),
+        ({"slurm": {"extra": {"constraint": "no-such-feature"}}}, "slurm.extra.constraint"),
         ({"slurm": {"extra": {"no-such-option": "x"}}}, "slurm.extra"),
-        ({"slurm": {"dependency": "never:1"}}, "slurm.dependency"),
+        ({"slurm": {"extra": {"dependency": "never:1"}}}, "slurm.extra.dependency"),
     ],
 )
 def test_what_slurm_refuses_names_the_key_to_change(

@@ -230,12 +230,13 @@ def explain(problem: ApiException, what: str, namespace: str, row: Known | None 
             return (
                 f"{head}its quota requires limits for every container: {message}; for workers set "
                 "resources.mem_gb_per_gpu and kubernetes.cpu_limit, for the launcher "
-                "kubernetes.launcher_cpu_limit"
+                'kubernetes.patch.launcher.spec.containers = [{ name = "launcher", '
+                'resources.limits.cpu = "1" }]'
             )
         case 403 if "violates PodSecurity" in message:
             return (
-                f"{head}the namespace's pod security forbids it: {message}; see run_as_user, seccomp, mounts "
-                "and rdma in [kubernetes]"
+                f"{head}the namespace's pod security forbids it: {message}; see run_as_user, mounts, rdma "
+                "and patch in [kubernetes]"
             )
         case 403 if "cannot" in message and "resource" in message:
             return (

@@ -127,15 +127,7 @@ class IndexedJobKind(KindRow):
     pod_label = JOB_NAME_LABEL
     output: ClassVar[Mapping[str, str]] = {INDEX_LABEL: "0"}
     output_pod = "pod of index 0"
-    without: ClassVar[tuple[str, ...]] = (
-        "launcher_cpu",
-        "launcher_cpu_limit",
-        "launcher_mem_gb",
-        "launcher_annotations",
-        "launcher_node_selector",
-        "launcher_start",
-        "patch.launcher",
-    )
+    without: ClassVar[tuple[str, ...]] = ("launcher_start", "patch.launcher")
 
     def pods(self, objects: Sequence[Object]) -> dict[str, Object]:
         """Returns the part of the Job, the last of the objects, that holds its pods' template."""
@@ -206,7 +198,6 @@ class TrainJobKind(IndexedJobKind):
         "must be created before the TrainJob",
         "-job' not found",
     )  # Kubeflow Trainer's words, and Kueue's
-    without = (*IndexedJobKind.without, "ttl_s")
 
     def pods(self, objects: Sequence[Object]) -> dict[str, Object]:
         """Returns the part of the TrainingRuntime that holds the pods' template."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 from trainer.launch.kubernetes.gangs import values
 from trainer.launch.kubernetes.kind_row import KindRow, Object
 from trainer.launch.kubernetes.pod.names import JOB_UID, SSH_KEY
-from trainer.launch.kubernetes.pod_values import Yaml, cores, memory, plain_variables
+from trainer.launch.kubernetes.pod_values import Yaml, memory, plain_variables
 from trainer.launch.kubernetes.pods import FILES_OF_OTHERS, JOB_FILE, PYTHON, Pods
 
 JOB_NAME_LABEL = "training.kubeflow.org/job-name"
@@ -45,14 +45,6 @@ class MpiJob(Pods):
     @property
     def sshd_capabilities(self) -> Sequence[str]:
         return _SSHD
-
-    @property
-    def launcher_annotations(self) -> Yaml:
-        return self.annotations | self.k8s.launcher_annotations
-
-    @property
-    def launcher_node_selector(self) -> dict[str, str]:
-        return self._processor | self.k8s.launcher_node_selector
 
     @property
     def creation_policy(self) -> str:
@@ -138,12 +130,8 @@ class MpiJob(Pods):
 
     @property
     def launcher_resources(self) -> Yaml:
-        mem = memory(self.k8s.launcher_mem_gb or 1 + self.job.resources.nodes / 128)
-        most = self.k8s.launcher_cpu_limit
-        return {
-            "requests": {"cpu": cores(self.k8s.launcher_cpu), **mem},
-            "limits": ({"cpu": cores(most)} if most else {}) | mem,
-        }
+        mem = memory(1 + self.job.resources.nodes / 128)  # 8 MiB for each worker's ssh client
+        return {"requests": {"cpu": "1", **mem}, "limits": mem}
 
     @property
     def launcher_security(self) -> Yaml:

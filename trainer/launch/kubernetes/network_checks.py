@@ -49,8 +49,9 @@ def _adapters(job: Job) -> Iterator[str]:
     row = fabric_of(job)
     if lacks_interface(job):
         yield (
-            f'resources.fabric = "{job.resources.fabric}": with host_network = false the pods need an '
-            'interface of their own, such as worker_annotations."k8s.v1.cni.cncf.io/networks" = "rail-0"'
+            f'resources.fabric = "{job.resources.fabric}": with hostNetwork = false in kubernetes.patch the '
+            "pods need an interface of their own, such as "
+            'worker_annotations."k8s.v1.cni.cncf.io/networks" = "rail-0"'
         )
     if row and row.device and not any(_same_name(name, row.device.value) for name in job.kubernetes.rdma):
         yield (

@@ -12,15 +12,13 @@ NETWORKS = ("k8s.v1.cni.cncf.io/", "v1.multus-cni.io/", "networking.gke.io/")
 def on_host_network(job: Job) -> bool:
     """Returns whether the workers are on the nodes' network.
 
-    The patch decides; then the key; then the job's fabric, whose adapters may have addresses only there.
+    The patch decides; without it the job's fabric, whose adapters may have addresses only there.
     """
-    k8s = job.kubernetes
-    specs = (k8s.patch.both.get("spec"), k8s.patch.worker.get("spec"))
+    patch = job.kubernetes.patch
+    specs = (patch.both.get("spec"), patch.worker.get("spec"))
     patched = [spec["hostNetwork"] for spec in specs if isinstance(spec, Mapping) and "hostNetwork" in spec]
     if patched:
         return patched[-1] is True
-    if k8s.host_network is not None:
-        return k8s.host_network
     row = fabric_of(job)
     return row is not None and row.needs_interface and not _further_networks(job)
 

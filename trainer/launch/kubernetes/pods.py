@@ -39,7 +39,6 @@ _MEETING_PORT, _MASTER_PORT = 29400, 29401
 # root needs them on volumes whose files belong to another user
 FILES_OF_OTHERS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID")
 _KEY_REF = {"secret": "secretKeyRef", "configmap": "configMapKeyRef"}
-_SOURCE_REF = {"secret": "secretRef", "configmap": "configMapRef"}
 
 _BUILD = Image.model_fields.keys() - {"tag"}
 
@@ -223,12 +222,6 @@ class Pods:
         return [*plain_variables(variables), *self.own_references, *references]
 
     @property
-    def env_from(self) -> list[Yaml]:
-        return [
-            {_SOURCE_REF[reference.kind]: {"name": reference.name}} for reference in self.k8s.variable_sources
-        ]
-
-    @property
     def meeting(self) -> dict[str, str]:
         """Variable with the address at which the supervisors meet."""
         return {"CLIPSHIP_SUPERVISORS": f"{self.first_pod}:{self._port(_MEETING_PORT, 1)}"}
@@ -255,10 +248,10 @@ class Pods:
     @property
     def node_selector(self) -> dict[str, str]:
         """Labels of the workers' nodes."""
-        return self._processor | self.k8s.node_selector
+        return self.processor | self.k8s.node_selector
 
     @property
-    def _processor(self) -> dict[str, str]:
+    def processor(self) -> dict[str, str]:
         """Label of the nodes whose processor the image is for; empty for the usual one."""
         arm = self.job.image.platform == ARM64
         return {"kubernetes.io/arch": ARCHITECTURES[ARM64]} if arm else {}
@@ -270,10 +263,6 @@ class Pods:
     @property
     def tolerations(self) -> list[Yaml]:
         return [toleration(borne) for borne in self.k8s.borne]
-
-    @property
-    def pull_secrets(self) -> list[Yaml]:
-        return [{"name": name} for name in self.k8s.image_pull_secrets]
 
     @property
     def affinity(self) -> Yaml:
@@ -301,9 +290,8 @@ class Pods:
     @property
     def pod_security(self) -> Yaml:
         user = self.k8s.run_as_user
-        group = self.k8s.fs_group if self.k8s.fs_group is not None else user or None
-        owner = {} if group is None else {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
-        return {"runAsUser": user, "runAsGroup": user, **owner, "seccompProfile": {"type": self.k8s.seccomp}}
+        owner = {} if self.k8s.is_root else {"fsGroup": user, "fsGroupChangePolicy": "OnRootMismatch"}
+        return {"runAsUser": user, "runAsGroup": user, **owner, "seccompProfile": {"type": "RuntimeDefault"}}
 
     @property
     def worker_security(self) -> Yaml:

@@ -198,33 +198,16 @@ def directives(job: Job) -> Iterator[tuple[str, str | None]]:
     yield "nodes", str(resources.nodes + job.recovery.spare_nodes)
     yield "ntasks-per-node", str(per_node)
     yield "cpus-per-task", str(resources.cpus_per_gpu)
-    gpus = f"{slurm.gpu_type}:{per_node}" if slurm.gpu_type else str(per_node)
     if _gpu_request(job) == "gpus-per-node":
-        yield "gpus-per-node", gpus
-    if by_name := [*([f"{resources.row.gres}:{gpus}"] if _gpu_request(job) == "gres" else []), *slurm.gres]:
+        yield "gpus-per-node", str(per_node)
+    gpus = [f"{resources.row.gres}:{per_node}"] if _gpu_request(job) == "gres" else []
+    if by_name := [*gpus, *slurm.gres]:
         yield "gres", ",".join(by_name)  # of several sbatch takes the last
     if slurm.mem or resources.mem_gb_per_gpu:
         yield "mem", slurm.mem or f"{math.ceil((resources.mem_gb_per_gpu or 0) * per_node * 1024)}M"
-    for option in (
-        "time",
-        "partition",
-        "account",
-        "qos",
-        "constraint",
-        "reservation",
-        "nodelist",
-        "exclude",
-        "dependency",
-        "array",
-    ):
+    for option in ("time", "partition", "account", "nodelist", "exclude", "array"):
         if value := getattr(slurm, option):
             yield option, value
-    if slurm.exclusive:
-        yield "exclusive", None
-    if slurm.mail_type:
-        yield "mail-type", ",".join(slurm.mail_type)
-    if slurm.mail_user:
-        yield "mail-user", slurm.mail_user
     yield "signal", f"B:{slurm.signal}@{slurm.signal_before_end_s}"
     yield "requeue" if slurm.requeue else "no-requeue", None
     if _keeps_going(job):

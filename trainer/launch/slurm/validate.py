@@ -43,7 +43,7 @@ def warnings(job: Job) -> Iterator[str]:
     if job.slurm.retries and job.slurm.nodelist:
         yield (
             "slurm.retries leaves out the node of a failure, and slurm.nodelist asks for it: a job that is "
-            "queued again may wait for ever; name features of nodes by slurm.constraint instead"
+            "queued again may wait for ever; name features of nodes by slurm.extra.constraint instead"
         )
 
 
@@ -83,8 +83,6 @@ def _problems(job: Job) -> Iterator[str]:
             f"slurm.retries = {job.slurm.retries} starts a failed job more often than slurm.max_restarts = "
             f"{job.slurm.max_restarts} allows: raise max_restarts, or lower retries"
         )
-    if job.slurm.gpu_type and job.resources.on_cpu:
-        yield f'slurm.gpu_type = "{job.slurm.gpu_type}": [resources] asks for the CPU; leave one of them out'
     yield from _listed_gpus(job)
     yield from _variables(job)
     if job.slurm.container != "none" and job.slurm.image is None and job.image.tag is None:
