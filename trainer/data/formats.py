@@ -7,13 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trainer.config import Data, Job
+from trainer.config import Data
 
 if TYPE_CHECKING:
     from trainer.data.bad_samples import Allowed
     from trainer.data.entry import Selects
     from trainer.data.index import Index
-    from trainer.data.index_reading import StartReading
     from trainer.data.sample import Source
     from trainer.data.tables import Table
 
@@ -53,10 +52,6 @@ class Format(ABC):
 
     def indexed(self, index: "Index", data: Data, allowed: "Allowed") -> "Source":
         """Opens the samples for training through an index."""
-        raise NotImplementedError
-
-    def start_reading(self, files: Sequence[str], job: Job) -> "StartReading":
-        """Returns what foretells what a start reads, for a format whose blocks are read ahead."""
         raise NotImplementedError
 
 
@@ -109,11 +104,6 @@ class _Shards(_Indexed):
         from trainer.data.bad_samples import Allowed
 
         return self.source(data, Allowed.by(data), progress)
-
-    def start_reading(self, files: Sequence[str], job: Job) -> "StartReading":
-        from trainer.data.index_reading import ShardReading
-
-        return ShardReading(job)
 
 
 class _Tables(Format):
@@ -184,11 +174,6 @@ class _RowGroups(_Indexed):
         from trainer.data.table_groups import row_groups_by_image
 
         return row_groups_by_image(data, progress)
-
-    def start_reading(self, files: Sequence[str], job: Job) -> "StartReading":
-        from trainer.data.table_reading import TableReading
-
-        return TableReading(files, job.data)
 
 
 class _Synthetic(Format):
