@@ -148,7 +148,7 @@ class _RowGroups(_Indexed):
     def check(self, files: Sequence[str], data: Data, key: str) -> int | None:
         from trainer.data.table_groups import check_row_groups
 
-        return check_row_groups(files, data, key)
+        return check_row_groups(files, data)
 
     def captions(self, file: str, data: Data) -> Iterator[str]:
         from trainer.data.table_groups import captions_of_groups

@@ -1,6 +1,6 @@
 """Says what a rank reads at once of shards, and the memory that this takes, as known before a start.
 
-`choose_order.py` chooses by the same limits. Imports neither torch nor numpy.
+`lanes.py` chooses by the same limits. Imports neither torch nor numpy.
 """
 
 import os
@@ -27,9 +27,6 @@ def reading_rows(job: Job, batch_plan: BatchPlan) -> Iterator[tuple[str, str]]:
     data = job.data
     if data.streams or "read_ahead_mb" not in FORMATS[data.kind].reads:
         return
-    if data.order == "window":
-        yield "reading", f"at random, sample by sample, in a window of {data.shuffle_window:,} samples"
-        return
     ahead = data.read_ahead_mb * 2**20
     if "block_samples" not in FORMATS[data.kind].reads:
         most = _mb(data.row_group_cache_mb * 2**20)
@@ -50,21 +47,6 @@ def _of_blocks(data: Data, batch_plan: BatchPlan, ahead: int) -> str:
         f"{blocks}, each once: in a new run a rank reads up to {first} before its first step, has at most "
         f"{most} of them open, and reads {coming} ahead"
     )
-
-
-def fitting_lanes(batch: int, ranks: int, block_bytes: float, room: int) -> int:
-    """Returns the most lanes, a divisor of the batch, of which a rank's blocks take at most `room` bytes."""
-    divisors = (number for number in range(batch, 0, -1) if batch % number == 0)
-    return next(
-        (number for number in divisors if lanes_of_a_rank(batch, ranks, number) * block_bytes <= room), 1
-    )
-
-
-def lanes_of_a_rank(batch: int, ranks: int, lanes: int) -> int:
-    """Returns the most lanes of which one rank has slots; ranks may share one."""
-    slots, of_a_lane = batch // ranks, batch // lanes
-    begins = range(0, batch, slots)
-    return max((begin + slots - 1) // of_a_lane - begin // of_a_lane + 1 for begin in begins)
 
 
 def _local_bytes(files: list[str]) -> int | None:

@@ -26,7 +26,6 @@ from trainer.model.image_edges import lost_pixels
 from trainer.model.image_tokens import image_tokens
 from trainer.model.recomputing import not_recomputed
 from trainer.model.text_size import text_parameters
-from trainer.plan.begun_order import with_order
 from trainer.plan.device import device_rows, no_gpu_here, on_gpus
 from trainer.plan.disk import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.plan.environment import environment_row, missing_here, not_in_the_image
@@ -61,7 +60,7 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
     rows = [
         *rows_of(facts),
         *(("warning", text) for text in all_warnings(facts)),
-        *(("no effect", f"{', '.join(keys)}: {why}") for keys, why in unused_keys(with_order(job))),
+        *(("no effect", f"{', '.join(keys)}: {why}") for keys, why in unused_keys(job)),
     ]
     return "".join(f"{line}\n" for line in by_topic(rows))
 

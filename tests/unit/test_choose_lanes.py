@@ -1,6 +1,5 @@
-"""The order of a new run follows from what a sample takes in its file, the batch and the memory."""
+"""The lanes of a new run follow from what a sample takes in its file, the batch and the memory."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,22 +7,15 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.config import Checkpoint, Data, Job
+from trainer.config import Data
 from trainer.config.batch_plan import plan
-from trainer.data.choose_order import choose_order, mean_sample_bytes, order_by
 from trainer.data.entry import Entry
-from trainer.data.lanes import Lanes
+from trainer.data.lanes import Lanes, choose_lanes, mean_sample_bytes
 from trainer.data.reading_plan import reading_rows
 from trainer.data.sample import Source
 from trainer.data.shards import ShardSource
 from trainer.data.synthetic import SyntheticSource
 from trainer.data.tar import Selection
-from trainer.data.window_order import Window
-from trainer.plan.begun_order import begun_order, with_order
-from trainer.plan.unused_keys import unused_keys
-from trainer.run.checkpoints import MANIFEST
-from trainer.run.folder import run_folder
-from trainer.run.layout import CHECKPOINTS
 
 GIB = 2**30
 
@@ -47,7 +39,7 @@ class Groups(SyntheticSource):
 
 
 def chosen(source: Source, batch: int, ranks: int, room: int = GIB, **data: Any) -> Any:
-    return choose_order(Data(train=("0.tar",), **data), source, batch, ranks, room)
+    return choose_lanes(Data(train=("0.tar",), **data), source, batch, ranks, room)
 
 
 @pytest.mark.parametrize(
@@ -116,37 +108,8 @@ def test_check_says_what_a_rank_reads_at_once(tmp_path: Path) -> None:
     named = text.replace("4 MiB", "20,000 samples")
     several = "http://store.example/0.tar"
     assert said(several, 2, 1, block_samples=20_000) == [("reading", named.format(537, "1,074", 67))]
-    (window,) = said("0.tar", 64, 1, order="window")
-    assert window[1].startswith("at random, sample by sample, in a window of 10,000 samples")
     row_groups = "row groups, each once: a rank has at most 537 MB of them open, and reads 67 MB ahead"
     assert said("http://store.example/{0..9}.parquet", 64, 1) == [("reading", row_groups)]
     assert said("0.arrow", 64, 1) == []
     job = tiny_job()
     assert list(reading_rows(job, plan(job, 1))) == [], "synthetic data are not read"
-
-
-def test_an_order_is_the_one_that_was_recorded() -> None:
-    for order in (chosen(shards(40_000), 64, 1), chosen(shards(40_000), 64, 1, order="window")):
-        assert order_by(order.facts(), Data(train=("0.tar",))) == order
-    assert order_by({"order": "window"}, Data(train=("0.tar",), shuffle_window=300)) == Window(300)
-
-
-def test_check_knows_the_order_in_which_a_run_was_begun(tmp_path: Path) -> None:
-    (tmp_path / "0.tar").write_bytes(bytes(10_000))
-    data = {"format": "auto", "train": (str(tmp_path / "0.tar"),), "shuffle_window": 300}
-    job = tiny_job(data=data, logging={"runs": str(tmp_path)})
-
-    def without_effect(job: Job) -> list[str]:
-        return [key for keys, _ in unused_keys(with_order(job)) for key in keys]
-
-    assert begun_order(job) is None
-    assert "data.shuffle_window" in without_effect(job)
-    manifest = run_folder(job) / CHECKPOINTS / "step-00000002" / MANIFEST
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text("{}")
-    assert begun_order(job) == {"order": "window"}, "an older Clipship knew no other"
-    assert "data.shuffle_window" not in without_effect(job)
-    manifest.write_text(json.dumps({"data_order": Lanes(105, 64).facts()}))
-    assert begun_order(job) == Lanes(105, 64).facts()
-    assert "data.shuffle_window" in without_effect(job)
-    assert begun_order(job.model_copy(update={"checkpoint": Checkpoint(resume="never")})) is None
