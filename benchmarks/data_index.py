@@ -21,7 +21,7 @@ import numpy as np
 from trainer.data.entry import Content, Entry
 from trainer.data.files import Stamp
 from trainer.data.index import open_index, rows_file, write_catalogue, write_rows
-from trainer.data.lanes import Lanes
+from trainer.data.lanes import LaneOrder, Lanes
 from trainer.data.shards import open_indexed
 from trainer.data.tar import PLACE, Rows, Selection
 
@@ -71,7 +71,7 @@ def main(folder: Path) -> None:
     source = open_indexed(index, SELECTION, "captions")
     opened = time.perf_counter() - start
     assert len(source) == SHARDS * SAMPLES
-    order = Lanes(105, BATCH).of_epoch(source.shard_sizes(), None, seed=0, epoch=0, batch=BATCH)
+    order = LaneOrder(source.shard_sizes(), Lanes(105, BATCH), seed=0, epoch=0, batch=BATCH)
     ends = []
     for position in (0, len(source) * 9 // 10):
         start = time.perf_counter()

@@ -18,7 +18,6 @@ from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Batch, Pixels, train_batches
-from trainer.data.order import Order
 from trainer.data.pixels import RandomCrop
 from trainer.data.source import Source, open_source
 from trainer.data.tokens import quick
@@ -34,7 +33,6 @@ def batches_of(
     source: Source,
     workers: int,
     epochs: int | None = None,
-    order: Order = ORDER,
     pixels: Pixels = PIXELS,
 ) -> Iterator[Batch]:
     """Yields batches as a training loop takes them from loader processes."""
@@ -43,7 +41,7 @@ def batches_of(
         plan=BatchPlan(1, BATCH, BATCH, BATCH, 1),
         rank=0,
         seed=0,
-        order=order,
+        order=ORDER,
         pixels=pixels,
         tokenizer=quick(get_tokenizer("ViT-B-32")),
         workers=workers,

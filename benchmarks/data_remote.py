@@ -5,8 +5,8 @@ The server waits before the first byte and limits the rate of a connection, as o
 two loader processes to two. Ours has its index; theirs needs none.
 
 Then it measures the time from opening 102 shards to the first batch, without their index and with it, and an
-epoch of ours in the order of lanes and in that of a window on a slow local disk from a cold page cache
-(`benchmarks/slow_disk.py`; left out with a word where the kernel cannot). The last line on stdout is JSON.
+epoch of ours on a slow local disk from a cold page cache (`benchmarks/slow_disk.py`; left out with a word
+where the kernel cannot). The last line on stdout is JSON.
 """
 
 import json
@@ -14,16 +14,15 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 
-from benchmarks.data import SAMPLES, in_turns, measured, run_alone, shards, their_python
-from benchmarks.slow_disk import ORDERS, CannotSlowDown, reads_in, slow_disk
+from benchmarks.data import SAMPLES, measured, run_alone, shards, their_python
+from benchmarks.slow_disk import CannotSlowDown, reads_in, slow_disk
 
 WAITS_MS = (5, 30, 100)
 TWO_MS = 30
@@ -93,31 +92,19 @@ def starts(pattern: str, turns: int, cores: set[int]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def orders(pattern: str, turns: int, cores: set[int]) -> dict[str, float]:
-    """Returns samples per second and reads of both orders on a slow disk, if it can be slow."""
-    reads: dict[str, float] = {}
+def on_a_slow_disk(pattern: str, turns: int, cores: set[int]) -> dict[str, float]:
+    """Returns samples per second and reads of an epoch on a slow disk, if it can be slow."""
+    rates, reads = [], []
     try:
         with slow_disk(Path(pattern).parent) as group:
-            sides: dict[str, Callable[[], float]] = {
-                order: partial(rate_of, order, pattern, group, cores, reads) for order in ORDERS
-            }
-            rates = in_turns("slow disk, cold", sides, turns)
+            for _ in range(turns):
+                before = reads_in(group)
+                rates.append(float(run_alone([*SLOW, pattern, str(group)], cores)))
+                reads.append(reads_in(group) - before)
     except CannotSlowDown as why:
         print(f"no slow disk: {why}", file=sys.stderr)
         return {}
-    return {
-        **{f"slow_disk_{order}": round(rate) for order, rate in rates.items()},
-        **{f"slow_disk_reads_{order}": count for order, count in reads.items()},
-        "slow_disk_ratio": round(rates["lanes"] / rates["window"], 1),
-    }
-
-
-def rate_of(order: str, pattern: str, group: Path, cores: set[int], reads: dict[str, float]) -> float:
-    """Returns the samples per second of an order, and puts the reads of its epoch into `reads`."""
-    before = reads_in(group)
-    rate = float(run_alone([*SLOW, order, pattern, str(group)], cores))
-    reads[order] = reads_in(group) - before
-    return rate
+    return {"slow_disk": round(statistics.median(rates)), "slow_disk_reads": statistics.median(reads)}
 
 
 @click.command(help=__doc__)
@@ -149,7 +136,7 @@ def main(turns: int, core: int, cache: Path) -> None:
         report[f"ratio_{TWO_MS}ms_two"] = round(medians["rate"] / medians["theirs"], 2)
         report[f"local_share_{TWO_MS}ms_two"] = round(medians["rate"] / medians["local"], 3)
     worst |= starts(pattern, turns, {core})
-    report |= orders(pattern, turns, {core})
+    report |= on_a_slow_disk(pattern, turns, {core})
     print(json.dumps({**report, **{name: round(value, 4) for name, value in worst.items()}}))
 
 

@@ -1,9 +1,9 @@
-"""Our two orders of samples on a disk that is slow to find a place, from a cold page cache.
+"""Our loader on a disk that is slow to find a place, from a cold page cache.
 
 The kernel limits the reads of a control group to what a disk that turns gives: so many a second, wherever
-they are, and so many bytes. `python -m benchmarks.slow_disk ORDER PATTERN GROUP` prints the samples per
-second of one epoch with its first batch, in the order of lanes or of a window. They are not decoded: else a
-core that has other work, too, would be what is measured.
+they are, and so many bytes. `python -m benchmarks.slow_disk PATTERN GROUP` prints the samples per
+second of one epoch with its first batch. They are not decoded: else a core that has other work, too, would
+be what is measured.
 """
 
 import os
@@ -17,21 +17,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.data_ours import ORDER, batches_of
+from benchmarks.data_ours import batches_of
 from trainer.config import Data
-from trainer.data.order import Order
 from trainer.data.processes import start_process_server
 from trainer.data.sample import RawSample
 from trainer.data.shard_names import expand_shards
 from trainer.data.source import open_source
-from trainer.data.window_order import Window
 
 READS_PER_S, MB_PER_S = 120, 150
 """Figures of a disk with 7,200 turns a minute."""
-ORDERS: dict[str, Order] = {
-    "lanes": ORDER,
-    "window": Window(Data.model_fields["shuffle_window"].default),
-}
 GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -116,14 +110,14 @@ def reads_in(group: Path) -> int:
     return 0
 
 
-def main(order: str, pattern: str, group: str) -> None:
+def main(pattern: str, group: str) -> None:
     server = start_process_server()
     source = open_source(Data(train=(pattern,)))
     for process in (server, os.getpid()):  # loader processes are the server's children
         (Path(group) / "cgroup.procs").write_text(str(process))
     cool(expand_shards([pattern]))
     begun = time.perf_counter()
-    stream = batches_of(source, workers=1, epochs=1, order=ORDERS[order], pixels=none)
+    stream = batches_of(source, workers=1, epochs=1, pixels=none)
     seen = sum(len(batch.keys) for batch in stream)
     print(seen / (time.perf_counter() - begun))
 

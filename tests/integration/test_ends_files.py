@@ -1,9 +1,12 @@
 """Runs whose input breaks while they train: shards behind a URL that fails, a damaged newest checkpoint."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
+from PIL import Image
 
 from tests.integration.test_bad_input import sample
 from tests.support.ends import CLIPSHIP, HOROVOD, Running, begin, ranks_left, starts
@@ -15,10 +18,18 @@ STORAGE = "shard corrupt, missing, unreadable for a while"
 
 
 def reading_from(tmp_path: Path, address: str, backend: str, launcher: str) -> Running:
-    # In the order of lanes all of this little data would be in memory before the storage fails.
-    data = {"format": "webdataset", "train": (f"{address}/shard-{{000000..000003}}.tar",), "order": "window"}
+    # Of so little data nearly all would be in memory before the storage fails.
+    ahead = {"block_samples": 1, "read_ahead_mb": 1, "workers": 1}
+    data = {"format": "webdataset", "train": (f"{address}/shard-{{000000..000003}}.tar",), **ahead}
     fault, never = "wait:0:step:4", {"every_steps": 100}
     return begin(tmp_path, backend, launcher, fault, steps=12, data=data, checkpoint=never)
+
+
+def noise(number: int) -> bytes:
+    """A picture of 300 kB."""
+    file = io.BytesIO()
+    Image.frombytes("RGB", (320, 320), Random(number).randbytes(3 * 320 * 320)).save(file, "png")
+    return file.getvalue()
 
 
 @starts(CLIPSHIP)
@@ -33,7 +44,7 @@ def test_storage_that_fails_is_asked_again_and_then_named(
     tmp_path: Path, backend: str, launcher: str, failures: int
 ) -> None:
     (tmp_path / "web").mkdir()
-    write_shards((sample(number) for number in range(64)), tmp_path / "web", 16)
+    write_shards((sample(number, noise(number)) for number in range(64)), tmp_path / "web", 16)
     with serving(tmp_path / "web") as (address, server):
         running = reading_from(tmp_path, address, backend, launcher)
         running.reached(3)

@@ -193,7 +193,6 @@ def test_a_killed_run_on_parquet_goes_on_exactly_on_another_number_of_ranks(tmp_
         "caption_column": ["captions[*]", "alt"],
         "caption_weights": [1.0, 2.0],
         "filters": ["score >= 0.1", "width >= 80"],
-        "shuffle_window": 30,
         "max_bad_share": 0.1,
         "workers": 1,
     }

@@ -252,7 +252,7 @@ def ranks_evaluate_as_often_as_they_like(train: TrainStep, comm: Comm) -> None:
 def save(folder: Path, train: TrainStep, comm: Comm, step: int, job: Job) -> None:
     settings = Checkpoint(every_rank_writes=True)
     writer = CheckpointWriter(folder, settings, comm.world.rank, comm.world.size, 60.0)
-    writer.save(step, train, {"job": job.model_dump(mode="json"), "data_samples": SAMPLES})
+    writer.save(step, train, RunIdentity(job, SAMPLES, order={"block_samples": 8, "lanes": 8}).facts())
     writer.finish()
     comm.barrier(60.0)
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def setup_of(
     sections["logging"] = {"tensorboard": False, **sections.get("logging", {})}
     job = tiny_job(**sections)
     batch_plan, source = plan(job, comm.world.size), open_source(job.data)
+    order = Lanes(8, job.optim.global_batch_size)
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(folder)
     clip = build_model(job, batch_plan, comm)
@@ -50,11 +52,11 @@ def setup_of(
         train_step=TrainStep(job, batch_plan, comm, clip.model),
         source=source,
         weights=None,
-        order=Lanes(8, job.optim.global_batch_size),
+        order=order,
         evaluate=evaluate,
         writer=CheckpointWriter(run.checkpoints, job.checkpoint, 0, 1, 30.0),
         requests=Requests(folder, 0, comm.heartbeat),
-        identity=RunIdentity(job, len(source)),
+        identity=RunIdentity(job, len(source), order=asdict(order)),
         start=StartPoint(steps_done, None),
         started=time.monotonic(),
     )

@@ -24,15 +24,13 @@ from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
-from trainer.data.choose_order import order_by
-from trainer.data.lanes import Lanes
-from trainer.data.window_order import Window
 from trainer.errors import InputError, MachineError
 from trainer.model import optimizer
 from trainer.model.build import build_model, untrained
 from trainer.train.step import MicroBatch, TrainStep
 
-SAMPLES = 64
+SAMPLES, LANES = 64, {"block_samples": 7, "lanes": 8}
+FACTS = RunIdentity(small_job(), SAMPLES, order=LANES).facts()
 
 
 def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
@@ -47,7 +45,7 @@ def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
 
 def _save(folder: Path, train: TrainStep, step: int, job: Job | None = None, **settings: Any) -> Path:
     writer = CheckpointWriter(folder, Checkpoint(**settings), 0, 1, 30.0)
-    writer.save(step, train, {"job": (job or small_job()).model_dump(mode="json"), "data_samples": SAMPLES})
+    writer.save(step, train, RunIdentity(job or small_job(), SAMPLES, order=LANES).facts())
     writer.finish()
     return folder / f"step-{step:08d}"
 
@@ -128,7 +126,7 @@ def test_the_gradient_scaler_comes_back(tmp_path: Path, alone: Comm) -> None:
 
 def test_parts_that_several_ranks_wrote_are_read_by_one(tmp_path: Path, alone: Comm) -> None:
     train = _train(alone)
-    about = {"job": small_job().model_dump(mode="json"), "data_samples": SAMPLES}
+    about = FACTS
     writers = [
         CheckpointWriter(tmp_path, Checkpoint(every_rank_writes=True), rank, 3, 30.0) for rank in (1, 2, 0)
     ]
@@ -231,7 +229,7 @@ def test_a_write_under_way_is_waited_for_though_memory_for_the_next_is_reserved(
     monkeypatch.setattr(torch, "save", held)
     monkeypatch.setattr("trainer.checkpoint.state.blocks_of", lambda _: [1])
     monkeypatch.setattr("trainer.comm.host_memory.reserve", lambda _: None)
-    writer.save(1, train, {"job": small_job().model_dump(mode="json"), "data_samples": SAMPLES})
+    writer.save(1, train, FACTS)
     writer.reserve(train)
     threading.Timer(0.2, may_write.set).start()
     writer.finish()
@@ -243,7 +241,7 @@ def test_a_failed_write_keeps_the_previous_checkpoint_and_says_so(
 ) -> None:
     train = _train(alone)
     writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
-    writer.save(1, train, {"job": small_job().model_dump(mode="json"), "data_samples": SAMPLES})
+    writer.save(1, train, FACTS)
     writer.finish()
 
     def disk_full(*_: object) -> None:
@@ -267,7 +265,7 @@ def test_a_run_folder_that_is_renamed_under_a_run_is_named_and_not_made_again(
     tmp_path: Path, alone: Comm
 ) -> None:
     (tmp_path / "run").mkdir()
-    train, about = _train(alone), {"job": small_job().model_dump(mode="json"), "data_samples": SAMPLES}
+    train, about = _train(alone), FACTS
     writer = CheckpointWriter(tmp_path / "run" / "checkpoints", Checkpoint(), 0, 1, 30.0)
     writer.save(1, train, about)
     writer.finish()
@@ -319,7 +317,7 @@ def test_keep_keeps_the_last_and_the_best(tmp_path: Path, alone: Comm) -> None:
     [
         ({"optim": {"lr": 5e-4}}, "optim.lr is 0.001 there and 0.0005 here"),
         ({"model": {"precision": "bf16"}}, "model.precision is fp32 there and bf16 here"),
-        ({"data": {"shuffle_window": 3}}, "data.shuffle_window is 10000 there and 3 here"),
+        ({"data": {"shuffle_window": 3}}, "data.shuffle_window is 1000 there and 3 here"),
     ],
 )
 def test_a_job_that_would_train_differently_is_refused_with_the_difference(
@@ -330,40 +328,20 @@ def test_a_job_that_would_train_differently_is_refused_with_the_difference(
         _resumed(tmp_path, alone, small_job(**sections))  # type: ignore[arg-type]
 
 
-LANES = {"order": "lanes", "block_samples": 7, "lanes": 8}
-
-
-@pytest.mark.parametrize(
-    ("recorded", "data", "refused"),
-    [
-        (LANES, {}, None),
-        (LANES, {"order": "lanes", "block_samples": 7}, None),
-        (LANES, {"order": "window"}, "data.order is lanes there and window here"),
-        (LANES, {"block_samples": 9}, "data.block_samples is 7 there and 9 here"),
-        (None, {}, None),
-        (None, {"order": "window"}, None),
-        (None, {"order": "lanes"}, "data.order is window there and lanes here"),
-        (None, {"block_samples": 9}, "data.block_samples is not set there and 9 here"),
-    ],
-)
-def test_a_run_goes_on_in_the_order_that_it_was_begun_in(
-    tmp_path: Path, alone: Comm, recorded: dict[str, Any] | None, data: dict[str, Any], refused: str | None
+@pytest.mark.parametrize("data", [{}, {"block_samples": 7}])
+def test_a_run_goes_on_with_the_lanes_that_it_was_begun_with(
+    tmp_path: Path, alone: Comm, data: dict[str, Any]
 ) -> None:
-    """An older Clipship wrote nothing of the order: there was the window's alone."""
-    facts = RunIdentity(small_job(), SAMPLES, order=recorded or {}).facts()
-    if recorded is None:
-        del facts["data_order"], facts["job"]["data"]["order"], facts["job"]["data"]["block_samples"]
-    writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
-    writer.save(1, _train(alone), facts)
-    writer.finish()
+    _save(tmp_path, _train(alone), 1)
     job = small_job(data=data)
-    if refused:
-        with pytest.raises(InputError, match=refused):
-            restore(job, alone, tmp_path, _train(alone), RunIdentity(job, SAMPLES))
-        return
     start = restore(job, alone, tmp_path, _train(alone), RunIdentity(job, SAMPLES))
-    assert start.order == (recorded or {"order": "window"})
-    assert order_by(start.order, job.data) == (Lanes(7, 8) if recorded else Window(10_000))
+    assert start.order == LANES
+
+
+def test_other_blocks_than_a_run_has_are_refused(tmp_path: Path, alone: Comm) -> None:
+    _save(tmp_path, _train(alone), 1)
+    with pytest.raises(InputError, match=r"data.block_samples is 7 there and 9 here"):
+        _resumed(tmp_path, alone, small_job(data={"block_samples": 9}))
 
 
 @pytest.mark.parametrize("block_samples", [100, None])
@@ -384,7 +362,9 @@ def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -
 
 def test_a_config_or_data_with_other_contents_is_refused_and_named(tmp_path: Path, alone: Comm) -> None:
     """Weights of the same shapes are no sign of the same model: two heads or four."""
-    before = RunIdentity(small_job(), SAMPLES, digests({"model.json": b"2 heads"}), digest_of(["a"]))
+    before = RunIdentity(
+        small_job(), SAMPLES, digests({"model.json": b"2 heads"}), digest_of(["a"]), order=LANES
+    )
     writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
     writer.save(1, _train(alone), before.facts())
     writer.finish()
@@ -490,7 +470,7 @@ def test_images_that_are_prepared_in_another_way_are_another_run(
 ) -> None:
     then, now = {"mean": [0.5] * 3, "resize_mode": "squash"}, {"mean": [0.5] * 3, "resize_mode": "shortest"}
     writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
-    writer.save(1, _train(alone), RunIdentity(small_job(), SAMPLES, preprocessing=then).facts())
+    writer.save(1, _train(alone), RunIdentity(small_job(), SAMPLES, order=LANES, preprocessing=then).facts())
     writer.finish()
     with pytest.raises(InputError, match="with image_resize_mode = squash then and with shortest now"):
         _resumed(tmp_path, alone, preprocessing=now)

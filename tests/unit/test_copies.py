@@ -40,7 +40,7 @@ class Place:
     def __init__(self, folder: Path, **checkpoint: Any) -> None:
         keys = {"keep": 2, "copy_to": str(folder / "far"), **checkpoint}
         self.job = tiny_job(checkpoint=keys, logging={"runs": str(folder / "runs")})
-        self.identity = RunIdentity(self.job, 64)
+        self.identity = RunIdentity(self.job, 64, order={"block_samples": 7, "lanes": 8})
         self.run = Run(folder / "runs" / "tiny")
         self.run.checkpoints.mkdir(parents=True)
         copy = CopiedRun.of(self.job)

@@ -404,24 +404,16 @@ def test_a_truncated_stream_is_refused_at_once(tmp_path: Path) -> None:
         open_source(Data(train=(str(path),)))
 
 
-def test_check_refuses_a_window_that_memory_does_not_hold(tmp_path: Path) -> None:
+def test_check_refuses_a_row_group_that_memory_does_not_hold(tmp_path: Path) -> None:
     big: dict[str, list[Any]] = {
         "image": [np.random.default_rng(n).bytes(2**16) for n in range(64)],
         "caption": ["c"] * 64,
     }
     path = write_parquet(tmp_path / "t.parquet", big)
-    with pytest.raises(
-        InputError, match=r"read row groups again and again: .* set shuffle_window = "
-    ) as caught:
-        check_data(Data(train=(path,), order="window", row_group_cache_mb=1))
-    window = int(str(caught.value).split("shuffle_window = ")[2].split()[0])
-    assert check_data(Data(train=(path,), order="window", row_group_cache_mb=1, shuffle_window=window)) == 64
+    assert check_data(Data(train=(path,), row_group_cache_mb=1)) == 64
+    path = write_parquet(tmp_path / "u.parquet", big, 64)
     with pytest.raises(InputError, match="row group 0 takes more memory than the 1 MiB"):
-        check_data(
-            Data(
-                train=(write_parquet(tmp_path / "u.parquet", big, 64),), order="window", row_group_cache_mb=1
-            )
-        )
+        check_data(Data(train=(path,), row_group_cache_mb=1))
 
 
 def test_evaluation_has_each_named_image_once_with_the_captions_of_all_its_rows(tmp_path: Path) -> None:

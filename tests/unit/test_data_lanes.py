@@ -15,8 +15,12 @@ def orders(draw: st.DrawFn) -> tuple[LaneOrder, list[int]]:
     sizes = draw(SIZES)
     lanes = draw(st.sampled_from([1, 2, 4, 8]))
     of_a_lane = draw(st.sampled_from([1, 3]))
-    order = Lanes(draw(st.integers(1, 80)), lanes).of_epoch(
-        sizes, None, seed=draw(st.integers(0, 2**31)), epoch=draw(st.integers(0, 99)), batch=lanes * of_a_lane
+    order = LaneOrder(
+        sizes,
+        Lanes(draw(st.integers(1, 80)), lanes),
+        seed=draw(st.integers(0, 2**31)),
+        epoch=draw(st.integers(0, 99)),
+        batch=lanes * of_a_lane,
     )
     return order, sizes
 
@@ -62,7 +66,7 @@ def whole_pieces(pieces: Pieces, begin: int, end: int) -> set[int]:
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("lanes", [8, 16])
 def test_no_two_ranks_read_one_piece_and_each_is_read_once(ranks: int, lanes: int) -> None:
-    order = Lanes(50, lanes).of_epoch([400] * 20, None, seed=1, epoch=2, batch=16)
+    order = LaneOrder([400] * 20, Lanes(50, lanes), seed=1, epoch=2, batch=16)
     pieces = order.pieces(0, len(order))
     slots = np.arange(len(order)) % 16 // (16 // ranks)
     owned = [set(pieces.numbers[slots == rank].tolist()) for rank in range(ranks)]
@@ -75,13 +79,13 @@ def test_no_two_ranks_read_one_piece_and_each_is_read_once(ranks: int, lanes: in
 
 
 def test_a_batch_has_samples_of_as_many_blocks_as_there_are_lanes() -> None:
-    order = Lanes(100, 64).of_epoch([1000] * 1000, None, seed=3, epoch=1, batch=64)
+    order = LaneOrder([1000] * 1000, Lanes(100, 64), seed=3, epoch=1, batch=64)
     blocks = [set((order.samples(k * 64, k * 64 + 64) // 100).tolist()) for k in (0, 700, 14_000)]
     assert [len(found) for found in blocks] == [64, 64, 64]
 
 
 def test_not_all_blocks_begin_in_the_same_batches() -> None:
-    order = Lanes(100, 64).of_epoch([1000] * 1280, None, seed=3, epoch=1, batch=64)  # lanes of 200 blocks
+    order = LaneOrder([1000] * 1280, Lanes(100, 64), seed=3, epoch=1, batch=64)  # lanes of 200 blocks
     pieces = order.pieces(64 * 1000, 64 * 1100)
     begun = np.unique(pieces.numbers, return_index=True)[1] // 64
     assert np.bincount(begun[begun > 0], minlength=100).max() < 8
@@ -95,7 +99,7 @@ def test_no_slot_block_or_shard_is_favoured_over_50_epochs() -> None:
     batches, slots, seen = np.zeros(total), np.zeros(total), np.zeros(total)
     together = 0
     for epoch in range(epochs):
-        order = Lanes(8, batch).of_epoch(sizes, None, seed=5, epoch=epoch, batch=batch)
+        order = LaneOrder(sizes, Lanes(8, batch), seed=5, epoch=epoch, batch=batch)
         samples = order.samples(0, len(order))
         seen[samples] += 1
         batches[samples] += np.arange(len(samples)) // batch
@@ -117,7 +121,7 @@ def test_no_slot_block_or_shard_is_favoured_over_50_epochs() -> None:
 
 def test_samples_change_places_from_epoch_to_epoch_and_seed_to_seed() -> None:
     first, *others = (
-        Lanes(10, 8).of_epoch([50] * 20, None, seed=seed, epoch=epoch, batch=8).samples(0, 1000)
+        LaneOrder([50] * 20, Lanes(10, 8), seed=seed, epoch=epoch, batch=8).samples(0, 1000)
         for seed, epoch in ((0, 0), (0, 1), (1, 0))
     )
     assert all(np.mean(first == other) < 0.02 for other in others)
@@ -126,7 +130,7 @@ def test_samples_change_places_from_epoch_to_epoch_and_seed_to_seed() -> None:
 def test_lanes_shorter_than_a_block_shuffle_the_whole_block() -> None:
     # With 2,000 epochs, each of 6 samples comes first 333 times, give or take 17 (one standard deviation).
     first = [
-        int(Lanes(100, 2).of_epoch([6], None, seed=3, epoch=epoch, batch=2).samples(0, 1)[0])
+        int(LaneOrder([6], Lanes(100, 2), seed=3, epoch=epoch, batch=2).samples(0, 1)[0])
         for epoch in range(2000)
     ]
     assert np.bincount(first, minlength=6) == pytest.approx(np.full(6, 333), abs=90)
@@ -134,15 +138,15 @@ def test_lanes_shorter_than_a_block_shuffle_the_whole_block() -> None:
 
 def test_the_order_is_frozen_across_versions() -> None:
     """A run resumed with another release must find the same samples: these numbers may never change."""
-    long = Lanes(3, 2).of_epoch([5, 2, 6], None, seed=7, epoch=2, batch=4)
+    long = LaneOrder([5, 2, 6], Lanes(3, 2), seed=7, epoch=2, batch=4)
     assert long.samples(0, 99).tolist() == [6, 5, 10, 11, 4, 3, 8, 9, 2, 7, 1, 0]
-    short = Lanes(50, 4).of_epoch([5, 2, 6], None, seed=7, epoch=2, batch=4)
+    short = LaneOrder([5, 2, 6], Lanes(50, 4), seed=7, epoch=2, batch=4)
     assert short.samples(0, 99).tolist() == [8, 9, 6, 1, 7, 11, 2, 4, 12, 10, 5, 3]
-    weighted = Lanes(4, 2).of_epoch([9, 2, 16], [1, 0.5, 2], seed=7, epoch=2, batch=2)
+    weighted = LaneOrder([9, 2, 16], Lanes(4, 2), weights=[1, 0.5, 2], seed=7, epoch=2, batch=2)
     assert weighted.samples(0, 16).tolist() == [8, 14, 7, 24, 18, 23, 16, 5, 15, 4, 17, 3, 21, 9, 22, 23]
 
 
 def test_a_long_epoch_costs_as_much_memory_as_it_has_blocks() -> None:
-    order = Lanes(1000, 4096).of_epoch([10_000] * 10_000, None, seed=1, epoch=3, batch=4096)
+    order = LaneOrder([10_000] * 10_000, Lanes(1000, 4096), seed=1, epoch=3, batch=4096)
     assert len(np.unique(order.samples(90_112_000, 90_116_096))) == 4096
     assert order.nbytes <= 100_000 * 17 + 4096 * 8 + 4096 * 4000

@@ -27,14 +27,12 @@ from trainer.data.columnar import ParquetSource
 from trainer.data.files import Files
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Batch, train_batches
-from trainer.data.order import Order
 from trainer.data.processes import start_process_server
 from trainer.data.read_ahead import ReadAhead
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.sample_requests import SampleRequest, TrainRequests
 from trainer.data.shards import ShardSource
 from trainer.data.source import open_source
-from trainer.data.window_order import Window
 from trainer.errors import InputError, StorageError
 
 PER_SHARD, SHARDS, BATCH = 40, 12, 16
@@ -77,7 +75,7 @@ def plan_of(ranks: int, accumulation: int) -> BatchPlan:
 
 def batches(
     source: Source,
-    order: Order,
+    order: Lanes,
     ranks: int = 1,
     accumulation: int = 1,
     workers: int = 0,
@@ -94,7 +92,7 @@ def batches(
 
 
 def keys(
-    source: ShardSource, order: Order, ranks: int = 1, **how: object
+    source: ShardSource, order: Lanes, ranks: int = 1, **how: object
 ) -> dict[tuple[int, int], list[str]]:
     """The keys of each global batch in the order of its slots, by epoch and batch; the bytes are theirs."""
     found: dict[tuple[int, int], dict[int, str]] = {}
@@ -114,7 +112,7 @@ ORDERS = [Lanes(7, 16), Lanes(7, 4), Lanes(100, 16)]
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_the_same_samples_are_in_the_same_batches_on_any_ranks(shards: str, order: Order) -> None:
+def test_the_same_samples_are_in_the_same_batches_on_any_ranks(shards: str, order: Lanes) -> None:
     source = opened(shards)
     alone = keys(source, order)
     steps = PER_SHARD * SHARDS // BATCH
@@ -138,12 +136,6 @@ def test_loader_processes_take_the_same_samples(shards: str, workers: int) -> No
     source, order = opened(shards), ORDERS[0]
     expected = keys(source, order, epochs=1)
     assert keys(source, order, 2, workers=workers, accumulation=2, epochs=1) == expected
-
-
-def test_the_windows_order_goes_the_same_way_without_reading_ahead(shards: str) -> None:
-    source = opened(shards)
-    alone = keys(source, Window(30))
-    assert keys(source, Window(30), 2, accumulation=2, workers=1) == alone
 
 
 class Counting(Files):
@@ -215,7 +207,7 @@ def test_nothing_is_read_that_lies_behind_the_last_batch(
     found = list(batches(source, Lanes(7, 16), 2, 2, workers=1, epochs=None, most=30))
     assert len(found) == 60
     assert len(Counting.asked) == len(set(Counting.asked)), "blocks of the next epoch"
-    assert len(list(batches(source, Window(30), 2, 2, start=(0, 25), epochs=None, most=7))) == 14
+    assert len(list(batches(source, Lanes(7, 16), 2, 2, start=(0, 25), epochs=None, most=7))) == 14
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -380,7 +372,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def captions_of(source: Source, order: Order, ranks: int = 1, workers: int = 0) -> list[list[str]]:
+def captions_of(source: Source, order: Lanes, ranks: int = 1, workers: int = 0) -> list[list[str]]:
     """The captions of each global batch."""
     streams = [batches(source, order, ranks, workers=workers, rank=rank, epochs=1) for rank in range(ranks)]
     of_ranks = [[batch.captions for batch in stream] for stream in streams]

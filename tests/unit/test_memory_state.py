@@ -39,7 +39,7 @@ from trainer.world.state_parts import newest_step
 from trainer.world.variables import GENERATION, HANDED_OVER_BY
 
 START = "the start"
-SAMPLES = 64
+SAMPLES, LANES = 64, {"block_samples": 7, "lanes": 8}
 SIZE = 64
 """Pixels of a picture that the tiny ResNet takes."""
 
@@ -291,7 +291,7 @@ def test_step_of_another_run_ends_the_run_and_says_what_changed(
     tmp_path: Path, alone: Comm, now: RunIdentity, says: str
 ) -> None:
     """Neither its weights are taken, of the same shapes or not, nor does the run begin again from 0."""
-    before = RunIdentity(small_job(), SAMPLES, {"model.json": "2", "vocab.txt": "2"}, "one")
+    before = RunIdentity(small_job(), SAMPLES, {"model.json": "2", "vocab.txt": "2"}, "one", order=LANES)
     keep(keepers(tmp_path, _train(alone), run=before.facts()), 3)
     with pytest.raises(InputError, match=f"step 3, which a node has in memory, is another run's: {says}"):
         restore(now.job, alone, tmp_path / "none", _train(alone, steps=0), now, memory(tmp_path))
@@ -303,7 +303,7 @@ def test_other_class_names_than_before_a_restart_are_said(
     tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run goes on: its weights do not depend on them, and its figures do."""
-    before = RunIdentity(small_job(), SAMPLES, eval_files={"eval.class_names": "2"})
+    before = RunIdentity(small_job(), SAMPLES, eval_files={"eval.class_names": "2"}, order=LANES)
     now = RunIdentity(small_job(), SAMPLES, eval_files={"eval.class_names": "4"})
     keep(keepers(tmp_path, _train(alone), run=before.facts()), 3)
     for run, said in ((before, 0), (now, 1)):

@@ -51,17 +51,6 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"model": {"init_keep_positions": 20}},
         {"model": {"init": "weights.pt"}},
     ),
-    ("data.shuffle_window", {"data": {**SHARDS, "shuffle_window": 8}}, {"data": {"order": "window"}}),
-    (
-        "data.block_samples",
-        {"data": {**SHARDS, "order": "window", "block_samples": 8}},
-        {"data": {"order": "lanes"}},
-    ),
-    (
-        "data.order",
-        {"data": {"train": ["pipe:cat a.tar"], "stream_samples": 8, "order": "lanes"}},
-        {"data": SHARDS},
-    ),
     ("data.cache_gb", {"data": {**SHARDS, "cache_gb": 8}}, {"data": {"cache": "/local"}}),
     ("checkpoint.copy_wait_s", {"checkpoint": {"copy_wait_s": 9.0}}, {"checkpoint": {"copy_to": "/far"}}),
     ("data.read_ahead_mb", {"data": {**SYNTHETIC, "read_ahead_mb": 8}}, {"data": {**SHARDS}}),

@@ -131,7 +131,7 @@ def verify(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def require(folder: Path, manifest: object, kinds: Mapping[str, type]) -> None:
+def require(folder: Path | str, manifest: object, kinds: Mapping[str, type]) -> None:
     """Raises BrokenCheckpoint if the manifest lacks one of the keys, or if its value is of another type."""
     values = manifest if isinstance(manifest, dict) else {}
     lacking = [key for key, kind in kinds.items() if not isinstance(values.get(key), kind)]

@@ -7,14 +7,21 @@ before it loads either. Imports no torch.
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.files import require
 from trainer.config import Job
 from trainer.config.loader import recorded
 from trainer.config.resume_rule import differences
 from trainer.config.training import PREPROCESSING
 from trainer.run.checkpoints import MODEL_CONFIG
 from trainer.text.wording import many
+
+_FACTS: Mapping[str, type] = {
+    "job": dict, "data_samples": int, "data_files": str, "data_order": dict, "model_files": dict,
+    "eval_files": dict, "anchor": dict, "stage_begin": int, "preprocessing": dict
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class RunIdentity:
     anchor: Mapping[str, str] = field(default_factory=dict)
     """Digest of the weights that `optim.anchor` pulls to, by the key that names them; empty without it."""
     order: Mapping[str, Any] = field(default_factory=dict)
-    """The order of the samples, as `trainer.data.choose_order` has it; empty as long as it is not known."""
+    """The fields of the lanes in which samples come; empty until they are known."""
     begin: int = 0
     """Steps of the stages before this one, whose job this is."""
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
@@ -62,7 +69,7 @@ class RunIdentity:
         if begin != self.begin:
             return [f"the stages before it had {many(begin, 'step')} there and have {self.begin:,} here"]
         return [
-            *differences(*self._jobs_with_order(before)),
+            *differences(*self._jobs_with_blocks(before)),
             *self._of_model(before),
             *self._of_data(before),
         ]
@@ -78,17 +85,16 @@ class RunIdentity:
             if self.eval_files.get(key, digest) != digest
         ]
 
-    def _jobs_with_order(self, before: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the job then and now, with the run's order in both unless the job names another.
+    def _jobs_with_blocks(self, before: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the job then and now, with the run's blocks in both unless the job names others.
 
-        What it named then, too, is not another: a key may have had no effect on the order.
+        What it named then, too, is nothing else: the key may have had no effect on the blocks.
         """
         then, now = dict(before["job"]), self.job.model_dump()
-        order, named = recorded_order(before), then.get("data", {})
-        then["data"] = {**named, **order}
-        now["data"] |= {
-            key: value for key, value in order.items() if now["data"].get(key) in (None, named.get(key))
-        }
+        chosen, named = before["data_order"]["block_samples"], then["data"]["block_samples"]
+        then["data"] = {**then["data"], "block_samples": chosen}
+        if now["data"]["block_samples"] in (None, named):
+            now["data"]["block_samples"] = chosen
         return then, now
 
     def _of_model(self, before: Mapping[str, Any]) -> Iterator[str]:
@@ -114,12 +120,11 @@ class RunIdentity:
             yield f"the files of data.train have {changed} than then"
 
 
-def recorded_order(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the order of a run's samples by what a checkpoint says of the run.
-
-    An older Clipship knew one order only, and did not write it.
-    """
-    return dict(facts.get("data_order") or {"order": "window"})
+def check_facts(place: Path | str, manifest: Mapping[str, Any]) -> None:
+    """Raises BrokenCheckpoint, which names the place, if a manifest lacks what `facts` returns."""
+    require(place, manifest, _FACTS)
+    require(place, manifest["job"], {"checkpoint": dict, "data": dict})
+    require(place, manifest["data_order"], {"block_samples": int, "lanes": int})
 
 
 def digests(files: Mapping[str, bytes]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.identity import RunIdentity, recorded_order
+from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.memory_state import Kept, clear, forget, kept_steps
 from trainer.checkpoint.state import TrainState
 from trainer.comm.backends import keeps_in_memory
@@ -53,8 +53,8 @@ class FromMemory:
     """Buffer of this rank's node that may be overwritten."""
     bad_samples: Mapping[str, int] = field(default_factory=dict)
     """Number of samples that the run has skipped until that step, by cause, but for lost nodes' last ones."""
-    order: Mapping[str, Any] | None = None
-    """Order of the run's samples; None if it may be chosen."""
+    order: Mapping[str, int] | None = None
+    """The fields of the run's lanes; None if they may be chosen."""
 
 
 @dataclass(frozen=True)
@@ -226,5 +226,5 @@ def _load(memory: NodeMemory, choice: Choice, train: TrainState, comm: Comm) -> 
         "skipped_before": kept.skipped_before,
         "scaler": scaler,
         "node": kept.node or comm.world.node,
-        "order": recorded_order(kept.layout.run),
+        "order": kept.layout.run.get("data_order"),
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.checkpoint import files, foreign, state
 from trainer.checkpoint.files import BrokenCheckpoint
-from trainer.checkpoint.identity import RunIdentity, recorded_order
+from trainer.checkpoint.identity import RunIdentity, check_facts
 from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, choose, restore_from_memory
 from trainer.checkpoint.scatter import scatter
 from trainer.checkpoint.state import TrainState, WholeState
@@ -45,8 +45,8 @@ class StartPoint:
     steps_done: int
     source: Path | None
     memory: FromMemory | None = None
-    order: Mapping[str, Any] | None = None
-    """Order of the samples of the run that goes on; None if it may be chosen."""
+    order: Mapping[str, int] | None = None
+    """The fields of the lanes of the run that goes on; None if they may be chosen."""
     is_own: bool = True
     """False if the source is no checkpoint of this run's folder, which then still needs one of that step."""
     bad_samples: Mapping[str, int] = field(default_factory=dict)
@@ -279,7 +279,7 @@ def _read_here(
         raise BrokenCheckpoint(f"{folder}: its weights belong to another model: {error}") from error
     step: int = manifest["step"]
     is_own = files.is_step(folder, checkpoints, step)
-    order, bad_samples = recorded_order(manifest), _counts(manifest.get("bad_samples"))
+    order, bad_samples = manifest["data_order"], _counts(manifest.get("bad_samples"))
     return StartPoint(step, folder, order=order, is_own=is_own, bad_samples=bad_samples), whole
 
 
@@ -322,8 +322,7 @@ def _chosen(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]
 def _resumable(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a complete checkpoint that a run can continue from. Raises BrokenCheckpoint."""
     manifest = files.verify(folder)
-    files.require(folder, manifest, {"job": dict, "data_samples": int})
-    files.require(folder, manifest["job"], {"checkpoint": dict})
+    check_facts(folder, manifest)
     files.require(folder, manifest["files"], {files.WEIGHTS: dict})
     return manifest
 

@@ -96,13 +96,7 @@ _INDEXED = OnlyIf(
     lambda job: "index" in FORMATS[job.data.kind].reads and not job.data.streams,
     "the training data have no index",
 )
-_ORDERED = OnlyIf(lambda job: not job.data.streams, "streams have an order of their own")
-_WINDOW = OnlyIf(
-    lambda job: job.data.order == "window" or job.data.streams,
-    'the order is that of lanes, which data.block_samples belongs to; data.order = "window" has a window',
-)
 _CACHED = OnlyIf(lambda job: job.data.cache is not None, "there is no data.cache")
-_IN_LANES = OnlyIf(lambda job: job.data.order != "window", 'data.order is "window"')
 _IN_BLOCKS = OnlyIf(
     lambda job: "block_samples" in FORMATS[job.data.kind].reads and not job.data.streams,
     "training reads no shards by offset",
@@ -170,31 +164,24 @@ class Data(Section):
     """Tables: meaning of a double quote at the begin of a cell. cells: the cell ends at the next one, and may
     hold separators and line breaks; text: quotes are text, as pandas writes them with QUOTE_NONE."""
     row_group_cache_mb: Annotated[Positive, MAY_CHANGE, _ROW_GROUPS] = 512
-    """Parquet and Arrow: memory for row groups, of a rank for those of Parquet in the order of lanes, else of
-    each loader process for those that it has read last. The order of lanes takes samples of as many row
-    groups at once as fit; with order = "window" it must hold those of shuffle_window samples, or they are
-    read again and again."""
-    order: Annotated[Literal["lanes", "window"] | None, _ORDERED] = None
-    """Order of an epoch's samples, the same on any number of ranks. lanes: blocks of neighbouring samples are
-    shuffled, and each rank reads its own one after the other, while a batch has samples of as many blocks as
-    can be; window: shards are shuffled, and the samples within shuffle_window, which each rank reads at
-    random. None: lanes; a run that was begun in the other order goes on in it."""
-    block_samples: Annotated[Positive | None, _IN_LANES, _IN_BLOCKS] = None
-    """Shards, in the order of lanes: neighbouring samples that are read at once. None: as many as make 4 MiB,
-    and fewer where a rank's open blocks would take more than an eighth of its part of the node's memory, or
-    more than 1 GiB; chosen at a run's first start, and kept on any number of ranks."""
-    read_ahead_mb: Annotated[Positive, MAY_CHANGE, _IN_LANES, _AHEAD] = 64
-    """Shards and Parquet, in the order of lanes: memory of a rank for what is read before it is needed, at
-    least for the next block, beside those in use. Slow storage wants more."""
-    cache: Annotated[Text | None, JobPath("folder", made=True), MAY_CHANGE, _IN_LANES, _AHEAD] = None
-    """Shards and Parquet, in the order of lanes: folder on each node's own disk that keeps what was read, for
-    later epochs and starts. The node's ranks and other jobs may share it. None: nothing is kept."""
+    """Parquet and Arrow: memory for row groups, of a rank for those of Parquet, of each loader process for
+    those of Arrow that it has read last. A batch has samples of as many row groups as fit."""
+    block_samples: Annotated[Positive | None, _IN_BLOCKS] = None
+    """Shards: neighbouring samples that are read at once. Blocks are shuffled, and each rank reads its own
+    one after the other, while a batch has samples of as many blocks as can be. None: as many samples as make
+    4 MiB, and fewer where a rank's open blocks would take more than an eighth of its part of the node's
+    memory, or more than 1 GiB; chosen at a run's first start, and kept on any number of ranks."""
+    read_ahead_mb: Annotated[Positive, MAY_CHANGE, _AHEAD] = 64
+    """Shards and Parquet: memory of a rank for what is read before it is needed, at least for the next block,
+    beside those in use. Slow storage wants more."""
+    cache: Annotated[Text | None, JobPath("folder", made=True), MAY_CHANGE, _AHEAD] = None
+    """Shards and Parquet: folder on each node's own disk that keeps what was read, for later epochs and
+    starts. The node's ranks and other jobs may share it. None: nothing is kept."""
     cache_gb: Annotated[Positive, MAY_CHANGE, _CACHED] = 100
     """Size of the cache in 10^9 bytes, about; what was not used for longest goes. All ranks and jobs that
     share the folder should say the same."""
-    shuffle_window: Annotated[Positive, _WINDOW] = 10_000
-    """With order = "window": largest distance, in samples, that shuffling moves a sample within an epoch's
-    sequence; shards are shuffled before. Streams draw from as many samples, at most 1,000."""
+    shuffle_window: Annotated[int, Field(ge=1, le=1000), _STREAMS] = 1000
+    """Streams: samples that each loader process holds in memory, encoded, to draw the next one from."""
     crop_scale: tuple[float, float] = (0.9, 1.0)
     """Smallest and largest share of the image's area that the random crop in training keeps."""
     augment: Augment = optional_section(Augment)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.checkpoint.identity import RunIdentity
+from trainer.checkpoint.files import BrokenCheckpoint
+from trainer.checkpoint.identity import RunIdentity, check_facts
 from trainer.comm.shared_folder import raise_together
 from trainer.config import Job
 from trainer.config.stores import store_of
@@ -73,9 +74,13 @@ def refuse_another_run(to: CopiedRun, identities: Sequence[RunIdentity]) -> None
         return
     for name in reversed(to.whole()):
         manifest = to.manifest(name)
-        if manifest is None or "job" not in manifest:
+        if manifest is None:
             continue
-        begin = manifest.get("stage_begin", 0)
+        try:
+            check_facts(f"{to.address}/{name}", manifest)
+        except BrokenCheckpoint:
+            continue
+        begin = manifest["stage_begin"]
         own = next((each for each in identities if each.begin == begin), identities[-1])
         if changes := own.changes(manifest):
             raise InputError(f"{to.address} has copies of another run: {'; '.join(changes)}")

@@ -5,13 +5,13 @@ Together they read the shards that the index lacks, each rank a part.
 
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from trainer.comm.protocol import Comm
 from trainer.comm.rank_zero import of_rank_0
@@ -43,7 +43,6 @@ from trainer.run.layout import INDEX
 from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
-Missing = TypeVar("Missing", bound=Collection[str])
 ROUND = 256
 """Shards that a rank indexes before it waits for the others: none waits for long enough to look hung."""
 
@@ -161,20 +160,6 @@ def _versions(comm: Comm, paths: Sequence[str]) -> dict[str, Stamp]:
     return {path: found[path] for path in paths}
 
 
-def index_of_run(
-    job: Job, paths: Sequence[str], missing_in: Callable[[Path], Missing]
-) -> tuple[Path, Missing]:
-    """Returns the folder of the index that a run opens, and what `missing_in` finds to lack there."""
-    beside = Path(job.data.index) if job.data.index else index_folder(paths)
-    folder = beside or run_folder(job).absolute() / INDEX
-    missing = missing_in(folder)
-    # The index belongs to somebody else and is out of date.
-    if missing and not job.data.index and folder.exists() and not os.access(folder, os.W_OK):
-        folder = run_folder(job).absolute() / INDEX
-        missing = missing_in(folder)
-    return folder, missing
-
-
 def _plan(
     job: Job, paths: Sequence[str], far: Mapping[str, Stamp], selection: Selects
 ) -> tuple[str, dict[str, Stamp]]:
@@ -184,7 +169,12 @@ def _plan(
     """
     here = versions_of([path for path in paths if path not in far])
     versions = {path: here.get(path) or far[path] for path in paths}
-    folder, missing = index_of_run(job, paths, lambda folder: lacking(versions, selection, folder))
+    own = run_folder(job).absolute() / INDEX
+    folder = Path(job.data.index) if job.data.index else index_folder(paths) or own
+    missing = lacking(versions, selection, folder)
+    # The index belongs to somebody else and is out of date.
+    if missing and not job.data.index and folder.exists() and not os.access(folder, os.W_OK):
+        folder, missing = own, lacking(versions, selection, own)
     if missing:
         log.info(
             "%-12s reading the headers of %d of %d shards; the index is kept in %s for later runs",

@@ -7,13 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trainer.config import Data, Job
+from trainer.config import Data
 
 if TYPE_CHECKING:
     from trainer.data.bad_samples import Allowed
     from trainer.data.entry import Selects
     from trainer.data.index import Index
-    from trainer.data.index_reading import StartReading
     from trainer.data.sample import Source
     from trainer.data.tables import Table
 
@@ -53,10 +52,6 @@ class Format(ABC):
 
     def indexed(self, index: "Index", data: Data, allowed: "Allowed") -> "Source":
         """Opens the samples for training through an index."""
-        raise NotImplementedError
-
-    def start_reading(self, files: Sequence[str], job: Job) -> "StartReading":
-        """Returns what foretells what a start reads, for a format whose blocks are read ahead."""
         raise NotImplementedError
 
 
@@ -110,11 +105,6 @@ class _Shards(_Indexed):
 
         return self.source(data, Allowed.by(data), progress)
 
-    def start_reading(self, files: Sequence[str], job: Job) -> "StartReading":
-        from trainer.data.index_reading import ShardReading
-
-        return ShardReading(job)
-
 
 class _Tables(Format):
     def check(self, files: Sequence[str], data: Data, key: str) -> int:
@@ -158,7 +148,7 @@ class _RowGroups(_Indexed):
     def check(self, files: Sequence[str], data: Data, key: str) -> int | None:
         from trainer.data.table_groups import check_row_groups
 
-        return check_row_groups(files, data, key)
+        return check_row_groups(files, data)
 
     def captions(self, file: str, data: Data) -> Iterator[str]:
         from trainer.data.table_groups import captions_of_groups
@@ -184,11 +174,6 @@ class _RowGroups(_Indexed):
         from trainer.data.table_groups import row_groups_by_image
 
         return row_groups_by_image(data, progress)
-
-    def start_reading(self, files: Sequence[str], job: Job) -> "StartReading":
-        from trainer.data.table_reading import TableReading
-
-        return TableReading(files, job.data)
 
 
 class _Synthetic(Format):

@@ -16,7 +16,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any, cast
 
@@ -142,13 +141,6 @@ def lacking(
             write_catalogue(folder, selection, {_name(folder, path): entry for path, entry in found.items()})
             missing = {path: version for path, version in missing.items() if path not in found}
     return missing
-
-
-def unindexed(paths: Sequence[str], selection: Selects, folder: Path) -> list[str]:
-    """Returns the shards that `stale` returns, without a look at those behind URLs: they may have changed."""
-    known = read_catalogue(folder, selection)
-    far = [path for path in paths if is_remote(path) and _name(folder, path) not in known]
-    return [*stale(list(filterfalse(is_remote, paths)), selection, folder, adopt=False), *far]
 
 
 def _left_behind(versions: Mapping[str, Stamp], selection: Selects, folder: Path) -> dict[str, Entry]:

@@ -1,4 +1,4 @@
-"""The order of new runs: exact, and sequential for every rank, however many there are.
+"""The order of a run's samples: exact, and sequential for every rank, however many there are.
 
 Q is the sequence of an epoch: each shard in blocks of consecutive samples, all blocks shuffled by seed and
 epoch, and the samples within their block. Q is laid out as lanes, all of one length, and read by columns: a
@@ -14,23 +14,37 @@ What is shuffled, and read, is a piece: the part of a block in one run of its la
 end and where the lane began. Where lanes are shorter than a block, several lanes of one block are read
 together, and the piece is the block.
 
-Pure numpy; knows no rank, loader process or file. It makes no array as long as the epoch, only ones as long
-as its blocks are many.
+An order knows no rank, loader process or file. It makes no array as long as the epoch, only ones as long as
+its blocks are many. The lanes are chosen at a run's first start, by the memory of its ranks. They are
+recorded with the run, so that they stay on any number of ranks and on other machines.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config import Data, Job
+from trainer.data.blocks import InBlocks
+from trainer.data.indexed import Indexed
 from trainer.data.order import Samples, draws, epoch_parts, shuffled
+from trainer.data.reading_plan import BLOCK_BYTES, MOST_BYTES, MOST_SHARE
 from trainer.data.recent import Recent
+from trainer.data.sample import InUnits, Source
+from trainer.sysinfo.memory import host_bytes
 from trainer.text.wording import many
+
+if TYPE_CHECKING:
+    from trainer.comm.protocol import Comm
 
 AT_ONCE = 2**16
 """Blocks that are placed at once, so that what is in between takes little memory."""
+ALONE = 256
+"""Samples of a block where each sample is read on its own, whatever its neighbours are."""
+LEAST = 16
+"""Samples that a block has at least; where memory has no room for so many, there are fewer lanes."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +53,6 @@ class Lanes:
 
     block_samples: int
     lanes: int
-
-    def of_epoch(
-        self,
-        shard_sizes: Sequence[int],
-        weights: Sequence[float] | None,
-        *,
-        seed: int,
-        epoch: int,
-        batch: int,
-    ) -> "LaneOrder":
-        """Returns the order of an epoch in which `batch` samples are a global batch."""
-        return LaneOrder(shard_sizes, self, seed=seed, epoch=epoch, batch=batch, weights=weights)
-
-    def facts(self) -> Mapping[str, object]:
-        """Returns what a checkpoint says of it."""
-        return {"order": "lanes", "block_samples": self.block_samples, "lanes": self.lanes}
 
     def __str__(self) -> str:
         return f"{many(self.lanes, 'lane')} of blocks of {many(self.block_samples, 'sample')}"
@@ -175,3 +173,53 @@ def _blocks(
         lengths_of[part] = (number + 1) * samples // of_run - begins[part]
         begins[part] += firsts[run]
     return begins, np.cumsum(lengths_of, out=lengths_of)
+
+
+def lanes_of_run(job: Job, comm: "Comm", source: Source, recorded: Mapping[str, int] | None) -> Lanes:
+    """Collective: returns the lanes that are recorded of the run, or chooses them for a new run."""
+    if recorded is None:
+        room = min(MOST_BYTES, host_bytes() // MOST_SHARE // max(1, comm.world.local_size))
+        chosen = choose_lanes(job.data, source, job.optim.global_batch_size, comm.world.size, room)
+        recorded = comm.broadcast_object(asdict(chosen))
+    return Lanes(**recorded)
+
+
+def choose_lanes(data: Data, source: Source, batch: int, ranks: int, room: int) -> Lanes:
+    """Returns the lanes for a new run with global batches of `batch` samples.
+
+    The blocks that a rank has open take at most `room` bytes, or less row groups than a loader process keeps.
+    """
+    sample_bytes = mean_sample_bytes(source)
+    if isinstance(source, InUnits):
+        group = max(1, *source.shard_sizes())
+        room = data.row_group_cache_mb * 2**20
+        return Lanes(group, fitting_lanes(batch, ranks, group * sample_bytes, room))
+    if not isinstance(source, InBlocks) or not sample_bytes:
+        return Lanes(data.block_samples or ALONE, batch)
+    wanted = data.block_samples or max(1, round(BLOCK_BYTES / sample_bytes))
+    fitting = int(room / sample_bytes / -(-batch // ranks))
+    block = wanted if data.block_samples else min(wanted, max(LEAST, fitting))
+    return Lanes(block, fitting_lanes(batch, ranks, block * sample_bytes, room))
+
+
+def mean_sample_bytes(source: Source) -> float:
+    """Returns what a sample takes in its file on average; 0 if no index on disk says it."""
+    if not isinstance(source, Indexed):
+        return 0
+    size = sum(entry.size for entry in source.index.entries)
+    return size / max(1, len(source))
+
+
+def fitting_lanes(batch: int, ranks: int, block_bytes: float, room: int) -> int:
+    """Returns the most lanes, a divisor of the batch, of which a rank's blocks take at most `room` bytes."""
+    divisors = (number for number in range(batch, 0, -1) if batch % number == 0)
+    return next(
+        (number for number in divisors if lanes_of_a_rank(batch, ranks, number) * block_bytes <= room), 1
+    )
+
+
+def lanes_of_a_rank(batch: int, ranks: int, lanes: int) -> int:
+    """Returns the most lanes of which one rank has slots; ranks may share one."""
+    slots, of_a_lane = batch // ranks, batch // lanes
+    begins = range(0, batch, slots)
+    return max((begin + slots - 1) // of_a_lane - begin // of_a_lane + 1 for begin in begins)

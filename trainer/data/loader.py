@@ -23,8 +23,9 @@ from trainer.data.arena import Arena
 from trainer.data.blocks import read_sample
 from trainer.data.captions import Choice, random_caption
 from trainer.data.groups import SHARED, group_numbers
+from trainer.data.lanes import Lanes
 from trainer.data.loading import loaded
-from trainer.data.order import Order, epoch_samples, position_seed
+from trainer.data.order import epoch_samples, position_seed
 from trainer.data.processes import empty_to_send, received, to_send
 from trainer.data.read_ahead import AHEAD_BYTES
 from trainer.data.reading import NOTHING, TALLY, Reading
@@ -135,7 +136,7 @@ def train_batches(
     plan: BatchPlan,
     rank: int,
     seed: int,
-    order: Order,
+    order: Lanes,
     pixels: Pixels | DrawsForBatches,
     tokenizer: Tokenizer,
     workers: int,
@@ -157,8 +158,7 @@ def train_batches(
     global batches, behind which nothing is read; with both None it never ends. Over all ranks, no sample
     comes more often than its shard's weight says. `skip_bad` replaces bad samples, and `caption_choice` takes
     one of a sample's captions. With `views`, teachers have seen so many pictures of each sample, of
-    which one is drawn. `positives` says which samples are a group. In the order of lanes blocks are read
-    ahead, `ahead_bytes` of them.
+    which one is drawn. `positives` says which samples are a group. `ahead_bytes` of blocks are read ahead.
     Raises InputError for samples that cannot be read or decoded.
     """
     sizes = source.shard_sizes()

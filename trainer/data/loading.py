@@ -20,10 +20,6 @@ class Requests(Protocol):
     """Protocol of the requests of a rank."""
 
     @property
-    def in_pieces(self) -> bool:
-        """True if they say in which pieces of shards their samples lie."""
-
-    @property
     def of_a_batch(self) -> int:
         """Number of requests for a batch; a piece is needed until the last of them."""
 
@@ -42,11 +38,11 @@ def loaded(
 ) -> Iterator[Loaded]:
     """Yields the answers of a data set to the requests; `dataset_of` makes it.
 
-    Where the source has blocks and the requests know their pieces, `ahead_bytes` are read ahead into the
-    arena that `dataset_of` gets, and each request has the places of its samples there. Otherwise it gets
-    None. Raises InputError for samples that cannot be read or decoded.
+    Where the source has blocks, `ahead_bytes` are read ahead into the arena that `dataset_of` gets, and each
+    request has the places of its samples there. Otherwise it gets None. Raises InputError for samples that
+    cannot be read or decoded.
     """
-    if not isinstance(source, InBlocks) or not requests.in_pieces:
+    if not isinstance(source, InBlocks):
         return load(
             dataset_of(None), (request._replace(pieces=None) for request in requests), workers, pin_memory
         )

@@ -1,45 +1,16 @@
-"""Parts of an epoch by weights, draws, and the seed of each random choice: orders are made of them.
+"""Parts of an epoch by weights, draws, and the seed of each random choice: the order is made of them.
 
-`lanes.py` has the order of new runs, `window_order.py` that of runs which were begun with it. Pure numpy;
-knows no rank, loader process or file.
+Pure numpy; knows no rank, loader process or file.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Samples = NDArray[np.int64]
-
-
-class EpochOrder(Protocol):
-    """Protocol of the order of one epoch."""
-
-    def __len__(self) -> int:
-        """Returns the number of positions."""
-
-    def samples(self, begin: int, end: int) -> Samples:
-        """Returns the sample numbers, int64 [end - begin], at the positions from `begin` up to `end`."""
-
-
-class Order(Protocol):
-    """Protocol of what a run's order depends on besides its seed; the run records it."""
-
-    def of_epoch(
-        self,
-        shard_sizes: Sequence[int],
-        weights: Sequence[float] | None,
-        *,
-        seed: int,
-        epoch: int,
-        batch: int,
-    ) -> EpochOrder:
-        """Returns the order of an epoch in which `batch` samples are a global batch."""
-
-    def facts(self) -> Mapping[str, object]:
-        """Returns what a checkpoint says of it."""
 
 
 class Parts(NamedTuple):

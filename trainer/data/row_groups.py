@@ -98,23 +98,16 @@ class ParquetGroups:
         every = (self._chunks(group, [column])[0].statistics for group in range(len(self.sizes)))
         return [(known.min, known.max) for known in every]
 
-    def parts(self, group: int, columns: Sequence[str], most_gap: int = -1) -> list[tuple[int, int]]:
-        """Returns where what is read of a group's columns begins and ends in the file.
-
-        It is one part, if there are at most `most_gap` bytes between the columns, else each column's.
-        """
+    def fetch(self, group: int, columns: Sequence[str], most_gap: int) -> None:
+        """Reads the columns of a group at once, if there are at most `most_gap` bytes between them."""
         spans = sorted(
             (begin, begin + part.total_compressed_size)
             for part in self._chunks(group, columns)
             for begin in [min(filter(None, (part.dictionary_page_offset, part.data_page_offset)), default=0)]
         )
         gaps = sum(max(0, begin - end) for (_, end), (begin, _) in pairwise(spans))
-        return [(spans[0][0], max(end for _, end in spans))] if spans and gaps <= most_gap else spans
-
-    def fetch(self, group: int, columns: Sequence[str], most_gap: int) -> None:
-        """Reads the columns of a group at once, if there are at most `most_gap` bytes between them."""
-        parts = self.parts(group, columns, most_gap)
-        for begin, end in parts if len(parts) == 1 else ():
+        if spans and gaps <= most_gap:
+            begin, end = spans[0][0], max(end for _, end in spans)
             self._content.seek(begin)
             self._content.read(end - begin)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.lanes import LaneOrder, Lanes, Pieces
-from trainer.data.order import EpochOrder, Order, Samples
+from trainer.data.order import Samples
 from trainer.errors import InputError
 
 
@@ -22,7 +22,7 @@ class SampleRequest(NamedTuple):
     positions: Samples
     samples: Samples
     pieces: Pieces | None = None
-    """The pieces in which they lie, which only the rank needs to know; None in the window's order."""
+    """The pieces in which they lie, which only the rank needs to know."""
     places: Sequence[Any] = ()
     """Places of the samples, if they have been read ahead."""
     problem: InputError | None = None
@@ -38,18 +38,13 @@ class TrainRequests:
     plan: BatchPlan
     rank: int
     seed: int
-    order: Order
+    order: Lanes
     batches: int
     epochs: int | None
     start_epoch: int
     start_batch: int
     most_batches: int | None = None
     """Global batches after which they end; None: they go on to the last epoch's end."""
-
-    @property
-    def in_pieces(self) -> bool:
-        """True if the requests say in which pieces their samples lie."""
-        return isinstance(self.order, Lanes)
 
     @property
     def of_a_batch(self) -> int:
@@ -63,25 +58,25 @@ class TrainRequests:
     def _of_epochs(self) -> Iterator[SampleRequest]:
         epoch, batch = self.start_epoch, self.start_batch
         while self.epochs is None or epoch < self.epochs:
-            order = self.order.of_epoch(
+            order = LaneOrder(
                 self.shard_sizes,
-                self.weights,
+                self.order,
                 seed=self.seed,
                 epoch=epoch,
                 batch=self.plan.global_batch_size,
+                weights=self.weights,
             )
             for number in range(batch, self.batches):
                 yield from self._of_batch(order, epoch, number)
             epoch, batch = epoch + 1, 0
 
-    def _of_batch(self, order: EpochOrder, epoch: int, batch: int) -> Iterator[SampleRequest]:
+    def _of_batch(self, order: LaneOrder, epoch: int, batch: int) -> Iterator[SampleRequest]:
         first = batch * self.plan.global_batch_size + self.rank * self.plan.batch_size_per_rank
         for micro_batch in range(self.plan.accumulation):
             begin = first + micro_batch * self.plan.micro_batch_size
             end = begin + self.plan.micro_batch_size
-            pieces = order.pieces(begin, end) if isinstance(order, LaneOrder) else None
-            samples = order.samples(begin, end) if pieces is None else pieces.samples
-            yield SampleRequest(epoch, batch, micro_batch, np.arange(begin, end), samples, pieces)
+            pieces = order.pieces(begin, end)
+            yield SampleRequest(epoch, batch, micro_batch, np.arange(begin, end), pieces.samples, pieces)
 
 
 class EvalRequests:
@@ -90,7 +85,6 @@ class EvalRequests:
     The last block may be shorter, and a rank may have none.
     """
 
-    in_pieces = True
     of_a_batch = 1
 
     def __init__(self, shard_sizes: Sequence[int], *, rank: int, world_size: int, block: int) -> None:

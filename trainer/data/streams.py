@@ -30,8 +30,6 @@ PROMISES = (
 )
 _NO_FAILURES = (0, 141, -13)
 """Exit codes of a command that ended well, or wrote on when nobody read it any more (SIGPIPE)."""
-_KEPT = 1000
-"""Largest number of samples that wait to be drawn; they are in memory, encoded."""
 _KEYS = 100_000
 """Largest number of keys whose other half may still come: some 20 MB."""
 
@@ -62,7 +60,7 @@ class StreamSource:
             most_bytes,
         )
         self._captions = captions
-        self._window, self._seed = min(window, _KEPT), seed
+        self._window, self._seed = window, seed
         self._samples: Iterator[RawSample | BadSample] | None = None
 
     @property

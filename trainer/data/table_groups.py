@@ -1,13 +1,12 @@
 """Checks Parquet and Arrow tables, and opens them for evaluation: one of READERS. No torch."""
 
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainer.config import Data, is_remote
 from trainer.data.bad_samples import Allowed
@@ -85,17 +84,7 @@ class _ByImage:
         return RawSample(sample.key, sample.origin, sample.image, (*sample.captions, *captions))
 
 
-class _Checked(NamedTuple):
-    """One table, as its footer describes it."""
-
-    sizes: Sequence[int]
-    """Rows of each row group."""
-    unpacked: int
-    """Memory in bytes that the columns take, as the file says."""
-    problems: Sequence[str]
-
-
-def check_row_groups(files: Sequence[str], data: Data, key: str) -> int | None:
+def check_row_groups(files: Sequence[str], data: Data) -> int | None:
     """Returns the number of samples of an epoch; None with filters, which are decided at the start.
 
     Raises InputError, which lists what is malformed or missing, and row groups that memory does not hold.
@@ -104,26 +93,26 @@ def check_row_groups(files: Sequence[str], data: Data, key: str) -> int | None:
         found = persistent_each(files, lambda file: _checked(file, data), pool)
     raise_all([result for result in found if isinstance(result, InputError)])
     tables = [result for result in found if not isinstance(result, InputError)]
-    sizes = [rows for table in tables for rows in table.sizes]
-    problems = [problem for table in tables for problem in table.problems]
-    if data.order == "window":
-        problems += _window_too_large(key, data, sizes, sum(table.unpacked for table in tables))
-    if problems:
+    if problems := [problem for _, of_table in tables for problem in of_table]:
         raise InputError("\n".join(problems))
     if data.filters:
         return None
-    return epoch_samples(sizes, shard_weights(data, [len(table.sizes) for table in tables]))
+    sizes = [rows for of_table, _ in tables for rows in of_table]
+    return epoch_samples(sizes, shard_weights(data, [len(of_table) for of_table, _ in tables]))
 
 
-def _checked(file: str, data: Data) -> _Checked:
-    """Looks at a table. Raises InputError if it is malformed or lacks a column."""
+def _checked(file: str, data: Data) -> tuple[Sequence[int], list[str]]:
+    """Returns the rows of each row group of a table, and what is wrong with it.
+
+    Raises InputError if it is malformed or lacks a column.
+    """
     selection, most = row_selection(data), data.row_group_cache_mb * 2**20
     with open_groups(file, data.kind) as groups:
         check_columns(file, groups, [*selection.columns, *selection.filter_columns])
-        unpacked = [groups.unpacked_bytes(group, selection.columns) for group in range(len(groups.sizes))]
+        unpacked = (groups.unpacked_bytes(group, selection.columns) for group in range(len(groups.sizes)))
         problems = [too_large(file, group, most) for group, size in enumerate(unpacked) if size > most]
         problems += _missing_images(file, groups, selection)
-    return _Checked(groups.sizes, sum(unpacked), problems)
+    return groups.sizes, problems
 
 
 def captions_of_groups(file: str, data: Data) -> Iterator[str]:
@@ -160,24 +149,6 @@ def _rows_of(file: str, data: Data, names: Sequence[str]) -> Iterator[tuple[str,
         for group in range(len(groups.sizes)):
             for row, cells in enumerate(cells_of(groups, group, names)):
                 yield row_key(group, row), cells
-
-
-def _window_too_large(key: str, data: Data, sizes: Sequence[int], unpacked: int) -> Iterator[str]:
-    """Yields what is wrong if the row groups of a shuffle window do not fit the memory for them.
-
-    `sizes` are the rows of all groups, and `unpacked` is the memory that they take together in bytes.
-    """
-    rows, largest = max(1, sum(sizes)), max(sizes, default=0)
-    of_a_row = unpacked / rows / 2**20
-    needed = of_a_row * min(rows, data.shuffle_window + largest)
-    if needed > data.row_group_cache_mb:
-        fitting = max(1, int(data.row_group_cache_mb / of_a_row) - largest)
-        yield (
-            f"{key}: each loader process would read row groups again and again: those of "
-            f"data.shuffle_window = {data.shuffle_window:,} take {needed:,.0f} MiB, more than "
-            f"data.row_group_cache_mb = {data.row_group_cache_mb:,}: set shuffle_window = {fitting} or "
-            f"row_group_cache_mb = {math.ceil(needed)}, or pack the table into shards with `clipship pack`"
-        )
 
 
 def _missing_images(file: str, groups: Groups, selection: RowSelection) -> Iterator[str]:

@@ -8,7 +8,6 @@ from trainer.estimate.architecture import planned_architecture
 from trainer.estimate.fit import memory_of, with_gpu_limit
 from trainer.estimate.size import checkpoint_bytes
 from trainer.estimate.step_speed import step_speed
-from trainer.plan.begun_order import with_order
 from trainer.plan.describe import Facts, all_warnings, rows_of, total_steps
 from trainer.plan.device import on_gpus
 from trainer.plan.stages import LaterStage
@@ -44,7 +43,7 @@ def check_fields(
         **_of_gpu(job, world_size, steps, local=local),
         **({"stages": stages} if stages else {}),
         "warnings": list(all_warnings(facts)),
-        "no_effect": {key: why for keys, why in unused_keys(with_order(job)) for key in keys},
+        "no_effect": {key: why for keys, why in unused_keys(job) for key in keys},
         "rows": _joined(rows_of(facts)),
     }
 

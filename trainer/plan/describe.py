@@ -26,7 +26,6 @@ from trainer.model.image_edges import lost_pixels
 from trainer.model.image_tokens import image_tokens
 from trainer.model.recomputing import not_recomputed
 from trainer.model.text_size import text_parameters
-from trainer.plan.begun_order import begun_order, with_order
 from trainer.plan.device import device_rows, no_gpu_here, on_gpus
 from trainer.plan.disk import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.plan.environment import environment_row, missing_here, not_in_the_image
@@ -38,7 +37,6 @@ from trainer.plan.scores import score_rows
 from trainer.plan.secret_values import secret_warnings
 from trainer.plan.spares import no_spares_here, spares_by_hand, with_spares
 from trainer.plan.stages import LaterStage, later_stages
-from trainer.plan.start_reading import start_rows
 from trainer.plan.state_memory import in_memory, too_little_memory
 from trainer.plan.suite import suite_rows
 from trainer.plan.unused_keys import unused_keys
@@ -62,7 +60,7 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
     rows = [
         *rows_of(facts),
         *(("warning", text) for text in all_warnings(facts)),
-        *(("no effect", f"{', '.join(keys)}: {why}") for keys, why in unused_keys(with_order(job))),
+        *(("no effect", f"{', '.join(keys)}: {why}") for keys, why in unused_keys(job)),
     ]
     return "".join(f"{line}\n" for line in by_topic(rows))
 
@@ -112,8 +110,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
         ),
         *(score_rows(job) if files else ()),
         *(facts.first.rows() if facts.first is not None else ()),
-        *(reading_rows(job, facts.batch_plan, begun_order(job), samples) if files else ()),
-        *(start_rows(job, facts.batch_plan, begun_order(job), samples) if files else ()),
+        *(reading_rows(job, facts.batch_plan) if files else ()),
         *storage_rows(job),
         ("world", _world(job, world_size, local=local)),
         *device_rows(job, local=local),

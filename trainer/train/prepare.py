@@ -4,7 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,8 @@ from trainer.config.results import EMA, MIX
 from trainer.config.training import PREPROCESSING
 from trainer.copies.copier import copier_of
 from trainer.data.bad_samples import name_left_out
-from trainer.data.choose_order import order_of_run
 from trainer.data.identity import data_rows
+from trainer.data.lanes import lanes_of_run
 from trainer.data.sample import Source
 from trainer.data.streams import loader_processes
 from trainer.estimate.fit import with_micro_batch
@@ -116,10 +116,10 @@ def prepared(opened: OpenRun) -> TrainSetup:
         give_initial_weights(job, clip.model)
     if comm.world.rank == 0:
         run.result.unlink(missing_ok=True)  # the run was done; now it goes back to a checkpoint, or further
-    order = order_of_run(job, comm, source, start.order)
+    order = lanes_of_run(job, comm, source, start.order)
     if not job.data.streams:  # they have an order of their own
         _say("order", str(order))
-    identity = replace(identity, order=order.facts())
+    identity = replace(identity, order=asdict(order))
     check_replicas(comm, step.shards, step.optimizer)
     generation = f"generation {comm.world.generation}: " if comm.world.generation > 1 else ""
     _say("start", f"{generation}{start}")

@@ -11,7 +11,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule
 from trainer.copies.copier import Copier
-from trainer.data.order import Order
+from trainer.data.lanes import Lanes
 from trainer.data.source import Source
 from trainer.data.targets import Targets
 from trainer.model.build import Clip
@@ -35,7 +35,7 @@ class TrainSetup:
     source: Source
     weights: Sequence[float] | None
     """Weight of each shard: how many times an epoch contains its samples."""
-    order: Order
+    order: Lanes
     evaluate: Callable[[], Metrics]
     """Collective: returns the metrics that the job asks for, of the model as it is now.
 

@@ -1,0 +1,115 @@
+"""The lanes of a new run follow from what a sample takes in its file, the batch and the memory."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import tiny_job
+from trainer.config import Data
+from trainer.config.batch_plan import plan
+from trainer.data.entry import Entry
+from trainer.data.lanes import Lanes, choose_lanes, mean_sample_bytes
+from trainer.data.reading_plan import reading_rows
+from trainer.data.sample import Source
+from trainer.data.shards import ShardSource
+from trainer.data.synthetic import SyntheticSource
+from trainer.data.tar import Selection
+
+GIB = 2**30
+
+
+def shards(sample_bytes: int, samples: int = 10_000) -> ShardSource:
+    entry = Entry(sample_bytes * samples, "0", samples, "", {}, {})
+    index: Any = SimpleNamespace(paths=("0.tar",), entries=(entry,))
+    return ShardSource(index, Selection(("jpg",), "txt"), "captions")
+
+
+class Groups(SyntheticSource):
+    """Row groups of 1,000 samples of 40 kB."""
+
+    units = (4,)
+    index = SimpleNamespace(
+        paths=("0.parquet",), entries=(Entry(40_000 * 4000, "0", 4000, "", {}, {}),), rows=None, payload=None
+    )
+
+    def shard_sizes(self) -> list[int]:
+        return [1000] * 4
+
+
+def chosen(source: Source, batch: int, ranks: int, room: int = GIB, **data: Any) -> Any:
+    return choose_lanes(Data(train=("0.tar",), **data), source, batch, ranks, room)
+
+
+@pytest.mark.parametrize(
+    ("sample_bytes", "batch", "ranks", "expected"),
+    [
+        (40_000, 64, 1, Lanes(105, 64)),
+        (40_000, 4096, 16, Lanes(104, 4096)),
+        (40_000, 32_768, 64, Lanes(52, 32_768)),  # 512 lanes a rank: half of 4 MiB each
+        (40_000, 32_768, 8, Lanes(16, 8192)),  # 4,096 lanes a rank would have 6 samples: 1,024 have 16
+        (3_000_000, 64, 1, Lanes(1, 64)),
+        (300_000_000, 64, 4, Lanes(1, 8)),
+        (300, 256, 1, Lanes(13_981, 256)),
+    ],
+)
+def test_blocks_of_4_mib_are_as_large_as_memory_allows(
+    sample_bytes: int, batch: int, ranks: int, expected: Lanes
+) -> None:
+    order = chosen(shards(sample_bytes), batch, ranks)
+    assert order == expected
+    open_bytes = order.block_samples * sample_bytes * -(-order.lanes // ranks)
+    assert open_bytes <= 1.01 * GIB
+    assert batch % order.lanes == 0
+
+
+def test_a_size_that_the_job_names_counts_and_lanes_follow() -> None:
+    assert chosen(shards(40_000), 64, 1, block_samples=500) == Lanes(500, 32)
+    assert chosen(shards(40_000), 64, 2, block_samples=500) == Lanes(500, 64)
+
+
+def test_row_groups_are_blocks_and_as_many_are_open_as_fit() -> None:
+    source: Any = Groups(4000)
+    assert mean_sample_bytes(source) == 40_000
+    assert chosen(source, 64, 1, row_group_cache_mb=512) == Lanes(1000, 8)
+    assert chosen(source, 64, 4, row_group_cache_mb=512) == Lanes(1000, 32)
+    assert chosen(source, 64, 1, row_group_cache_mb=1) == Lanes(1000, 1)
+
+
+def test_lanes_that_ranks_share_count_for_each_of_them() -> None:
+    """With 7 lanes on 4 ranks the second rank has parts of three: row groups would be read again."""
+    source: Any = Groups(4000)
+    assert chosen(source, 28, 4, row_group_cache_mb=100) == Lanes(1000, 4)
+    assert chosen(source, 28, 4, row_group_cache_mb=120) == Lanes(1000, 7)
+
+
+def test_samples_that_are_read_alone_have_blocks_of_any_size() -> None:
+    assert chosen(SyntheticSource(4000), 64, 1) == Lanes(256, 64)
+
+
+def test_check_says_what_a_rank_reads_at_once(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(bytes(10_000_000))
+
+    def said(train: str, batch: int, ranks: int, **data: Any) -> list[tuple[str, str]]:
+        job = tiny_job(data={"format": "auto", "train": (train,), **data}, optim={"global_batch_size": batch})
+        return list(reading_rows(job, plan(job, ranks)))
+
+    text = (
+        "blocks of 4 MiB, each once: in a new run a rank reads up to {} MB before its first step, has at "
+        "most {} MB of them open, and reads {} MB ahead"
+    )
+    assert said("http://store.example/{0..9}.tar", 64, 1) == [("reading", text.format(134, 268, 67))]
+    assert said("http://store.example/0.tar", 64, 4, read_ahead_mb=500) == [
+        ("reading", text.format(34, 67, 524))
+    ]
+    assert said("http://store.example/0.tar", 8192, 2) == [("reading", text.format(537, "1,074", 67))]
+    assert said(str(tmp_path / "0.tar"), 64, 1) == [("reading", text.format(10, 10, 10))]
+    named = text.replace("4 MiB", "20,000 samples")
+    several = "http://store.example/0.tar"
+    assert said(several, 2, 1, block_samples=20_000) == [("reading", named.format(537, "1,074", 67))]
+    row_groups = "row groups, each once: a rank has at most 537 MB of them open, and reads 67 MB ahead"
+    assert said("http://store.example/{0..9}.parquet", 64, 1) == [("reading", row_groups)]
+    assert said("0.arrow", 64, 1) == []
+    job = tiny_job()
+    assert list(reading_rows(job, plan(job, 1))) == [], "synthetic data are not read"
