@@ -63,7 +63,7 @@ def fsdp_given(two_gpus: None, tmp_path_factory: pytest.TempPathFactory) -> Give
 
 
 def expected(case: str, backend: str) -> Counter[str]:
-    """Bytes that a rank gives to each kind of collective in a step, by the arithmetic of `plan scaling`."""
+    """Bytes that a rank gives to each kind of collective in a step, as `estimate/scaling.py` reckons them."""
     keys = CASES[case]
     shape, job = architecture(Model(name=VIT)), tiny_job(optim=keys["optim"], model={"precision": "bf16"})
     assert shape is not None

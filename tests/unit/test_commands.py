@@ -15,23 +15,21 @@ NO_COMMAND = {
     "__init__", "__main__", "commands", "data_options", "entry", "main", "options", "output", "suggested",
 }  # fmt: skip
 """Modules without a command: where the program begins, and what commands share."""
-INSIDE = {"plan_scaling": "scaling"}
-"""Modules of a command that stands in another one's group, with the name of its function."""
 MODULES = sorted({path.stem for path in FOLDER.glob("*.py")} - NO_COMMAND)
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_of_the_command_line_is_one_command(module: str) -> None:
     found = import_module(f"trainer.cli.{module}")
-    assert isinstance(getattr(found, INSIDE.get(module, "command")), click.Command)
-    name = (INSIDE.get(module) and f"{module.replace('_', ' ')}") or module.replace("_", "-")
+    assert isinstance(found.command, click.Command)
+    name = module.replace("_", "-")
     word = {"evaluate": "eval", "import-weights": "import"}.get(name, name)
     assert (found.__doc__ or "").partition("`clipship ")[2].startswith(word)
 
 
 def test_every_command_is_in_a_module() -> None:
     commands = cli.list_commands(click.Context(cli))
-    assert len(commands) == len(set(MODULES) - INSIDE.keys())
+    assert len(commands) == len(MODULES)
 
 
 def calls(path: Path) -> set[str]:

@@ -29,9 +29,10 @@ def command(
     The object of --json has `ok`. If it is false, `problems` lists them, and the exit code is 2. Otherwise
     it has name, run_folder, ranks, samples, steps, global_batch_size, batch_size_per_rank,
     micro_batch_size, accumulation, checkpoint_bytes, disk_free_bytes and save_s (from a request to stop to
-    the checkpoint); for GPUs gpu_bytes, samples_per_s and hours, which are estimates; warnings; no_effect
-    (key -> reason); and rows, the lines of the table by topic. What is not known is null. A job with
-    [[stage]] has stages, a list with the steps, global_batch_size and estimates of each later one.
+    the checkpoint); for GPUs the estimates gpu_bytes, samples_per_s and hours, and on a cluster step_s and
+    efficiency (share of its speed alone that each GPU keeps); warnings; no_effect (key -> reason); and rows,
+    the lines of the table by topic. What is not known is null. A job with [[stage]] has stages, a list with
+    the steps, global_batch_size and estimates of each later one.
 
     Examples:
       clipship check job.toml

@@ -266,14 +266,6 @@ def diff() -> click.Command:
 
 
 @_lazy
-def plan() -> click.Command:
-    """Say what to expect of a run: what more GPUs bring."""
-    from trainer.cli.plan import command
-
-    return command
-
-
-@_lazy
 def fabrics() -> click.Command:
     """List networks between nodes, and what a job gets for each."""
     from trainer.cli.fabrics import command

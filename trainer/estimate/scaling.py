@@ -1,4 +1,4 @@
-"""Weak scaling by a model: what a step's collectives cost on many GPUs, and what of it hides behind work.
+"""A step on many GPUs, by a model: what its collectives cost, and what of them hides behind work.
 
 Pure; imports no torch. docs/performance.md has the formulas and the assumptions; nothing here was measured on
 a network. n: samples of a rank; N: samples of all ranks; D: width of the features.
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainer.comm.backends import BACKENDS
+from trainer.comm.backends import BACKENDS, row_of
 from trainer.comm.shard_degree import planned_degree
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
@@ -17,15 +17,13 @@ from trainer.config.fabric_rates import FabricRate
 from trainer.config.gpus import Gpu
 from trainer.config.loss_tile import in_tf32, plain_bytes, spares_network, tile_rows
 from trainer.config.losses import LOSSES, Contrast
-from trainer.errors import InputError
-from trainer.estimate.architecture import Architecture, architecture
+from trainer.estimate.architecture import Architecture
 from trainer.estimate.step_speed import step_speed, text_forward_share
 
 Place = Literal["forward", "text", "loss", "backward"]
 """Part of a step: both forward passes, that of the text tower alone, the loss, the backward pass."""
 Kind = Literal["all_gather", "all_reduce", "reduce_scatter", "shift"]
 
-NODE_GPUS = 8
 _LINE_RATE = 0.9
 """Share of a link's rate that a collective reaches."""
 _FLOAT = 4
@@ -55,9 +53,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class Scaling:
-    """A step on a number of GPUs."""
+    """A step on all GPUs of a plan."""
 
-    gpus: int
     step_s: float
     exposed_s: float
     """Seconds of collectives that nothing hides."""
@@ -65,10 +62,6 @@ class Scaling:
     """Seconds of the loss's products, which grow with the global batch."""
     efficiency: float
     """Speed of each GPU, as a share of that of a single one."""
-    tiles: bool
-    """True if the loss is computed in tiles."""
-    communication: float
-    """The same if the loss's products took no time: what collectives alone leave of the speed."""
 
 
 def collectives(
@@ -123,7 +116,7 @@ def _of_model(
 
 def _of_shards(shape: Architecture, plan: BatchPlan, job: Job) -> Iterator[Collective]:
     """Yields the collectives of ranks of which each group of some consecutive ones holds the model once."""
-    degree = planned_degree(job.comm.fsdp.shard_degree, plan.world_size, NODE_GPUS)
+    degree = planned_degree(job.comm.fsdp.shard_degree, plan.world_size, job.resources.ranks_per_node)
     settings, half = job.comm.fsdp, job.model.precision in _HALF_PRECISIONS
     value = _HALF if half and settings.param_dtype == "auto" else _FLOAT
     trained = BACKENDS["fsdp"].gradient_bytes(job.comm) * shape.trained_parameters * plan.accumulation
@@ -145,16 +138,19 @@ def _of_shards(shape: Architecture, plan: BatchPlan, job: Job) -> Iterator[Colle
         yield Collective("all_reduce", "backward", nbytes, times, hidden=True, **among)
 
 
-def seconds_of(collective: Collective, gpus: int, fabric: FabricRate) -> float:
-    """Returns the seconds of a collective by itself: the slower of both kinds of links, and its hops."""
+def seconds_of(collective: Collective, gpus: int, fabric: FabricRate, per_node: int) -> float:
+    """Returns the seconds of a collective by itself: the slower of both kinds of links, and its hops.
+
+    `per_node` are the GPUs of a node.
+    """
     ranks = collective.ranks or gpus
-    inside = max(1, min(ranks, NODE_GPUS // collective.stride))
+    inside = max(1, min(ranks, per_node // collective.stride))
     nodes = -(-ranks // inside)
     node_s, gpu_s = (_LINE_RATE * rate * 1e9 for rate in (fabric.node_gb_s, fabric.gpu_gb_s))
-    node_s /= min(collective.stride, NODE_GPUS)  # as many groups share a node's links
+    node_s /= min(collective.stride, per_node)  # as many groups share a node's links
     hop_s = fabric.latency_us * 1e-6
     if collective.what == "shift":
-        link = gpu_s if nodes == 1 else min(gpu_s, node_s / NODE_GPUS)  # one GPU of a node sends to the next
+        link = gpu_s if nodes == 1 else min(gpu_s, node_s / per_node)  # one GPU of a node sends to the next
         return collective.nbytes / link + collective.times * hop_s
     # Bytes of the result of a gather, of the input of the others.
     whole = collective.nbytes * ranks if collective.what == "all_gather" else collective.nbytes
@@ -166,53 +162,38 @@ def seconds_of(collective: Collective, gpus: int, fabric: FabricRate) -> float:
     return max(network, links) + collective.times * (hops + 1) * hop_s
 
 
-def weak_scaling(
-    shape: Architecture,
-    job: Job,
-    per_gpu: int,
-    gpus: int,
-    gpu: Gpu,
-    fabric: FabricRate,
-    backend: str,
-    bucket_mb: float,
-) -> Scaling:
-    """Returns the step of `per_gpu` samples on each of `gpus` GPUs, as parts of one global batch.
+def scaled_step(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu, fabric: FabricRate) -> Scaling:
+    """Returns the plan's step with the job's backend, on nodes of as many GPUs as the job's."""
+    row, per_node = row_of(job), job.resources.ranks_per_node
+    work_s = plan.batch_size_per_rank / step_speed(shape, job, plan, gpu).samples_s
 
-    `bucket_mb` are the MiB of gradients in one all-reduce. Whether the loss is in tiles follows from the
-    job and the GPU's memory.
-    """
-    bucket = bucket_mb * _MIB
-    alone = BatchPlan(1, per_gpu, per_gpu, per_gpu, 1)
-    work_s = per_gpu / step_speed(shape, job, alone, gpu).samples_s
-
-    def asked_s(world: int) -> float:
-        nodes = -(-world // NODE_GPUS)
-        return BACKENDS[backend].negotiation_s(job, world, nodes, fabric.latency_us * 1e-6)
-
-    def step(world: int) -> tuple[float, float, float, bool]:
-        plan = BatchPlan(world, world * per_gpu, per_gpu, per_gpu, 1)
-        tiles = in_tiles(shape, job, plan, gpu)
-        loss_s = _loss_flops(shape, job, plan) / (gpu.tflops[_loss_type(job, tiles=tiles)] * 1e12)
-        found = collectives(shape, job, plan, backend, bucket, tiles=tiles)
+    def step(world: int) -> tuple[float, float, float]:
+        of_world = replace(plan, world_size=world, global_batch_size=world * plan.batch_size_per_rank)
+        tiles = in_tiles(shape, job, of_world, gpu)
+        loss_s = _loss_flops(shape, job, of_world) / (gpu.tflops[_loss_type(job, tiles=tiles)] * 1e12)
+        found = collectives(shape, job, of_world, row.name, row.reduced_mb(job.comm) * _MIB, tiles=tiles)
         room: dict[Place, float] = {
             "forward": work_s / 3,
             "text": work_s * text_forward_share(shape, job, plan),
             "loss": loss_s / _LOSS_PRODUCTS["clip"],
-            "backward": work_s * 2 / 3,
+            # Ranks that each hold the whole model reduce its gradients beside their last micro-batch alone.
+            "backward": work_s * 2 / 3 / (1 if row.splits_model else plan.accumulation),
         }
-        exposed_s = _exposed_s(found, room, world, fabric, asked_s(world))
-        return work_s + loss_s + exposed_s, exposed_s, loss_s, tiles
+        asked_s = row.negotiation_s(job, world, -(-world // per_node), fabric.latency_us * 1e-6)
+        exposed_s = _exposed_s(found, room, world, fabric, per_node, asked_s)
+        return work_s + loss_s + exposed_s, exposed_s, loss_s
 
-    alone_s = step(1)[0]
-    step_s, exposed_s, loss_s, tiles = step(gpus)
-    return Scaling(gpus, step_s, exposed_s, loss_s, alone_s / step_s, tiles, work_s / (work_s + exposed_s))
+    step_s, exposed_s, loss_s = step(plan.world_size)
+    return Scaling(step_s, exposed_s, loss_s, step(1)[0] / step_s)
 
 
 def in_tiles(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> bool:
     """Returns whether the ranks compute the loss in tiles."""
     samples = plan.batch_size_per_rank, plan.global_batch_size
     plain = plain_bytes(*samples, shape.embed_dim, labelled=job.optim.labelled)
-    spares = spares_network(LOSSES[job.optim.loss].contrast, -(-plan.world_size // NODE_GPUS))
+    spares = spares_network(
+        LOSSES[job.optim.loss].contrast, -(-plan.world_size // job.resources.ranks_per_node)
+    )
     return tile_rows(job.loss_tile, plain, gpu.memory, spares=spares) > 0
 
 
@@ -232,6 +213,7 @@ def _exposed_s(
     room: Mapping[Place, float],
     gpus: int,
     fabric: FabricRate,
+    per_node: int,
     negotiation_s: float,
 ) -> float:
     """Returns the seconds for which all wait.
@@ -242,7 +224,7 @@ def _exposed_s(
     """
 
     def seconds(one: Collective) -> float:
-        return seconds_of(one, gpus, fabric)
+        return seconds_of(one, gpus, fabric, per_node)
 
     exposed = sum(seconds(one) for one in found if not one.hidden)
     for place, room_s in room.items():
@@ -256,27 +238,3 @@ def _exposed_s(
         return exposed
     # The last bucket of gradients waits for one, and so does each collective of the loss.
     return exposed + negotiation_s * (1 + sum(one.times for one in found if one.place == "loss"))
-
-
-def on_all_backends(
-    job: Job, per_gpu: int, most: int, gpu: Gpu, fabric: FabricRate
-) -> Iterator[tuple[str, Scaling]]:
-    """Yields the estimates of all backends for one GPU, one node, and eight times as many, up to `most`.
-
-    Raises InputError if the config of the model does not say its size.
-    """
-    shape = architecture(job.model)
-    if shape is None:
-        raise InputError(
-            f"the config of {job.model.name} does not say its size; those of open_clip's own transformers "
-            "and of SigLIP do"
-        )
-    counts = [1]
-    while counts[-1] * NODE_GPUS < most:
-        counts.append(counts[-1] * NODE_GPUS)
-    for backend, row in BACKENDS.items():
-        for count in [*counts, *([most] if most > 1 else [])]:
-            yield (
-                backend,
-                weak_scaling(shape, job, per_gpu, count, gpu, fabric, backend, row.reduced_mb(job.comm)),
-            )

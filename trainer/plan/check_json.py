@@ -10,6 +10,7 @@ from trainer.estimate.size import checkpoint_bytes
 from trainer.estimate.step_speed import step_speed
 from trainer.plan.describe import Facts, all_warnings, rows_of, total_steps
 from trainer.plan.device import on_gpus
+from trainer.plan.gpu import scaling_of
 from trainer.plan.stages import LaterStage
 from trainer.plan.unused_keys import unused_keys
 from trainer.run.folder import run_folder
@@ -56,8 +57,13 @@ def _of_stage(stage: LaterStage, world_size: int, *, local: bool) -> dict[str, f
 
 
 def _of_gpu(job: Job, world_size: int, steps: int | None, *, local: bool) -> dict[str, float | None]:
-    """Returns estimates: bytes of a GPU's memory, samples a second of all GPUs, hours of the run."""
-    fields: dict[str, float | None] = {"gpu_bytes": None, "samples_per_s": None, "hours": None}
+    """Returns estimates: bytes of a GPU's memory, samples a second of all GPUs, hours of the run.
+
+    On a cluster also the seconds of a step with what its GPUs wait for each other, and the share of a GPU's
+    speed alone that this leaves.
+    """
+    names = ("gpu_bytes", "samples_per_s", "hours", "step_s", "efficiency")
+    fields: dict[str, float | None] = dict.fromkeys(names)
     shape, gpu = planned_architecture(job.model), job.resources.known_gpu
     if shape is None or not on_gpus(job, local=local):
         return fields
@@ -68,6 +74,8 @@ def _of_gpu(job: Job, world_size: int, steps: int | None, *, local: bool) -> dic
         fields["samples_per_s"] = speed.samples_s * world_size
         if steps is not None:
             fields["hours"] = speed.hours(steps * batch_plan.global_batch_size, world_size)
+    if not local and (scaling := scaling_of(job, batch_plan)) is not None:
+        fields["step_s"], fields["efficiency"] = scaling.step_s, scaling.efficiency
     return fields
 
 

@@ -30,7 +30,7 @@ from trainer.plan.device import device_rows, no_gpu_here, on_gpus
 from trainer.plan.disk import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.plan.environment import environment_row, missing_here, not_in_the_image
 from trainer.plan.first_samples import FirstSamples
-from trainer.plan.gpu import gpu_rows, too_large
+from trainer.plan.gpu import gpu_rows, scaling_rows, too_large
 from trainer.plan.places import odd_places
 from trainer.plan.save import SaveTime, interval_rows, save_rows, save_time, too_little_notice
 from trainer.plan.scores import score_rows
@@ -117,6 +117,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
         environment_row(job, local=local),
         ("batch", batch_text(facts.planned, facts.batch_plan)),
         *(gpu_rows(job, facts.batch_plan, total_steps(job, samples)) if on_gpus(job, local=local) else []),
+        *(scaling_rows(job, facts.batch_plan) if not local and on_gpus(job, local=local) else []),
         ("backend", _backend(job, local=local)),
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),

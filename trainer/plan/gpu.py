@@ -1,21 +1,25 @@
 """Text of `clipship check` about a GPU's memory and time, by arithmetic on the model. Imports no torch."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
+from trainer.config.fabric_rates import FabricRate, rates_between
 from trainer.config.gpus import GIB, Gpu
 from trainer.estimate.architecture import Architecture, planned_architecture
 from trainer.estimate.fit import advice, fits, largest_micro_batch, memory_of
+from trainer.estimate.scaling import Scaling, scaled_step
 from trainer.estimate.step_speed import step_speed
 from trainer.model.catalog import known_models
 from trainer.model.text_size import text_parameters, text_tower
-from trainer.report.wording import span
+from trainer.report.wording import percent, span
 from trainer.text.wording import many
 
 _HOUR_S = 3600.0
 _PAGE = "docs/performance.md"
+_MORE_NODES = (2, 4, 8)
+"""Multiples of a job's nodes for which its speed is estimated."""
 _LEAST_GIB = 0.05
 """Parts of the memory below this are left out of the list."""
 
@@ -70,6 +74,39 @@ def _estimate(shape: Architecture, job: Job, batch_plan: BatchPlan, gpu: Gpu, st
         hours = speed.hours(steps * batch_plan.global_batch_size, gpus)
         text += f", {_time(hours)}, {_count(hours * gpus)} GPU-hours at least"
     return f"{text}; from the GPU's peak rates, not measured ({_PAGE})"
+
+
+def scaling_of(job: Job, batch_plan: BatchPlan, times: int = 1) -> Scaling | None:
+    """Returns the step on all GPUs of a plan, or on so many times as many with the same samples on each.
+
+    None: there is one GPU, or the size of the model or the rates of the GPU are not known.
+    """
+    shape, gpu = planned_architecture(job.model), job.resources.known_gpu
+    if shape is None or gpu is None or batch_plan.world_size == 1:
+        return None
+    world, samples = times * batch_plan.world_size, times * batch_plan.global_batch_size
+    larger = replace(batch_plan, world_size=world, global_batch_size=samples)
+    return scaled_step(shape, job, larger, gpu, _network(job))
+
+
+def _network(job: Job) -> FabricRate:
+    return rates_between(job.resources.fabric, job.resources.gpu)
+
+
+def scaling_rows(job: Job, batch_plan: BatchPlan) -> Iterator[tuple[str, str]]:
+    """Yields the rows about what GPUs lose by waiting for each other: on the job's nodes, and on more."""
+    steps = [step for times in (1, *_MORE_NODES) if (step := scaling_of(job, batch_plan, times))]
+    if not steps:
+        return
+    found, *larger = steps
+    takes = f"a step takes about {span(found.step_s)}, of which {span(found.exposed_s)} go into waiting"
+    yield "scaling", f"{takes} and {span(found.loss_s)} into the loss; assumed: {_network(job).source}"
+    kept = [
+        f"{percent(step.efficiency)} on {many(times * job.resources.nodes, 'node')}"
+        for times, step in zip(_MORE_NODES, larger, strict=True)
+    ]
+    own = f"each GPU keeps {percent(found.efficiency)} of its speed alone"
+    yield "", f"{own}, and with as many samples on each {', '.join(kept)}; not measured ({_PAGE})"
 
 
 def _count(hours: float) -> str:
