@@ -17,7 +17,8 @@ from trainer.plan.describe import Facts, rows_of
 from trainer.plan.gpu import gpu_rows
 
 MISSING = """
-import sys
+import sys, time
+time.sleep = lambda _: None  # between the tries of the hub's client
 from tests.support.jobs import tiny_job
 from trainer.errors import StorageError, InputError
 from trainer.model.build import untrained
@@ -68,5 +69,5 @@ def test_a_text_tower_that_the_hub_does_not_give_is_named() -> None:
 def test_what_transformers_says_of_a_tower_is_no_bug_of_the_model() -> None:
     job = tiny_job(model={"text": "/towers/odd"})
     job = job.model_copy(update={"model": job.model.model_copy(update={"name": "ViT-B-32"})})
-    explained = _explained(ValueError("unknown kind"), job, None, "")
+    explained = _explained(ValueError("unknown kind"), job, None)
     assert "the text tower /towers/odd (model.text): ValueError: unknown kind" in str(explained)
