@@ -115,6 +115,28 @@ def test_a_wrong_line_is_explained_in_the_users_words(job_path: Path, line: str,
     assert expected in found[0]
 
 
+@pytest.mark.parametrize(
+    ("key", "hatch"),
+    [
+        ("slurm.mail_type", "If it is an option of sbatch, give it as slurm.extra.mail-type"),
+        ("slurm.exclusive", "did you mean slurm.exclude? If it is an option of sbatch, "),
+        (
+            "kubernetes.seccomp",
+            "If it is a field of a pod, or of the object that runs the pods, set it in kubernetes.patch",
+        ),
+        (
+            "comm.nccl.debug",
+            "has: socket_ifname, ib_hca. If it is a variable of NCCL, set it in [env]: NCCL_DEBUG",
+        ),
+        ("comm.horovod.cache_capacity", "set it in [env]: HOROVOD_CACHE_CAPACITY"),
+    ],
+)
+def test_an_unknown_key_of_a_section_with_a_hatch_is_sent_there(job_path: Path, key: str, hatch: str) -> None:
+    [problem] = problems(job_path, f"{key} = 1\n{SMALLEST}")
+    assert problem.startswith(f"job.toml:1: {key}: unknown key; ")
+    assert hatch in problem
+
+
 def test_missing_keys_and_sections_are_named(job_path: Path) -> None:
     assert problems(job_path, "[data]\ntrain = 'a.tar'\n[optim]\nsteps = 1\n") == [
         "job.toml: name: missing; it must be given at the top of the file",

@@ -66,6 +66,8 @@ class FsdpComm(Section):
 class HorovodComm(Section):
     """Settings of Horovod; None keeps Horovod's own default, where no other is named."""
 
+    hatch = "If it is a variable of Horovod, set it in [env]: HOROVOD_{variable}"
+
     fusion_mb: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
     """MiB of gradients in one all-reduce (default 25): larger buckets use the network better, smaller ones
     overlap earlier with the backward pass; 0 sends each parameter's alone. Horovod's own fusion, which
@@ -87,6 +89,8 @@ class HorovodComm(Section):
 
 class Nccl(Section):
     """Settings of NCCL; None keeps NCCL's own choice. NCCL has no NCCL_TIMEOUT: see [timeouts]."""
+
+    hatch = "If it is a variable of NCCL, set it in [env]: NCCL_{variable}"
 
     socket_ifname: Text | None = None
     """NCCL_SOCKET_IFNAME: prefix of the network interface's name; `=eth0` means exactly eth0, `^docker` all

@@ -193,6 +193,7 @@ class Kubernetes(SchedulerSection):
     deadline_s: Annotated[int, Field(ge=1)] | None = None
     """Longest time in seconds that the launcher, or without one the job, may run. None: no limit."""
     patch: Patch = optional_section(Patch)
+    hatch = "If it is a field of a pod, or of the object that runs the pods, set it in kubernetes.patch"
 
     @property
     def without_gpus(self) -> bool:

@@ -5,9 +5,10 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from trainer.config.job import Job
+from trainer.config.keys import section_of
 from trainer.config.overrides import Override
 from trainer.config.toml_lines import Key, Lines
 from trainer.config.types import (
@@ -18,6 +19,7 @@ from trainer.config.types import (
     REGION,
     VARIABLE,
     VERSION,
+    Section,
 )
 from trainer.text.masking import masked
 from trainer.text.terminal import one_line
@@ -91,16 +93,12 @@ def _key(location: tuple[int | str, ...]) -> Key:
     return tuple(names)
 
 
-def _section(key: Key) -> type[BaseModel] | None:
+def _section(key: Key) -> type[Section] | None:
     """Returns the section that the key names; None for a value or an unknown key."""
-    section: type[BaseModel] = Job
+    section: type[Section] | None = Job
     for name in key:
-        field = section.model_fields.get(name)
-        if field is None or not (
-            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        ):
-            return None
-        section = field.annotation
+        field = section.model_fields.get(name) if section else None
+        section = section_of(field) if field else None
     return section
 
 
@@ -172,7 +170,17 @@ def _wanted(kind: str, context: Mapping[str, Any]) -> str | None:
 
 
 def _unknown(key: Key) -> str:
-    """Returns the message for an unknown key, with the nearest key of the section, else of any section."""
+    """Returns the message for an unknown key: what may have been meant, and the section's hatch."""
+    section, nearest = _section(key[:-1]), _nearest(key)
+    if section is None or not section.hatch:
+        return nearest
+    name = one_line(key[-1])
+    hatch = section.hatch.format(option=name.replace("_", "-"), variable=name.upper())
+    return f"{nearest}{'' if nearest.endswith('?') else '.'} {hatch}"
+
+
+def _nearest(key: Key) -> str:
+    """Returns the message for an unknown key with the nearest key of the section, else of any section."""
     section = _section(key[:-1])
     known = list(section.model_fields) if section else []
     inside = f"[{'.'.join(key[:-1])}]" if key[:-1] else "a job file"

@@ -75,6 +75,7 @@ class Slurm(SchedulerSection):
     """Other options of sbatch, without their dashes: qos = "high", constraint = "ib", mail-type = "END,FAIL";
     true for an option without a value, such as exclusive. Options that follow from other keys are refused,
     and the message names the key."""
+    hatch = "If it is an option of sbatch, give it as slurm.extra.{option}"
 
     srun: dict[str, OneLine | bool] = Field(default_factory=dict)
     """Other options of the srun that starts the ranks, without their dashes: hint = "nomultithread",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -107,6 +107,12 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
+
+    hatch: ClassVar[str] = ""
+    """Sentence for an unknown key of this section: where to give what has no key of its own.
+
+    {option} and {variable} stand for the key's name, spelled as an option or as a variable.
+    """
 
 
 class SchedulerSection(Section):
