@@ -120,8 +120,6 @@ class Kept:
     folder: Path
     skipped: Mapping[str, int]
     """Number of samples that the node's ranks have skipped, by cause."""
-    node: str = ""
-    """Node that has kept the step; empty: the one that reads it."""
 
     @property
     def skipped_before(self) -> Mapping[str, int]:

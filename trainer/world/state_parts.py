@@ -99,12 +99,6 @@ def newest_step(folder: Path, start: str) -> int:
     return steps[0].step if steps else 0
 
 
-def files_of(step: WholeStep) -> list[str]:
-    """Returns the names of all files of a step: layout, bytes and headers."""
-    names = [header.name for header in step.headers]
-    return [layout_file(step.layout), data_file(step.layout, step.buffer), *names]
-
-
 def data_file(layout: str, buffer: int) -> str:
     """Returns the name of the file with the bytes of one buffer in this layout."""
     return f"{layout}-{buffer}.data"

@@ -230,18 +230,17 @@ class Membership:
 def source_of(
     kept: Mapping[int, int], nodes: Mapping[int, str], world: WorldPlan, saved_step: int
 ) -> tuple[int, int | None]:
-    """Returns the step from which a world goes on, and the member that has to hand it over, if one has to.
+    """Returns the step from which a world goes on, and a member without a rank there that has a newer one.
 
     `kept` has the newest step of each member's node, `nodes` the node of each member, and `saved_step` is the
-    step of the newest checkpoint. Nobody hands a step over if a node of the world has one in memory: it is
-    one step older at most, and sooner done again than copied.
+    step of the newest checkpoint. The member is None unless the checkpoint has to serve in its place.
     """
     in_world = {node for _, node in world.members}
     near = max((step for member, step in kept.items() if nodes.get(member) in in_world), default=0)
     newest = max(kept.values(), default=0)
     if near > saved_step or newest <= saved_step:
         return max(near, saved_step), None
-    return newest, min(member for member, step in kept.items() if step == newest)
+    return saved_step, min(member for member, step in kept.items() if step == newest)
 
 
 @dataclass(frozen=True)
