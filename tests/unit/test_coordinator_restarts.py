@@ -99,6 +99,9 @@ class Story(StubActions):
         while not arrived():
             await asyncio.sleep(0.01)
 
+    async def regrouped(self, generation: int) -> None:
+        await self.until(lambda: Regroup(generation) in self.said)
+
     async def restarted(self, generation: int) -> None:
         start = Start(generation=generation, variables=START)
         await self.until(lambda: start in self.said or self.records)
@@ -553,7 +556,7 @@ async def lose_twice(story: Story, its: Coordinator, *steps: int, joined: bool =
     """
     for generation, step in enumerate(steps, 2):
         its.receive(failed(0, generation - 1, step=step + 1))
-        await story.until(lambda due=generation - 1: story.kinds().count(Regroup) == due)
+        await story.regrouped(generation)
         its.receive(
             Joined(0, "n0", idle=True, in_memory=step) if joined else Ended(generation, 0, in_memory=step)
         )
