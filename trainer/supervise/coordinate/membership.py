@@ -275,26 +275,21 @@ def exclusions(
     return tuple(replace(row, since=since.get((row.node, row.kind), round(now, 3))) for row in rows[:_MOST])
 
 
-def exclusions_from_json(rows: Sequence[Any]) -> tuple[Exclusion, ...]:
-    """Returns what a row of restarts.json has; sentences of an older version are passed over.
-
-    Raises TypeError if a row is none.
-    """
-    tables = [row for row in rows if isinstance(row, Mapping)]
-    return tuple(Exclusion(**{**row, "members": tuple(row.get("members", ()))}) for row in tables)
+def exclusions_from_json(rows: Iterable[Mapping[str, Any]]) -> tuple[Exclusion, ...]:
+    """Returns the rows of `left_out` in restarts.json. Raises TypeError if one is none."""
+    return tuple(Exclusion(**{**row, "members": tuple(row["members"])}) for row in rows)
 
 
 def exclusions_text(rows: Any) -> list[str]:
     """Returns a phrase such as `1 supervisor on b: gone` for each of `left_out`, which comes from a file.
 
-    A sentence of an older version is returned as it is; what is neither is passed over.
+    Others may have changed the file: what is no row is passed over.
     """
-    return [text for row in (rows if isinstance(rows, list | tuple) else []) if (text := _phrase(row))]
+    rows = rows if isinstance(rows, list | tuple) else []
+    return [_phrase(row) for row in rows if isinstance(row, Mapping)]
 
 
-def _phrase(row: Any) -> str:
-    if not isinstance(row, Mapping):
-        return str(row) if isinstance(row, str) else ""
+def _phrase(row: Mapping[str, Any]) -> str:
     members = row.get("members")
     if row.get("kind") == "gone" and isinstance(members, list | tuple):
         where = f"on {row['node']}" if row.get("node") else "not seen yet"
