@@ -204,7 +204,7 @@ bench-learning: venv ## what a small CLIP learns of emoji in a style that it has
 bench-hang: venv ## limits that ranks learn from their steps: false alarms, seconds until a stopped rank is named; the last line is JSON
 	@$(PY) -m benchmarks.hang $(BENCH_ARGS)
 
-bench-heartbeat: venv ## what the supervisors cost, with 1,000 and 10,000 nodes simulated here
+bench-heartbeat: venv ## what the supervisors cost, with 125 and 1,250 nodes simulated here
 	@$(PY) -m benchmarks.heartbeat
 
 bench-generations: venv ## loses a node of 1,250 with 8 supervisors each, simulated here, and holds limits; what a run of that size writes and exchanges; the last line is JSON

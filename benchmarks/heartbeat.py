@@ -28,7 +28,7 @@ from tests.support.start import start
 from trainer.config.loader import dump_job
 from trainer.supervise.messages import End, Lost, Message
 from trainer.supervise.network.link import Link
-from trainer.supervise.network.tree import FANOUT, Tree
+from trainer.supervise.network.tree import Tree
 from trainer.sysinfo.addresses import free_port
 from trainer.world.rendezvous import Rendezvous
 
@@ -223,7 +223,7 @@ def real_steps() -> dict[str, float]:
 
 
 def main(sizes: list[int]) -> None:
-    print(f"{os.cpu_count()} cores, {WORKERS + 1} processes, fan-out {FANOUT}")
+    print(f"{os.cpu_count()} cores, {WORKERS + 1} processes")
     trees = []
     for nodes in sizes:
         trees.append(measure(nodes))
@@ -240,4 +240,4 @@ def main(sizes: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]] or [1000, 10_000])
+    main([int(word) for word in sys.argv[1:]] or [125, 1250])

@@ -63,24 +63,17 @@ def test_lines_of_a_run_fit_the_terminal(job: Path, columns: int) -> None:
         assert {"loss", "samples/s", "ETA"} <= {*parts} < {*STEP_PARTS}
 
 
-def test_a_start_says_what_it_does_and_the_next_one_how_long_that_takes(job: Path, tmp_path: Path) -> None:
-    variables = {"TERM": "xterm", "XDG_STATE_HOME": str(tmp_path), "UNKNOWN": "so ranks import torch anew"}
-
-    def text() -> str:
-        command = [*CLIPSHIP, "run", str(job), "--nproc", "2", "--fresh"]
-        terminal = Terminal(command, 80, env={**os.environ, **variables})
-        try:
-            assert terminal.end() == 0, terminal.text
-        finally:
-            terminal.close()
-        assert not [line for line in terminal.lines() if re.match(r"loading torch|first step ", line)]
-        return terminal.text
-
-    first = text()
-    assert re.search(r"\x1b\[Kloading torch  \d+ s\r", first)
-    assert re.search(r"\r\x1b\[Krun folder  ", first), "rank 0 erases the line before it prints"
-    assert "first step done in" not in first
-    assert re.search(r"\x1b\[Kloading torch  .*, first step done in about \d+ s\r", text())
+def test_a_start_says_what_it_does(job: Path) -> None:
+    variables = {"TERM": "xterm", "UNKNOWN": "so ranks import torch anew"}
+    command = [*CLIPSHIP, "run", str(job), "--nproc", "2", "--fresh"]
+    terminal = Terminal(command, 80, env={**os.environ, **variables})
+    try:
+        assert terminal.end() == 0, terminal.text
+    finally:
+        terminal.close()
+    assert not [line for line in terminal.lines() if re.match(r"loading torch|first step ", line)]
+    assert re.search(r"\x1b\[Kloading torch  \d+ s\r", terminal.text)
+    assert re.search(r"\r\x1b\[Krun folder  ", terminal.text), "rank 0 erases the line before it prints"
 
 
 @pytest.mark.parametrize("columns", [80, 200])

@@ -25,8 +25,8 @@ class TreeThatRecords:
     """It has what a roster needs of a tree."""
 
     def __init__(self) -> None:
-        self.plan, self.address = TreePlan("n0", 8), ("h", 1)
-        self.plan.parent("n0", ("h", 2), 1)
+        self.plan, self.address = TreePlan("n0"), ("h", 1)
+        self.plan.parent(1, "n0", ("h", 2))
         self.sent: list[Message] = []
 
     def down(self, message: Message) -> None:

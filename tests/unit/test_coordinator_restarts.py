@@ -44,7 +44,6 @@ from trainer.supervise.messages import (
     Stop,
     StopRequest,
 )
-from trainer.world.variables import HANDED_OVER_BY
 
 LIMITS = Limits(checkpoint_s=60.0, shutdown_s=60.0, max_restarts=2, backoff_s=0.0)
 START = {"MASTER_PORT": "4711"}
@@ -99,6 +98,9 @@ class Story(StubActions):
     async def until(self, arrived: Callable[[], object]) -> None:
         while not arrived():
             await asyncio.sleep(0.01)
+
+    async def regrouped(self, generation: int) -> None:
+        await self.until(lambda: Regroup(generation) in self.said)
 
     async def restarted(self, generation: int) -> None:
         start = Start(generation=generation, variables=START)
@@ -547,16 +549,14 @@ def test_parts_of_a_restart_come_from_rank_0_where_the_coordinator_does_not_have
     play(Story(limits=replace(LIMITS, run_folder=str(tmp_path))), work)
 
 
-async def lose_twice(
-    story: Story, its: Coordinator, *steps: int, fault: int = 0, joined: bool = False
-) -> Start:
-    """A fault in each generation, of one rank; returns the message that starts the last one.
+async def lose_twice(story: Story, its: Coordinator, *steps: int, joined: bool = False) -> Start:
+    """A fault of rank 0 in each generation; returns the message that starts the last one.
 
     `steps` are those that node n0 has in memory each time; with `joined` it says so as it comes back.
     """
     for generation, step in enumerate(steps, 2):
-        its.receive(failed(fault, generation - 1, step=step + 1))
-        await story.until(lambda: story.kinds().count(Regroup) == len(story.lines) + 1)
+        its.receive(failed(0, generation - 1, step=step + 1))
+        await story.regrouped(generation)
         its.receive(
             Joined(0, "n0", idle=True, in_memory=step) if joined else Ended(generation, 0, in_memory=step)
         )
@@ -571,45 +571,40 @@ async def lose_twice(
 
 
 def with_a_spare(tmp_path: Path, saved: int) -> Story:
-    """A run of one rank, on n0, with a spare on n1, and a checkpoint."""
-    checkpoint = tmp_path / "checkpoints" / f"step-{saved:08d}"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "manifest.json").touch()
+    """A run of one rank, on n0, with a spare on n1, and a checkpoint of step `saved`, or none."""
+    if saved:
+        checkpoint = tmp_path / "checkpoints" / f"step-{saved:08d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").touch()
     limits = replace(LIMITS, run_folder=str(tmp_path), max_restarts=9)
     return Story(limits=limits, obedient=False, keeps_going=True, ranks=1)
 
 
+OUT_OF_REACH = "clipship: step 5 is only in the memory of n0, which has no rank now: "
+
+
 @pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize(("saved", "giver"), [(4, 0), (5, None)])
-def test_node_without_a_rank_hands_the_newest_step_over_if_no_other_has_it(
-    tmp_path: Path, saved: int, giver: int | None, joined: bool
+@pytest.mark.parametrize(
+    ("saved", "where", "told"),
+    [
+        (5, "go on from step 5", None),
+        (4, "go on from step 4", OUT_OF_REACH + "the newest checkpoint, step 4, serves"),
+        (0, "start again from the beginning", OUT_OF_REACH + "there is no checkpoint"),
+    ],
+)
+def test_checkpoint_serves_if_only_a_node_without_a_rank_has_a_newer_step(
+    tmp_path: Path, saved: int, where: str, told: str | None, joined: bool
 ) -> None:
     """Node n0 has failed twice, so that n1, which was a spare, has the only rank of the third generation."""
 
     async def work(story: Story, its: Coordinator) -> None:
         start = await lose_twice(story, its, 3, 5, joined=joined)
         assert start.world == "1 1 n1"
-        assert start.giver == giver
-        assert start.variables.get(HANDED_OVER_BY) == (None if giver is None else "n0")
-        assert story.lines[-1].endswith("all ranks go on from step 5; without node n0: it has failed 2 times")
+        line = next(line for line in story.lines if "restart 2 of 9" in line)
+        assert line.endswith(f"all ranks {where}; without node n0: it has failed 2 times")
+        assert [line for line in story.lines if "only in the memory" in line] == ([told] if told else [])
 
     play(with_a_spare(tmp_path, saved), work)
-
-
-def test_step_that_the_run_has_gone_back_behind_is_not_handed_over(tmp_path: Path) -> None:
-    """The third generation began at the checkpoint and did steps, so what n0 still has is of another past."""
-
-    async def work(story: Story, its: Coordinator) -> None:
-        await lose_twice(story, its, 3, 5)
-        story.step = 4.0
-        its.receive(failed(0, 3, step=5))
-        await story.until(lambda: story.kinds()[-1] == Regroup)
-        for member, step in ((0, 5), (1, 0)):
-            its.receive(Ended(member=member, generation=4, in_memory=step))
-        await story.until(lambda: len(story.lines) == 3)
-        assert "all ranks go on from step 2" in story.lines[-1]
-
-    play(with_a_spare(tmp_path, 2), work)
 
 
 def test_line_and_record_say_the_newest_step_that_a_node_has_in_memory(tmp_path: Path) -> None:

@@ -54,24 +54,21 @@ def test_member_that_never_joined_is_gone_without_a_node() -> None:
     assert exclusions_text([row.__dict__]) == ["1 supervisor not seen yet: gone"]
 
 
-def test_rows_are_read_back_and_sentences_of_an_older_version_are_not() -> None:
+def test_rows_are_read_back() -> None:
     row = Exclusion("n1", "failed", "it has failed 2 times", (), 100.0)
     restart = Restart(2, "killed", 1, "n1", 6, 4, left_out=(row,))
     table = json.loads(json.dumps(restart.to_json()))
     assert restart_from_json(table) == restart
-    assert restart_from_json({**table, "left_out": ["node n1: it has failed 2 times"]}).left_out == ()
 
 
-def test_people_read_phrases_of_both_versions() -> None:
+def test_people_read_a_phrase_for_each_row() -> None:
     rows = [
         {"node": "n1", "kind": "gone", "reason": "gone", "members": [2, 3], "since": 1.0},
         {"node": "n2", "kind": "failed", "reason": "it has failed 2 times", "members": [], "since": 1.0},
-        "node n3: it has failed 2 times",
         7,
     ]
     assert exclusions_text(rows) == [
         "2 supervisors on n1: gone",
         "node n2: it has failed 2 times",
-        "node n3: it has failed 2 times",
     ]
     assert exclusions_text(None) == []

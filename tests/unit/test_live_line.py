@@ -1,23 +1,20 @@
 """The line that `clipship run` rewrites in a terminal while rank 0 prints nothing."""
 
 import io
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from tests.support.jobs import tiny_job
 from trainer.config.phases import SILENT, Stage
 from trainer.launch import live_line
-from trainer.launch.live_line import ENDING, START, LiveLine, Part, StartTimes, words
+from trainer.launch.live_line import ENDING, START, LiveLine, Part, words
 from trainer.text import live
 from trainer.text.live import waiting
 from trainer.world.heartbeat import RankState
 
-LAST = {"data index": 1.0, "preflight": 5.0, "restoring state": 2.0, "first step": 3.4, "evaluation": 200.0}
+LAST = {"preflight": 5.0, "checkpoint": 0.9, "evaluation": 200.0}
 
 
 def state(phase: str, began: float, step: int = 3, stage: str = "", stage_began: float = 0.0) -> RankState:
@@ -57,18 +54,6 @@ def test_a_start_names_its_stages_from_its_first_second_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "later", [state("step", 13.0, step=5), state("evaluation", 13.0), state("shutdown", 13.0)]
-)
-def test_a_first_step_that_is_over_before_the_line_looks_took_no_time(later: RankState) -> None:
-    restoring = state("init", 0.0, stage="restoring state", stage_began=12.0)
-    states = iter([restoring, later])
-    line = LiveLine(lambda: (next(states), True), 2, out=io.StringIO())
-    for now in (12.5, 14.0):
-        line.line(now)
-    assert line.times == {"restoring state": 1.0, "first step": 0.0}
-
-
-@pytest.mark.parametrize(
     ("rank", "now", "said"),
     [
         (state("first step", 14.0), 17.2, "first step  3 s"),
@@ -95,11 +80,11 @@ def test_steps_show_their_number_where_they_have_no_line_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("part", "taken", "said"),
     [
-        ("preflight", 2.0, "preflight  2 s of about 5 s, first step done in about 8 s"),
-        ("preflight", 7.0, "preflight  7 s (5 s last time), first step done in about 5 s"),
-        ("first step", 1.0, "first step  1 s of about 3 s"),
+        ("preflight", 2.0, "preflight  2 s of about 5 s"),
+        ("preflight", 7.0, "preflight  7 s (5 s last time)"),
         ("evaluation", 3.0, "evaluation  3 s of about 3 min 20 s"),
-        ("building model", 3.0, "building model  3 s"),  # no earlier start is known to have had it
+        ("checkpoint", 3.0, "checkpoint  3 s"),
+        ("building model", 3.0, "building model  3 s"),
     ],
 )
 def test_the_line_says_how_long_it_took_the_last_time(part: str, taken: float, said: str) -> None:
@@ -116,55 +101,10 @@ def test_each_stage_has_room_in_the_heartbeat() -> None:
     assert max(map(len, get_args(Stage))) <= 16
 
 
-def test_the_times_of_a_start_are_known_at_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    states = iter(
-        [
-            state("init", 0.0, stage="preflight", stage_began=10.0),
-            state("first step", 15.0),
-            state("step", 18.0),
-            state("evaluation", 20.0),
-            state("step", 24.0),
-            state("evaluation", 30.0),
-            state("step", 50.0),  # a longer one later does not count
-        ]
-    )
-    line = LiveLine(lambda: (next(states), True), 2, out=io.StringIO())
-    for now in range(7):
-        line.line(float(now))
-    assert line.times == {"preflight": 5.0, "first step": 3.0, "evaluation": 4.0}
-    job = tiny_job()
-    assert StartTimes(job, 2).read() == {}
-    StartTimes(job, 2).keep(line.times)
-    StartTimes(job, 2).keep({"first step": 2.5})
-    assert StartTimes(job, 2).read() == {"preflight": 5.0, "first step": 2.5, "evaluation": 4.0}
-    assert StartTimes(job, 4).read() == {}
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"KIND": 3}', '{"KIND": {"preflight": "x"}}'])
-def test_a_broken_file_of_times_is_no_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    times = StartTimes(tiny_job(), 2)
-    times.keep({"preflight": 1.0})
-    (file,) = tmp_path.rglob("*.json")
-    (kind,) = json.loads(file.read_text())
-    file.write_text(text.replace("KIND", kind))
-    assert times.read() == {}
-    times.keep({"preflight": 2.0})
-    assert times.read() == {"preflight": 2.0}
-
-
-def test_a_cache_that_cannot_be_written_is_no_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "clipship").write_text("no folder")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    StartTimes(tiny_job(), 2).keep({"preflight": 2.0})
-    assert StartTimes(tiny_job(), 2).read() == {}
+def test_the_line_knows_how_long_the_last_evaluation_of_the_run_took() -> None:
+    first, second = state("evaluation", 20.0), state("evaluation", 30.0)
+    shown = [(20.0, first), (24.0, state("step", 24.0)), (32.0, second), (50.0, state("step", 50.0))]
+    assert lines(shown) == ["", "", "evaluation  2 s of about 4 s", ""]
 
 
 def shown(out: Any, until: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> str:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from trainer.supervise.coordinate.membership import Membership, Place, WorldPlan
+from trainer.supervise.coordinate.membership import Membership, Place, WorldPlan, source_of
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -176,3 +176,23 @@ def test_world_travels_as_runs_of_members() -> None:
     assert WorldPlan.from_text(WORLD.to_text()) == WORLD
     large = WorldPlan(tuple((member, f"n{member // 8}") for member in range(10_000)))
     assert len(large.to_text()) < 25_000
+
+
+@pytest.mark.parametrize(
+    ("kept", "world", "saved", "source"),
+    [
+        ({0: 7, 3: 0}, {3: "c"}, 4, (4, 0)),
+        ({0: 7, 1: 7, 3: 0}, {3: "c"}, 0, (0, 0)),
+        ({0: 7, 3: 0}, {3: "c"}, 7, (7, None)),
+        ({0: 7, 3: 0}, {3: "c"}, 9, (9, None)),
+        ({0: 7, 2: 6}, {2: "b", 3: "c"}, 4, (6, None)),
+        ({0: 7, 2: 3}, {2: "b", 3: "c"}, 4, (4, 0)),
+        ({0: 6, 1: 7}, {0: "a"}, 4, (7, None)),  # members 0 and 1 share a node
+        ({}, {3: "c"}, 4, (4, None)),
+    ],
+)
+def test_world_goes_on_from_the_newest_step_in_its_own_memory_or_on_disk(
+    kept: dict[int, int], world: dict[int, str], saved: int, source: tuple[int, int | None]
+) -> None:
+    nodes = {0: "a", 1: "a", 2: "b", 3: "c"}
+    assert source_of(kept, nodes, WorldPlan(tuple(world.items())), saved) == source

@@ -29,14 +29,11 @@ from trainer.checkpoint.memory_state import PartWriter, forget, kept_steps
 from trainer.checkpoint.resume import StartPoint, restore
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
-from trainer.run.folder import run_folder
 from trainer.train.keep_in_memory import keeper_of, summary_of
 from trainer.train.step import MicroBatch, TrainStep
-from trainer.world.handover import give
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.state_folder import STATE_DIR
 from trainer.world.state_parts import newest_step
-from trainer.world.variables import GENERATION, HANDED_OVER_BY
 
 START = "the start"
 SAMPLES, LANES = 64, {"block_samples": 7, "lanes": 8}
@@ -323,18 +320,6 @@ def test_samples_that_were_skipped_until_the_step_come_back_with_it(tmp_path: Pa
     assert found.bad_samples == {"not an image": 7, "too large": 1}
 
 
-def test_a_step_whose_headers_do_not_count_samples_comes_back(tmp_path: Path, alone: Comm) -> None:
-    """Those of an earlier Clipship, which a run that is started again with this one goes on from."""
-    keep(keepers(tmp_path, _train(alone), parts=2), 3)
-    for path in tmp_path.glob("*-of-*.json"):
-        header = json.loads(path.read_text())
-        del header["about"]["skipped"]
-        path.write_text(json.dumps(header))
-    run = RunIdentity(small_job(), SAMPLES)
-    found = restore(run.job, alone, tmp_path / "none", _train(alone, steps=0), run, memory(tmp_path))
-    assert (found.steps_done, found.bad_samples) == (3, {})
-
-
 def test_samples_that_were_skipped_count_once_after_two_restarts(
     tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,44 +348,6 @@ def test_samples_that_were_skipped_count_once_after_two_restarts(
     again.keep(4, None, {"too large": 1}, found.bad_samples)
     found = restarted()
     assert (found.step, found.bad_samples) == (4, {"too large": 9})
-
-
-def test_step_of_a_node_without_a_rank_comes_by_way_of_the_run_folder(tmp_path: Path, alone: Comm) -> None:
-    """It is equal to the last bit, and nothing is left of it in the run folder."""
-    job = small_job(recovery={"max_restarts": 1}, logging={"runs": str(tmp_path)})
-    env = {**Rendezvous("here", 4711, "secret").variables(), HANDED_OVER_BY: "n7", GENERATION: "3"}
-    start, folder = Rendezvous.from_env(env).start, run_folder(job)  # type: ignore[union-attr]
-    folder.mkdir(parents=True)
-    (tmp_path / "memory").mkdir()
-    train, again = _train(alone), _train(alone, steps=0)
-    keep([MemoryKeeper(tmp_path / "memory", start, train, 0, 1)], 5)
-    give(folder, 3, tmp_path / "memory", start, lambda: True)
-    found = restore(
-        job, alone, folder / "checkpoints", again, RunIdentity(job, SAMPLES), node_memory(job, alone, env)
-    )
-    assert str(found) == "step 5, from the memory of n7"
-    assert same(train, again)
-    assert not (folder / "handed-over").exists()
-
-
-def test_step_that_was_damaged_on_its_way_is_not_taken(
-    tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = small_job(recovery={"max_restarts": 1}, logging={"runs": str(tmp_path)})
-    env = {**Rendezvous("here", 4711, "secret").variables(), HANDED_OVER_BY: "n7", GENERATION: "3"}
-    start, folder = Rendezvous.from_env(env).start, run_folder(job)  # type: ignore[union-attr]
-    folder.mkdir(parents=True)
-    (tmp_path / "memory").mkdir()
-    keep([MemoryKeeper(tmp_path / "memory", start, _train(alone), 0, 1)], 5)
-    give(folder, 3, tmp_path / "memory", start, lambda: True)
-    (data,) = (folder / "handed-over" / "00003").glob("*.data")
-    with data.open("r+b") as file:
-        file.write(b"damaged")
-    kept, run = node_memory(job, alone, env), RunIdentity(job, SAMPLES)
-    with pytest.raises(InputError, match="has done steps, and none of them can be read"):
-        restore(job, alone, folder / "checkpoints", _train(alone, steps=0), run, kept)
-    assert "no step came from the memory of n7" in caplog.text
-    assert not (folder / "handed-over").exists()
 
 
 def test_later_checkpoints_are_moved_aside_and_leftovers_removed(tmp_path: Path, alone: Comm) -> None:

@@ -34,7 +34,7 @@ SAMPLES: list[Message] = [
     messages.CollectStacks((0, 3)),
     messages.Regroup(2),
     messages.Meet(1, 2),
-    messages.Start(2, {"A": "b"}, "0 1 n0", giver=1),
+    messages.Start(2, {"A": "b"}, "0 1 n0"),
     messages.End(1),
     messages.CutOff("rank 0 on n0"),
     messages.Roster(2, "0 1 n0", "0 2 n0", ((0, ("h", 1)),), ((1, ("h", 2)),)),

@@ -155,3 +155,30 @@ def test_memory_that_is_too_small_for_the_newest_steps_is_told_with_what_is_miss
     )
     with pytest.raises(MachineError, match=r"n1 has 11\.0 MB of memory, and .* give it 1\.0 MB more"):
         shortage.memory_for_state("n1", 12_000_000, taken=9_000_000)
+
+
+@pytest.mark.parametrize(
+    ("limits", "needed", "raised"),
+    [
+        ((1024, 1 << 19), 256, 4096),
+        ((1024, 1 << 19), 5000, 5000),
+        ((1024, 2048), 256, 2048),
+        ((1024, resource.RLIM_INFINITY), 256, 4096),
+        ((4096, 4096), 256, None),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 5000, None),
+    ],
+)
+def test_soft_limit_on_open_files_is_raised_as_far_as_it_may_be(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], needed: int, raised: int | None
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, value: told.append(value))
+    shortage.raise_open_files_limit(needed)
+    assert told == ([] if raised is None else [(raised, limits[1])])
+
+
+def test_hard_limit_below_the_connections_of_a_large_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    with pytest.raises(MachineError, match=r"only 1,024 files here, but needs at least 1,505: .* by 481"):
+        shortage.raise_open_files_limit(256 + 1250 - 1)

@@ -25,8 +25,7 @@ from trainer.supervise.messages import (
     to_line,
 )
 from trainer.supervise.network.link import send_stop_request
-from trainer.supervise.network.tree import FANOUT, Tree
-from trainer.supervise.network.tree_plan import TreePlan
+from trainer.supervise.network.tree import Tree
 from trainer.sysinfo.addresses import free_port
 from trainer.world.rendezvous import Rendezvous, signed
 
@@ -45,10 +44,10 @@ async def until(condition: Any) -> None:
 
 
 async def grown(
-    place: Rendezvous, nodes: list[str], fanout: int = 2, silence_s: float = 60.0
+    place: Rendezvous, nodes: list[str], silence_s: float = 60.0
 ) -> tuple[list[Tree], list[Message]]:
     """A tree with a rank on each of the nodes, and what its root hears."""
-    trees = [Tree(place, rank, node, silence_s, fanout) for rank, node in enumerate(nodes)]
+    trees = [Tree(place, rank, node, silence_s) for rank, node in enumerate(nodes)]
     heard: list[Message] = []
     trees[0].at_root = heard.append
     for tree in trees:
@@ -69,24 +68,6 @@ def test_the_rendezvous_is_restored_from_its_variables() -> None:
     for place in (Rendezvous("node-1", 4711, "t"), Rendezvous("fd00::2", 1, "t")):
         assert Rendezvous.from_env(place.variables()) == place
     assert Rendezvous.from_env({}) is None
-
-
-def test_ranks_of_a_node_meet_at_its_first_and_firsts_fill_the_tree_breadth_first() -> None:
-    plan = TreePlan("n0", fanout=2)
-    assert plan.parent("n0", ("h", 1)) is None
-    assert [plan.parent(f"n{k}", (f"h{k}", k)) for k in range(1, 7)] == [
-        None, None, ("h1", 1), ("h1", 1), ("h2", 2), ("h2", 2)
-    ]  # fmt: skip
-    assert plan.parent("n5", ("h5", 99)) == ("h5", 5)
-    assert plan.parent("n5", ("h5", 5)) is None, "never its own parent"
-
-
-def test_ten_thousand_nodes_are_three_levels_deep() -> None:
-    plan, depth = TreePlan("n0", FANOUT), {None: 0}
-    for number in range(1, 10_000):
-        parent = plan.parent(f"n{number}", (f"h{number}", number))
-        depth[(f"h{number}", number)] = depth[parent] + 1  # type: ignore[index]
-    assert max(depth.values()) == 3
 
 
 def test_messages_reach_the_root_and_everybody() -> None:
@@ -172,9 +153,9 @@ def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> No
 
 def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
     async def story() -> None:
-        trees, _ = await grown(rendezvous(), ["a", "b", "c", "d"], fanout=1)
+        trees, _ = await grown(rendezvous(), ["a", "b", "b"])
         heard: list[Message] = []
-        trees[3].from_above = heard.append
+        trees[2].from_above = heard.append
         trees[0].ending = True
         await trees[0].leave()
         await until(lambda: heard)

@@ -1,70 +1,74 @@
-"""Plan of the tree when members are lost and come back."""
+"""Plan of the tree: who is whose child, also when members are lost and come back."""
+
+import pytest
 
 from trainer.supervise.network.tree_plan import Address, TreePlan
+
+RANKS_PER_NODE = 4
 
 
 def place(number: int) -> Address:
     return f"h{number}", number
 
 
-def grown(members: int, fanout: int = 2) -> TreePlan:
-    """Plan of a tree with a member on each node, all below the root, member 0."""
-    plan = TreePlan("n0", fanout)
-    for number in range(1, members):
-        plan.parent(f"n{number}", place(number), number)
+@pytest.fixture
+def plan() -> TreePlan:
+    """Plan of a tree with four members on each of n0, n1 and n2; member 0 is the root."""
+    plan = TreePlan("n0")
+    for number in range(1, 3 * RANKS_PER_NODE):
+        plan.parent(number, f"n{number // RANKS_PER_NODE}", place(number))
     return plan
 
 
-def test_members_below_a_lost_one_are_known() -> None:
-    plan = grown(15)
-    assert plan.below(1) == {3, 4, 7, 8, 9, 10}
-    assert plan.below(3) == {7, 8}
-    assert plan.below(14) == set()
+def test_first_of_each_node_is_below_the_root_and_has_the_others_of_its_node_below() -> None:
+    plan = TreePlan("n0")
+    nodes = {1: "n0", 7: "n1", 4: "n1", 5: "n1", 8: "n2", 9: "n2"}
+    parents = [plan.parent(number, node, place(number)) for number, node in nodes.items()]
+    assert parents == [None, None, place(7), place(7), None, place(8)]
+    assert plan.parent(7, "n1", place(7)) is None, "never its own parent"
 
 
-def test_those_below_a_lost_member_find_another_parent_and_take_along_whom_they_have() -> None:
-    plan = grown(15)
-    plan.forget(1)
-    assert plan.parent("n3", place(3), 3) is None, "the root has room again"
-    parent = plan.parent("n4", place(4), 4)
-    assert parent not in (place(1), place(4), place(9), place(10)), "none that is lost or below itself"
-    assert plan.below(3) >= {7, 8}
+def test_members_below_a_lost_one_are_known(plan: TreePlan) -> None:
+    assert plan.below(4) == {5, 6, 7}
+    assert plan.below(5) == set()
+    assert plan.below(1) == set()
+    assert plan.below(99) == set()
 
 
-def test_those_below_a_lost_member_do_not_wait_for_each_other() -> None:
-    plan = TreePlan("n0", 1)  # a chain: the root, 1, 2, 3; and the node of 3 has others
-    for number in (1, 2, 3):
-        plan.parent(f"n{number}", place(number), number)
-    plan.forget(1)
-    plan.parent("n9", place(9), 9)
-    assert plan.parent("n2", place(2), 2) == place(9), "3 has room, but no way to the root yet"
+def test_next_of_a_node_takes_the_place_of_its_first_that_is_lost(plan: TreePlan) -> None:
+    assert plan.parent(6, "n1", place(6)) == place(4), "its loss is not known yet"
+    plan.forget(4)
+    assert plan.parent(6, "n1", place(6)) is None
+    assert plan.parent(5, "n1", place(5)) == place(6)
+    assert plan.parent(4, "n1", place(44)) == place(6), "it comes back"
+    assert plan.below(6) == {4, 5}
 
 
-def test_lost_member_that_comes_back_does_not_get_below_those_it_had() -> None:
-    plan = grown(15)
-    plan.forget(3)
-    assert plan.parent("n3", place(3), 3) not in (place(7), place(8))
+def test_loss_of_another_one_changes_nobodys_place(plan: TreePlan) -> None:
+    plan.forget(5)
+    assert plan.below(4) == {6, 7}
+    assert plan.parent(5, "n1", place(55)) == place(4)
 
 
 def test_successors_are_on_different_nodes_first() -> None:
-    plan = TreePlan("a", 2)
+    plan = TreePlan("a")
     for number, node in enumerate("aabbcc"):
         if number:
-            plan.parent(node, place(number), number)
+            plan.parent(number, node, place(number))
     assert [member for member, _ in plan.successors(4)] == [2, 4, 1, 3]
     assert plan.successors(4)[0] == (2, place(2))
 
 
 def test_successors_are_children_of_the_root_before_those_below_them() -> None:
-    plan = TreePlan("a", 2)
+    plan = TreePlan("a")
     for number, node in [(3, "b"), (2, "b"), (1, "a")]:  # rank 3's supervisor came first on its node
-        plan.parent(node, place(number), number)
+        plan.parent(number, node, place(number))
     assert [member for member, _ in plan.successors(4)] == [3, 1, 2]
 
 
 def test_members_that_were_in_the_tree_before_are_adopted() -> None:
-    plan = TreePlan("n1", 2)
+    plan = TreePlan("n1")
     plan.adopt(3, "n3", place(3), 1)
-    plan.adopt(7, "n7", place(7), 3)
+    plan.adopt(7, "n3", place(7), 3)
     assert plan.below(3) == {7}
-    assert plan.parent("n3", place(99), 99) == place(3)
+    assert plan.parent(99, "n3", place(99)) == place(3)

@@ -3,9 +3,9 @@
 Each node's first rank says which steps its node has kept whole, with their checksums. The newest one wins if
 all that have it agree about it; a step about which they differ is not trusted, and it is said. The first rank
 that has the step reads it, and the others get weights and optimizer from it over the backend, so a node that
-is new, or that missed the step, needs nothing from the disk. A step that only a node without a rank has comes
-by way of the run folder (`trainer.world.handover`). If no node has a step that is trusted (all were lost,
-or a node's power was), the newest checkpoint on the disk is the fallback; it also wins if it is newer.
+is new, or that missed the step, needs nothing from the disk. If no node with a rank has a step that is
+trusted (those that had one are lost or left out), the newest checkpoint on the disk is the fallback; it also
+wins if it is newer.
 
 The value of the best metric so far comes from the disk all the same: it belongs to a checkpoint there.
 """
@@ -25,13 +25,10 @@ from trainer.comm.protocol import Comm
 from trainer.comm.replicas import broadcast_replicas
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.run.folder import run_folder
-from trainer.world.handover import take
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.state_folder import STATE_DIR
 from trainer.world.state_parts import BUFFERS
 from trainer.world.state_parts import newest_step as newest_kept
-from trainer.world.variables import GENERATION, HANDED_OVER_BY
 
 log = logging.getLogger("clipship")
 
@@ -69,10 +66,7 @@ class NodeMemory:
     leader: int
     """First rank of the node, which reads for all of them."""
     kept: tuple[Kept, ...] = ()
-    """Whole steps, the newest first: those in the folder, or one that another node has handed over.
-
-    Only the leader has looked.
-    """
+    """Whole steps in the folder, the newest first; only the leader has looked."""
     had_any: bool = False
     """True if a step was promised, whatever became of it."""
 
@@ -106,10 +100,7 @@ def node_memory(job: Job, comm: Comm, env: Mapping[str, str]) -> NodeMemory | No
     start = rendezvous.start if rendezvous is not None else ""
     folder = Path(given) if given else None
     kept = kept_steps(folder, start) if folder is not None and peers[0] == comm.world.rank else []
-    handed_over = bool(env.get(HANDED_OVER_BY))
-    if handed_over and comm.world.rank == 0:
-        kept = _handed_over(job, comm, env, start) or kept
-    had_any = handed_over or (folder is not None and newest_kept(folder, start) > 0)
+    had_any = folder is not None and newest_kept(folder, start) > 0
     part = peers.index(comm.world.rank)
     return NodeMemory(folder, start, part, len(peers), peers[0], tuple(kept), had_any)
 
@@ -122,20 +113,6 @@ def emptied(memory: NodeMemory | None, comm: Comm, timeout_s: float) -> NodeMemo
         clear(memory.folder, memory.start)
     comm.barrier(timeout_s)
     return replace(memory, kept=(), had_any=False)
-
-
-def _handed_over(job: Job, comm: Comm, env: Mapping[str, str], start: str) -> list[Kept]:
-    """Returns the step that another node hands over in the run folder, or nothing and says so.
-
-    It waits for half of the time that the start has left, so that there is some for a checkpoint.
-    """
-    node = env[HANDED_OVER_BY]
-    log.info("%-12s waits for the step that %s hands over", "resume", node)
-    folder = take(run_folder(job), int(env[GENERATION]), 0.5 * comm.heartbeat.remaining_s)
-    found = [] if folder is None else kept_steps(folder, start)
-    if not found:
-        log.warning("%-12s no step came from the memory of %s: the disk has to serve", "resume", node)
-    return [replace(kept, node=node) for kept in found]
 
 
 def choose(offers: Sequence[Offer], on_disk: int) -> Choice:
@@ -225,6 +202,6 @@ def _load(memory: NodeMemory, choice: Choice, train: TrainState, comm: Comm) -> 
         **kept.about,
         "skipped_before": kept.skipped_before,
         "scaler": scaler,
-        "node": kept.node or comm.world.node,
+        "node": comm.world.node,
         "order": kept.layout.run.get("data_order"),
     }

@@ -28,7 +28,6 @@ from trainer.config.training import PREPROCESSING
 from trainer.errors import InputError
 from trainer.run.checkpoints import newest_step
 from trainer.run.folder import not_written
-from trainer.run.generations import remove_handed_over
 from trainer.run.layout import ARTEFACTS, BEGUN_BY_FILE
 from trainer.safe_io.atomic import write_whole
 from trainer.safe_io.values import read_values, value_lines
@@ -163,8 +162,6 @@ def _from_memory(
     """Collective: restores the newest step that a node has in memory; None if the disk has to serve."""
     on_disk = comm.broadcast_object(newest_step(checkpoints) if comm.world.rank == 0 else 0)
     found = restore_from_memory(comm, memory, train, on_disk, run)
-    if comm.world.rank == 0:
-        remove_handed_over(checkpoints.parent)
     if found is None:
         return None
     if comm.world.rank == 0:

@@ -37,7 +37,7 @@ from trainer.launch.hosts import (
     hosts_text,
     rendezvous_address,
 )
-from trainer.launch.live_line import LiveLine, StartTimes, line_for_signal
+from trainer.launch.live_line import LiveLine, line_for_signal
 from trainer.launch.open_mpi import find_open_mpi, mpirun_command
 from trainer.launch.processes import is_second, supervise
 from trainer.launch.rank_env import rank_environment
@@ -231,7 +231,7 @@ def start_ranks(
                 one_record_ends=not keeps_going,
             )
 
-        with _live_line(start, job, launcher, environment, is_run=folder is not None):
+        with _live_line(start, job, launcher, environment):
             code = run_generations(
                 start_once,
                 next_after,
@@ -277,29 +277,22 @@ def _exit_folder() -> "tempfile.TemporaryDirectory[str]":
 
 @contextmanager
 def _live_line(
-    start: LaunchRequest, job: Job, launcher: Launcher, environment: dict[str, str], *, is_run: bool
+    start: LaunchRequest, job: Job, launcher: Launcher, environment: dict[str, str]
 ) -> Iterator[None]:
-    """Shows what rank 0 does if it runs here; tells the ranks by their environment that the line is there.
-
-    `is_run` says that the ranks train, so that the times are those of a run.
-    """
+    """Shows what rank 0 does if it runs here; tells the ranks by their environment that the line is there."""
     if not start.here:
         yield
         return
-    known = StartTimes(job, start.ranks)
     live = LiveLine(
         partial(published_state, start.folder),
         start.ranks,
         every_steps=job.logging.every_steps,
-        last=known.read() if is_run else {},
         short=launcher == "mpirun",  # it reads what the ranks print, which therefore see no terminal
     )
     if live.moves:
         environment[LIVE] = "1"
     with live:
         yield
-    if is_run:
-        known.keep(live.times)
 
 
 def _keeping_going(job: Job, hosts: Sequence[Host] | None) -> dict[str, str]:

@@ -21,7 +21,7 @@ from trainer.run import goodput_log, launcher_word
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
 from trainer.run.file_work import answered, do_file_work, within
-from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims, remove_handed_over
+from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims
 from trainer.run.launcher_word import StartRequest, requested_start
 from trainer.run.layout import (
     CHECKPOINTS,
@@ -226,7 +226,6 @@ def remove_exit_files(run_folder: Path, start: str) -> None:
         for path in (*_FILES, launcher_word.WORD):
             (run_folder / path).unlink(missing_ok=True)
         remove_claims(run_folder, start)
-        remove_handed_over(run_folder)
         with suppress(OSError):
             os.utime(run_folder / LOCK)
 

@@ -7,12 +7,11 @@ its lease; so when a generation is claimed, no rank of the one before it writes 
 """
 
 import json
-import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainer.run.layout import GENERATIONS, HANDED_OVER, generation_file
+from trainer.run.layout import GENERATIONS, generation_file
 from trainer.safe_io.atomic import make_once
 from trainer.safe_io.plain import read_json
 
@@ -61,11 +60,6 @@ def remove_claims(run_folder: Path, start: str) -> None:
         its = _read(path)
         if its is None or its.start != start:
             path.unlink(missing_ok=True)
-
-
-def remove_handed_over(run_folder: Path) -> None:
-    """Removes all that was handed over to a generation, as far as possible."""
-    shutil.rmtree(run_folder / HANDED_OVER, ignore_errors=True)
 
 
 def _read(path: Path) -> GenerationClaim | None:

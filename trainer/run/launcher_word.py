@@ -84,15 +84,9 @@ def requested_start(run_folder: Path, start: str) -> StartRequest | None:
     values = read_values(run_folder / WORD)
     if (values.get("start"), values.get("word")) != (start, "again"):
         return None
-    with suppress(KeyError, ValueError, TypeError, RecursionError):
+    with suppress(KeyError, ValueError, TypeError):
         found = dict(json.loads(values["request"]))
         record = ExitRecord(**found.pop("record"))
         at = float(values.get("time", record.time))
-        its = StartRequest(ExitRecord(**{**vars(record), "time": at}), **found)
-        return its if _has_numbers(its) else None
+        return StartRequest(ExitRecord(**{**vars(record), "time": at}), **found)
     return None
-
-
-def _has_numbers(its: StartRequest) -> bool:
-    numbers = (its.record.rank, its.record.generation, its.steps_done, its.in_memory, its.fault_step)
-    return all(isinstance(number, int) for number in numbers)

@@ -38,10 +38,8 @@ def write_start(folder: Path, start: StartRecord) -> None:
 def read_start(folder: Path) -> StartRecord | None:
     """Returns the record of the run's last start by `clipship run`; None if there is none that is whole."""
     try:
-        record = read_json(folder / START_FILE)
-        record.pop("overrides", None)  # of a release whose starts read the user's own file
-        start = StartRecord(**record)
-    except (OSError, ValueError, TypeError, AttributeError):
+        start = StartRecord(**read_json(folder / START_FILE))
+    except (OSError, ValueError, TypeError):
         return None
     texts = isinstance(start.job, str) and isinstance(start.hosts, str)
     return start if texts and isinstance(start.ranks, int) else None

@@ -25,7 +25,7 @@ from trainer.run.goodput_log import BEGAN
 from trainer.supervise.limits import Limits, read_limits
 from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.supervisor import supervise
-from trainer.sysinfo.shortage import raise_open_files_limit, shortage
+from trainer.sysinfo.shortage import LEAST_OPEN_FILES, raise_open_files_limit, shortage
 from trainer.sysinfo.signals import collect_requests, reset_inherited_signals
 from trainer.sysinfo.variables import name_problems
 from trainer.text.terminal import say
@@ -46,8 +46,9 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
 
     reset_inherited_signals()
     try:
-        raise_open_files_limit()
         world = detect(os.environ, os.uname().nodename)
+        # Any supervisor may become the root of the tree, which has a connection to each other node.
+        raise_open_files_limit(LEAST_OPEN_FILES + world.size // world.local_size - 1)
     except (InputError, MachineError) as error:
         say(error)
         return EXIT_FAILED if isinstance(error, MachineError) else EXIT_BAD_INPUT

@@ -222,8 +222,6 @@ class Start(Message):
     variables: Mapping[str, str]
     world: str = ""
     """World as `WorldPlan.to_text` wrote it; "": the same as before."""
-    giver: int | None = None
-    """Member that hands its newest step over; None: nobody has to."""
 
 
 @dataclass(frozen=True)

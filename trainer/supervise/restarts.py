@@ -88,7 +88,7 @@ class Restart:
 
 def restart_from_json(row: Mapping[str, Any]) -> Restart:
     """Returns the restart that `to_json` wrote. Raises TypeError if it is none."""
-    return Restart(**{**row, "left_out": exclusions_from_json(row.get("left_out", ()))})
+    return Restart(**{**row, "left_out": exclusions_from_json(row["left_out"])})
 
 
 class RestartClock:

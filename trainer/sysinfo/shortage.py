@@ -29,23 +29,23 @@ process."""
 _NO_THREADS_TEXT = "can't start new thread"
 
 
-def raise_open_files_limit() -> None:
+def raise_open_files_limit(needed: int = LEAST_OPEN_FILES) -> None:
     """Raise the soft limit on open files if it is low and the hard limit allows it.
 
-    Raises MachineError if the hard limit is too low as well.
+    `needed` is the number of files that the process has open at most. Raises MachineError if the hard limit
+    is too low as well.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    if soft == unlimited or soft >= LEAST_OPEN_FILES:
-        return
-    most = _ENOUGH_OPEN_FILES if hard == unlimited else min(hard, _ENOUGH_OPEN_FILES)
-    if most < LEAST_OPEN_FILES:
-        missing = LEAST_OPEN_FILES - most
+    most = max(needed, _ENOUGH_OPEN_FILES)
+    most = most if hard == unlimited else min(hard, most)
+    if most < needed:
         raise MachineError(
-            f"a process may open only {many(most, 'file')} here, but needs at least {LEAST_OPEN_FILES}: "
-            f"raise `ulimit -n` by {missing}"
+            f"a process may open only {many(most, 'file')} here, but needs at least {needed:,}: "
+            f"raise `ulimit -n` by {needed - most:,}"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if soft != unlimited and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def shared_memory_for_loaders(node: str, ranks: int, workers: int, batch_bytes: int) -> None:

@@ -30,7 +30,7 @@ def condemn(node: str, why: str, env: Mapping[str, str]) -> None:
 def condemned(folder: Path) -> dict[str, str]:
     """Returns the nodes that the rank of this folder has condemned, each with the reason."""
     try:
-        nodes = read_json(folder / _FILE)
-    except (OSError, ValueError):
+        nodes: dict[str, str] = read_json(folder / _FILE)
+    except OSError:
         return {}
-    return {str(node): str(why) for node, why in nodes.items()} if isinstance(nodes, dict) else {}
+    return nodes

@@ -18,7 +18,6 @@ from typing import Any
 
 from trainer.safe_io.plain import read_json
 
-VERSION = 1
 BUFFERS = 2
 _HEADER = re.compile(r"(?P<layout>[0-9a-f]{16})-(?P<buffer>\d)-\d{5}-of-\d{5}\.json")
 
@@ -41,7 +40,6 @@ class Header:
     """Checksum of the range."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Small values of the step: its record, and how often steps are kept."""
-    version: int = VERSION
 
     @property
     def name(self) -> str:
@@ -99,12 +97,6 @@ def newest_step(folder: Path, start: str) -> int:
     return steps[0].step if steps else 0
 
 
-def files_of(step: WholeStep) -> list[str]:
-    """Returns the names of all files of a step: layout, bytes and headers."""
-    names = [header.name for header in step.headers]
-    return [layout_file(step.layout), data_file(step.layout, step.buffer), *names]
-
-
 def data_file(layout: str, buffer: int) -> str:
     """Returns the name of the file with the bytes of one buffer in this layout."""
     return f"{layout}-{buffer}.data"
@@ -134,7 +126,5 @@ def _headers(folder: Path) -> list[Header]:
         for name in sorted(os.listdir(folder)):
             if _HEADER.fullmatch(name):
                 with suppress(OSError, ValueError, TypeError):
-                    header = Header(**read_json(folder / name))
-                    if header.version == VERSION and header.name == name:
-                        found.append(header)
+                    found.append(Header(**read_json(folder / name)))
     return found

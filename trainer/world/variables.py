@@ -11,8 +11,6 @@ GENERATION = "CLIPSHIP_GENERATION"
 """Variable with the generation of a rank: how many times the ranks of this start have been started."""
 SUBMISSION = "CLIPSHIP_LAUNCHER_JOB"
 """Variable with an id that all starts of one submission to a scheduler have, and no others."""
-HANDED_OVER_BY = "CLIPSHIP_HANDED_OVER_BY"
-"""Variable with the node, without a rank in this generation, that hands its newest step over to rank 0."""
 MEETS = "CLIPSHIP_MEETS"
 """Variable that a launcher sets to 1 for Horovod's ranks that meet at MASTER_ADDR, without MPI."""
 CROSS = ("CLIPSHIP_CROSS_RANK", "CLIPSHIP_CROSS_SIZE")
@@ -51,8 +49,5 @@ row that such a supervisor has left with an error.
 """
 NODE = "CLIPSHIP_NODE"
 """Variable with the node's name, in place of the host's name. Tests make several nodes of one machine."""
-OF_A_START = (
-    *(GENERATION, HANDED_OVER_BY, SPARE_NODES, KEEPS_GOING, RESPAWNS, STARTS_AGAIN, RESPAWNED),
-    SUBMISSION,
-)
+OF_A_START = (*(GENERATION, SPARE_NODES, KEEPS_GOING, RESPAWNS, STARTS_AGAIN, RESPAWNED, SUBMISSION),)
 """Variables that a launcher sets for one start of its ranks; those that it was given are of another one."""

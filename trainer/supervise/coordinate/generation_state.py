@@ -56,8 +56,6 @@ class GenerationState:
     """Members that have no rank of the generation before any more."""
     kept: dict[int, int] = field(default_factory=dict)
     """Newest step that the node of each of them has kept in memory; 0 if it has none."""
-    had_stepped: bool = False
-    """True if the generation before has done a step, as far as it is known."""
     saved_step: int = 0
     """Step of the newest checkpoint when the ranks of the generation before had ended; 0 if there is none."""
     meeting: Meeting | None = None

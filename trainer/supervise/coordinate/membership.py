@@ -230,18 +230,17 @@ class Membership:
 def source_of(
     kept: Mapping[int, int], nodes: Mapping[int, str], world: WorldPlan, saved_step: int
 ) -> tuple[int, int | None]:
-    """Returns the step from which a world goes on, and the member that has to hand it over, if one has to.
+    """Returns the step from which a world goes on, and a member without a rank there that has a newer one.
 
     `kept` has the newest step of each member's node, `nodes` the node of each member, and `saved_step` is the
-    step of the newest checkpoint. Nobody hands a step over if a node of the world has one in memory: it is
-    one step older at most, and sooner done again than copied.
+    step of the newest checkpoint. The member is None unless the checkpoint has to serve in its place.
     """
     in_world = {node for _, node in world.members}
     near = max((step for member, step in kept.items() if nodes.get(member) in in_world), default=0)
     newest = max(kept.values(), default=0)
     if near > saved_step or newest <= saved_step:
         return max(near, saved_step), None
-    return newest, min(member for member, step in kept.items() if step == newest)
+    return saved_step, min(member for member, step in kept.items() if step == newest)
 
 
 @dataclass(frozen=True)
@@ -276,26 +275,21 @@ def exclusions(
     return tuple(replace(row, since=since.get((row.node, row.kind), round(now, 3))) for row in rows[:_MOST])
 
 
-def exclusions_from_json(rows: Sequence[Any]) -> tuple[Exclusion, ...]:
-    """Returns what a row of restarts.json has; sentences of an older version are passed over.
-
-    Raises TypeError if a row is none.
-    """
-    tables = [row for row in rows if isinstance(row, Mapping)]
-    return tuple(Exclusion(**{**row, "members": tuple(row.get("members", ()))}) for row in tables)
+def exclusions_from_json(rows: Iterable[Mapping[str, Any]]) -> tuple[Exclusion, ...]:
+    """Returns the rows of `left_out` in restarts.json. Raises TypeError if one is none."""
+    return tuple(Exclusion(**{**row, "members": tuple(row["members"])}) for row in rows)
 
 
 def exclusions_text(rows: Any) -> list[str]:
     """Returns a phrase such as `1 supervisor on b: gone` for each of `left_out`, which comes from a file.
 
-    A sentence of an older version is returned as it is; what is neither is passed over.
+    Others may have changed the file: what is no row is passed over.
     """
-    return [text for row in (rows if isinstance(rows, list | tuple) else []) if (text := _phrase(row))]
+    rows = rows if isinstance(rows, list | tuple) else []
+    return [_phrase(row) for row in rows if isinstance(row, Mapping)]
 
 
-def _phrase(row: Any) -> str:
-    if not isinstance(row, Mapping):
-        return str(row) if isinstance(row, str) else ""
+def _phrase(row: Mapping[str, Any]) -> str:
     members = row.get("members")
     if row.get("kind") == "gone" and isinstance(members, list | tuple):
         where = f"on {row['node']}" if row.get("node") else "not seen yet"

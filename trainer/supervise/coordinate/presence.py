@@ -54,7 +54,7 @@ class Presence:
     def lose(self, member: int, *, silent: bool) -> None:
         """Counts a member as gone. Those below it in the tree have ORPHANS_S to find another way.
 
-        Those of its own node may have ended with it, which their machine tells.
+        They are of its own node, so they may have ended with it, which their machine tells.
         """
         run = self._run
         orphans = {other for other in run.actions.below(member) if other in run.membership.living}
@@ -65,10 +65,8 @@ class Presence:
             self.unreachable[member] = time.monotonic()
         if orphans := orphans - self._orphans:
             self._orphans |= orphans
-            node = run.membership.nodes.get(member)
-            beside = [other for other in orphans if run.membership.nodes.get(other) == node]
             run.spawn(self._lose_orphans(orphans, silent=silent))
-            self._lose_ended(beside, self._orphans)
+            self._lose_ended(orphans, self._orphans)
         run.actions.members_changed()
 
     def _lose_ended(self, members: Iterable[int], waited_for: set[int]) -> None:

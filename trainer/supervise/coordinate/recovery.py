@@ -22,7 +22,6 @@ from trainer.supervise.messages import Meet, Meeting, Regroup, Roster, Start, St
 from trainer.supervise.restarts import RestartClock
 from trainer.text.wording import many
 from trainer.world.restart_policy import Fault, GiveUp, GoOn
-from trainer.world.variables import HANDED_OVER_BY
 
 GROW_S = 3.0
 """Wait, in seconds, for others to come back before the ranks start again because one did."""
@@ -167,9 +166,16 @@ class Recovery:
             return
         clock.end_part("end", time.monotonic())
         its.saved_step = await history.saved_step()
-        from_step, _ = self._source(its, world)
+        from_step, out_of_reach = self._source(its, world)
         history.reached = max(history.reached, float(from_step))  # ranks that leave tell no step any more
         run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
+        if out_of_reach is not None:
+            node, step = run.membership.nodes[out_of_reach], its.kept[out_of_reach]
+            lacks = f"clipship: step {step} is only in the memory of {node}, which has no rank now"
+            disk = (
+                f"the newest checkpoint, step {from_step}, serves" if from_step else "there is no checkpoint"
+            )
+            run.actions.say(f"{lacks}: {disk}")
         without = self._exclusions(world)
         history.add(its.number, failure, fault, from_step, ranks=world.size, left_out=without)
         history.clock = clock
@@ -272,14 +278,9 @@ class Recovery:
 
     def _start(self, its: GenerationState, world: WorldPlan, variables: Mapping[str, str]) -> None:
         run = self._run
-        _, giver = self._source(its, world)
         its.members = world.numbers
         self._fence.record_start(its.number)
-        if not run.keeps_going:
-            start = Start(its.number, dict(variables))
-        else:
-            of_giver = {} if giver is None else {HANDED_OVER_BY: run.membership.nodes[giver]}
-            start = Start(its.number, {**variables, **of_giver}, world.to_text(), giver)
+        start = Start(its.number, dict(variables), world.to_text() if run.keeps_going else "")
         run.go(Event.START)
         run.actions.broadcast(start)
         run.actions.generation_started()
@@ -291,19 +292,10 @@ class Recovery:
         await self._run.watch_progress()
 
     def _source(self, its: GenerationState, world: WorldPlan) -> tuple[int, int | None]:
-        """Returns what `source_of` says about the members who are there.
-
-        If the generation before has done a step, what other nodes have kept is older, and given up.
-        """
-        membership = self._run.membership
-        nodes = membership.nodes
-        had_rank = {nodes.get(member) for member in its.members}
-        kept = {
-            member: step
-            for member, step in its.kept.items()
-            if member not in membership.lost and (not its.had_stepped or nodes.get(member) in had_rank)
-        }
-        return source_of(kept, nodes, world, its.saved_step)
+        """Returns what `source_of` says about the members who are there."""
+        members = self._run.membership
+        kept = {member: step for member, step in its.kept.items() if member not in members.lost}
+        return source_of(kept, members.nodes, world, its.saved_step)
 
     async def _meeting(self, its: GenerationState, world: WorldPlan) -> Meeting | None:
         """Returns where the ranks meet; None if the new rank 0's supervisor, which chooses it, is silent."""

@@ -207,8 +207,7 @@ class RunState:
         """Lets all ranks end: what is known about this generation is no longer of use to the next."""
         self.go(Event.RESTART)
         its = self.generation
-        had_stepped = self.present_step() > 0
-        self.generation = GenerationState(its.number + 1, its.members, had_stepped=had_stepped)
+        self.generation = GenerationState(its.number + 1, its.members)
         self.actions.broadcast(Regroup(self.generation.number))
         return self.generation
 

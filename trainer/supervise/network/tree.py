@@ -1,13 +1,12 @@
 """Connections between supervisors: a tree of TCP connections, apart from the ranks' own.
 
 Messages go up to rank 0's supervisor and down to all. Every supervisor calls the root first. The root keeps
-the first of each node, up to a number, and sends the others on: to the first of their own node, or to another
-node's first that has room. So a heartbeat goes to a neighbour, and no process has more than some tens of
-neighbours. If a supervisor is lost, those below it ask the root again; if that is the root, the next living
-one of a list that all know takes its place. News that every supervisor sends, such as that it has joined, is
-collected on the way up. A message is a line of JSON. Both sides of a connection prove that they know the
-run's token, by HMACs over fresh numbers of both; the token never travels. Each supervisor listens only at the
-address by which the others reach it. No torch.
+the first of each node, and sends the others on to the first of theirs. So the root has a neighbour for each
+node, and the others have those of their own. If a supervisor is lost, those below it ask the root again; if
+that is the root, the next living one of a list that all know takes its place. News that every supervisor
+sends, such as that it has joined, is collected on the way up. A message is a line of JSON. Both sides of a
+connection prove that they know the run's token, by HMACs over fresh numbers of both; the token never travels.
+Each supervisor listens only at the address by which the others reach it. No torch.
 """
 
 import asyncio
@@ -28,8 +27,6 @@ from trainer.sysinfo.addresses import is_loopback, listening_address
 from trainer.world.rendezvous import Message as Table
 from trainer.world.rendezvous import Rendezvous, is_signed, signed
 
-FANOUT = 32
-"""Largest number of other nodes below a supervisor, besides the ranks of its own node."""
 HEARTBEAT_S = 1.0
 HANDSHAKE_S = 5.0
 REJOIN_CALL_S = 2.0
@@ -43,7 +40,8 @@ _COLLECTED = (messages.Joined, messages.Ended, messages.Done)
 _MOST_COLLECTED = 500
 _LINE = 2**20
 """Longest line in bytes: a roster of ten thousand members has some hundred kB."""
-_BACKLOG = 1024
+_BACKLOG = 4096
+"""Calls that wait for an answer: the first supervisors of all nodes call at once when the root is lost."""
 
 
 class Tree:
@@ -55,7 +53,6 @@ class Tree:
         rank: int,
         node: str,
         silence_s: float,
-        fanout: int = FANOUT,
         *,
         late: bool = False,
     ) -> None:
@@ -71,8 +68,7 @@ class Tree:
         self.ending = False
         """True once the run is ending: links that close from now on are not reported."""
         self._silence_s = silence_s
-        self._fanout = fanout
-        self.plan = TreePlan(node, fanout)
+        self.plan = TreePlan(node)
         """Plan of the tree; only the root's counts."""
         self._collected: list[Message] = []
         self._parent: Link | None = None
@@ -133,7 +129,7 @@ class Tree:
 
     def _become_root(self) -> None:
         self.is_root = True
-        self.plan = TreePlan(self.node, self._fanout)
+        self.plan = TreePlan(self.node)
         unsent, self._unsent = [*self._collected, *self._unsent], []
         self._collected.clear()
         for message in unsent:
@@ -382,7 +378,7 @@ class Tree:
             link.joined = joined if isinstance(joined, messages.Joined) else None
         parent = None
         if self.is_root and link.rank != OUTSIDER:
-            parent = self.plan.parent(link.node, (link.host(), int(hello["port"])), link.rank)
+            parent = self.plan.parent(link.rank, link.node, (link.host(), int(hello["port"])))
         link.send_table(
             signed(
                 self.rendezvous.token,
@@ -409,7 +405,7 @@ class Tree:
     def _parent_gone(self, reason: str, *, cut: bool = False) -> None:
         assert self._parent is not None
         lost = messages.Orphaned(self._parent.rank, self._parent.node, reason, cut)
-        for child in self._children:  # else each level would notice only after its own time limit
+        for child in self._children:  # else they would notice only after a time limit of their own
             child.send(replace(lost, relayed=True))
         self.from_above(lost)
 
@@ -435,8 +431,9 @@ class Tree:
             # After a pause of this process, messages that came meanwhile are still to be read; the next round
             # will have read them.
             suspended = time.monotonic() - before > 2 * HEARTBEAT_S and not suspended
+            beat = messages.to_line(messages.Beat())
             for link in [*self._children, *([self._parent] if self._parent else [])]:
-                link.send(messages.Beat())
+                link.send_line(beat)
                 if not suspended and time.monotonic() - link.last_received > self._silence_s:
                     self._silent(link)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from trainer.config.phases import NOTHING_DONE, SAVING
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import ExitRecord, first_cause
-from trainer.run.file_work import within
 from trainer.run.layout import FLIGHT_RECORDS
 from trainer.supervise import messages
 from trainer.supervise.context import SupervisorContext
@@ -32,16 +31,13 @@ from trainer.supervise.rank.rank_report import (
 )
 from trainer.sysinfo import memory
 from trainer.sysinfo.signals import signal_name
-from trainer.text.terminal import say
 from trainer.text.wording import shortened
 from trainer.world import heartbeat
 from trainer.world.condemned import condemned
-from trainer.world.handover import give
 from trainer.world.heartbeat import RankState
 from trainer.world.launchers import first_world, rank_variables
 from trainer.world.learned_limits import LEARNED_LIMITS, to_text
-from trainer.world.rendezvous import Rendezvous
-from trainer.world.state_folder import STATE_DIR, newest_kept
+from trainer.world.state_folder import newest_kept
 
 _MOST_OF_REASON, _MOST_OF_DETAILS = 4_000, 40_000
 """Characters that travel of a failure: who gets a line of more than 1 MiB hangs up, and takes its sender for
@@ -267,8 +263,6 @@ class OwnRank:
             self.number = self._context.world.rank if place is None else place.rank
             if place is None:
                 self.generation = None
-                if message.giver == self._context.world.rank and not self.closed:
-                    self._context.spawn(self._hand_over(number))
                 return
             variables |= self._place_variables(place)
         if self.closed or number != self.latest:
@@ -283,25 +277,6 @@ class OwnRank:
             self._context.send_up(messages.Failed(number, record))
             return
         heartbeat.limit_init(self.generation.memory, self._context.limits.init_s)
-
-    async def _hand_over(self, generation: int) -> None:
-        """Gives the newest step of this node to a generation in which the node has no rank."""
-        env, run_folder = self._context.env, self._context.limits.run_folder
-        rendezvous = Rendezvous.from_env(env)
-        if rendezvous is None or STATE_DIR not in env or not run_folder:
-            return
-
-        def is_wanted() -> bool:
-            return not self.closed and self.latest == generation
-
-        def hand_over() -> None:
-            try:
-                give(Path(run_folder), generation, Path(env[STATE_DIR]), rendezvous.start, is_wanted)
-            except OSError as error:
-                if is_wanted():
-                    say(f"the step in memory cannot be handed over, so the checkpoint has to serve: {error}")
-
-        await within(self._context.limits.init_s, hand_over)
 
     def _place_variables(self, place: Place) -> dict[str, str]:
         world = replace(
