@@ -80,7 +80,11 @@ FABRIC_STACKS = {"tcpxo": {"torch": "2.11.0"}}
 
 CASES: dict[str, dict[str, Any]] = {
     "job": {"kubernetes": {"kind": None}},
-    "job-recovery": {"kubernetes": {"kind": "job"}, "recovery": RECOVERY},
+    "job-recovery": {
+        "resources": {"accelerator": "rocm"},
+        "recovery": RECOVERY,
+        "kubernetes": {"kind": "job"},
+    },
     "job-open": {
         "resources": {"device": "cpu", "cpus_per_gpu": 12},
         "kubernetes": {

@@ -452,10 +452,6 @@ def test_presets_are_valid_and_explain_themselves(tmp_path: Path, name: str) -> 
     assert preset_text(name).count("#") >= 20
 
 
-def test_the_presets_are_those_promised() -> None:
-    assert preset_names() == ["chinese", "finetune", "gpu", "kubernetes", "laptop", "slurm"]
-
-
 @pytest.mark.parametrize(
     "line",
     [

@@ -126,12 +126,13 @@ CASES: dict[str, dict[str, Any]] = {
         "image": {"tag": "clip:1"},
     },
     "apptainer-options": {
+        "resources": {"accelerator": "ascend"},
         "slurm": {
             "container": "apptainer",
             "image": "/images/clip.sif",
             "container_binary": "/opt/singularity 4/bin/singularity",
             "container_flags": ["--fakeroot", f"--overlay={HOSTILE}"],
-        }
+        },
     },
     "every-option": {
         "slurm": EVERYTHING,
@@ -156,7 +157,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "retries": {"resources": {"gpus_per_node": 0}, "slurm": {"retries": 3}},
     "name-suffix": {"resources": {"device": "cpu"}, "slurm": {"name_suffix": "i", "gpus": "gpus-per-node"}},
-    "recovery": {"recovery": SPARE, "slurm": {"array": "1-10%1"}},
+    "recovery": {"comm": HOROVOD, "recovery": SPARE, "slurm": {"array": "1-10%1"}},
     "recovery-mpi": {"comm": HOROVOD, "recovery": {"max_restarts": 3}, "slurm": {"launcher": "mpirun"}},
     "recovery-pyxis": {
         "recovery": SPARE,
