@@ -14,6 +14,17 @@ MODELS = Path(__file__).parents[1] / "models"
 COCA = str(MODELS / "tiny-coca.json")
 VIT = str(MODELS / "tiny-vit.json")
 RESNET = str(MODELS / "tiny-resnet.json")
+TOY_JOB = f"""
+name = "toy"
+[data]
+format = "synthetic"
+[model]
+name = "{VIT}"
+[optim]
+global_batch_size = 16
+steps = 4
+"""
+"""Text of a job file for the schedulers of `toy_scheduler`."""
 
 
 def tiny_job(

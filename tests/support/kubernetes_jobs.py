@@ -28,8 +28,11 @@ EVERYTHING: dict[str, Any] = {
     "placement": "required",
     "priority_class": "high",
     "labels": {"team": "vision", "example.com/cost-centre": "0123"},
-    "annotations": {"example.com/note": HOSTILE},
-    "worker_annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0,rail-1"},
+    "annotations": {"example.com/note": HOSTILE, "example.com/tier": "all"},
+    "worker_annotations": {
+        "k8s.v1.cni.cncf.io/networks": "rail-0,rail-1",
+        "example.com/tier": "workers",
+    },
     "mounts": {
         "/data": "pvc:clip-data/cc3m:ro",
         "/scratch": "host:/mnt/scratch",
@@ -49,11 +52,13 @@ EVERYTHING: dict[str, Any] = {
 
 VOLUMES = {
     "/scratch": "pvc:scratch",
-    "/bucket": "csi:gcsfuse.csi.storage.gke.io?bucketName=clip&mountOptions=implicit-dirs:ro",
+    "/bucket": "csi:gcsfuse.csi.storage.gke.io?bucketName=clip&mountOptions=implicit-dirs,uid%3D1000:ro",
     "/etc/key.json": "secret:gcp/key.json",
     "/etc/site": "configmap:site",
     "/ssd": "empty:200Gi",
     "/ram": "empty:memory:1.5Gi",
+    "/plain": "empty",
+    "/tmp": "host:/ssd/tmp",
 }
 WITHOUT_LAUNCHER = {key: value for key, value in EVERYTHING.items() if key != "launcher_start"}
 TOPOLOGY = {"queue": "gpu-queue", "topology": "cloud.provider.com/topology-rack"}
@@ -75,13 +80,29 @@ FABRIC_STACKS = {"tcpxo": {"torch": "2.11.0"}}
 
 CASES: dict[str, dict[str, Any]] = {
     "job": {"kubernetes": {"kind": None}},
-    "job-recovery": {"kubernetes": {"kind": "job"}, "recovery": RECOVERY},
+    "job-recovery": {
+        "resources": {"accelerator": "rocm"},
+        "recovery": RECOVERY,
+        "kubernetes": {"kind": "job"},
+    },
     "job-open": {
         "resources": {"device": "cpu", "cpus_per_gpu": 12},
-        "kubernetes": {"kind": "job", "read_only_root": False, "network_policy": False},
+        "kubernetes": {
+            "kind": "job",
+            "read_only_root": False,
+            "network_policy": False,
+            "launcher_start": "workers-ready",
+        },
     },
-    "job-ascend": {"resources": {"accelerator": "ascend"}, "kubernetes": {"kind": "job"}},
-    "job-everything": {"env": {"NOTE": HOSTILE}, "kubernetes": {**WITHOUT_LAUNCHER, "kind": "job"}},
+    "job-ascend": {
+        "resources": {"accelerator": "ascend"},
+        "kubernetes": {"kind": "job", "run_as_user": 0},
+    },
+    "job-everything": {
+        "env": {"NOTE": HOSTILE},
+        "recovery": {**RECOVERY, "min_nodes": 1},
+        "kubernetes": {**WITHOUT_LAUNCHER, "kind": "job"},
+    },
     "trainjob": {"kubernetes": {"kind": "trainjob"}},
     "trainjob-everything": {
         "env": {"NOTE": HOSTILE},
@@ -120,14 +141,18 @@ CASES: dict[str, dict[str, Any]] = {
                         "hostAliases": [{"ip": "10.0.0.9", "hostnames": ["filer"]}],
                     }
                 },
+                "worker": {"spec": {"runtimeClassName": "in-place-of-the-other"}},
                 "job": {"metadata": {"labels": {"team": "a"}}},
             },
         }
     },
     "root": {"kubernetes": {"run_as_user": 0}},
-    "cpu": {"kubernetes": {"gpu_resource": "none", "cpu_request": 0.1}},
+    "cpu": {
+        "resources": {"mem_gb_per_gpu": 0.5},
+        "kubernetes": {"gpu_resource": "none", "cpu_request": 0.1},
+    },
     "rdma": {"kubernetes": {"rdma": {"rdma/hca_shared_devices": 1}, "run_as_user": 0}},
-    "kueue": {"kubernetes": {"queue": "gpu-queue"}},
+    "kueue": {"resources": {"gpus_per_node": 0}, "kubernetes": {"queue": "gpu-queue"}},
     **{
         f"{kind}-topology": {"kubernetes": {**TOPOLOGY, "kind": kind, "placement": placement}}
         for kind, placement in (("job", "required"), ("trainjob", "preferred"), ("mpijob", "required"))

@@ -8,11 +8,8 @@ import torch.distributed as dist
 from pydantic import ValidationError
 
 from tests.support.jobs import tiny_job
-from tests.support.kubernetes_jobs import kubernetes_job
 from trainer.comm.accelerator import accelerator_of, chosen, on_accelerator, usable_devices
 from trainer.config import Resources
-from trainer.launch.kubernetes.manifest import manifest
-from trainer.launch.slurm.script import batch_script
 from trainer.plan.describe import Facts, all_warnings
 from trainer.plan.unused_keys import unused_keys
 from trainer.sysinfo.accelerators import ACCELERATORS, ASCEND, CPU, CUDA, ROCM, Accelerator
@@ -90,27 +87,3 @@ def test_check_says_that_a_row_was_not_tried_and_what_is_off() -> None:
     assert not any(
         "not tried here" in text for text in all_warnings(Facts.of(tried, 1, 64, local=False, files=False))
     )
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "request_", "container"),
-    [
-        ("cuda", '--gpus-per-node="4"', "--nv"),
-        ("rocm", '--gpus-per-node="4"', "--rocm"),
-        ("ascend", '--gres="npu:4"', ""),
-    ],
-)
-def test_slurm_is_asked_for_the_devices_of_the_row(accelerator: str, request_: str, container: str) -> None:
-    slurm = {"container": "apptainer", "image": "/images/clip.sif"}
-    sections: dict[str, Any] = {"resources": {"nodes": 2, "gpus_per_node": 4, "accelerator": accelerator}}
-    script = batch_script(tiny_job(slurm=slurm, logging={"runs": "/scratch/runs"}, **sections))
-    assert f"#SBATCH {request_}\n" in script
-    assert {option for option in ("--nv", "--rocm") if f" {option} " in script} == {container} - {""}
-
-
-@pytest.mark.parametrize("row", [CUDA, ROCM, ASCEND], ids=lambda row: row.name)
-def test_pods_ask_for_the_resource_of_the_row_unless_the_job_names_one(row: Accelerator) -> None:
-    resources = {"accelerator": row.name}
-    assert f'{row.kubernetes_resource}: "4"' in manifest(kubernetes_job(resources=resources))
-    named = kubernetes_job(resources=resources, kubernetes={"gpu_resource": "example.com/device"})
-    assert 'example.com/device: "4"' in manifest(named)

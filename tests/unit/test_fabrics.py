@@ -210,15 +210,6 @@ def test_an_adapter_without_an_address_in_the_pod_is_named() -> None:
     assert not said({**off_nodes, **MULTUS})
 
 
-def test_the_ranks_wait_for_their_networks_service() -> None:
-    [service] = spec_of_pods(fabric_job("tcpxo", kubernetes={"kind": "job", **FABRIC_KEYS["tcpxo"]}))[
-        "initContainers"
-    ]
-    variables = {entry["name"]: entry["value"] for entry in service["env"]}
-    assert service["startupProbe"]["exec"]["command"] == ["cat", variables["HEALTH_CHECK_LOG_FILE"]]
-    assert service["restartPolicy"] == "Always"
-
-
 def test_the_images_own_library_path_has_the_folder_of_a_nodes_plugin() -> None:
     """The pod must not replace the variable: a base's own folders would be lost."""
     job = fabric_job("tcpxo")

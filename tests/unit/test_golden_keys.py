@@ -76,6 +76,7 @@ WITHOUT_TEXT = {
     "resources.gpu_rates": "`clipship check` estimates with it",
     "resources.bind_cpus": "the rank reads it from its job file",
     "slurm.image_dir": "`clipship submit` puts the file that is there into slurm.image",
+    "kubernetes.retries": "the pods read it from their job file",
     "kubernetes.workers_ready_s": "the pods read it from their job file",
     "stack.driver": "it is compared with the table",
     "stack.cuda": "it is compared with the table; of a base's torch the build's last step compares it",

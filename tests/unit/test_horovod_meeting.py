@@ -4,14 +4,11 @@ import os
 import socket
 from dataclasses import replace
 from http.client import HTTPConnection
-from typing import Any
 
 import pytest
 
-from tests.support.jobs import tiny_job
 from trainer.errors import InputError
 from trainer.launch.ranks.localrun import places_of
-from trainer.launch.slurm.script import batch_script
 from trainer.sysinfo.addresses import free_port
 from trainer.world.launchers import World
 
@@ -143,15 +140,3 @@ def test_hosts_with_different_numbers_of_ranks_are_told_apart() -> None:
     found = _variables(world, "10.0.0.1", 1, given | of_a_shell)
     assert found["HOROVOD_HOSTNAME"] == "alias-of-a"
     assert (found["HOROVOD_CROSS_RANK"], found["HOROVOD_CROSS_SIZE"]) == ("0", "2")
-
-
-def test_srun_starts_ranks_that_meet_over_gloo_without_mpi() -> None:
-    """They go on without a supervisor or a node, as torch's do."""
-    sections: dict[str, Any] = {"comm": {"backend": "horovod"}, "resources": {"nodes": 2}}
-    script = batch_script(tiny_job(**sections, recovery={"max_restarts": 3, "spare_nodes": 1}))
-    assert "CLIPSHIP_MEETS=1" in script
-    assert "--no-kill --kill-on-bad-exit=0" in script
-    assert "--mpi=none" in script
-    over_mpi = batch_script(tiny_job(**sections))
-    assert "CLIPSHIP_MEETS" not in over_mpi
-    assert "--mpi=pmix" in over_mpi

@@ -316,7 +316,7 @@ def test_a_section_that_a_job_leaves_out_stays_left_out(job_path: Path) -> None:
     assert not {"slurm", "kubernetes"} & load_job(job_path).model_fields_set
 
 
-@pytest.mark.parametrize("time", ["90", "30:00", "12:30:00", "2-12", "2-12:30", "2-12:30:00"])
+@pytest.mark.parametrize("time", ["90", "30:00", "12:30:00", "2-12", "2-12:30", "2-12:30:00", "0-00:10"])
 def test_slurm_times_are_taken(job_path: Path, time: str) -> None:
     assert load_job(job_path, [f'slurm.time="{time}"']).slurm.time == time
 
@@ -326,27 +326,6 @@ def test_slurm_times_are_taken(job_path: Path, time: str) -> None:
 )
 def test_other_slurm_times_are_refused_with_the_forms(job_path: Path, time: str) -> None:
     assert "HH:MM:SS" in problems(job_path, SMALLEST + f"[slurm]\ntime = {time!r}")[0]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("kubernetes.namespace", "Team_A"),
-        ("kubernetes.namespace", "a" * 64),
-        ("image.tag", "A B"),
-        ("slurm.partition", "a b"),
-    ],
-)
-def test_names_that_a_cluster_refuses_are_refused(job_path: Path, key: str, value: str) -> None:
-    assert problems(job_path, SMALLEST, f"{key}={value}")[0].startswith(f"--set {key}: ")
-
-
-@pytest.mark.parametrize(
-    "tag",
-    ["clipship", "clipship:0.1", "localhost:5000/a/b-c:x", "registry.example/ml/clipship@sha256:" + "0" * 64],
-)
-def test_image_names_are_taken(job_path: Path, tag: str) -> None:
-    assert load_job(job_path, [f"image.tag={tag}"]).image.tag == tag
 
 
 def test_relative_paths_start_at_the_job_files_folder(
@@ -493,10 +472,6 @@ def test_presets_are_valid_and_explain_themselves(tmp_path: Path, name: str) -> 
     job = load_job(path)
     assert job.name
     assert preset_text(name).count("#") >= 20
-
-
-def test_the_presets_are_those_promised() -> None:
-    assert preset_names() == ["chinese", "finetune", "gpu", "kubernetes", "laptop", "slurm"]
 
 
 @pytest.mark.parametrize(

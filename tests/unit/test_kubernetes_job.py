@@ -10,11 +10,6 @@ import pytest
 from tests.support.kubernetes_jobs import HOROVOD, kubernetes_job, objects_of
 from trainer.config import Job
 from trainer.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_FAILED,
-    EXIT_PREEMPTED,
-    EXIT_START_AGAIN,
-    EXIT_TIMED_OUT,
     ClusterError,
     InputError,
 )
@@ -37,11 +32,6 @@ def objects(job: Job) -> dict[str, Any]:
     return {item["kind"]: item for item in objects_of(manifest(job))}
 
 
-def variables(job: Job) -> dict[str, Any]:
-    [container] = objects(job)["Job"]["spec"]["template"]["spec"]["containers"]
-    return {entry["name"]: entry.get("value") for entry in container["env"]}
-
-
 @pytest.mark.parametrize(
     ("comm", "kind"),
     [
@@ -55,53 +45,6 @@ def variables(job: Job) -> dict[str, Any]:
 def test_without_a_kind_a_job_gets_one_that_can_start_its_ranks(comm: dict[str, Any], kind: str) -> None:
     job = kubernetes_job(comm=comm, kubernetes={"kind": None})
     assert kind in objects(job)
-
-
-def test_the_supervisors_meet_at_the_pod_of_index_0_by_the_services_name() -> None:
-    found = objects(indexed())
-    assert variables(indexed())["CLIPSHIP_SUPERVISORS"] == "first-run-0.first-run:29400"
-    assert variables(indexed())["MASTER_ADDR"] == "first-run-0.first-run"
-    assert found["Service"]["metadata"]["name"] == found["Job"]["spec"]["template"]["spec"]["subdomain"]
-    assert found["Service"]["spec"]["publishNotReadyAddresses"] is True
-
-
-def test_every_exit_code_of_a_run_tells_the_job_whether_others_take_the_pods_place() -> None:
-    rules = objects(indexed())["Job"]["spec"]["podFailurePolicy"]["rules"]
-    actions = {
-        code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", ())
-    }
-    assert actions == {
-        EXIT_FAILED: "FailJob",
-        EXIT_BAD_INPUT: "FailJob",
-        EXIT_TIMED_OUT: "FailJob",
-        EXIT_PREEMPTED: "Ignore",
-        EXIT_START_AGAIN: "Ignore",
-    }
-
-
-def test_spare_nodes_are_pods_and_the_run_goes_on_without_a_lost_one() -> None:
-    job = indexed(recovery={"max_restarts": 2, "spare_nodes": 1})
-    spec = objects(job)["Job"]["spec"]
-    assert (spec["completions"], spec["parallelism"]) == (3, 3)
-    assert spec["backoffLimit"] == (3 + 2) * 3
-    assert spec["successPolicy"] == {"rules": [{"succeededCount": 1}]}
-    found = variables(job)
-    assert (found["CLIPSHIP_KEEPS_GOING"], found["CLIPSHIP_SPARE_NODES"]) == ("1", "1")
-    assert found["CLIPSHIP_WORLD_SIZE"] == "12"
-
-
-def test_without_recovery_no_supervisor_is_told_that_others_go_on() -> None:
-    assert "CLIPSHIP_KEEPS_GOING" not in variables(indexed())
-    assert "successPolicy" not in objects(indexed())["Job"]["spec"]
-
-
-@pytest.mark.parametrize("user", [0, 1000])
-def test_no_pod_has_what_only_sshd_needs(user: int) -> None:
-    job = indexed(kubernetes={"run_as_user": user})
-    [container] = objects(job)["Job"]["spec"]["template"]["spec"]["containers"]
-    added = container["securityContext"]["capabilities"].get("add", [])
-    assert added == (["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"] if user == 0 else [])
-    assert "sshd" not in manifest(job)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +72,6 @@ def test_what_an_indexed_job_cannot_do_is_refused_with_the_fix(
         manifest(indexed(**sections))
     assert expected in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_keys_of_the_launcher_with_their_defaults_are_no_reason_to_refuse_a_job() -> None:
-    assert manifest(indexed(kubernetes={"launcher_start": "workers-ready", "gang": "none"}))
 
 
 def test_check_says_how_many_pods_there_are() -> None:
@@ -184,35 +123,6 @@ def test_a_trainjob_without_a_status_is_in_the_state_of_its_pods(ready: list[boo
         {**api_object(), "status": {"conditions": [{"type": "Ready", "status": str(each)}]}} for each in ready
     ]
     assert state(KINDS["trainjob"], api_object(), pods).startswith(expected)
-
-
-def test_a_failed_job_says_why() -> None:
-    assert state(KINDS["job"], api_object("Failed", **STARTED)).endswith(" ago: Failed's message")
-
-
-def test_a_trainjob_has_the_pods_of_an_indexed_job_under_the_names_that_its_controllers_ask_for() -> None:
-    job = kubernetes_job(kubernetes={"kind": "trainjob"})
-    found = objects(job)
-    [node] = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
-    pod = node["template"]["spec"]["template"]["spec"]
-    [container] = pod["containers"]
-    assert (node["name"], container["name"], pod["subdomain"]) == ("node", "node", "first-run")
-    own = {entry["name"]: entry.get("value") for entry in container["env"]}
-    assert own["MASTER_ADDR"] == "first-run-node-0-0.first-run"
-    rules = node["template"]["spec"]["podFailurePolicy"]["rules"]
-    assert {rule["onExitCodes"]["containerName"] for rule in rules if "onExitCodes" in rule} == {"node"}
-    assert found["TrainJob"]["spec"]["runtimeRef"]["name"] == found["TrainingRuntime"]["metadata"]["name"]
-    assert found["TrainJob"]["spec"]["trainer"] == {"numNodes": 2}
-    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == {
-        "jobset.sigs.k8s.io/jobset-name": "first-run"
-    }
-
-
-def test_a_patch_reaches_the_pods_of_a_trainjob() -> None:
-    patch = {"worker": {"spec": {"runtimeClassName": "nvidia"}}}
-    found = objects(kubernetes_job(kubernetes={"kind": "trainjob", "patch": patch}))
-    [node] = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
-    assert node["template"]["spec"]["template"]["spec"]["runtimeClassName"] == "nvidia"
 
 
 UNSEEN = ClusterError("trainingRuntime must be created before the TrainJob is created")

@@ -3,7 +3,6 @@
 tests/cluster/kubernetes has a real cluster.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.kubernetes_jobs import CASES, EVERYTHING, HOROVOD, HOSTILE, kubernetes_job, objects_of
+from tests.support.kubernetes_jobs import CASES, HOROVOD, kubernetes_job, objects_of
 from trainer.cli.main import main
 from trainer.config import Image, Job, Kubernetes
 from trainer.config.kubernetes import object_name
@@ -38,22 +37,10 @@ def documents(job: Job) -> tuple[Any, Any]:
     return config_map, own
 
 
-def policy(job: Job) -> Any:
-    """The NetworkPolicy of the manifest, or None."""
-    return next(
-        (document for document in objects_of(manifest(job)) if document["kind"] == "NetworkPolicy"),
-        None,
-    )
-
-
 def pods(job: Job) -> tuple[Any, Any]:
     """The specs of the launcher's and of a worker's pod."""
     specs = documents(job)[1]["spec"]["mpiReplicaSpecs"]
     return specs["Launcher"]["template"]["spec"], specs["Worker"]["template"]["spec"]
-
-
-def mount_paths(pod: Any) -> list[str]:
-    return [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
 
 
 def variables(pod: Any) -> dict[str, Any]:
@@ -86,11 +73,6 @@ def test_what_a_container_mounts_is_a_volume_of_its_pod(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_job_renders_the_same_bytes(case: str) -> None:
-    assert manifest(kubernetes_job(**CASES[case])) == manifest(kubernetes_job(**CASES[case]))
-
-
-@pytest.mark.parametrize("case", CASES)
 def test_the_config_map_holds_the_job_that_was_rendered(case: str, tmp_path: Path) -> None:
     """Keys that built the image have no meaning in a pod."""
     job = kubernetes_job(**CASES[case])
@@ -98,107 +80,7 @@ def test_the_config_map_holds_the_job_that_was_rendered(case: str, tmp_path: Pat
     assert load_job(tmp_path / "job.toml") == job.model_copy(update={"image": Image(tag=job.image.tag)})
 
 
-@pytest.mark.parametrize("resources", [{"device": "cpu"}, {"gpus_per_node": 0}])
-def test_workers_of_a_job_that_means_the_cpu_ask_for_no_gpu(resources: dict[str, Any]) -> None:
-    assert "nvidia.com/gpu" not in str(
-        pods(kubernetes_job(resources=resources))[1]["containers"][0]["resources"]
-    )
-
-
 # The traps
-
-
-def test_open_mpi_5_finds_the_operators_hostfile() -> None:
-    """The operator sets only OMPI_MCA_orte_default_hostfile, which Open MPI 5 ignores.
-
-    Without a variable for Open MPI 5, every rank would run in the launcher.
-    """
-    found = variables(pods(kubernetes_job())[0])
-    assert found["PRTE_MCA_prte_default_hostfile"] == "/etc/mpi/hostfile"
-    assert found["PRTE_MCA_prte_keep_fqdn_hostnames"] == "1"
-
-
-def test_ssh_fans_out_alike_in_both_open_mpis() -> None:
-    found = variables(pods(kubernetes_job(**CASES["thousand"]))[0])
-    assert found["OMPI_MCA_plm_rsh_num_concurrent"] == found["PRTE_MCA_plm_ssh_num_concurrent"] == "128"
-    assert found["OMPI_MCA_plm_rsh_no_tree_spawn"] == found["PRTE_MCA_plm_ssh_no_tree_spawn"] == "1"
-
-
-def test_every_rank_is_told_the_world_size_that_was_asked_for() -> None:
-    assert variables(pods(kubernetes_job())[1])["CLIPSHIP_WORLD_SIZE"] == "8"
-
-
-def test_secrets_are_references_and_stand_on_no_command_line() -> None:
-    job = kubernetes_job(kubernetes=EVERYTHING)
-    launcher, worker = pods(job)
-    assert variables(worker)["WANDB_API_KEY"] == {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
-    assert "CLIPSHIP_TOKEN" not in manifest(job)
-    for pod in (launcher, worker):
-        assert not any("wandb" in word for word in pod["containers"][0]["command"])
-
-
-def test_the_launcher_waits_for_workers_whose_sshd_answers() -> None:
-    spec = documents(kubernetes_job())[1]["spec"]
-    assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
-    container = spec["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    assert (
-        container["readinessProbe"]["tcpSocket"] == container["startupProbe"]["tcpSocket"] == {"port": 2222}
-    )
-    assert container["command"][-1] == "2222"
-
-
-@pytest.mark.parametrize(
-    ("user", "folder", "port"),
-    [(0, "/root/.ssh", 22), (1000, "/home/clipship/.ssh", 2222), (4242, "/home/clipship/.ssh", 2222)],
-)
-def test_the_ssh_key_lies_where_ssh_takes_it_from_this_user(user: int, folder: str, port: int) -> None:
-    job = kubernetes_job(kubernetes={"run_as_user": user})
-    assert documents(job)[1]["spec"]["sshAuthMountPath"] == folder
-    assert pods(job)[1]["containers"][0]["ports"] == [{"name": "ssh", "containerPort": port}]
-
-
-def test_a_user_that_the_image_does_not_know_gets_an_entry() -> None:
-    config_map, _ = documents(kubernetes_job(kubernetes={"run_as_user": 4242}))
-    assert "clipship:x:4242:4242::/home/clipship:/bin/bash\n" in config_map["data"]["passwd"]
-    assert "passwd" not in documents(kubernetes_job())[0]["data"]
-
-
-def test_dev_shm_is_memory_of_a_given_size() -> None:
-    volume = next(volume for volume in pods(kubernetes_job())[1]["volumes"] if volume["name"] == "shm")
-    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
-
-
-def test_dev_shm_is_no_larger_than_the_memory_that_it_counts_as() -> None:
-    small = {"nodes": 2, "gpus_per_node": 4, "mem_gb_per_gpu": 0.5}
-    pod = pods(kubernetes_job(resources=small))[1]
-    volume = next(volume for volume in pod["volumes"] if volume["name"] == "shm")
-    assert volume["emptyDir"]["sizeLimit"] == pod["containers"][0]["resources"]["limits"]["memory"] == "2Gi"
-
-
-def test_workers_go_at_the_end_and_the_launchers_log_stays() -> None:
-    spec = documents(kubernetes_job())[1]["spec"]
-    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
-    assert spec["mpiReplicaSpecs"]["Launcher"]["restartPolicy"] == "Never"
-
-
-def test_workers_are_restarted_in_their_pods_for_the_operator_makes_no_new_ones() -> None:
-    assert documents(kubernetes_job())[1]["spec"]["mpiReplicaSpecs"]["Worker"]["restartPolicy"] == "OnFailure"
-
-
-def test_the_launcher_asks_for_no_gpu() -> None:
-    launcher, worker = pods(kubernetes_job())
-    assert "nvidia.com/gpu" not in json.dumps(launcher)
-    assert worker["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "4"
-
-
-def test_a_gang_does_not_wait_for_the_launcher_that_waits_for_the_gang() -> None:
-    """The operator's default, workers + 1, never starts with WaitForWorkersReady."""
-    spec = documents(kubernetes_job(kubernetes={"gang": "volcano"}))[1]["spec"]
-    assert spec["runPolicy"]["schedulingPolicy"]["minAvailable"] == 2
-    at_once = documents(kubernetes_job(kubernetes={"gang": "volcano", "launcher_start": "at-once"}))[1][
-        "spec"
-    ]
-    assert at_once["runPolicy"]["schedulingPolicy"]["minAvailable"] == 3
 
 
 @pytest.mark.parametrize(
@@ -206,77 +88,16 @@ def test_a_gang_does_not_wait_for_the_launcher_that_waits_for_the_gang() -> None
 )
 def test_root_may_lock_memory_for_rdma_and_others_are_told_that_they_may_not(asked: dict[str, Any]) -> None:
     """Kubernetes leaves a capability that it adds to another user without effect."""
-    assert "IPC_LOCK" not in manifest(kubernetes_job(kubernetes={"run_as_user": 0}))
-    assert "IPC_LOCK" not in manifest(kubernetes_job(**asked))
     assert any("LimitMEMLOCK=infinity" in text for text in warnings(kubernetes_job(**asked)))
     root = kubernetes_job(**{**asked, "kubernetes": {**asked.get("kubernetes", {}), "run_as_user": 0}})
-    added = pods(root)[1]["containers"][0]["securityContext"]["capabilities"]["add"]
-    assert {"IPC_LOCK", "SYS_CHROOT"} <= set(added)
+    assert "IPC_LOCK" in manifest(root)
     assert not any("LimitMEMLOCK" in text for text in warnings(root))
 
 
-@pytest.mark.parametrize("user", [0, 1000, 4242])
-def test_containers_gain_no_rights_and_write_only_into_volumes(user: int) -> None:
-    launcher, worker = pods(kubernetes_job(kubernetes={"run_as_user": user}))
-    home = "/root" if user == 0 else "/home/clipship"
-    for pod in (launcher, worker):
-        security = pod["containers"][0]["securityContext"]
-        assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
-        assert security["capabilities"]["drop"] == ["ALL"]
-        empty = {volume["name"] for volume in pod["volumes"] if volume.get("emptyDir") == {}}
-        mounted = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
-        assert {mounted["/tmp"], mounted[home]} <= empty
-    added = worker["containers"][0]["securityContext"]["capabilities"].get("add", [])
-    assert ("SYS_CHROOT" in added) == (user == 0)
-    assert not {"NET_RAW", "MKNOD", "SETPCAP", "SYS_ADMIN"} & set(added)
-    assert "SYS_CHROOT" not in launcher["containers"][0]["securityContext"]["capabilities"].get("add", [])
-
-
-def test_a_jobs_own_volume_takes_the_place_of_an_empty_one() -> None:
-    mounts = {"/scratch": "pvc:scratch", "/tmp": "host:/ssd/tmp"}
-    worker = pods(kubernetes_job(kubernetes={"mounts": mounts}))[1]
-    assert sorted(path for path in mount_paths(worker) if path in ("/tmp", "/home/clipship")) == [
-        "/home/clipship",
-        "/tmp",
-    ]
-    assert "tmp" not in [volume["name"] for volume in worker["volumes"]]
-
-
-def test_a_job_may_keep_its_root_file_system_writable() -> None:
-    worker = pods(kubernetes_job(kubernetes={"read_only_root": False}))[1]
-    assert "readOnlyRootFilesystem" not in worker["containers"][0]["securityContext"]
-    assert "/tmp" not in mount_paths(worker)
-
-
-def test_no_gpu_comes_to_a_pod_that_asks_for_none() -> None:
-    """The image says NVIDIA_VISIBLE_DEVICES=all, and where NVIDIA's runtime is the default it heeds that."""
-    launcher, worker = pods(kubernetes_job())
-    assert variables(launcher)["NVIDIA_VISIBLE_DEVICES"] == "void"
-    assert "NVIDIA_VISIBLE_DEVICES" not in variables(worker)
-    for sections in ({"kubernetes": {"gpu_resource": "none"}}, {"resources": {"device": "cpu"}}):
-        on_cpus = pods(kubernetes_job(**sections))[1]
-        assert variables(on_cpus)["NVIDIA_VISIBLE_DEVICES"] == "void"
-
-
-def test_networks_of_the_workers_do_not_reach_the_launcher() -> None:
-    job = kubernetes_job(
-        kubernetes={
-            "annotations": {"example.com/both": "a", "example.com/one": "a"},
-            "worker_annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0", "example.com/one": "c"},
-        }
-    )
-    specs = documents(job)[1]["spec"]["mpiReplicaSpecs"]
-    launcher, worker = (specs[role]["template"]["metadata"]["annotations"] for role in ("Launcher", "Worker"))
-    assert launcher == {"example.com/both": "a", "example.com/one": "a"}
-    assert worker == {
-        "example.com/both": "a",
-        "example.com/one": "c",
-        "k8s.v1.cni.cncf.io/networks": "rail-0",
-    }
-    assert not list(warnings(job))
-    (warning,) = warnings(
-        kubernetes_job(kubernetes={"annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0"}})
-    )
+def test_networks_of_the_workers_that_reach_the_launcher_are_named() -> None:
+    networks = {"k8s.v1.cni.cncf.io/networks": "rail-0"}
+    assert not list(warnings(kubernetes_job(kubernetes={"worker_annotations": networks})))
+    (warning,) = warnings(kubernetes_job(kubernetes={"annotations": networks}))
     assert "also applies to the launcher; networks belong in worker_annotations" in warning
 
 
@@ -301,25 +122,10 @@ def test_jobs_on_the_nodes_network_do_not_share_ports() -> None:
 # Who may connect
 
 
-OWN_PODS = {"podSelector": {"matchLabels": {"training.kubeflow.org/job-name": "first-run"}}}
-
-
-@pytest.mark.parametrize("sections", [{}, CASES["patched"], CASES["root"]], ids=["user", "patched", "root"])
-def test_only_pods_of_the_job_connect_to_its_pods_and_what_they_connect_to_is_free(
-    sections: dict[str, Any],
-) -> None:
-    spec = policy(kubernetes_job(**sections))["spec"]
-    assert spec == {**OWN_PODS, "policyTypes": ["Ingress"], "ingress": [{"from": [OWN_PODS]}]}
-
-
-def test_a_job_may_do_without_a_network_policy() -> None:
-    assert policy(kubernetes_job(kubernetes={"network_policy": False})) is None
-
-
 def test_a_policy_does_not_keep_workers_on_the_nodes_network_from_their_launcher() -> None:
     """No policy selects such pods, and their connections to the launcher come from the node's address."""
     job = kubernetes_job(kubernetes=ON_NODES)
-    assert policy(job) is None
+    assert "NetworkPolicy" not in manifest(job)
     assert "kubernetes.network_policy = false accepts this" in "".join(warnings(job))
     assert not list(warnings(kubernetes_job(kubernetes={**ON_NODES, "network_policy": False})))
 
@@ -329,13 +135,6 @@ def test_a_policy_does_not_keep_workers_on_the_nodes_network_from_their_launcher
 
 def test_a_patch_merges_as_kubectl_does() -> None:
     """Members by name, other lists as a whole, `$patch` deletes and replaces."""
-    worker = pods(kubernetes_job(**CASES["patched"]))[1]
-    assert worker["runtimeClassName"] == "nvidia"
-    assert variables(worker)["OMP_NUM_THREADS"] == "3"
-    assert variables(worker)["NEW"] == "1"
-    assert variables(worker)["CLIPSHIP_WORLD_SIZE"] == "8"
-    assert [volume["name"] for volume in worker["volumes"]] == ["job", "tmp", "home", "mount-0", "ssd"]
-    assert mount_paths(worker) == ["/etc/clipship", "/tmp", "/home/clipship", "/scratch", "/ssd"]
     base = {"a": {"b": 1, "c": 2}, "tolerations": [{"key": "x"}]}
     assert merged(base, {"a": {"$patch": "replace", "d": 3}, "tolerations": ({"key": "y"},)}, "patch") == {
         "a": {"d": 3},
@@ -398,26 +197,6 @@ def test_a_patch_does_not_make_another_process_the_first_one(role: str, name: st
     manifest(kubernetes_job(kubernetes={"patch": {role: {"spec": {name: False}}}}))
 
 
-def test_a_patch_of_both_reaches_every_template_and_that_of_one_comes_last() -> None:
-    patch = {
-        "both": {"spec": {"runtimeClassName": "a", "dnsPolicy": "None"}},
-        "worker": {"spec": {"runtimeClassName": "b"}},
-    }
-    launcher, worker = pods(kubernetes_job(kubernetes={"patch": patch}))
-    assert (launcher["runtimeClassName"], worker["runtimeClassName"]) == ("a", "b")
-    assert launcher["dnsPolicy"] == worker["dnsPolicy"] == "None"
-
-
-@pytest.mark.parametrize("kind", ["mpijob", "job", "trainjob"])
-def test_a_patch_of_the_job_reaches_its_own_object(kind: str) -> None:
-    patch = {
-        "job": {"metadata": {"labels": {"team": "a"}}, "spec": {"managedBy": "kueue.x-k8s.io/multikueue"}}
-    }
-    own = documents(kubernetes_job(kubernetes={"kind": kind, "patch": patch}))[1]
-    assert own["metadata"]["labels"] == {"app.kubernetes.io/name": "clipship", "team": "a"}
-    assert own["spec"]["managedBy"] == "kueue.x-k8s.io/multikueue"
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [({"kind": "Job"}, "job.kind"), ({"metadata": {"name": "b"}}, "job.metadata.name")],
@@ -425,33 +204,6 @@ def test_a_patch_of_the_job_reaches_its_own_object(kind: str) -> None:
 def test_a_patch_does_not_make_another_object(change: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"kubernetes.patch.{named}: only")):
         manifest(kubernetes_job(kubernetes={"patch": {"job": change}}))
-
-
-def test_volumes_of_every_kind_are_mounted() -> None:
-    mounts = {
-        "/scratch": "pvc:scratch",
-        "/bucket": "csi:gcsfuse.csi.storage.gke.io?bucketName=clip&mountOptions=implicit-dirs,uid%3D1000:ro",
-        "/etc/key.json": "secret:gcp/key.json",
-        "/etc/site": "configmap:site",
-        "/ssd": "empty:200Gi",
-        "/ram": "empty:memory:1.5Gi",
-        "/plain": "empty",
-    }
-    worker = pods(kubernetes_job(kubernetes={"mounts": mounts}))[1]
-    volumes = {volume.pop("name"): volume for volume in worker["volumes"]}
-    attributes = {"bucketName": "clip", "mountOptions": "implicit-dirs,uid=1000"}
-    assert [volumes[f"mount-{number}"] for number in range(1, 7)] == [
-        {"csi": {"driver": "gcsfuse.csi.storage.gke.io", "readOnly": True, "volumeAttributes": attributes}},
-        {"secret": {"secretName": "gcp"}},
-        {"configMap": {"name": "site"}},
-        {"emptyDir": {"sizeLimit": "200Gi"}},
-        {"emptyDir": {"medium": "Memory", "sizeLimit": "1.5Gi"}},
-        {"emptyDir": {}},
-    ]
-    found = {mount["mountPath"]: mount for mount in worker["containers"][0]["volumeMounts"]}
-    key = {"name": "mount-2", "mountPath": "/etc/key.json", "subPath": "key.json", "readOnly": True}
-    assert found["/etc/key.json"] == key
-    assert found["/bucket"]["readOnly"]
 
 
 @pytest.mark.parametrize(
@@ -467,16 +219,6 @@ def test_a_volume_of_another_form_is_refused_with_the_forms(text: str) -> None:
 def test_a_run_folder_that_pods_do_not_share_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is on no volume that the pods share"):
         manifest(kubernetes_job(kubernetes={"mounts": {"/scratch": text}}))
-
-
-def test_a_launcher_may_go_to_any_node() -> None:
-    launcher, worker = pods(kubernetes_job(kubernetes={"node_selector": {"pool": "gpu"}}))
-    assert "nodeSelector" not in launcher
-    assert worker["nodeSelector"] == {"pool": "gpu"}
-
-
-def test_a_patch_leaves_the_other_template_alone() -> None:
-    assert pods(kubernetes_job(**CASES["patched"]))[0] == pods(kubernetes_job())[0]
 
 
 # Names
@@ -572,18 +314,12 @@ def _read_back(job: Job, text: str) -> Any:
     return worker
 
 
-def test_kubernetes_expands_no_variable_within_a_value() -> None:
-    """It reads $(NAME) in values, and $$ for $."""
-    assert variables(pods(kubernetes_job(env={"NOTE": "$(HOME) $$ $"}))[1])["NOTE"] == "$$(HOME) $$$$ $$"
-
-
 # What cannot work
 
 
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"image": {"tag": None}}, "image.tag is missing"),
         ({"data": {"train": ("-",), "stream_samples": 64}}, "pods have no standard input"),
         (
             {"stage": ({"data": {"train": ("-",), "stream_samples": 64}},)},
@@ -641,13 +377,8 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
 def test_what_cannot_work_is_refused_before_anything_is_submitted(
     sections: dict[str, Any], expected: str
 ) -> None:
-    job = kubernetes_job(**{key: value for key, value in sections.items() if value != {"tag": None}})
-    if sections.get("image"):
-        job = job.model_copy(update={"image": job.image.model_copy(update={"tag": None})})
-    with pytest.raises(
-        InputError, match="(?s)" + expected.replace("[", r"\[").replace(".", r"\.").replace("(", r"\(")
-    ):
-        manifest(job)
+    with pytest.raises(InputError, match=re.escape(expected)):
+        manifest(kubernetes_job(**sections))
 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
@@ -664,6 +395,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     ("key", "value", "expected"),
     [
         ("namespace", "Team", "not a namespace"),
+        ("namespace", "a" * 64, "not a namespace"),
         ("name", "1st", "cannot be the name of a Kubernetes object"),
         ("run_as_user", -1, "at least 0"),
         ("gpu_resource", "gpu", "names with a domain"),
@@ -780,10 +512,6 @@ def test_render_refuses_a_job_without_an_image(tmp_path: Path, capsys: pytest.Ca
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "image.tag is missing" in captured.err
-
-
-def test_hostile_text_is_what_it_claims() -> None:
-    assert {"\t", "\u2028", "\U0001f600", '"', "'", "$", "#"} <= set(HOSTILE)
 
 
 def test_a_models_own_config_travels_with_the_job(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import VIT
+from tests.support.jobs import TOY_JOB
 from tests.support.report_folders import failed_run, long_run
 from tests.support.toy_scheduler import clipship
 from trainer.cli import main as cli
@@ -148,18 +148,6 @@ def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path, cache: Pat
     cache.write_text("a file")
     remember(tmp_path)
     assert known_folders() == []
-
-
-TOY_JOB = f"""
-name = "toy"
-[data]
-format = "synthetic"
-[model]
-name = "{VIT}"
-[optim]
-global_batch_size = 16
-steps = 4
-"""
 
 
 def test_submitting_a_run_remembers_its_folder(tmp_path: Path, capsys: Capture) -> None:

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from tests.support.jobs import VIT
+from tests.support.jobs import TOY_JOB
 from tests.support.toy_scheduler import clipship
 from trainer.config import Job
 from trainer.config.schedulers import SCHEDULERS
@@ -11,18 +11,7 @@ from trainer.config.sections import SECTIONS
 from trainer.launch.schedulers import IMPLEMENTATIONS, scheduler
 from trainer.launch.submission import Scheduler
 
-JOB = f"""
-name = "toy run"
-[data]
-format = "synthetic"
-[model]
-name = "{VIT}"
-[optim]
-global_batch_size = 16
-steps = 4
-[nohup]
-nice = 3
-"""
+JOB = TOY_JOB.replace('"toy"', '"toy run"') + "[nohup]\nnice = 3\n"
 
 
 def toy_job(folder: Path) -> str:

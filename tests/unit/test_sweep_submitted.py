@@ -7,25 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import VIT
+from tests.support.jobs import TOY_JOB
 from tests.support.toy_scheduler import clipship
 
 GRID = ("--grid", "seed=0,1")
-JOB = f"""
-name = "toy"
-[data]
-format = "synthetic"
-[model]
-name = "{VIT}"
-[optim]
-global_batch_size = 16
-steps = 4
-"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "job.toml").write_text(TOY_JOB)
     yield tmp_path
     for record in tmp_path.glob("*/*/artefacts/submission.json"):
         assert clipship(tmp_path, "cancel", str(record.parents[1])).returncode == 0
@@ -91,7 +81,7 @@ def test_no_check_is_for_runs_that_are_submitted(folder: Path) -> None:
 
 
 def test_runs_that_would_have_the_same_name_on_kubernetes_are_refused(folder: Path) -> None:
-    (folder / "job.toml").write_text(f"""{JOB}
+    (folder / "job.toml").write_text(f"""{TOY_JOB}
 [logging]
 runs = "/data/runs"
 [image]
