@@ -323,18 +323,6 @@ def test_samples_that_were_skipped_until_the_step_come_back_with_it(tmp_path: Pa
     assert found.bad_samples == {"not an image": 7, "too large": 1}
 
 
-def test_a_step_whose_headers_do_not_count_samples_comes_back(tmp_path: Path, alone: Comm) -> None:
-    """Those of an earlier Clipship, which a run that is started again with this one goes on from."""
-    keep(keepers(tmp_path, _train(alone), parts=2), 3)
-    for path in tmp_path.glob("*-of-*.json"):
-        header = json.loads(path.read_text())
-        del header["about"]["skipped"]
-        path.write_text(json.dumps(header))
-    run = RunIdentity(small_job(), SAMPLES)
-    found = restore(run.job, alone, tmp_path / "none", _train(alone, steps=0), run, memory(tmp_path))
-    assert (found.steps_done, found.bad_samples) == (3, {})
-
-
 def test_samples_that_were_skipped_count_once_after_two_restarts(
     tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

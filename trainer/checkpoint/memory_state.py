@@ -36,9 +36,6 @@ from trainer.world.state_parts import (
     write_header,
 )
 
-_NONE_SKIPPED: Mapping[str, Mapping[str, int]] = {"own": {}, "before": {}}
-"""Counts in a header of an earlier Clipship, which did not write any."""
-
 
 class PartWriter:
     """One rank's range of the bytes of both buffers, for one layout."""
@@ -120,14 +117,10 @@ class Kept:
     folder: Path
     skipped: Mapping[str, int]
     """Number of samples that the node's ranks have skipped, by cause."""
+    skipped_before: Mapping[str, int]
+    """Number of samples that all ranks had skipped before those in `skipped`, by cause."""
     node: str = ""
     """Node that has kept the step; empty: the one that reads it."""
-
-    @property
-    def skipped_before(self) -> Mapping[str, int]:
-        """Number of samples that all ranks had skipped before those in `skipped`, by cause."""
-        before: Mapping[str, int] = self.about.get("skipped", _NONE_SKIPPED)["before"]
-        return before
 
     def load(self, train: TrainState) -> dict[str, float]:
         """Copies weights and optimizer into the state; returns the changing numbers of the scaler's state.
@@ -189,11 +182,12 @@ def _verified(folder: Path, whole: WholeStep) -> Kept:
         if _checksum(sums[-1]) != header.checksum:
             raise ValueError("the bytes have another checksum")
     about = whole.headers[0].about
-    own = (header.about.get("skipped", _NONE_SKIPPED)["own"] for header in whole.headers)
+    own = (header.about["skipped"]["own"] for header in whole.headers)
     skipped: Counter[str] = sum(map(Counter, own), Counter())
     seal = [whole.layout, whole.step, _checksum(torch.cat(sums))]
     digest = hashlib.sha256(json.dumps(seal, sort_keys=True).encode()).hexdigest()[:16]
-    return Kept(whole.step, digest, whole.buffer, about, layout, folder, skipped)
+    before = about["skipped"]["before"]
+    return Kept(whole.step, digest, whole.buffer, about, layout, folder, skipped, before)
 
 
 def _mapped(folder: Path, layout: Layout, buffer: int) -> mmap.mmap:

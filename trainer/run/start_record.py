@@ -38,9 +38,7 @@ def write_start(folder: Path, start: StartRecord) -> None:
 def read_start(folder: Path) -> StartRecord | None:
     """Returns the record of the run's last start by `clipship run`; None if there is none that is whole."""
     try:
-        record = read_json(folder / START_FILE)
-        record.pop("overrides", None)  # of a release whose starts read the user's own file
-        start = StartRecord(**record)
+        start = StartRecord(**read_json(folder / START_FILE))
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     texts = isinstance(start.job, str) and isinstance(start.hosts, str)
@@ -54,7 +52,7 @@ def ranks_before(folder: Path, environment: Sequence[Mapping[str, str]]) -> tupl
     another launcher than `clipship run` had ranks on several nodes.
     """
     start = read_start(folder)
-    launchers = {rank.get("launcher", CLIPSHIP_RUN) for rank in environment}
+    launchers = {rank.get("launcher", "") for rank in environment}
     if start is not None and launchers <= _LAUNCHERS:
         return start.ranks, start.hosts
     one_node = len({rank.get("node") for rank in environment}) == 1

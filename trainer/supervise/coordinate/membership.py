@@ -277,25 +277,21 @@ def exclusions(
 
 
 def exclusions_from_json(rows: Sequence[Any]) -> tuple[Exclusion, ...]:
-    """Returns what a row of restarts.json has; sentences of an older version are passed over.
-
-    Raises TypeError if a row is none.
-    """
-    tables = [row for row in rows if isinstance(row, Mapping)]
-    return tuple(Exclusion(**{**row, "members": tuple(row.get("members", ()))}) for row in tables)
+    """Returns what a row of restarts.json has. Raises TypeError if one of them is no exclusion."""
+    return tuple(Exclusion(**{**row, "members": tuple(row.get("members", ()))}) for row in rows)
 
 
 def exclusions_text(rows: Any) -> list[str]:
     """Returns a phrase such as `1 supervisor on b: gone` for each of `left_out`, which comes from a file.
 
-    A sentence of an older version is returned as it is; what is neither is passed over.
+    What is no exclusion is passed over.
     """
     return [text for row in (rows if isinstance(rows, list | tuple) else []) if (text := _phrase(row))]
 
 
 def _phrase(row: Any) -> str:
     if not isinstance(row, Mapping):
-        return str(row) if isinstance(row, str) else ""
+        return ""
     members = row.get("members")
     if row.get("kind") == "gone" and isinstance(members, list | tuple):
         where = f"on {row['node']}" if row.get("node") else "not seen yet"
