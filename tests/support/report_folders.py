@@ -161,7 +161,8 @@ def restarted_run(folder: Path, *, cause: str = "killed by SIGKILL in step, step
     ]
     fault = {"cause": cause, "rank": 3, "node": "node-1", "step": 1200, "from_step": 900}
     found = {"time": 2330.0, "seconds": 41.5, "parts": {"detect": 0.4, "start": 9.0}}
-    world = {"ranks": 6, "left_out": ["node-1"]}
+    node = {"node": "node-1", "kind": "failed", "reason": "it has failed twice", "members": [], "since": 1.0}
+    world = {"ranks": 6, "left_out": [node]}
     restart = {"event": "restart", "start": "a", "generation": 2, **fault, **found, **world}
     again = {**begin, "generation": 2, "from_step": 900, "time": 2360.0}
     later = [{**lap, "time": lap["time"] + 400} for lap in laps if lap["step"] > 900]

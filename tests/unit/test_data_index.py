@@ -251,15 +251,6 @@ def test_what_a_killed_indexing_left_is_read_again_if_it_is_damaged(
     assert list(stale(shards, SELECTION, tmp_path)) == shards[:2]
 
 
-def test_an_index_of_an_older_release_is_read(shards: list[str], tmp_path: Path) -> None:
-    expected = content(made(shards, tmp_path))
-    for path in shards:
-        rows = rows_file(tmp_path, path, SELECTION)
-        rows.write_bytes(b"clipship index 1\n" + rows.read_bytes().split(b"\n", 3)[3])
-    assert list(stale(shards, SELECTION, tmp_path)) == []
-    assert content(open_indexed(open_index(shards, SELECTION, tmp_path), SELECTION, "captions")) == expected
-
-
 def test_the_index_is_kept_beside_the_shards_where_one_may_write(shards: list[str], tmp_path: Path) -> None:
     assert index_folder(shards) == tmp_path / index.FOLDER
     assert index_folder(["s3://bucket/0.tar"]) is None

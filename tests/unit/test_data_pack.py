@@ -24,7 +24,7 @@ from trainer.config import Data, Eval
 from trainer.data import pack as packing
 from trainer.data import pack_rows, store
 from trainer.data.index import FOLDER, stale
-from trainer.data.pack import BAD_ROWS, PLAN, Recipe, pack
+from trainer.data.pack import BAD_ROWS, Recipe, pack
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
 from trainer.data.tar import Selection
 from trainer.demo.data import CLASS_NAMES, TEMPLATES, pack_digits
@@ -482,23 +482,6 @@ def test_shards_of_images_that_have_changed_are_not_kept(table: Path, tmp_path: 
     packed = pack(table, tmp_path / "out", samples_per_shard=1)
     image = open_source(Data(train=tuple(map(str, packed.shards)))).read(0).image
     assert image == (tmp_path / "0.png").read_bytes()
-
-
-def test_a_run_that_an_older_clipship_began_is_continued(table: Path, tmp_path: Path) -> None:
-    interrupt(table, tmp_path / "out")
-    reports = [path for path in tmp_path.rglob("shard-*.json") if "out" in str(path.parent)]
-    assert reports
-    for report in reports:
-        told = json.loads(report.read_text())
-        del told["bytes"]
-        report.write_text(json.dumps(told))
-    (plan,) = tmp_path.rglob(PLAN)
-    assert json.loads(plan.read_text())["reports"] == "samples", "as every version writes it"
-    done: list[int] = []
-    assert not pack(
-        table, tmp_path / "out", samples_per_shard=1, progress=lambda n, _: done.append(n)
-    ).bytes_in
-    assert done[0] == len(reports) + 1
 
 
 def test_a_folder_that_cannot_be_renamed_is_refused_at_the_start(

@@ -109,7 +109,8 @@ def write_features(
     folder.mkdir(exist_ok=True)
     writer = FeatureWriter(f"/data/{shard}.tar", dtype)
     writer.add(rows)
-    writer.write(f"{folder}/{shard}.parquet", About(made_by, f"model {made_by}", 1, "", count, 2 * count + 1))
+    about = About(made_by, f"model {made_by}", 1, "", count, 2 * count + 1, width=WIDTH)
+    writer.write(f"{folder}/{shard}.parquet", about)
 
 
 @pytest.fixture

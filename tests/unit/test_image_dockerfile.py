@@ -270,7 +270,6 @@ def test_hadolint_refuses_what_no_golden_may_have(tmp_path: Path) -> None:
             )
         ),
         ({"mirrors": {"registry": "a.example/\nRUN id"}}, "pattern"),
-        ({"site": {"apt_mirror": "http://mirror.example"}}, "apt_mirror is image.mirrors.apt now"),
         ({"site": 0}, "valid dictionary"),
         ({"builder": "classic", "site": {"pip_conf": "x"}}, "classic builder"),
         ({"site": {"pip_conf": "x"}, "mirrors": {"pip": "https://index.example/simple"}}, "excludes"),

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.jobs import tiny_job
 from trainer.config import Job, Section
 from trainer.config.keys import JobPath, path_of, rank_paths, walk, with_paths_from
-from trainer.config.resume_rule import differences, may_change_keys
+from trainer.config.resume_rule import may_change_keys
 from trainer.config.typed import from_here
 from trainer.errors import InputError
 
@@ -117,19 +116,3 @@ def test_keys_that_decide_what_is_computed_may_not_change() -> None:
     }
     assert {"seed", "data.train", "model.name", "optim.lr", "optim.global_batch_size"} <= fixed
     assert not fixed & {"data.workers", "comm.backend", "slurm.time", "timeouts.step_s", "logging.runs"}
-
-
-def test_a_key_that_an_older_record_lacks_had_its_default() -> None:
-    now = tiny_job(data={"caption_choice": "first"}).model_dump()
-    for key in ("caption_choice", "encoding"):
-        before = {**now, "data": {name: value for name, value in now["data"].items() if name != key}}
-        expected = ["data.caption_choice is random there and first here"] if key == "caption_choice" else []
-        assert list(differences(before, now)) == expected
-
-
-def test_a_text_of_an_older_record_is_the_same_as_a_list_of_it() -> None:
-    now = tiny_job(data={"caption_key": "json:a"}).model_dump()
-    before = {**now, "data": {**now["data"], "caption_key": "json:a"}}
-    assert list(differences(before, now)) == []
-    before["data"]["caption_key"] = "json:b"
-    assert list(differences(before, now)) == ["data.caption_key is json:b there and ['json:a'] here"]

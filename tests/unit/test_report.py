@@ -309,7 +309,8 @@ def test_time_of_the_run_is_drawn_by_cause_and_its_restarts_are_listed(tmp_path:
     assert (row.generation, row.who, row.from_step, row.seconds) == ("2", "rank 3 on node-1", "900", "41.5 s")
     assert row.began == "22:10"
     assert row.parts == "deciding 0.4 s, starting processes 9.0 s"
-    assert (row.cause, row.ranks) == ("killed by SIGKILL in step, step 1200; left out: node-1", "6")
+    left_out = "left out: node node-1: it has failed twice"
+    assert (row.cause, row.ranks) == (f"killed by SIGKILL in step, step 1200; {left_out}", "6")
 
 
 def test_restarts_are_marked_on_the_curves(tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ def folder(tmp_path: Path, nodes: Sequence[str] = ("here", "here"), resume: str 
     made = tmp_path / "runs" / "one"
     made.mkdir(parents=True)
     (made / "job.toml").write_text(JOB.format(runs=tmp_path / "runs", resume=resume))
-    (made / "environment.json").write_text(json.dumps([{"node": node} for node in nodes]))
+    (made / "environment.json").write_text(
+        json.dumps([{"node": node, "launcher": "clipship run"} for node in nodes])
+    )
     return made
 
 

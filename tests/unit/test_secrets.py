@@ -83,7 +83,7 @@ def test_the_job_file_of_a_run_is_for_its_owner_and_starts_the_run_again(tmp_pat
     job = load_job(job_file(tmp_path, env={"HF_TOKEN": "s3cr3t"}, logging={"runs": str(tmp_path / "runs")}))
     run = Run(tmp_path / "runs" / job.name)
     run.folder.mkdir(parents=True)
-    run.job.write_text("of an older version, for all to read")
+    run.job.write_text("something else, for all to read")
     write_whole(run.job, dump_job(job), private=True)
     assert stat.S_IMODE(run.job.stat().st_mode) == 0o600
     assert load_job(run.job) == job

@@ -1,13 +1,11 @@
 """The job of a start in its run folder, and the record from which a run goes on."""
 
-import json
 import os
 import time
 from pathlib import Path
 
 from tests.support.jobs import tiny_job
 from trainer.run.start_job import new_start_job, remove_start_jobs, write_start_job
-from trainer.run.start_record import read_start
 
 
 def test_a_start_that_is_over_removes_its_own_job_and_no_other_young_one(tmp_path: Path) -> None:
@@ -22,11 +20,3 @@ def test_a_start_that_is_over_removes_its_own_job_and_no_other_young_one(tmp_pat
     (tmp_path / "job.toml").touch()
     remove_start_jobs(tmp_path, own)
     assert [path.exists() for path in (own, other, left_behind)] == [False, True, False]
-
-
-def test_the_record_of_an_older_release_still_names_hosts_and_ranks(tmp_path: Path) -> None:
-    record = {"job": "/home/me/job.toml", "overrides": ["optim.lr=1e-3"], "ranks": 0, "hosts": "a:4,b:4"}
-    (tmp_path / ".start.json").write_text(json.dumps(record))
-    found = read_start(tmp_path)
-    assert found is not None
-    assert (found.ranks, found.hosts) == (0, "a:4,b:4")

@@ -412,10 +412,6 @@ def same(table: Any) -> Any:
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        (
-            {"width": 0},
-            "older Clipship and lacks the teacher's logit scale. Remove it, and write it again: clip",
-        ),
         ({"changed": "1"}, r"0\.parquet is of another version of .*0\.tar\. Remove it"),
         (
             {"read_by": {"data.caption_key": ["json:alt"]}},

@@ -61,12 +61,8 @@ class RunIdentity:
         }
 
     def changes(self, before: Mapping[str, Any]) -> list[str]:
-        """Returns what has changed since `facts` were written, so that this is another run.
-
-        What an older Clipship did not write is not compared.
-        """
-        begin = before.get("stage_begin", 0)
-        if begin != self.begin:
+        """Returns what has changed since `facts` were written, so that this is another run."""
+        if (begin := before["stage_begin"]) != self.begin:
             return [f"the stages before it had {many(begin, 'step')} there and have {self.begin:,} here"]
         return [
             *differences(*self._jobs_with_blocks(before)),
@@ -81,7 +77,7 @@ class RunIdentity:
         """
         return [
             f"{key} has other contents than then: the figures before and after do not compare"
-            for key, digest in before.get("eval_files", {}).items()
+            for key, digest in before["eval_files"].items()
             if self.eval_files.get(key, digest) != digest
         ]
 
@@ -98,22 +94,22 @@ class RunIdentity:
         return then, now
 
     def _of_model(self, before: Mapping[str, Any]) -> Iterator[str]:
-        for name, digest in before.get("model_files", {}).items():
+        for name, digest in before["model_files"].items():
             if self.model_files.get(name, digest) != digest:
                 what = "config" if name == MODEL_CONFIG else f"file {name}"
                 yield f"the {what} of the model {self.job.model.name} has other contents than then"
-        for key, value in before.get("preprocessing", {}).items():
+        for key, value in before["preprocessing"].items():
             if self.preprocessing.get(key, value) != value:
                 now = self.preprocessing[key]
                 yield f"images were prepared with {PREPROCESSING[key]} = {value} then and with {now} now"
-        for key, digest in before.get("anchor", {}).items():
+        for key, digest in before["anchor"].items():
             if self.anchor.get(key, digest) != digest:
                 yield f"{key} has other weights than then, and optim.anchor pulls to them"
 
     def _of_data(self, before: Mapping[str, Any]) -> Iterator[str]:
         if before["data_samples"] != self.samples:
             yield f"data.train had {many(before['data_samples'], 'sample')} then and has {self.samples} now"
-        elif self.data_files and before.get("data_files", "") not in ("", self.data_files):
+        elif self.data_files and before["data_files"] not in ("", self.data_files):
             scores = ", or data.scores other values," if self.job.data.scores else ""
             targets = ", or model.targets other features," if self.job.model.targets else ""
             changed = f"other sizes or other numbers of samples{scores}{targets}"

@@ -7,7 +7,7 @@ started again go on from a step that a node has in memory, if there is one (`mem
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from trainer.comm.replicas import broadcast_replicas
 from trainer.config import Job
 from trainer.config.batch_plan import schedule
 from trainer.config.resume_rule import may_change_keys
-from trainer.config.training import PREPROCESSING
 from trainer.errors import InputError
 from trainer.run.checkpoints import newest_step
 from trainer.run.folder import not_written
@@ -230,16 +229,6 @@ def _restore_here(
 ) -> tuple[StartPoint, WholeState | None]:
     """Returns where to begin and what was read; model and optimizer have it, too, unless they are split."""
     start, whole = _read_here(job, wanted, checkpoints, train, run)
-    if whole is not None:
-        parameters = train.shards.parameters
-        optimizer, begun = state.without_other_rules(whole.optimizer, parameters, train.optimizer)
-        whole = replace(whole, optimizer=optimizer)
-        if begun:
-            log.warning(
-                "resume       Muon updates %s by another rule than the program that wrote %s did, and what "
-                "it kept of them does not fit: their averages of gradients begin anew: %s",
-                many(len(begun), "parameter"), start.source, ", ".join(begun),
-            )  # fmt: skip
     if whole is not None and not train.shards.split:
         state.put_optimizer(whole.optimizer, train.shards.parameters, train.optimizer)
     return start, whole
@@ -262,13 +251,6 @@ def _read_here(
     _refuse_another_run(folder, manifest, run)
     for change in run.other_figures(manifest):
         log.warning("resume       %s", change)
-    if run.preprocessing and not manifest.get("preprocessing"):
-        log.warning(
-            "resume       %s does not say how its images were prepared, since an earlier Clipship wrote it: "
-            "from now on it is by %s",
-            folder,
-            ", ".join(f"{PREPROCESSING[key]} = {value}" for key, value in run.preprocessing.items()),
-        )
     whole = state.load(folder, manifest["files"].keys())
     try:
         state.put_weights(whole.weights, train)

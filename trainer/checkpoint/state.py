@@ -241,30 +241,6 @@ def put_optimizer(
     optimizer.load_state_dict({"state": known, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def without_other_rules(
-    by_name: Mapping[str, State], parameters: Mapping[str, nn.Parameter], optimizer: Optimizer
-) -> tuple[dict[str, State], list[str]]:
-    """Returns state by parameter name without what another rule of Muon kept, and the names of those.
-
-    Muon has one rule for matrices and one for the rest, and earlier versions took other parameters for
-    matrices. Moving averages stay.
-    """
-    others = {True: "exp_avg", False: "momentum_buffer"}
-    keys = {
-        id(p): others[group["use_muon"]]
-        for group in optimizer.param_groups
-        if "use_muon" in group
-        for p in group["params"]
-    }
-    names = [
-        name
-        for name, values in by_name.items()
-        if name in parameters and keys.get(id(parameters[name])) in values
-    ]
-    kept = {name: {key: value for key, value in by_name[name].items() if key == EMA} for name in names}
-    return {**by_name, **kept}, names
-
-
 @dataclass(frozen=True)
 class _Place:
     number: int

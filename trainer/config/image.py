@@ -1,7 +1,7 @@
 """`[stack]` and `[image]`: the container that ranks run in, and the parts that it is built from."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -50,8 +50,6 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9._/-]*[a-z0-9])?", re.ASCII)
 _OWN_LABELS = ("org.clipship.", "org.opencontainers.image.revision", "org.opencontainers.image.base.")
 """Labels that say what the image was built from."""
 
-_MOVED = {"index_url": "pip", "apt_mirror": "apt", "apt_security_mirror": "apt_security"}
-"""Keys that [image.site] had, and those of [image.mirrors] that took their place."""
 _SET_BY_THE_IMAGE = {"PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA"}
 
 
@@ -114,16 +112,6 @@ class Site(Section):
         return {
             name: path for name, path in (("pip_conf", self.pip_conf), ("apt_auth", self.apt_auth)) if path
         }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _moved(cls, table: Any) -> Any:
-        if isinstance(table, dict):
-            refuse(
-                (f"{old} is image.mirrors.{new} now" for old, new in _MOVED.items() if old in table),
-                "write it there",
-            )
-        return table
 
 
 class Image(Section):

@@ -9,7 +9,6 @@ from typing import Any
 
 from trainer.config.job import Job
 from trainer.config.keys import may_change, walk
-from trainer.config.types import Section
 from trainer.text.masking import masked_values
 
 LENGTH = frozenset({"optim.steps", "optim.epochs", "optim.decay_from_step", "optim.decay_from_lr"})
@@ -28,9 +27,7 @@ def may_change_keys() -> frozenset[str]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yields `key is old there and new here` for each key that matters and differs, in the order of `now`.
 
-    Both arguments are dumped jobs. An older Clipship may have written `before`: a key that it lacks has its
-    default, and a value is the same as a list of that one value. The length matters unless `now` has
-    `checkpoint.longer` or `shorter`.
+    Both arguments are dumped jobs. The length matters unless `now` has `checkpoint.longer` or `shorter`.
     """
     has_new_length = now["checkpoint"]["longer"] or now["checkpoint"]["shorter"]
     free = may_change_keys() | (LENGTH if has_new_length else frozenset())
@@ -42,24 +39,13 @@ def _differences(
 ) -> Iterator[str]:
     for key, new in now.items():
         name = f"{section}{key}"
-        old = before[key] if key in before else key_defaults().get(name)
+        old = before.get(key)
         if name in free:
             continue
         if isinstance(new, Mapping):
             yield from _differences(old if isinstance(old, Mapping) else {}, new, free, f"{name}.")
-        elif _plain(old) != _plain(new) and [_plain(old)] != _plain(new):
+        elif _plain(old) != _plain(new):
             yield f"{name} is {_shown(old)} there and {_shown(new)} here"
-
-
-@cache
-def key_defaults() -> Mapping[str, Any]:
-    """Returns the default of every key that has one, by name."""
-    return {
-        ".".join(key): field.get_default(call_default_factory=True, validated_data={})
-        for key, field in walk(Job)
-        if not (isinstance(field.annotation, type) and issubclass(field.annotation, Section))
-        and not field.is_required()
-    }
 
 
 def _plain(value: object) -> object:

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -69,7 +69,7 @@ class About:
     bad: Mapping[str, int] = field(default_factory=dict)
     """Samples that have none, by cause."""
     width: int = 0
-    """Number of a feature's values; 0 in a file of an older Clipship, which says nothing of what follows."""
+    """Number of a feature's values; 0 until the model is built."""
     logit_scale: float = 0.0
     """Factor by which the model multiplies cosines, and what it adds then; None: it adds nothing."""
     logit_bias: float | None = None
@@ -189,7 +189,7 @@ def kept_files(files: Mapping[str, str], model: About) -> dict[str, About]:
         found = dict(zip(shards, pool.map(lambda shard: read_about(files[shard]), shards), strict=True))
         versions = dict(zip(shards, pool.map(version_of, shards), strict=True))
     for shard, about in found.items():
-        if about.made_by != model.made_by or (about.width and about.read_by != model.read_by):
+        if about.made_by != model.made_by or about.read_by != model.read_by:
             raise InputError(
                 f"{files[shard]} holds features by {about.model}, made otherwise than those asked for: give "
                 "another --out, or remove the file"
@@ -211,11 +211,15 @@ def read_about(file: str) -> About:
             return parquet.read_metadata(content).metadata or {}
 
     try:
-        return About(**json.loads(persistent(file, metadata)[ABOUT.encode()]))
+        values = json.loads(persistent(file, metadata)[ABOUT.encode()])
+        about = About(**{each.name: values[each.name] for each in fields(About)})
+        if about.width < 1:
+            raise ValueError("features without values")
     except (KeyError, ValueError, TypeError):
         raise InputError(
             f"{file} is no file of features that this Clipship has written: give another --out, or remove it"
         ) from None
+    return about
 
 
 class FeatureWriter:

@@ -31,10 +31,8 @@ from trainer.text.masking import masked
 log = logging.getLogger("clipship")
 
 FOLDER = ".clipship-index"
-MAGIC = b"clipship index 2\n"
+MAGIC = b"clipship index 1\n"
 """Begin of a file of rows; its entry follows, sealed by a digest, and then the rows."""
-MAGIC_WITHOUT_ENTRY = b"clipship index 1\n"
-"""Begin of a file of rows that an older Clipship has written."""
 DIGEST_BYTES = 16
 _STEM_BYTES = 200
 """Bytes of a shard's name that are in the name of its rows, which has at most 255."""
@@ -337,9 +335,7 @@ def read_entry(file: Path) -> Entry | None:
 
 
 def _begin_of_rows(content: "bytes | mmap.mmap") -> int:
-    """Returns where the rows begin in their file."""
-    if content[: len(MAGIC)] != MAGIC:
-        return len(MAGIC_WITHOUT_ENTRY)
+    """Returns where the rows begin in their file, behind the magic, the seal and the entry."""
     return content.find(b"\n", content.find(b"\n", len(MAGIC)) + 1) + 1
 
 

@@ -171,7 +171,6 @@ def _plan(rows: Rows, recipe: Recipe, sizes: Sequence[int], address: str | None)
         {
             "rows": len(rows),
             "recipe": asdict(recipe),
-            "reports": "samples",  # those of an older Clipship have none
             "digest": blake2b(content, digest_size=16).hexdigest(),
         }
     )
@@ -328,7 +327,7 @@ def _sizes_of(jobs: Sequence[Job]) -> dict[str, int]:
 def _bytes_in(jobs: Sequence[Job]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for job in jobs:
-        counts.update(json.loads(_report(job).read_text()).get("bytes", {}))  # an older Clipship counts none
+        counts.update(json.loads(_report(job).read_text())["bytes"])
     return counts
 
 

@@ -18,8 +18,6 @@ from trainer.text.wording import many
 
 Result = TypeVar("Result")
 TRAIN = "data.train"
-WIDS = ("index.json", "wids-meta.json")
-"""Usual names of wids' index of a folder of shards."""
 ANSWER_S = 10.0
 """Time in seconds in which storage says something of the first shard, or nothing is asked of it."""
 CONNECTIONS = 16
@@ -71,15 +69,15 @@ def shard_weights(data: Data, units: Sequence[int] | None = None) -> list[float]
 def recorded_sizes(shards: Sequence[str]) -> list[int] | None:
     """Returns the number of samples of each shard by files beside them; None if any is unknown.
 
-    Those are `sizes.json` ({shard name: samples}), wids' index, and img2dataset's `NAME_stats.json` and
-    `NAME.parquet`. Where shards are behind URLs so are they, and all are asked for if the first is there.
+    Those are `sizes.json` ({shard name: samples}), and img2dataset's `NAME_stats.json` and `NAME.parquet`.
+    Where shards are behind URLs so are they, and all are asked for if the first is there.
     """
     of_folders: dict[str, Mapping[str, object]] = {}
 
     def count(shard: str) -> int | None:
         folder, slash, name = shard.rpartition("/")
         if folder not in of_folders:
-            of_folders[folder] = _of_folder(folder + slash)
+            of_folders[folder] = _json(f"{folder}{slash}sizes.json")
         found = of_folders[folder].get(name)
         found = _of_shard(shard.removesuffix(".tar")) if found is None else found
         return found if isinstance(found, int) else None
@@ -107,17 +105,6 @@ def within(limit_s: float, call: Callable[[], Result]) -> Result | None:
     thread.start()
     thread.join(limit_s)
     return next(iter(results), None)
-
-
-def _of_folder(folder: str) -> Mapping[str, object]:
-    """Returns what the files of a folder say of its shards, by their names."""
-    counts: dict[str, object] = {}
-    for index in WIDS:
-        listed = _json(f"{folder}{index}").get("shardlist")
-        for entry in listed if isinstance(listed, list) else []:
-            with suppress(AttributeError, KeyError, TypeError):
-                counts[entry["url"].rpartition("/")[2]] = entry["nsamples"]
-    return {**counts, **_json(f"{folder}sizes.json")}
 
 
 def _of_shard(stem: str) -> object:

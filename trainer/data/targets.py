@@ -125,9 +125,7 @@ def _problem(file: str, shard: tuple[str, Stamp], about: About, job: Job) -> str
     again = f"{shard[0]} --out {file.rpartition('/')[0]} --of JOB{views}"
     here = read_by(job.data, job.seed, about.views)
     other = next((key for key in here if here[key] != about.read_by.get(key)), "")
-    if not about.width:
-        why = "is of an older Clipship and lacks the teacher's logit scale"
-    elif not about.is_of(shard[1]):
+    if not about.is_of(shard[1]):
         why = f"is of another version of {shard[0]}"
     elif other:
         given = f"{other} is {about.read_by.get(other)} there and {here[other]} here"

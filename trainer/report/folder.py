@@ -58,9 +58,7 @@ class Metrics:
     """Lines of metrics.jsonl, sorted by kind."""
 
     records: Sequence[Numbers] = ()
-    """Records of the training loop in the order of their steps, with the fields of `telemetry.Record` that
-    their version wrote.
-    """
+    """Records of the training loop in the order of their steps, with fields of `telemetry.Record`."""
     evaluations: Sequence[Numbers] = ()
     """Evaluations: `step` and the metrics."""
     checkpoints: Sequence[Mapping[str, Any]] = ()

@@ -84,7 +84,7 @@ def _copies(record: Mapping[str, Any]) -> str:
 def _speed(facts: RunFacts, *, going_on: bool, logged_s: float) -> Iterator[tuple[str, str]]:
     """Yields rows for the figures that the records have.
 
-    Records of another version, or lines written by hand, may lack any figure but step and loss.
+    Lines written by hand may lack any figure but step and loss.
     """
     last, total = facts.metrics.records[-1], total_steps(facts)
     epoch = f", epoch {last['epoch'] + 1:g}" if "epoch" in last else ""

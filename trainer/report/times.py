@@ -82,7 +82,7 @@ def marked(charts: Sequence[Chart], last: float, steps: Sequence[int]) -> list[C
 def restart_rows(facts: RunFacts) -> list[RestartRow]:
     """Returns the last _RESTARTS restarts within the starts of the run, in their order.
 
-    A run of a version without goodput.jsonl has those of its last start.
+    As long as goodput.jsonl has none, they are those of the last start.
     """
     ends = [0.0, *accumulate(its.whole_s for its in by_generation(facts.times))]
     known = [_row(its.restart, span(at)) for its, at in zip(facts.times, ends, strict=False) if its.restart]

@@ -52,7 +52,7 @@ def ranks_before(folder: Path, environment: Sequence[Mapping[str, str]]) -> tupl
     another launcher than `clipship run` had ranks on several nodes.
     """
     start = read_start(folder)
-    launchers = {rank.get("launcher", CLIPSHIP_RUN) for rank in environment}
+    launchers = {rank.get("launcher", "") for rank in environment}
     if start is not None and launchers <= _LAUNCHERS:
         return start.ranks, start.hosts
     one_node = len({rank.get("node") for rank in environment}) == 1

@@ -219,7 +219,7 @@ def _submission(cluster: "Cluster", row: KindRow, name: str, uid: str, at: str) 
 
 
 def _row(submission: Submission) -> KindRow:
-    kind = submission.details.get("kind", "mpijob")  # earlier records have MPIJobs only
+    kind = submission.details.get("kind")
     if kind not in KINDS:
         raise InputError(f"{submission.id} is a {kind}, which is none of {', '.join(KINDS)}: submit it again")
     return KINDS[kind]
