@@ -25,8 +25,6 @@ from trainer.model.init import TIMM
 from trainer.model.loading import loading, pretrained_file
 from trainer.model.text_source import TextSource, text_source
 
-_HUGGING_FACE = "hf_hub"
-
 
 @dataclass(frozen=True)
 class Fetched:

@@ -6,8 +6,8 @@ each to the image, and whether it is one of the image's own captions; then the n
 """
 
 import base64
-import binascii
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 BOARD_FILE = "retrieval_board.json"
 
 _SIDE = 224
-_ROWS = 48
-_TEXTS = 10
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ def write_board(run_folder: Path, rows: Sequence[BoardRow]) -> None:
 
 def read_rows(entries: Sequence[Any]) -> list[BoardRow]:
     """Returns the rows of a board file's list that have the right format; the others are left out."""
-    return [row for entry in entries[:_ROWS] if (row := _row(entry)) is not None]
+    return [row for entry in entries if (row := _row(entry)) is not None]
 
 
 def _to_json(row: BoardRow) -> dict[str, Any]:
@@ -85,23 +82,8 @@ def _to_json(row: BoardRow) -> dict[str, Any]:
 
 
 def _row(entry: Any) -> BoardRow | None:
-    if not isinstance(entry, dict) or not _is_png(entry.get("image")):
-        return None
-    columns = [entry.get(name) for name in ("texts", "scores", "own")]
-    if not all(isinstance(column, list) for column in columns):
-        return None
-    texts = [
-        Text(text, float(score), own is True)
-        for text, score, own in zip(*columns, strict=False)
-        if isinstance(text, str) and isinstance(score, (int, float))
-    ]
-    caption, place = entry.get("caption"), entry.get("place")
-    known = isinstance(caption, str) and type(place) is int
-    return BoardRow(entry["image"], texts[:_TEXTS], *((caption, place) if known else ()))
-
-
-def _is_png(image: object) -> bool:
-    try:
-        return isinstance(image, str) and base64.b64decode(image, validate=True).startswith(_PNG)
-    except (binascii.Error, ValueError):
-        return False
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
+        columns = zip(entry["texts"], entry["scores"], entry["own"], strict=True)
+        texts = [Text(str(text), float(score), own is True) for text, score, own in columns]
+        return BoardRow(str(entry["image"]), texts, str(entry["caption"]), int(entry["place"]))
+    return None

@@ -6,9 +6,6 @@ from typing import Any
 
 from trainer.report.wording import number, percent
 
-_FILES = 64
-_SETS = 400
-
 
 @dataclass(frozen=True)
 class SetBar:
@@ -40,14 +37,14 @@ class SuiteBars:
 
 def suite_bars(files: Iterable[Mapping[str, Any]]) -> list[SuiteBars]:
     """Returns the suites in the files, each of its newest step; what cannot be read is left out."""
-    suites = [suite for file in list(files)[:_FILES] if (suite := _suite(file)) is not None]
+    suites = [suite for file in files if (suite := _suite(file)) is not None]
     newest = {(suite.names, suite.ema): suite for suite in sorted(suites, key=lambda suite: suite.step)}
     return [newest[key] for key in sorted(newest)]
 
 
 def _suite(file: Mapping[str, Any]) -> SuiteBars | None:
     step, names = file.get("step"), _list(file, "names")
-    sets = [bar for each in _list(file, "sets")[:_SETS] if (bar := _bar(each)) is not None]
+    sets = [bar for each in _list(file, "sets") if (bar := _bar(each)) is not None]
     if type(step) is not int or not 0 <= step < 10**15 or not sets:
         return None
     mean = sum(bar.share for bar in sets) / len(sets)
@@ -80,7 +77,7 @@ def _bar(each: Any) -> SetBar | None:
 def _reasons(entries: Sequence[Any], key: str) -> list[tuple[str, str]]:
     return [
         (str(each.get("name", "")), str(each[key]))
-        for each in entries[:_SETS]
+        for each in entries
         if isinstance(each, dict) and key in each
     ]
 

@@ -24,18 +24,15 @@ from trainer.run.layout import (
     rank_logs,
 )
 from trainer.run.lock import who_holds
-from trainer.safe_io.plain import MOST_BYTES, is_plain
-from trainer.text.wording import many
+from trainer.safe_io.plain import is_plain
 
 _REMEDIES = (
     "choose another name with --set name=..., continue with the settings that it was started with, or move "
     "that folder away (`clipship run --fresh` does)"
 )
 
-_READ_WHOLE = (JOB_FILE, RESULT_FILE, *SERVICE_ID_FILES, LOCK)
-"""Files of the run folder that a start reads."""
-_ADDED_TO = (METRICS_FILE, RANK_STATS_FILE, GOODPUT_FILE)
-"""Those to which it adds lines. They grow with steps and ranks, so no size is too large."""
+_FILES = (JOB_FILE, RESULT_FILE, *SERVICE_ID_FILES, LOCK, METRICS_FILE, RANK_STATS_FILE, GOODPUT_FILE)
+"""Files of the run folder that a start reads or adds to, beside the logs."""
 
 
 def run_folder(job: Job) -> Path:
@@ -143,14 +140,9 @@ def check_writable_folder(folder: Path, what: str = "run folder", key: str = "lo
 def _check_plain(folder: Path) -> None:
     """Raises InputError for a file that a start reads or adds to, and that it could not."""
     logs = (path for _, path in rank_logs(folder))
-    for path in (*(folder / name for name in (*_READ_WHOLE, *_ADDED_TO)), *logs):
+    for path in (*(folder / name for name in _FILES), *logs):
         if os.path.lexists(path) and not is_plain(path):
             raise InputError(f"{path} is a link or no file, which no run leaves there: remove it first")
-        if path.name in _READ_WHOLE and path.exists() and path.stat().st_size > MOST_BYTES:
-            raise InputError(
-                f"{path} has {many(path.stat().st_size, 'byte')}, and at most {MOST_BYTES:,} are read: "
-                "move it away first"
-            )
 
 
 def _check_same_job(job: Job, folder: Path) -> None:

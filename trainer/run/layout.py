@@ -170,10 +170,8 @@ class Run:
         if not os.path.lexists(self.result):
             return {}
         try:
-            result = read_json(self.result)
-            if isinstance(result, dict):
-                return result
-            problem = "it is no JSON object"
+            result: dict[str, Any] = read_json(self.result)
+            return result
         except (OSError, ValueError) as error:
             problem = getattr(error, "strerror", None) or str(error)
         raise InputError(

@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PATIENCE_S = 60
-BASES = {"bookworm": "debian-12", "trixie": "debian-13"}
-"""Debian's suites and what image.os calls them."""
 
 
 @contextmanager
