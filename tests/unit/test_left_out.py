@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from trainer.supervise.coordinate.membership import Exclusion, Membership, exclusions, exclusions_text
 from trainer.supervise.restarts import Restart, restart_from_json
 
