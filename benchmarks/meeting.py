@@ -107,7 +107,6 @@ def _all_collectives(comm: Any, rank: int) -> None:
     comm.start_all_reduce(torch.zeros(8))()
     comm.all_reduce(torch.zeros(1 << 16))
     comm.all_gather(torch.zeros(1, 64))
-    comm.shift(torch.zeros(64))
 
 
 def _sockets() -> int:

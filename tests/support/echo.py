@@ -29,8 +29,5 @@ class Echo:
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
         return tensor.detach()[: len(tensor) // self.world.size].clone()
 
-    def shift(self, tensor: Tensor) -> Tensor:
-        return tensor.clone()
-
     def all_gather_object(self, value: Any) -> list[Any]:
         return [value] * self.world.size

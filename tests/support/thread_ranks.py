@@ -52,10 +52,6 @@ class ThreadComm:
         total = torch.stack(self._everybodys("reduce_scatter", tensor.detach())).sum(0)
         return total.chunk(self.world.size)[self.world.rank].clone()
 
-    def shift(self, tensor: Tensor) -> Tensor:
-        received: Tensor = self._everybodys("shift", tensor)[self.world.rank - 1]
-        return received
-
     def all_gather_object(self, value: Any) -> list[Any]:
         return self._exchanged(value)
 

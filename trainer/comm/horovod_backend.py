@@ -104,16 +104,10 @@ class HorovodBackend:
         return received.view(size, len(whole) // size, *whole.shape[1:]).sum(0)  # type: ignore[no-any-return]
 
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
-        return self._send("exchange", tensor, partner)
-
-    def shift(self, tensor: Tensor) -> Tensor:
-        return self._send("shift", tensor, (self.world.rank + 1) % self.world.size)
-
-    def _send(self, name: str, tensor: Tensor, to: int) -> Tensor:
-        splits = [tensor.numel() * (rank == to) for rank in range(self.world.size)]
-        with self._timer.span(name, tensor.nbytes):
+        splits = [tensor.numel() * (rank == partner) for rank in range(self.world.size)]
+        with self._timer.span("exchange", tensor.nbytes):
             handle = hvd.alltoall_async(
-                tensor.flatten(), torch.tensor(splits, dtype=torch.int32), name=f"clipship.{name}"
+                tensor.flatten(), torch.tensor(splits, dtype=torch.int32), name="clipship.exchange"
             )
             received, _ = self._done(handle)
         return received.view_as(tensor)  # type: ignore[no-any-return]

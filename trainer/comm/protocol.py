@@ -81,12 +81,6 @@ class Comm(Protocol):
         tensor.
         """
 
-    def shift(self, tensor: Tensor) -> Tensor:
-        """Sends the tensor to the next rank and returns that of the previous one; the ranks form a ring.
-
-        The shape is the same on every rank. A single rank gets a copy of its own tensor.
-        """
-
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Starts to sum a small CPU tensor; the returned function waits for the sum.
 

@@ -129,19 +129,12 @@ class TorchBackend:
         return rows
 
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
-        return self._send("exchange", tensor, partner, partner)
-
-    def shift(self, tensor: Tensor) -> Tensor:
-        rank, size = self.world.rank, self.world.size
-        return self._send("shift", tensor.contiguous(), (rank + 1) % size, (rank - 1) % size)
-
-    def _send(self, name: str, tensor: Tensor, to: int, source: int) -> Tensor:
-        if to == self.world.rank:
+        if partner == self.world.rank:
             return tensor.clone()
         received = torch.empty_like(tensor)
-        with self._timer.span(name, tensor.nbytes):
-            both = [dist.P2POp(dist.isend, tensor, to), dist.P2POp(dist.irecv, received, source)]
-            for work in dist.batch_isend_irecv(both):  # neither waits for the other, so no ring can lock
+        with self._timer.span("exchange", tensor.nbytes):
+            both = [dist.P2POp(dist.isend, tensor, partner), dist.P2POp(dist.irecv, received, partner)]
+            for work in dist.batch_isend_irecv(both):  # neither waits for the other
                 work.wait()
         return received
 

@@ -22,7 +22,7 @@ from trainer.estimate.step_speed import step_speed, text_forward_share
 
 Place = Literal["forward", "text", "loss", "backward"]
 """Part of a step: both forward passes, that of the text tower alone, the loss, the backward pass."""
-Kind = Literal["all_gather", "all_reduce", "reduce_scatter", "shift"]
+Kind = Literal["all_gather", "all_reduce", "reduce_scatter"]
 
 _LINE_RATE = 0.9
 """Share of a link's rate that a collective reaches."""
@@ -77,15 +77,9 @@ def collectives(
 def _of_loss(shape: Architecture, job: Job, plan: BatchPlan, *, tiles: bool) -> list[Collective]:
     own = plan.batch_size_per_rank * shape.embed_dim * _FLOAT
     everybody = plan.global_batch_size * shape.embed_dim * _FLOAT
-    hops = plan.world_size - 1
-    if hops == 0:
+    if plan.world_size == 1:
         return []
     if LOSSES[job.optim.loss].contrast == "siglip":
-        if tiles:
-            return [
-                Collective("shift", "loss", hops * own, hops, hidden=False),
-                Collective("shift", "loss", (hops + 1) * own, hops + 1, hidden=False),
-            ]
         return [
             Collective("all_gather", "loss", own, 1, hidden=False),
             Collective("reduce_scatter", "loss", everybody, 1, hidden=False),
@@ -149,9 +143,6 @@ def seconds_of(collective: Collective, gpus: int, fabric: FabricRate, per_node: 
     node_s, gpu_s = (_LINE_RATE * rate * 1e9 for rate in (fabric.node_gb_s, fabric.gpu_gb_s))
     node_s /= min(collective.stride, per_node)  # as many groups share a node's links
     hop_s = fabric.latency_us * 1e-6
-    if collective.what == "shift":
-        link = gpu_s if nodes == 1 else min(gpu_s, node_s / per_node)  # one GPU of a node sends to the next
-        return collective.nbytes / link + collective.times * hop_s
     # Bytes of the result of a gather, of the input of the others.
     whole = collective.nbytes * ranks if collective.what == "all_gather" else collective.nbytes
     twice = 2 if collective.what == "all_reduce" else 1

@@ -23,7 +23,7 @@ _WORKSPACES = 140 * 2**20
 _SAVED_BY_GELU = 2
 """Matrices of a block's hidden width that its backward pass needs: input and result of GELU."""
 _TILES = 4
-_TILE_REST = 32 * 2**20
+_TILE_REST = 8 * 2**20
 _VALUE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 
 
@@ -212,4 +212,4 @@ def _loss(shape: Architecture, job: Job, plan: BatchPlan, gpu_bytes: int | None)
     rows = tile_rows(job.loss_tile, plain, gpu_bytes, spares=spares)
     if not rows:
         return plain
-    return 2 * everybody * width * _FLOAT + _TILES * rows**2 * _FLOAT + _TILE_REST
+    return (2 * everybody + n) * width * _FLOAT + _TILES * rows**2 * _FLOAT + _TILE_REST

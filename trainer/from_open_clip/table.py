@@ -286,8 +286,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         built_in(
             "--loss-dist-impl",
             TEXT,
-            "all of its ways give the same loss; here features are gathered once, or go round a ring "
-            "(`optim.loss_tile` with the SigLIP loss)",
+            "all of its ways give the same loss; here features are gathered once",
         ),
         key(
             "--coca-caption-loss-weight",

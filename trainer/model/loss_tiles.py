@@ -18,9 +18,8 @@ Positives with equal captions take the place of [i = j], each by its share of th
 With the share e of each target smoothed over all samples, 2 z_ii becomes 2 (1 - e) z_ii + 2 e mean_j z_ij:
 what is added is a product with the sum of all rows, and no look at single logits.
 
-SigLIP has a term for each pair and no normaliser. The texts go round the ring of ranks (arXiv 2303.15343,
-section 3.3), their gradient with them, and each rank adds the pairs with its own images. No rank holds more
-than n rows of another one, and one look at the logits is enough.
+SigLIP has a term for each pair and no normaliser, so one look at the logits is enough. Each rank gathers the
+texts, adds the pairs with its own images, and gets the sum of all ranks' gradients of its own texts.
 
 The gradient of s needs no sum of its own: it is sum_i <x_i, d loss / d x_i> / s.
 """
@@ -90,8 +89,8 @@ def siglip_share_in_tiles(
 ) -> Tensor:
     """Returns what `loss.siglip_share` returns, from tiles of logits.
 
-    If only the text tower is trained, images go round the ring, without a gradient; the share is then that of
-    this rank's texts. Raises ValueError if the model has no logit bias. Collective.
+    If only the text tower is trained, images are gathered, without a gradient; the share is then that of this
+    rank's texts. Raises ValueError if the model has no logit bias. Collective.
     """
     return _in_graph(_siglip, comm, image_nD, text_nD, scale, needed_bias(bias), tiles, positives=positives)
 
@@ -197,202 +196,124 @@ def _in_graph(
 
 
 def _clip(task: _Task) -> _Known:
-    own, other, own_norm_n, other_norm_n, match_n = _gathered_and_normalised(task)
+    own_ND, other_ND, own_norm_n, other_norm_n, match_n = _gathered_and_normalised(task)
     target_n = 2 * (1 - task.tiles.smoothing) * match_n
     if task.tiles.smoothing:
-        target_n += _mean_logits(task, task.own_nD, other) + _mean_logits(task, task.other_nD, own)
+        target_n += _mean_logits(task, task.own_nD, other_ND) + _mean_logits(task, task.other_nD, own_ND)
     share = (own_norm_n + other_norm_n - target_n).sum() / (2 * task.total)
     if not task.graded:
         return _Known(share)
-    norms_N2 = task.comm.all_gather(torch.stack([own_norm_n, other_norm_n], 1))
+    norms_N2 = _gathered(task, torch.stack([own_norm_n, other_norm_n], 1))
     own_norm_N, other_norm_N = norms_N2.T.contiguous().unbind()
+    own_grad_nD = _gradient(task, task.own_nD, other_ND, own_norm_n, other_norm_N)
     if not task.other_graded:
-        del own
-        own_grad_nD = torch.empty_like(task.own_nD)
-        _gradient(task, task.own_nD, other, own_norm_n, other_norm_N, own_grad_nD)
         return _Known(share, own_grad_nD)
-    _gradient(task, task.own_nD, other, own_norm_n, other_norm_N, own.spare)
-    del other
-    other_grad_nD = torch.empty_like(task.other_nD)
-    _gradient(task, task.other_nD, own, other_norm_n, own_norm_N, other_grad_nD)
-    return _Known(share, own.pop_spare(), other_grad_nD)
+    del other_ND
+    return _Known(share, own_grad_nD, _gradient(task, task.other_nD, own_ND, other_norm_n, own_norm_N))
 
 
-def _gathered_and_normalised(task: _Task) -> tuple["_Gathered", "_Gathered", Tensor, Tensor, Tensor]:
+def _gathered(task: _Task, own_nD: Tensor) -> Tensor:
+    """Returns the rows of all ranks. Collective, but for a single rank, which gets the tensor itself."""
+    return own_nD if task.comm.world.size == 1 else task.comm.all_gather(own_nD)
+
+
+def _gathered_and_normalised(task: _Task) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns the rows of all ranks, own and other; the normalisers of both; the logits of the matches.
 
     Images, which the model has first, are gathered first. The texts of all ranks arrive while this rank's
     are compared with the images.
     """
     image_nD, text_nD = (task.other_nD, task.own_nD) if task.swapped else (task.own_nD, task.other_nD)
-    images = _Gathered(task.comm, image_nD, task.images)
-    texts_ND = None if task.comm.world.size == 1 else task.comm.start_all_gather(text_nD)
-    text_norm_n, of_text_n = _normalisers(task, text_nD, images)
-    texts = _Gathered(task.comm, text_nD, texts_ND)
-    image_norm_n, of_image_n = _normalisers(task, image_nD, texts)
+    image_ND = _gathered(task, image_nD) if task.images is None else task.images()
+    texts = None if task.comm.world.size == 1 else task.comm.start_all_gather(text_nD)
+    text_norm_n, of_text_n = _normalisers(task, text_nD, image_ND)
+    text_ND = text_nD if texts is None else texts()
+    image_norm_n, of_image_n = _normalisers(task, image_nD, text_ND)
     if task.swapped:
-        return texts, images, text_norm_n, image_norm_n, of_text_n
-    return images, texts, image_norm_n, text_norm_n, of_image_n
+        return text_ND, image_ND, text_norm_n, image_norm_n, of_text_n
+    return image_ND, text_ND, image_norm_n, text_norm_n, of_image_n
 
 
-class _Gathered:
-    """All ranks' rows of one modality. The gathered copy of this rank's rows is spare: the rows are at hand.
-
-    A gradient of this rank is built in it, so that it takes no more memory. Collective.
-    """
-
-    def __init__(self, comm: Comm, own_nD: Tensor, started: Gathered | None) -> None:
-        self._own_nD, self._alone = own_nD, comm.world.size == 1
-        self._first = comm.world.rank * len(own_nD)
-        if self._alone:
-            self._all_ND = torch.empty_like(own_nD)
-        else:
-            self._all_ND = comm.all_gather(own_nD) if started is None else started()
-
-    @property
-    def spare(self) -> Tensor:
-        """Memory of n x D values with any content."""
-        return self._all_ND[self._first : self._first + len(self._own_nD)]
-
-    def pop_spare(self) -> Tensor:
-        """Returns the content of the spare memory, and drops the other rows."""
-        spare_nD = self.spare if self._alone else self.spare.clone()
-        del self._all_ND
-        return spare_nD
-
-    def blocks(self, rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields all rows in blocks of at most `rows`, each with the place of its first row among all."""
-        end = self._first + len(self._own_nD)
-        for start, part in (
-            (0, self._all_ND[: self._first]),
-            (self._first, self._own_nD),
-            (end, self._all_ND[end:]),
-        ):
-            for offset in range(0, len(part), rows):
-                yield start + offset, part[offset : offset + rows]
-
-
-def _normalisers(task: _Task, own_nD: Tensor, others: _Gathered) -> tuple[Tensor, Tensor]:
+def _normalisers(task: _Task, own_nD: Tensor, others_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the log-sum-exp of the logits of each own row, and its logit with its match, both [n].
 
     Of several matches it is the mean.
     """
     norm_n = own_nD.new_full((len(own_nD),), -torch.inf)
     match_n = own_nD.new_zeros(len(own_nD))
-    for row, rows_RD in _blocks(task, own_nD):
-        norm_R = norm_n[row : row + len(rows_RD)]
-        for column, columns_CD in others.blocks(task.columns):
-            logits_RC = rows_RD @ columns_CD.T
-            if task.positives is not None:
-                target_RC = task.positives.target(task.first + row, column, logits_RC)
-                match_n[row : row + len(rows_RD)] += target_RC.mul_(logits_RC).sum(1)
-            elif (matches := _matches(logits_RC, task.first + row, column)) is not None:
-                place = max(column - task.first, row)
-                match_n[place : place + len(matches)] = matches
-            task.tiles.kernels.add_to_norm(logits_RC, norm_R)
+    for rows, columns, logits_RC in _tiles(task, own_nD, others_ND):
+        if task.positives is not None:
+            target_RC = task.positives.target(task.first + rows.start, columns.start, logits_RC)
+            match_n[rows] += target_RC.mul_(logits_RC).sum(1)
+        else:
+            diagonal = task.first + rows.start - columns.start
+            matches = logits_RC.diagonal(diagonal)
+            row = rows.start - min(0, diagonal)
+            match_n[row : row + len(matches)] = matches
+        task.tiles.kernels.add_to_norm(logits_RC, norm_n[rows])
     return norm_n, match_n
 
 
 def _gradient(
-    task: _Task, own_nD: Tensor, others: _Gathered, own_norm_n: Tensor, other_norm_N: Tensor, out_nD: Tensor
-) -> None:
-    """Writes the gradient of the whole loss for this rank's rows to `out_nD`."""
-    out_nD.zero_()
-    for row, rows_RD in _blocks(task, own_nD):
-        here = slice(row, row + len(rows_RD))
-        for column, columns_CD in others.blocks(task.columns):
-            logits_RC = rows_RD @ columns_CD.T
-            there = slice(column, column + len(columns_CD))
-            weights_RC = task.tiles.kernels.clip_weights(logits_RC, own_norm_n[here], other_norm_N[there])
-            if task.positives is not None:
-                target_RC = task.positives.target(task.first + row, column, weights_RC)
-                weights_RC.sub_(target_RC, alpha=2 * (1 - task.tiles.smoothing))
-            elif (matches := _matches(weights_RC, task.first + row, column)) is not None:
-                matches.sub_(2 * (1 - task.tiles.smoothing))
-            out_nD[here].addmm_(weights_RC, columns_CD)
+    task: _Task, own_nD: Tensor, others_ND: Tensor, own_norm_n: Tensor, other_norm_N: Tensor
+) -> Tensor:
+    """Returns the gradient of the whole loss for this rank's rows, [n, D]."""
+    grad_nD = torch.zeros_like(own_nD)
+    matched = 2 * (1 - task.tiles.smoothing)
+    for rows, columns, logits_RC in _tiles(task, own_nD, others_ND):
+        weights_RC = task.tiles.kernels.clip_weights(logits_RC, own_norm_n[rows], other_norm_N[columns])
+        if task.positives is not None:
+            target_RC = task.positives.target(task.first + rows.start, columns.start, weights_RC)
+            weights_RC.sub_(target_RC, alpha=matched)
+        else:
+            weights_RC.diagonal(task.first + rows.start - columns.start).sub_(matched)
+        grad_nD[rows].addmm_(weights_RC, others_ND[columns])
     if task.tiles.smoothing:
-        out_nD.sub_(_mean_row(task, others), alpha=2 * task.tiles.smoothing)
-    out_nD.mul_(task.scale / (2 * task.total))
+        grad_nD.sub_(others_ND.mean(0), alpha=2 * task.tiles.smoothing)
+    return grad_nD.mul_(task.scale / (2 * task.total))
 
 
-def _mean_row(task: _Task, others: _Gathered) -> Tensor:
-    """Returns the mean of all ranks' rows, [D]."""
-    sums = [part_CD.sum(0) for _, part_CD in others.blocks(task.columns)]
-    return torch.stack(sums).sum(0) / task.total
-
-
-def _mean_logits(task: _Task, own_nD: Tensor, others: _Gathered) -> Tensor:
+def _mean_logits(task: _Task, own_nD: Tensor, others_ND: Tensor) -> Tensor:
     """Returns the mean of each own row's logits, times the share that is smoothed, [n]."""
-    return task.tiles.smoothing * task.scale * (own_nD @ _mean_row(task, others))
+    return task.tiles.smoothing * task.scale * (own_nD @ others_ND.mean(0))
 
 
 def _siglip(task: _Task) -> _Known:
-    comm, size = task.comm, task.comm.world.size
-    own_grad_nD = torch.zeros_like(task.own_nD) if task.graded else None
-    guest_nD, guest_grad_nD = task.other_nD, torch.zeros_like(task.other_nD) if task.other_graded else None
-    sums = task.own_nD.new_zeros(2)  # of the losses of all pairs, and of their gradients
-    for stop in range(size):
-        if stop:
-            guest_nD = comm.shift(guest_nD)
-            guest_grad_nD = None if guest_grad_nD is None else comm.shift(guest_grad_nD)
-        guest = (comm.world.rank - stop) % size
-        _add_pairs(task, guest_nD, guest * len(guest_nD), sums, own_grad_nD, guest_grad_nD)
-    del guest_nD
-    if guest_grad_nD is not None and size > 1:
-        guest_grad_nD = comm.shift(guest_grad_nD)  # home
-    for gradient in (own_grad_nD, guest_grad_nD):
-        if gradient is not None:
-            gradient.mul_(task.scale / task.total)
-    share, bias_grad = sums.div_(task.total).unbind()
-    return _Known(share.clone(), own_grad_nD, guest_grad_nD, bias_grad.clone())
-
-
-def _add_pairs(
-    task: _Task,
-    guest_nD: Tensor,
-    guest: int,
-    sums_2: Tensor,
-    own_grad_nD: Tensor | None,
-    guest_grad_nD: Tensor | None,
-) -> None:
-    """Adds the pairs of own rows and a guest's rows to the sums and gradients, which lack the factors.
-
-    `guest` is the place of the guest's first row among all. The sums are those of the pairs' losses and of
-    their gradients.
-    """
     assert task.bias is not None
     bias, kernels = task.bias.detach(), task.tiles.kernels
-    for row, rows_RD in _blocks(task, task.own_nD):
-        for column in range(0, len(guest_nD), task.columns):
-            columns_CD = guest_nD[column : column + task.columns]
-            logits_RC = rows_RD @ columns_CD.T
-            if task.positives is None:
-                match = row - column if guest == task.first else len(columns_CD)  # beyond the last: none
-                weights_RC = kernels.siglip_weights(logits_RC, bias, sums_2, match)
-            else:
-                same_RC = task.positives.same(task.first + row, guest + column, logits_RC)
-                weights_RC = siglip_weights_by_sign(logits_RC, bias, sums_2, same_RC)
-            if own_grad_nD is None:
-                continue
-            own_grad_nD[row : row + len(rows_RD)].addmm_(weights_RC, columns_CD)
-            if guest_grad_nD is not None:
-                own_RD = task.own_nD[row : row + len(rows_RD)]
-                guest_grad_nD[column : column + len(columns_CD)].addmm_(weights_RC.T, own_RD)
+    other_ND = _gathered(task, task.other_nD)
+    own_grad_nD = torch.zeros_like(task.own_nD) if task.graded else None
+    other_grad_ND = torch.zeros_like(other_ND) if task.other_graded else None
+    sums_2 = task.own_nD.new_zeros(2)  # of the losses of all pairs, and of their gradients
+    for rows, columns, logits_RC in _tiles(task, task.own_nD, other_ND):
+        if task.positives is None:
+            diagonal = task.first + rows.start - columns.start
+            weights_RC = kernels.siglip_weights(logits_RC, bias, sums_2, diagonal)
+        else:
+            same_RC = task.positives.same(task.first + rows.start, columns.start, logits_RC)
+            weights_RC = siglip_weights_by_sign(logits_RC, bias, sums_2, same_RC)
+        if own_grad_nD is not None:
+            own_grad_nD[rows].addmm_(weights_RC, other_ND[columns])
+        if other_grad_ND is not None:
+            other_grad_ND[columns].addmm_(weights_RC.T, task.own_nD[rows])
+    del other_ND
+    if other_grad_ND is not None and task.comm.world.size > 1:
+        other_grad_ND = task.comm.reduce_scatter(other_grad_ND)
+    for gradient in (own_grad_nD, other_grad_ND):
+        if gradient is not None:
+            gradient.mul_(task.scale / task.total)
+    share, bias_grad = sums_2.div_(task.total).unbind()
+    return _Known(share.clone(), own_grad_nD, other_grad_ND, bias_grad.clone())
 
 
-def _blocks(task: _Task, own_nD: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yields own rows times the scale, in blocks, each with the place of its first row on this rank."""
+def _tiles(task: _Task, own_nD: Tensor, others_ND: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Yields all logits of this rank in tiles: rows among `own_nD`, columns among `others_ND`, values."""
     for row in range(0, len(own_nD), task.rows):
-        yield row, task.scale * own_nD[row : row + task.rows]
-
-
-def _matches(tile_RC: Tensor, row: int, column: int) -> Tensor | None:
-    """Returns a view of the pairs (i, i) in a tile with this first row and column; None if it has none."""
-    first = max(row, column)
-    last = min(row + tile_RC.shape[0], column + tile_RC.shape[1])
-    return (
-        tile_RC[first - row : last - row, first - column : last - column].diagonal() if first < last else None
-    )
+        rows = slice(row, row + task.rows)
+        rows_RD = task.scale * own_nD[rows]
+        for column in range(0, len(others_ND), task.columns):
+            columns = slice(column, column + task.columns)
+            yield rows, columns, rows_RD @ others_ND[columns].T
 
 
 def _dot(one_nD: Tensor, two_nD: Tensor, rows: int) -> Tensor:

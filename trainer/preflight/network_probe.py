@@ -42,7 +42,6 @@ def wrong_collectives(comm: Comm) -> tuple[str, ...]:
         ),
         "broadcast": (broadcast, ramp + marks[-1]),
         "exchange": (comm.exchange(own, partner), ramp + marks[partner]),
-        "shift": (comm.shift(own), ramp + marks[rank - 1]),
     }
     wrong = [
         text for name, (actual, expected) in checks.items() if (text := _difference(name, actual, expected))
