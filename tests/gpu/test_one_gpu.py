@@ -23,6 +23,7 @@ from tests.integration.test_train import MANY_STEPS, assert_learns, assert_same_
 from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.runs import TinyRun
 from tests.support.start import start
+from tests.support.tiles import tiles_of
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.config import Job
@@ -169,10 +170,11 @@ def test_fast_kernels_have_the_gradient_of_plain_ones(alone: Comm, precision: st
 @pytest.mark.parametrize("loss", ["clip", "siglip"])
 def test_a_loss_in_tiles_has_the_gradient_of_the_one_at_once(alone: Comm, loss: str, kernels: str) -> None:
     """Fused by torch.compile, and by single operations."""
-    tiled, whole = (
-        gradient(tiny_job(model={"kernels": kernels}, optim={"loss": loss, "loss_tile": tile}), alone)
-        for tile in (3, 0)
-    )
+    job = tiny_job(model={"kernels": kernels}, optim={"loss": loss})
+    with tiles_of(3):
+        tiled = gradient(job, alone)
+    with tiles_of(0):
+        whole = gradient(job, alone)
     assert_near(tiled, whole, 1e-5)
 
 
@@ -184,11 +186,11 @@ def test_the_trial_at_a_start_finds_no_fault_with_fused_tiles(alone: Comm) -> No
 
 def test_tiles_in_tf32_are_near_those_in_float32(alone: Comm) -> None:
     """And not the same: the GPU has rounded."""
-    tiles = {"loss_tile": 3}
-    tf32, fp32 = (
-        gradient(tiny_job(model={"precision": "bf16", "kernels": kernels}, optim=tiles), alone)
-        for kernels in ("fast", "plain")
-    )
+    with tiles_of(3):
+        tf32, fp32 = (
+            gradient(tiny_job(model={"precision": "bf16", "kernels": kernels}), alone)
+            for kernels in ("fast", "plain")
+        )
     assert_near(tf32, fp32, 5e-2)
 
 

@@ -113,7 +113,6 @@ both = pytest.mark.parametrize(
 def test_spare_machine_takes_the_place_of_a_lost_one_and_changes_no_bit(
     tmp_path: Path, machines: Third, start_of: tuple[str, str], victim: int
 ) -> None:
-    # On two machines, too: ranks of one node alone compute the loss in one piece, with other roundings.
     undisturbed = start(tmp_path / "whole", machines, start_of).end()
     assert undisturbed.code == 0, undisturbed.errors
     whole = undisturbed.folder

@@ -159,7 +159,7 @@ def test_memory_by_arithmetic_is_that_of_the_allocator_where_ranks_split_the_mod
     assert shape is not None
     parameters, peak = split_steps[str(case)]
     assert shape.parameters + shape.adapters == pytest.approx(parameters, abs=4)
-    compare(case, memory_of(shape, job, plan(job, RANKS), None), peak)
+    compare(case, memory_of(shape, job, plan(job, RANKS)), peak)
 
 
 def test_auto_goes_by_the_memory_of_the_gpu(gpu: Comm) -> None:

@@ -19,13 +19,10 @@ from trainer.estimate.scaling import collectives
 STEPS = 4
 """Steps that a rank watches; every second one is logged, with a small gather of its own."""
 CASES: dict[str, dict[str, Any]] = {
-    "clip": {"optim": {"loss_tile": 0}},
-    "clip in tiles": {"optim": {"loss_tile": 4}},
-    "siglip": {"optim": {"loss": "siglip", "loss_tile": 0}},
-    "siglip in tiles": {"optim": {"loss": "siglip", "loss_tile": 4}},
-    "micro-batches": {"optim": {"loss_tile": 0, "max_batch_size_per_gpu": 4}},
-    "CUDA graphs": {"optim": {"loss_tile": 0}, "model": {"cuda_graphs": True}},
-    "micro-batches in tiles": {"optim": {"loss_tile": 4, "max_batch_size_per_gpu": 4}},
+    "clip": {"optim": {}},
+    "siglip": {"optim": {"loss": "siglip"}},
+    "micro-batches": {"optim": {"max_batch_size_per_gpu": 4}},
+    "CUDA graphs": {"optim": {}, "model": {"cuda_graphs": True}},
 }
 BATCH_NORM: dict[str, dict[str, Any]] = {"batch norm": {"model": {"name": RESNET}}}
 """A ResNet, whose batch norm takes its statistics over both ranks."""
@@ -58,7 +55,7 @@ def torch_given(two_gpus: None, tmp_path_factory: pytest.TempPathFactory) -> Giv
 
 @pytest.fixture(scope="module")
 def fsdp_given(two_gpus: None, tmp_path_factory: pytest.TempPathFactory) -> Given:
-    cases = {name: CASES[name] for name in ("clip in tiles", "micro-batches")}
+    cases = {name: CASES[name] for name in ("clip", "micro-batches")}
     return trained(tmp_path_factory.mktemp("fsdp"), "fsdp", cases)
 
 
@@ -68,8 +65,7 @@ def expected(case: str, backend: str) -> Counter[str]:
     shape, job = architecture(Model(name=VIT)), tiny_job(optim=keys["optim"], model={"precision": "bf16"})
     assert shape is not None
     given = Counter[str]()
-    tiles = keys["optim"]["loss_tile"] > 0
-    for one in collectives(shape, job, plan(job, 2), backend, 2**20, tiles=tiles):
+    for one in collectives(shape, job, plan(job, 2), backend, 2**20):
         given[one.what] += int(one.nbytes)
     return given
 
@@ -98,7 +94,7 @@ def test_sums_in_a_fixed_order_make_none_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("case", ["clip in tiles", "micro-batches"])
+@pytest.mark.parametrize("case", ["clip", "micro-batches"])
 def test_no_rank_that_splits_the_model_waits_and_bytes_are_as_reckoned(
     fsdp_given: Given, case: str, rank: int
 ) -> None:

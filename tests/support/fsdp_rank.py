@@ -65,12 +65,11 @@ class AsTorch:
 
 
 def job_of(comm: dict[str, Any], ranks: int, precision: str = "fp64", **model: Any) -> Job:
-    """Two micro-batches a rank, tiles, and a limit that clips every step."""
+    """Two micro-batches a rank, and a limit that clips every step."""
     return tiny_job(
         model={"precision": precision, **model},
         optim={
             "max_batch_size_per_gpu": 16 // ranks // 2,
-            "loss_tile": 3,
             "grad_clip_norm": 0.01,
             "warmup_steps": 0,
         },

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.tf32 import Tf32
+from tests.support.tiles import tiles_of
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
@@ -352,20 +353,21 @@ def test_tiles_in_tf32_are_as_near_to_float64_in_bfloat16_as_tiles_in_float32(
     alone: Comm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the largest logit scale, which enlarges the rounding errors of logits most."""
-    tokens, tiles = captions(CONTEXT - 1), {"loss_tile": 3}
+    tokens = captions(CONTEXT - 1)
     built_as = {
-        precision: built(job_of(tmp_path, "clip", model={"precision": precision}, optim=tiles), alone, "fast")
+        precision: built(job_of(tmp_path, "clip", model={"precision": precision}), alone, "fast")
         for precision in ("fp64", "bf16")
     }
     for clip in built_as.values():
         clip.model.get_parameter("logit_scale").data.fill_(math.log(100))
 
     def found(precision: str) -> dict[str, Tensor]:
-        job = job_of(tmp_path, "clip", model={"precision": precision}, optim=tiles)
+        job = job_of(tmp_path, "clip", model={"precision": precision})
         return gradients(job, alone, copy.deepcopy(built_as[precision]), tokens)
 
-    exact, in_float32 = found("fp64"), found("bf16")
-    monkeypatch.setattr(RankLoss, "_choose", lambda *_: Tiles(3, tf32=True))
+    with tiles_of(3):
+        exact, in_float32 = found("fp64"), found("bf16")
+    monkeypatch.setattr(RankLoss, "_tiling", lambda *_: Tiles(3, tf32=True))
     with Tf32() as tf32:
         in_tf32 = found("bf16")
     assert tf32.products == 6 * 9, "logits of three by three tiles four times, and their gradients twice"

@@ -11,8 +11,7 @@ from torch.nn.functional import normalize
 
 from tests.support.jobs import tiny_job
 from tests.support.thread_ranks import run_ranks
-from trainer.model.loss import SHARES
-from trainer.model.loss_tiles import TILED_SHARES
+from tests.support.tiles import tiles_of
 from trainer.model.rank_loss import RankLoss
 
 REFERENCES = {"clip": open_clip.loss.ClipLoss(), "siglip": open_clip.loss.SigLipLoss()}
@@ -55,16 +54,10 @@ def _assert_exact(actual: Tensor | None, expected: Tensor | None) -> None:
 
 
 def _share(
-    kind: str,
-    tile: int,
-    comm: Any,
-    inputs: list[Tensor],
-    smoothing: float = 0.0,
-    groups: Tensor | None = None,
+    kind: str, comm: Any, inputs: list[Tensor], smoothing: float = 0.0, groups: Tensor | None = None
 ) -> Tensor:
     image, text, scale, *bias = inputs
-    keys = {"loss": kind, "loss_tile": tile, "label_smoothing": smoothing}
-    loss = RankLoss(tiny_job(optim=keys), comm)
+    loss = RankLoss(tiny_job(optim={"loss": kind, "label_smoothing": smoothing}), comm)
     return loss(image, text, scale, bias[0] if bias else None, groups=groups)
 
 
@@ -83,11 +76,12 @@ def _together(
     def rank_main(comm: Any) -> tuple[Tensor, list[Tensor | None]]:
         own = slice(comm.world.rank * rows, (comm.world.rank + 1) * rows)
         inputs = _inputs(batch, own, frozen)
-        share = _share(kind, tile, comm, inputs, smoothing, None if groups is None else groups[own])
+        share = _share(kind, comm, inputs, smoothing, None if groups is None else groups[own])
         share.backward()
         return share.detach(), [tensor.grad for tensor in inputs]
 
-    done = run_ranks(ranks, rank_main)
+    with tiles_of(tile):
+        done = run_ranks(ranks, rank_main)
     gradients = [
         None if parts[0] is None else torch.cat(parts) if parts[0].ndim else torch.stack(parts).sum(0)
         for parts in zip(*[gradients for _, gradients in done], strict=True)
@@ -181,10 +175,11 @@ def _sent(kind: str, tile: int, frozen: str, ranks: int = 3) -> list[tuple[str, 
 
     def rank_main(comm: Any) -> list[tuple[str, tuple[int, ...]]]:
         inputs = _inputs(batch, slice(comm.world.rank * rows, (comm.world.rank + 1) * rows), frozen)
-        _share(kind, tile, comm, inputs).backward()
+        _share(kind, comm, inputs).backward()
         return comm.sent  # type: ignore[no-any-return]
 
-    return run_ranks(ranks, rank_main)[0]
+    with tiles_of(tile):
+        return run_ranks(ranks, rank_main)[0]
 
 
 def test_ranks_exchange_features_and_normalisers_in_tiles_and_no_gradient_of_features() -> None:
@@ -215,10 +210,11 @@ def test_a_loss_in_tiles_without_gradients_is_the_same_and_sends_no_normalisers(
 
     def rank_main(comm: Any) -> tuple[Tensor, int]:
         with torch.no_grad():
-            share = _share(kind, 5, comm, _inputs(batch, slice(None), ""))
+            share = _share(kind, comm, _inputs(batch, slice(None), ""))
         return share, len(comm.sent)
 
-    ((share, sent),) = run_ranks(1, rank_main)
+    with tiles_of(5):
+        ((share, sent),) = run_ranks(1, rank_main)
     _assert_exact(share, _whole(kind, batch, "")[0])
     assert not share.requires_grad
     assert sent == 0
@@ -226,7 +222,7 @@ def test_a_loss_in_tiles_without_gradients_is_the_same_and_sends_no_normalisers(
 
 def test_a_second_backward_pass_of_tiles_is_refused() -> None:
     def rank_main(comm: Any) -> None:
-        share = _share("clip", 5, comm, _inputs(_batch("clip"), slice(None), ""))
+        share = _share("clip", comm, _inputs(_batch("clip"), slice(None), ""))
         share.backward(retain_graph=True)
         with pytest.raises(RuntimeError, match="its gradient is gone"):
             share.backward()
@@ -238,9 +234,10 @@ def test_a_second_backward_pass_of_tiles_is_refused() -> None:
 def test_siglip_without_a_bias_is_refused(tile: int) -> None:
     def rank_main(comm: Any) -> None:
         with pytest.raises(ValueError, match="logit bias"):
-            _share("siglip", tile, comm, _batch("clip"))
+            _share("siglip", comm, _batch("clip"))
 
-    run_ranks(1, rank_main)
+    with tiles_of(tile):
+        run_ranks(1, rank_main)
 
 
 GROUPS = torch.tensor([3, 5, 3, 7, -2, 3, 5, 9, 11, -2, 3, 0])
@@ -300,13 +297,10 @@ def test_groups_travel_in_one_gather_of_a_number_for_each_sample(kind: str, tile
 
     def rank_main(comm: Any) -> list[tuple[str, tuple[int, ...]]]:
         own = slice(comm.world.rank * rows, (comm.world.rank + 1) * rows)
-        _share(kind, tile, comm, _inputs(batch, own, ""), groups=GROUPS[own]).backward()
+        _share(kind, comm, _inputs(batch, own, ""), groups=GROUPS[own]).backward()
         return comm.sent  # type: ignore[no-any-return]
 
-    groups, *others = run_ranks(2, rank_main)[0]
+    with tiles_of(tile):
+        groups, *others = run_ranks(2, rank_main)[0]
     assert groups == ("all_gather", (rows,))
     assert others == _sent(kind, tile, "", ranks=2)
-
-
-def test_every_loss_has_a_form_in_tiles() -> None:
-    assert SHARES.keys() == TILED_SHARES.keys()

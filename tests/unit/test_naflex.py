@@ -358,7 +358,7 @@ def test_a_plan_counts_the_memory_of_the_largest_step_and_the_time_of_their_mean
         gpu = gpu_named("A100-80GB")
         assert gpu is not None
         speed = step_speed(shape, job, plan(job, 1), gpu)
-        return memory_of(shape, job, plan(job, 1), None).total, 1 / speed.samples_s
+        return memory_of(shape, job, plan(job, 1)).total, 1 / speed.samples_s
 
     drawn = estimate(job_of((64, 256), max_image_tokens_per_gpu=2048))
     short = estimate(job_of(64, max_batch_size_per_gpu=32))

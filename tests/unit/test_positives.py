@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from tests.support.jobs import COCA, small_job, tiny_job
 from tests.support.step_ranks import gradients_of_ranks
+from tests.support.tiles import tiles_of
 from trainer.config import Data, Job
 from trainer.config.batch_plan import plan
 from trainer.config.losses import PositivesName as Kind
@@ -383,8 +384,9 @@ def by_definition(job: Job) -> tuple[Tensor, dict[str, Tensor]]:
 def test_ranks_and_micro_batches_have_the_gradient_of_the_definition(
     kind: str, tile: int, ranks: int, parts: int
 ) -> None:
-    job = job_of(kind, ranks, parts, loss_tile=tile)
-    loss, gradients = gradients_of_ranks(job, ranks, samples())
+    job = job_of(kind, ranks, parts)
+    with tiles_of(tile):
+        loss, gradients = gradients_of_ranks(job, ranks, samples())
     expected_loss, expected = by_definition(job)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
     assert gradients.keys() == expected.keys()

@@ -54,7 +54,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "lora in one tower": {"model": {"lora_rank": 2, "lora_towers": "text"}, "optim": {"optimizer": "muon"}},
     "siglip": {"optim": {"loss": "siglip"}},
     "equal captions": {"optim": {"positives": "captions"}},
-    "equal captions for siglip": {"optim": {"loss": "siglip", "positives": "captions", "loss_tile": 3}},
+    "equal captions for siglip": {"optim": {"loss": "siglip", "positives": "captions"}},
     "label smoothing": {"optim": {"label_smoothing": 0.1}},
     "coca": {"config": COCA, "optim": {"loss": "coca", "caption_weight": 1.5}},
     "teacher": {"model": {"teacher": VIT}, "optim": {"distill_weight": 2.0}},

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.jobs import COCA, RESNET, VIT, few_words, nonscalar, small_job, tiny_job
 from tests.support.thread_ranks import run_ranks
+from tests.support.tiles import tiles_of
 from trainer.comm.protocol import Comm
 from trainer.comm.reducers import LocalReducer
 from trainer.config import Job
@@ -122,7 +123,7 @@ def test_a_loss_in_tiles_gives_every_weight_the_gradient_of_the_plain_one(
 ) -> None:
     """Ranks together have the gradient that one process has of the whole batch."""
     size = SAMPLES // ranks // micro_batches
-    job = _accumulating(size, optim={"loss": kind, "loss_tile": 3}, model={"precision": "fp64"})
+    job = _accumulating(size, optim={"loss": kind}, model={"precision": "fp64"})
     models = [untrained(job).model.double().train() for _ in range(ranks)]
 
     def rank_main(comm: Any) -> dict[str, Tensor | None]:
@@ -132,9 +133,12 @@ def test_a_loss_in_tiles_gives_every_weight_the_gradient_of_the_plain_one(
         step.gradients(_batches(model, size)[first : first + micro_batches], step=0)
         return {name: p.grad for name, p in model.named_parameters()}
 
-    plain = small_job(optim={"loss": kind, "loss_tile": 0}, model={"precision": "fp64"})
-    (expected,) = run_ranks(1, lambda comm: _of_one(plain, comm))
-    for gradients in run_ranks(ranks, rank_main):
+    whole = small_job(optim={"loss": kind}, model={"precision": "fp64"})
+    with tiles_of(0):
+        (expected,) = run_ranks(1, lambda comm: _of_one(whole, comm))
+    with tiles_of(3):
+        found = run_ranks(ranks, rank_main)
+    for gradients in found:
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-13)
 
@@ -142,11 +146,12 @@ def test_a_loss_in_tiles_gives_every_weight_the_gradient_of_the_plain_one(
 @pytest.mark.parametrize("tile", [0, 3])
 @pytest.mark.parametrize("locked", [None, "lock_image", "lock_text"])
 def test_images_are_gathered_beside_the_text_tower_and_change_no_bit(locked: str | None, tile: int) -> None:
-    job = _accumulating(SAMPLES // 2, optim={"loss_tile": tile})
+    job = _accumulating(SAMPLES // 2)
     job = job if locked is None else _with_model(job, **{locked: True})
     images = ("start all_gather", (SAMPLES // 2, 32))
-    late = _two_ranks(job, early=False)
-    for (gradients, before_texts), (expected, nothing) in zip(_two_ranks(job), late, strict=True):
+    with tiles_of(tile):
+        late, early = (_two_ranks(job, early=early) for early in (False, True))
+    for (gradients, before_texts), (expected, nothing) in zip(early, late, strict=True):
         assert (before_texts, nothing) == ([images], [])
         assert gradients.keys() == expected.keys()
         for name, gradient in gradients.items():
@@ -155,7 +160,7 @@ def test_images_are_gathered_beside_the_text_tower_and_change_no_bit(locked: str
 
 @pytest.mark.parametrize(("size", "loss"), [(SAMPLES // 4, "clip"), (SAMPLES // 2, "siglip")])
 def test_micro_batches_and_the_siglip_loss_gather_nothing_beside_the_text_tower(size: int, loss: str) -> None:
-    job = _accumulating(size, optim={"loss": loss, "loss_tile": 3})
+    job = _accumulating(size, optim={"loss": loss})
     assert [sent for _, sent in _two_ranks(job)] == [[], []]
 
 
@@ -194,9 +199,10 @@ def _two_ranks(job: Job, *, early: bool = True) -> list[tuple[dict[str, Any], li
 def test_a_logit_scale_with_a_dimension_has_the_gradient_of_a_scalar(
     alone: Comm, kind: str, tile: int, size: int
 ) -> None:
-    job = _accumulating(size, optim={"loss": kind, "loss_tile": tile}, model={"precision": "fp64"})
-    expected = _gradients(_step(job, alone), size)
-    shaped = _gradients(_step(_with_model(job, name=nonscalar(few_words(VIT))), alone), size)
+    job = _accumulating(size, optim={"loss": kind}, model={"precision": "fp64"})
+    with tiles_of(tile):
+        expected = _gradients(_step(job, alone), size)
+        shaped = _gradients(_step(_with_model(job, name=nonscalar(few_words(VIT))), alone), size)
     assert shaped["logit_scale"] is not None
     assert shaped["logit_scale"].shape == (1,)
     for name, gradient in expected.items():
@@ -216,8 +222,9 @@ def _of_one(job: Job, comm: Any) -> dict[str, Tensor | None]:
 def test_a_locked_tower_gets_no_gradient_and_the_other_one_does(
     alone: Comm, locked: str, size: int, tile: int
 ) -> None:
-    job = _accumulating(size, optim={"loss_tile": tile})
-    gradients = _gradients(_step(_with_model(job, **{locked: True}), alone), size)
+    job = _accumulating(size)
+    with tiles_of(tile):
+        gradients = _gradients(_step(_with_model(job, **{locked: True}), alone), size)
     image = [grad for name, grad in gradients.items() if name.startswith("visual.")]
     assert all(grad is None for grad in image) == (locked == "lock_image")
     assert gradients["logit_scale"] is not None

@@ -463,7 +463,6 @@ def test_other_features_make_another_run(stored: Stored, tmp_path: Path, alone: 
     [
         ({"model": {"teacher": VIT, "teacher_pretrained": "a.pt"}}, "give one of the two"),
         ({"optim": {"loss": "coca"}}, r"model\.targets is for the losses clip and siglip, and not for coca"),
-        ({"optim": {"loss_tile": 64}}, r"model\.targets needs all logits at once"),
         ({"data": {"train": ("a.csv",)}}, r"not for \.csv and \.tsv tables"),
         ({"data": {"train": ("pipe:cat a.tar",), "stream_samples": 8}}, "streams and synthetic data"),
     ],

@@ -177,7 +177,6 @@ def test_a_teacher_that_takes_other_samples_is_refused(weights: str, alone: Comm
     [
         ({"teacher": VIT}, {}, "belong together"),
         ({"teacher": VIT, "teacher_pretrained": "a.pt"}, {"loss": "coca"}, "for the losses clip and siglip"),
-        ({"teacher": VIT, "teacher_pretrained": "a.pt"}, {"loss_tile": 64}, "all logits at once"),
         ({"teacher": VIT, "teacher_pretrained": "a.pt"}, {"max_batch_size_per_gpu": "auto"}, "give a number"),
     ],
 )

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.jobs import tiny_job
 from tests.support.thread_ranks import run_ranks
+from tests.support.tiles import tiles_of
 from trainer.config import Model
 from trainer.model.host_compiler import missing_parts
 from trainer.model.loss_tiles import Tiles
@@ -87,15 +88,16 @@ def test_functions_that_fail_or_compute_something_else_are_not_used() -> None:
     assert wrong == "weights of CLIP of torch.compile differ from the plain ones"
 
 
-def test_tiles_are_fused_on_a_gpu_alone_and_not_where_the_job_wants_plain_kernels(
+def test_many_tiles_are_fused_on_a_gpu_alone_and_not_where_the_job_wants_plain_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert kernels_for(Model(name="ViT-B-32"), CPU) == (PLAIN, "")
+    assert kernels_for(Model(name="ViT-B-32"), CPU, 100) == (PLAIN, "")
     gpu = torch.device("cuda")
-    found = kernels_for(Model(name="ViT-B-32", kernels="plain"), gpu)
+    assert kernels_for(Model(name="ViT-B-32"), gpu, 2) == (PLAIN, "")
+    found = kernels_for(Model(name="ViT-B-32", kernels="plain"), gpu, 100)
     assert found == (PLAIN, 'not fused (model.kernels = "plain")')
     monkeypatch.setenv("CXX", "no-such-compiler")
-    kernels, clause = kernels_for(Model(name="ViT-B-32"), gpu)
+    kernels, clause = kernels_for(Model(name="ViT-B-32"), gpu, 100)
     assert kernels == PLAIN
     assert clause.startswith("not fused (this node lacks a C++ compiler (no-such-compiler)")
 
@@ -125,8 +127,8 @@ def test_tiles_of_a_rank_with_few_rows_are_wider_and_as_large(
     from tests.support.echo import Echo
 
     features = normalize(torch.randn(rows, 4), dim=1)
-    loss = RankLoss(tiny_job(optim={"loss_tile": 8}), Echo(60 // rows + 1, "cpu"))  # type: ignore[arg-type]
-    with Products() as products:
+    loss = RankLoss(tiny_job(), Echo(60 // rows + 1, "cpu"))  # type: ignore[arg-type]
+    with tiles_of(8), Products() as products:
         loss(features, features, torch.tensor(5.0), None)
     assert set(products.shapes) == shapes
     assert max(height * width for height, width in products.shapes) <= 8 * 8

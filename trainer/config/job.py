@@ -230,18 +230,11 @@ class Job(Section):
                 f"{key} is for the losses clip and siglip, and not for {self.optim.loss}: set one of them as "
                 "optim.loss"
             )
-        if self.optim.loss_tile:
-            raise ValueError(f"{key} needs all logits at once: set optim.loss_tile = 0, or leave it out")
         if self.optim.max_batch_size_per_gpu == "auto" and self.model.teacher is not None:
             raise ValueError(
                 'optim.max_batch_size_per_gpu = "auto" does not know what model.teacher takes: give a number'
             )
         return self
-
-    @property
-    def loss_tile(self) -> int | None:
-        """Setting of the loss's tiles: `optim.loss_tile`, or 0 since teachers judge whole rows."""
-        return self.optim.loss_tile if self.model.judged_by is None else 0
 
     @model_validator(mode="after")
     def _groups_have_ids(self) -> "Job":

@@ -44,3 +44,14 @@ LOSSES: dict[LossName, LossRow] = {
     "siglip": LossRow("siglip", logit_scale_limit=None),
     "coca": LossRow("clip", captions=True),
 }
+
+TILE = 2048
+"""Rows, and columns, of a tile of logits: 16 MiB of float32, in which a matrix product is fast."""
+
+
+def in_tf32(precision: str, kernels: str) -> bool:
+    """Returns whether products of tiles round their factors to TF32 on a GPU, by keys of `[model]`.
+
+    Half precision has rounded the features' directions to fewer bits already.
+    """
+    return kernels == "fast" and precision in ("bf16", "fp16")

@@ -423,11 +423,6 @@ class Optim(Section):
     caption_weight: Annotated[NonNegative, _WITH_CAPTIONS] = 2.0
     """Factor of the other part: the cross-entropy of each token of a caption with what the model would write
     there, as the mean over the tokens of the global batch; padding is left out."""
-    loss_tile: Annotated[Annotated[int, Field(ge=0)] | None, MAY_CHANGE] = None
-    """Rows and columns of the blocks in which the loss computes its logits; the result is the same but for
-    roundings, in less memory. 0: all logits at once. None: blocks of 2,048 for clip on several nodes, where
-    they spare the network, and where all at once would take more than a tenth of the GPU's memory; otherwise
-    0. With n samples on a rank and N in the batch, all at once take 16 n N bytes."""
     lr: AboveZero = 5e-4
     """Peak learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0

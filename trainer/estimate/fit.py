@@ -11,7 +11,6 @@ from trainer.comm.shard_degree import planned_degree
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, plan
 from trainer.config.gpus import GIB
-from trainer.config.loss_tile import TILE
 from trainer.errors import InputError
 from trainer.estimate.architecture import Architecture, planned_architecture
 from trainer.estimate.drawn_steps import drawn_steps
@@ -30,12 +29,11 @@ def usable_bytes(gpu_bytes: int) -> int:
     return int(_USABLE * gpu_bytes) - _CONTEXT
 
 
-def memory_of(shape: Architecture, job: Job, batch_plan: BatchPlan, gpu_bytes: int | None) -> StepMemory:
+def memory_of(shape: Architecture, job: Job, batch_plan: BatchPlan) -> StepMemory:
     """Returns the memory of a rank's step with the job's backend, of several kinds that which takes most."""
     shards = _shards(job, batch_plan.world_size)
     steps = (
-        step_memory(drawn, job, parts, gpu_bytes, shards)
-        for _, drawn, parts in drawn_steps(shape, job, batch_plan)
+        step_memory(drawn, job, parts, shards) for _, drawn, parts in drawn_steps(shape, job, batch_plan)
     )
     return max(steps, key=lambda memory: memory.total)
 
@@ -54,7 +52,7 @@ def _splits(backend: str) -> bool:
 
 def fits(shape: Architecture, job: Job, batch_plan: BatchPlan, gpu_bytes: int) -> bool:
     """Returns whether the plan's step fits a GPU with that many bytes."""
-    return memory_of(shape, job, batch_plan, gpu_bytes).total <= usable_bytes(gpu_bytes)
+    return memory_of(shape, job, batch_plan).total <= usable_bytes(gpu_bytes)
 
 
 def largest_micro_batch(shape: Architecture, job: Job, world_size: int, gpu_bytes: int) -> int:
@@ -133,8 +131,6 @@ def _remedies(job: Job) -> Iterator[tuple[str, Job]]:
     changes: list[tuple[str, str, dict[str, Any]]] = []
     if job.model.precision in ("fp32", "tf32", "fp64"):
         changes.append(("model", 'model.precision = "bf16"', {"precision": "bf16"}))
-    if job.optim.loss_tile == 0:
-        changes.append(("optim", f"optim.loss_tile = {TILE}", {"loss_tile": TILE}))
     if not job.model.grad_checkpointing:
         changes.append(("model", "model.grad_checkpointing = true", {"grad_checkpointing": True}))
     splitting = [name for name in BACKENDS if _splits(name)]

@@ -15,8 +15,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.fabric_rates import FabricRate
 from trainer.config.gpus import Gpu
-from trainer.config.loss_tile import in_tf32, plain_bytes, spares_network, tile_rows
-from trainer.config.losses import LOSSES, Contrast
+from trainer.config.losses import LOSSES, Contrast, in_tf32
 from trainer.estimate.architecture import Architecture
 from trainer.estimate.step_speed import step_speed, text_forward_share
 
@@ -31,7 +30,7 @@ _HALF = 2
 _MIB = 2**20
 _HALF_PRECISIONS = ("bf16", "fp16")
 _LOSS_PRODUCTS: dict[Contrast, int] = {"clip": 6, "siglip": 3}
-"""Products of n x N x D in the loss, both passes; the tiles have as many and look at CLIP's logits twice."""
+"""Products of n x N x D in the loss, both passes."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +64,21 @@ class Scaling:
 
 
 def collectives(
-    shape: Architecture, job: Job, plan: BatchPlan, backend: str, bucket_bytes: float, *, tiles: bool
+    shape: Architecture, job: Job, plan: BatchPlan, backend: str, bucket_bytes: float
 ) -> list[Collective]:
     """Returns a rank's collectives in one step, small messages for the log and the consensus left out.
 
     `bucket_bytes` is what travels in one all-reduce of gradients. `backend` is the name of its row.
     """
-    return [*_of_loss(shape, job, plan, tiles=tiles), *_of_model(shape, backend, bucket_bytes, plan, job)]
+    return [*_of_loss(shape, job, plan), *_of_model(shape, backend, bucket_bytes, plan, job)]
 
 
-def _of_loss(shape: Architecture, job: Job, plan: BatchPlan, *, tiles: bool) -> list[Collective]:
+def _in_tiles(job: Job) -> bool:
+    """Returns whether the loss is computed in tiles. With teachers it is not: they judge whole rows."""
+    return job.model.judged_by is None
+
+
+def _of_loss(shape: Architecture, job: Job, plan: BatchPlan) -> list[Collective]:
     own = plan.batch_size_per_rank * shape.embed_dim * _FLOAT
     everybody = plan.global_batch_size * shape.embed_dim * _FLOAT
     if plan.world_size == 1:
@@ -88,9 +92,9 @@ def _of_loss(shape: Architecture, job: Job, plan: BatchPlan, *, tiles: bool) -> 
         Collective("all_gather", "text", own, 1, hidden=True)
         if plan.accumulation == 1
         else Collective("all_gather", "loss", own, 1, hidden=False),
-        Collective("all_gather", "loss", own, 1, hidden=tiles),
+        Collective("all_gather", "loss", own, 1, hidden=_in_tiles(job)),
     ]
-    if tiles:
+    if _in_tiles(job):
         normalisers = 2 * plan.batch_size_per_rank * _FLOAT
         return [*gathers, Collective("all_gather", "loss", normalisers, 1, hidden=False)]
     return [*gathers, Collective("reduce_scatter", "loss", 2 * everybody, 2, hidden=False)]
@@ -160,9 +164,8 @@ def scaled_step(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu, fabric
 
     def step(world: int) -> tuple[float, float, float]:
         of_world = replace(plan, world_size=world, global_batch_size=world * plan.batch_size_per_rank)
-        tiles = in_tiles(shape, job, of_world, gpu)
-        loss_s = _loss_flops(shape, job, of_world) / (gpu.tflops[_loss_type(job, tiles=tiles)] * 1e12)
-        found = collectives(shape, job, of_world, row.name, row.reduced_mb(job.comm) * _MIB, tiles=tiles)
+        loss_s = _loss_flops(shape, job, of_world) / (gpu.tflops[_loss_type(job)] * 1e12)
+        found = collectives(shape, job, of_world, row.name, row.reduced_mb(job.comm) * _MIB)
         room: dict[Place, float] = {
             "forward": work_s / 3,
             "text": work_s * text_forward_share(shape, job, plan),
@@ -178,18 +181,8 @@ def scaled_step(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu, fabric
     return Scaling(step_s, exposed_s, loss_s, step(1)[0] / step_s)
 
 
-def in_tiles(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> bool:
-    """Returns whether the ranks compute the loss in tiles."""
-    samples = plan.batch_size_per_rank, plan.global_batch_size
-    plain = plain_bytes(*samples, shape.embed_dim, labelled=job.optim.labelled)
-    spares = spares_network(
-        LOSSES[job.optim.loss].contrast, -(-plan.world_size // job.resources.ranks_per_node)
-    )
-    return tile_rows(job.loss_tile, plain, gpu.memory, spares=spares) > 0
-
-
-def _loss_type(job: Job, *, tiles: bool) -> str:
-    if tiles and in_tf32(job.model.precision, job.model.kernels):
+def _loss_type(job: Job) -> str:
+    if _in_tiles(job) and in_tf32(job.model.precision, job.model.kernels):
         return "tf32"
     return {"tf32": "tf32", "fp64": "fp64"}.get(job.model.precision, "fp32")
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
-from trainer.config.loss_tile import plain_bytes, spares_network, tile_rows
-from trainer.config.losses import LOSSES
+from trainer.config.losses import TILE
 from trainer.estimate.architecture import Architecture, Tower
 
 _FLOAT = 4
@@ -22,6 +21,7 @@ _WORKSPACES = 140 * 2**20
 """Workspaces of cuBLAS and rounding of small tensors."""
 _SAVED_BY_GELU = 2
 """Matrices of a block's hidden width that its backward pass needs: input and result of GELU."""
+_LOGITS, _LABELS = 4, 2
 _TILES = 4
 _TILE_REST = 8 * 2**20
 _VALUE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
@@ -49,19 +49,15 @@ class StepMemory:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def step_memory(
-    shape: Architecture, job: Job, plan: BatchPlan, gpu_bytes: int | None = None, shards: int = 1
-) -> StepMemory:
-    """Returns the memory of a rank's step; `gpu_bytes` of the GPU decide whether the loss is in tiles.
+def step_memory(shape: Architecture, job: Job, plan: BatchPlan, shards: int = 1) -> StepMemory:
+    """Returns the memory of a rank's step.
 
     `shards` is the number of ranks among which weights, gradients and optimizer state are divided.
     """
-    return max(_moments(shape, job, plan, gpu_bytes, shards), key=lambda memory: memory.total)
+    return max(_moments(shape, job, plan, shards), key=lambda memory: memory.total)
 
 
-def _moments(
-    shape: Architecture, job: Job, plan: BatchPlan, gpu_bytes: int | None, shards: int
-) -> list[StepMemory]:
+def _moments(shape: Architecture, job: Job, plan: BatchPlan, shards: int) -> list[StepMemory]:
     """Returns the memory at the moments one of which is the peak.
 
     They are the loss, the begin of each tower's backward pass (the text tower's comes first), and its end;
@@ -113,7 +109,7 @@ def _moments(
         for tower, norm in zip(towers, norms, strict=True)
     ]
     return [
-        moment(image + text, 0, sum(copies), _loss(shape, job, plan, gpu_bytes)),
+        moment(image + text, 0, sum(copies), _loss(shape, job, plan)),
         moment(image + text + heads[1], 0, sum(copies)),
         moment(image + heads[0], towers[1].parameters, copies[0], passed=1),
         moment(n * _CHANNELS * pixels * value, trained, 0, passed=2),
@@ -203,13 +199,24 @@ def _at_work(tower: Tower, value: int, norm: int, *, checkpointed: bool) -> int:
     return hidden + (_block_kept(tower, value, norm) if checkpointed else 0)
 
 
-def _loss(shape: Architecture, job: Job, plan: BatchPlan, gpu_bytes: int | None) -> int:
-    """Returns what the loss takes: all logits of the rank at once, or tiles of them."""
+def _loss(shape: Architecture, job: Job, plan: BatchPlan) -> int:
+    """Returns what the loss takes: tiles of the rank's logits, or all of them where teachers judge rows."""
     n, everybody, width = plan.batch_size_per_rank, plan.global_batch_size, shape.embed_dim
-    teachers = len(job.model.targets)
-    plain = plain_bytes(n, everybody, width, labelled=job.optim.labelled, teachers=teachers)
-    spares = spares_network(LOSSES[job.optim.loss].contrast, job.resources.nodes)
-    rows = tile_rows(job.loss_tile, plain, gpu_bytes, spares=spares)
-    if not rows:
-        return plain
-    return (2 * everybody + n) * width * _FLOAT + _TILES * rows**2 * _FLOAT + _TILE_REST
+    if job.model.judged_by is not None:
+        teachers = len(job.model.targets)
+        return plain_loss_bytes(n, everybody, width, labelled=job.optim.labelled, teachers=teachers)
+    tile = min(TILE**2, n * everybody)
+    return _FLOAT * ((2 * everybody + n) * width + _TILES * tile) + _TILE_REST
+
+
+def plain_loss_bytes(n: int, N: int, D: int, *, labelled: bool = False, teachers: int = 0) -> int:
+    """Returns the bytes that the plain loss adds at its peak, for n samples of N and features of width D.
+
+    It holds four matrices of n x N values (for CLIP the logits and their log-softmax, in both directions; for
+    SigLIP logits, signs, their product and its log-sigmoid), and the gathered features of images and texts
+    (SigLIP gathers texts alone, and so takes a little less). With labels of pairs (`labelled`) it also holds
+    their target, and its product with one of the others. Each teacher takes as much as a loss without any:
+    the softmax of its rows and the log-softmax of the model's, in both directions, and its features.
+    """
+    without = _LOGITS * n * N + 2 * N * D
+    return (without * (1 + teachers) + _LABELS * labelled * n * N) * _FLOAT

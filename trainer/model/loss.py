@@ -4,8 +4,8 @@ The shares add up to the loss of the whole global batch. Each rank compares its 
 so no rank builds the N x N matrix. D: width of the features; n: samples of this rank; N: samples of all
 ranks. Features are unit vectors. A share gathers what it needs by the function that it is given.
 
-These are the plain forms, which keep their n x N logits for the backward pass. `loss_tiles.py` computes the
-same without keeping them; the plain forms are its oracle.
+These are the plain forms, which keep their n x N logits for the backward pass. Where no teacher judges whole
+rows, `loss_tiles.py` computes the same without keeping them; the plain forms are its oracle.
 """
 
 from collections.abc import Callable

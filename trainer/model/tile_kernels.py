@@ -20,6 +20,8 @@ from trainer.internals import compile_in_this_process
 from trainer.model import kernel_trial
 
 _THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+_MANY = 16
+"""Tiles from which fusing them is worth what torch.compile takes of a start: 7 s at first, then 3."""
 _CLOSE = 1e-4
 """Largest difference of both forms on a small tile in float32, relative and absolute."""
 
@@ -100,13 +102,13 @@ def fused() -> TileKernels:
     return TileKernels(compiled(_fusible_norm), compiled(_fusible_clip), compiled(_fusible_siglip))
 
 
-def kernels_for(settings: Model, device: torch.device) -> tuple[TileKernels, str]:
+def kernels_for(settings: Model, device: torch.device, tiles: float) -> tuple[TileKernels, str]:
     """Returns the functions for a device, and a clause that says why they are what they are.
 
-    They are fused on a GPU on which torch.compile works: it is tried on a small tile, whose results must be
-    those of the plain form.
+    `tiles` is the number of tiles into which a rank's logits are cut. Many are fused on a GPU on which
+    torch.compile works: it is tried on a small tile, whose results must be those of the plain form.
     """
-    if not is_cuda(device):
+    if not is_cuda(device) or tiles < _MANY:
         return PLAIN, ""
     if settings.kernels == "plain":
         return PLAIN, 'not fused (model.kernels = "plain")'

@@ -68,7 +68,7 @@ def _of_gpu(job: Job, world_size: int, steps: int | None, *, local: bool) -> dic
     if shape is None or not on_gpus(job, local=local):
         return fields
     batch_plan = plan(with_gpu_limit(job, world_size), world_size)
-    fields["gpu_bytes"] = memory_of(shape, job, batch_plan, gpu.memory if gpu else None).total
+    fields["gpu_bytes"] = memory_of(shape, job, batch_plan).total
     if gpu is not None:
         speed = step_speed(shape, job, batch_plan, gpu)
         fields["samples_per_s"] = speed.samples_s * world_size

@@ -41,7 +41,7 @@ def gpu_rows(job: Job, batch_plan: BatchPlan, steps: int | None) -> Iterator[tup
             yield "memory", _beside_activations(job, tower) if tower else silent
         return
     gpu = job.resources.known_gpu
-    memory = memory_of(shape, job, batch_plan, gpu.memory if gpu else None)
+    memory = memory_of(shape, job, batch_plan)
     sizes = sorted(asdict(memory).items(), key=lambda pair: -pair[1])
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in sizes if size >= _LEAST_GIB * GIB)
     has = f" of {gpu.memory_gib:.1f} ({gpu.name})" if gpu else " on each GPU"
@@ -122,7 +122,7 @@ def too_large(job: Job, batch_plan: BatchPlan) -> Iterator[str]:
     shape, gpu = planned_architecture(job.model), job.resources.known_gpu
     if shape is None or gpu is None or fits(shape, job, batch_plan, gpu.memory):
         return
-    needed = memory_of(shape, job, batch_plan, gpu.memory).total / GIB
+    needed = memory_of(shape, job, batch_plan).total / GIB
     yield (
         f"a step of {many(batch_plan.micro_batch_size, 'sample')} takes about {needed:.1f} GiB, too much for "
         f"{gpu.name} with {gpu.memory_gib:.1f} GiB: {advice(shape, job, batch_plan.world_size, gpu.memory)}"
