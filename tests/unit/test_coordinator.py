@@ -37,6 +37,7 @@ from trainer.supervise.messages import (
 )
 
 LIMITS = Limits(checkpoint_s=0.3, shutdown_s=0.3)
+STOP = StopRequest(signal=15, rank=0, node="n0")
 
 
 def decided(
@@ -61,70 +62,103 @@ def decided(
     return records[0], broadcast
 
 
-def failed(rank: int, code: int, reason: str, *, waiting: bool, at: float) -> Message:
-    return Failed(waiting=waiting, record=ExitRecord(rank, f"n{rank}", code, reason, at), generation=1)
+def failed(rank: int, code: int, reason: str, *, waiting: bool, at: float, killed: bool = False) -> Message:
+    record = ExitRecord(rank, f"n{rank}", code, reason, at)
+    return Failed(waiting=waiting, record=record, killed=killed, generation=1)
 
 
-def test_all_done_is_done() -> None:
+@pytest.mark.parametrize(
+    ("told", "rank", "code", "said"),
+    [
+        ([Done(rank=rank, code=0, generation=1) for rank in (0, 1)], 0, 0, ""),
+        (
+            [
+                failed(0, 1, "connection reset", waiting=True, at=1.0),
+                Lost(member=0, node="n0", reason="its connection closed"),
+                failed(1, 2, "no such file", waiting=False, at=2.0),
+            ],
+            1,
+            2,
+            "no such file",
+        ),
+        (
+            [
+                failed(0, 1, "later", waiting=False, at=2.0),
+                failed(1, 7, "earlier", waiting=False, at=1.0),
+            ],
+            1,
+            7,
+            "earlier",
+        ),
+        (
+            [
+                failed(0, 1, "connection reset", waiting=False, at=1.0),
+                failed(1, 1, "killed", waiting=False, at=1.0, killed=True),
+            ],
+            1,
+            1,
+            "killed",
+        ),
+        ([Lost(1, "n1", "its connection closed")], 1, 1, "its supervisor is gone: its connection closed"),
+        (
+            [Cut(member=0, node="n0", other="rank 1 on n1")],
+            0,
+            1,
+            "its node has lost the network: it can no longer reach rank 1 on n1",
+        ),
+        ([Done(rank=0, code=0, generation=1)], 0, 124, "timeouts.shutdown_s"),
+        ([Done(rank=1, code=75, generation=1)], 1, 75, ""),
+        (
+            [Late(what="init lasts too long", generation=1)],
+            0,
+            124,
+            "rank 0 on n0: its supervisor does not answer",
+        ),
+        ([STOP], 0, 124, "the run was asked to stop and had not ended after 0.6 s"),
+        (
+            [Done(1, rank, 75, "asked to stop during an evaluation") for rank in (0, 1)],
+            0,
+            75,
+            "asked to stop during an evaluation",
+        ),
+        ([StopRequest(2, 0, "n0", again=again) for again in (False, True)], 0, 130, ""),
+    ],
+    ids=[
+        "all are done",
+        "a failure outside of a collective comes before one inside, whatever arrives first",
+        "the earlier of two similar failures counts",
+        "a killed rank comes before what failed because of it",
+        "a supervisor that is gone",
+        "a node that reaches nobody names itself",
+        "a rank that stays behind when others are done is timed out",
+        "a rank that stays behind the others of a preempted run",
+        "no supervisor answers",
+        "ranks ignore a request to stop",
+        "the reason of a stopped run is the rank's own",
+        "a signal that a user repeats ends the run at once",
+    ],
+)
+def test_what_the_supervisors_tell_decides_how_the_run_ends(
+    told: list[Message], rank: int, code: int, said: str
+) -> None:
     def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
-        coordinator.receive(Done(rank=0, code=0, generation=1))
-        coordinator.receive(Done(rank=1, code=0, generation=1))
-
-    assert decided(send)[0].exit_code == 0
-
-
-def test_failure_outside_of_a_collective_comes_before_one_inside_whatever_arrives_first() -> None:
-    def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
-        coordinator.receive(failed(0, 1, "connection reset", waiting=True, at=1.0))
-        coordinator.receive(Lost(member=0, node="n0", reason="its connection closed"))
-        coordinator.receive(failed(1, 2, "no such file", waiting=False, at=2.0))
+        for message in told:
+            coordinator.receive(message)
 
     record, _ = decided(send)
-    assert (record.rank, record.exit_code, record.reason) == (1, 2, "no such file")
+    assert (record.rank, record.exit_code) == (rank, code)
+    assert said in f"{record.reason}\n{record.details}"
 
 
-def test_of_two_similar_failures_the_earlier_one_counts() -> None:
+def test_a_rank_that_joins_after_a_stop_request_receives_it() -> None:
     def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
-        coordinator.receive(failed(0, 1, "later", waiting=False, at=2.0))
-        coordinator.receive(failed(1, 7, "earlier", waiting=False, at=1.0))
+        coordinator.receive(StopRequest(signal=15, rank=0, node="n0"))
+        coordinator.receive(Joined(member=1, node="n1"))
+        assert broadcast.count(Stop()) == 2
+        coordinator.receive(Done(rank=0, code=75, generation=1))
+        coordinator.receive(Done(rank=1, code=75, generation=1))
 
-    assert decided(send)[0].reason == "earlier"
-
-
-def test_supervisor_that_is_gone_fails_the_run() -> None:
-    record, _ = decided(
-        lambda coordinator, broadcast: coordinator.receive(
-            Lost(member=1, node="n1", reason="its connection closed")
-        )
-    )
-    assert (record.rank, record.exit_code) == (1, 1)
-    assert "its supervisor is gone: its connection closed" in record.reason
-
-
-def test_node_that_reaches_nobody_names_itself() -> None:
-    record, _ = decided(
-        lambda coordinator, broadcast: coordinator.receive(Cut(member=0, node="n0", other="rank 1 on n1"))
-    )
-    assert (record.rank, record.node, record.exit_code) == (0, "n0", 1)
-    assert record.reason == "its node has lost the network: it can no longer reach rank 1 on n1"
-
-
-def test_rank_that_stays_behind_when_others_are_done_is_timed_out() -> None:
-    record, broadcast = decided(
-        lambda coordinator, broadcast: coordinator.receive(Done(rank=0, code=0, generation=1))
-    )
-    assert record.exit_code == 124
-    assert "timeouts.shutdown_s" in record.reason
-    assert Collect() in broadcast
-
-
-def test_preempted_run_ends_with_75_even_if_a_rank_stays_behind() -> None:
-    assert (
-        decided(lambda coordinator, broadcast: coordinator.receive(Done(rank=1, code=75, generation=1)))[
-            0
-        ].exit_code
-        == 75
-    )
+    assert decided(send)[0].exit_code == 75
 
 
 def test_late_rank_makes_a_diagnosis_of_all(tmp_path: Path) -> None:
@@ -149,15 +183,6 @@ def test_late_rank_makes_a_diagnosis_of_all(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "diagnosis.json").read_text())
     assert (found["exit_code"], found["late"], len(found["ranks"])) == (124, [1], 3)
     assert json.loads((tmp_path / "exit.json").read_text())["exit_code"] == 124
-
-
-def test_the_run_ends_even_if_no_supervisor_answers(monkeypatch: Any) -> None:
-    monkeypatch.setattr("trainer.supervise.coordinate.report_collection.ANSWER_S", 0.2)
-    record, _ = decided(
-        lambda coordinator, broadcast: coordinator.receive(Late(what="init lasts too long", generation=1))
-    )
-    assert record.exit_code == 124
-    assert "rank 0 on n0: its supervisor does not answer" in record.details
 
 
 def test_repeated_signal_is_one_request_and_a_later_one_leaves_at_once(monkeypatch: Any) -> None:
@@ -216,43 +241,6 @@ def test_a_signal_before_a_supervisor_joined_is_its_first(
         return joins_and_asks()
 
     assert decided(send, limits=replace(LIMITS, checkpoint_s=60.0))[0].exit_code == code
-
-
-def test_a_stop_request_that_ranks_ignore_times_out() -> None:
-    record, _ = decided(
-        lambda coordinator, broadcast: coordinator.receive(StopRequest(signal=15, rank=0, node="n0"))
-    )
-    assert record.exit_code == 124
-    assert "the run was asked to stop and had not ended after 0.6 s" in record.reason
-
-
-def test_the_reason_of_a_stopped_run_is_the_rank_s_own() -> None:
-    def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
-        for rank in (0, 1):
-            coordinator.receive(
-                Done(rank=rank, code=75, reason="asked to stop during an evaluation", generation=1)
-            )
-
-    assert decided(send)[0].reason == "asked to stop during an evaluation"
-
-
-def test_a_rank_that_joins_after_a_stop_request_receives_it() -> None:
-    def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
-        coordinator.receive(StopRequest(signal=15, rank=0, node="n0"))
-        coordinator.receive(Joined(member=1, node="n1"))
-        assert broadcast.count(Stop()) == 2
-        coordinator.receive(Done(rank=0, code=75, generation=1))
-        coordinator.receive(Done(rank=1, code=75, generation=1))
-
-    assert decided(send)[0].exit_code == 75
-
-
-def test_a_signal_that_a_user_repeats_ends_the_run_at_once() -> None:
-    def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
-        for again in (False, True):
-            coordinator.receive(StopRequest(signal=2, rank=0, node="n0", again=again))
-
-    assert decided(send, limits=replace(LIMITS, checkpoint_s=60.0))[0].exit_code == 130
 
 
 def test_stop_before_the_first_step_is_done_waits_for_no_rank_once_all_can_hear_of_it() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.support import clock
 from tests.support.stub_actions import StubActions
-from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.errors import EXIT_START_AGAIN
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
@@ -24,8 +23,6 @@ from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.coordinate.states import State
 from trainer.supervise.limits import Limits
 from trainer.supervise.messages import (
-    Collect,
-    CollectStacks,
     Cut,
     Done,
     Ended,
@@ -38,8 +35,6 @@ from trainer.supervise.messages import (
     Message,
     Progress,
     Regroup,
-    Report,
-    Stack,
     Start,
     Stop,
     StopRequest,
@@ -117,6 +112,12 @@ def failed(rank: int, generation: int = 1, *, code: int = 1, step: int = 6, caus
     return Failed(generation=generation, waiting=False, step=step, record=record)
 
 
+def checkpoint(folder: Path, step: int) -> None:
+    whole = folder / "checkpoints" / f"step-{step:08d}"
+    whole.mkdir(parents=True)
+    (whole / "manifest.json").touch()
+
+
 def play(story: Story, work: Callable[[Story, Coordinator], Awaitable[None]]) -> None:
     async def told() -> None:
         await work(story, story.begin())
@@ -125,8 +126,7 @@ def play(story: Story, work: Callable[[Story, Coordinator], Awaitable[None]]) ->
 
 
 def test_ranks_are_ended_first_and_started_when_all_have_ended(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").touch()
+    checkpoint(tmp_path, 4)
     (tmp_path / "checkpoints" / "step-00000009").mkdir()  # not whole
 
     async def work(story: Story, its: Coordinator) -> None:
@@ -204,25 +204,6 @@ def test_lines_about_a_fault_after_a_restart_name_its_generation(tmp_path: Path)
     play(Story(limits=replace(LIMITS, run_folder=str(tmp_path))), work)
 
 
-def test_late_rank_is_restarted_and_leaves_its_diagnosis_with_the_restart(tmp_path: Path) -> None:
-    async def work(story: Story, its: Coordinator) -> None:
-        its.receive(Late(what="step lasts too long", generation=1))
-        await story.until(lambda: Collect in story.kinds())
-        for found in (WAITING, COMPUTING):
-            its.receive(Report(report=found, generation=1))
-        await story.until(lambda: CollectStacks in story.kinds())
-        for rank in (0, 1):
-            its.receive(Stack(rank=rank, stack=f"stack of {rank}", generation=1))
-        await story.restarted(2)
-        (restart,) = json.loads((tmp_path / "restarts.json").read_text())["restarts"]
-        assert restart["cause"] == "timed out: step lasts too long"
-        assert (restart["rank"], restart["step"]) == (1, COMPUTING.step)
-        assert "stack of 1" in restart["details"]
-        assert not (tmp_path / "diagnosis.json").exists()
-
-    play(Story(limits=replace(LIMITS, run_folder=str(tmp_path))), work)
-
-
 @pytest.mark.parametrize(
     ("story", "message"),
     [
@@ -246,18 +227,6 @@ def test_what_no_restart_helps_against_ends_the_run(story: Story, message: Messa
         assert story.kinds() == []
 
     play(story, work)
-
-
-def test_rank_that_fails_after_a_request_to_stop_ends_the_run_as_before() -> None:
-    """As one that cannot save: it would fail in each later start, too."""
-
-    async def work(story: Story, its: Coordinator) -> None:
-        its.receive(StopRequest(signal=15, rank=0, node="n0"))
-        its.receive(failed(1))
-        assert (await story.ended()).exit_code == 1
-        assert story.kinds() == [Stop]
-
-    play(Story(), work)
 
 
 @pytest.mark.parametrize(("saving", "code"), [(False, 75), (True, 1)])
@@ -330,32 +299,6 @@ def test_signals_of_a_launcher_that_ends_all_after_a_loss_during_a_restart_are_n
     play(Story(limits=replace(LIMITS, backoff_s=5.0, max_restarts=5), starts_again="lost"), work)
 
 
-def test_first_steps_of_a_later_generation_may_fail() -> None:
-    async def work(story: Story, its: Coordinator) -> None:
-        its.receive(failed(1))
-        await story.restarted(2)
-        story.begun = False
-        its.receive(failed(0, 2, step=0))
-        await story.restarted(3)
-        assert "restart 2 of 2" in story.lines[1]
-        its.receive(failed(1, 3, step=0))
-        end = await story.ended()
-        assert "2 restarts without a new checkpoint in between are all" in end.reason
-        assert len(end.restarts) == 2
-
-    play(Story(), work)
-
-
-def test_same_fault_at_the_same_step_ends_the_run() -> None:
-    async def work(story: Story, its: Coordinator) -> None:
-        its.receive(failed(1))
-        await story.restarted(2)
-        its.receive(failed(1, 2))
-        assert "the same fault at the same step 2 times in a row" in (await story.ended()).reason
-
-    play(Story(), work)
-
-
 def test_run_goes_on_without_a_supervisor_that_has_never_joined() -> None:
     """A rank hangs, since it waits for one whose supervisor may still come until init_s."""
 
@@ -370,48 +313,12 @@ def test_run_goes_on_without_a_supervisor_that_has_never_joined() -> None:
     play(Story(ranks=3, keeps_going=True, fewest=2), work)
 
 
-def test_stop_while_ranks_are_being_ended_leaves_with_75() -> None:
-    async def work(story: Story, its: Coordinator) -> None:
-        its.receive(failed(1))
-        await story.until(lambda: Regroup in story.kinds())
-        its.receive(StopRequest(signal=15, rank=0, node="n0"))
-        end = await story.ended()
-        assert (end.exit_code, end.rank) == (75, 0)
-        assert "asked to stop during a restart" in end.reason
-        its.receive(Ended(member=0, generation=2))
-        its.receive(Ended(member=1, generation=2))
-        await asyncio.sleep(0.2)
-        assert story.kinds() == [Regroup], "no rank starts"
-        assert len(story.records) == 1
-
-    play(Story(obedient=False), work)
-
-
-def test_stop_while_ranks_start_again_lets_them_save_what_is_in_memory() -> None:
-    async def work(story: Story, its: Coordinator) -> None:
-        its.receive(failed(1))
-        await story.until(lambda: Regroup in story.kinds())
-        for rank in (0, 1):
-            its.receive(Ended(2, rank, in_memory=8))
-        await story.restarted(2)
-        story.begun = False  # they read their state from memory
-        its.receive(StopRequest(signal=15, rank=0, node="n0"))
-        await asyncio.sleep(0.2)
-        assert (story.kinds()[-1], story.records) == (Stop, [])
-        for rank in (0, 1):
-            its.receive(Done(rank=rank, code=75, reason="asked to stop: step 8 is saved", generation=2))
-        assert (await story.ended()).reason == "asked to stop: step 8 is saved"
-
-    play(Story(obedient=False), work)
-
-
-@pytest.mark.parametrize("kept", [0, 4])
-def test_stop_while_ranks_start_again_waits_for_none_if_the_checkpoint_has_all(
+@pytest.mark.parametrize("kept", [0, 4, 8])
+def test_stop_while_ranks_start_again_waits_only_if_memory_has_more_than_the_checkpoint(
     kept: int, tmp_path: Path
 ) -> None:
     """Ranks may take minutes to their first step, with nothing to save."""
-    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").touch()
+    checkpoint(tmp_path, 4)
 
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(1))
@@ -419,10 +326,14 @@ def test_stop_while_ranks_start_again_waits_for_none_if_the_checkpoint_has_all(
         for rank in (0, 1):
             its.receive(Ended(2, rank, in_memory=kept))
         await story.restarted(2)
-        story.begun = False
+        story.begun = False  # they read their state from memory
         its.receive(StopRequest(signal=15, rank=0, node="n0"))
-        assert (await story.ended()).exit_code == 75
-        assert Stop not in story.kinds()
+        await asyncio.sleep(0.2)
+        assert (Stop in story.kinds()) is (not story.records) is (kept == 8)
+        for rank in (0, 1):
+            its.receive(Done(rank=rank, code=75, reason="asked to stop: step 8 is saved", generation=2))
+        end = await story.ended()
+        assert (end.exit_code, end.reason == "asked to stop: step 8 is saved") == (75, kept == 8)
 
     play(Story(limits=replace(LIMITS, run_folder=str(tmp_path)), obedient=False), work)
 
@@ -452,19 +363,6 @@ def test_supervisor_that_is_lost_while_ranks_are_being_ended_ends_the_run() -> N
     play(Story(obedient=False), work)
 
 
-@pytest.mark.parametrize(("keeps_going", "cause"), [(True, "its supervisor is gone"), (False, "reset")])
-def test_lost_supervisor_comes_first_unless_the_launcher_ends_all_after_a_failure(
-    keeps_going: bool, cause: str
-) -> None:
-    async def work(story: Story, its: Coordinator) -> None:
-        its.receive(failed(0, cause="connection reset"))
-        its.receive(Lost(member=1, node="n1", reason="its connection closed"))
-        await story.until(lambda: story.lines or story.records)
-        assert cause in [*story.lines, *(record.reason for record in story.records)][0]
-
-    play(Story(keeps_going=keeps_going), work)
-
-
 def test_rank_that_does_not_end_ends_the_run_with_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "REGROUP_S", 0.3)
 
@@ -486,16 +384,6 @@ def test_ranks_that_cannot_meet_again_end_the_run_with_the_first_cause() -> None
         assert "no restart, since the ranks cannot meet again: no free port" in end.reason
 
     play(Story(no_port=True), work)
-
-
-def test_killed_rank_comes_before_what_failed_because_of_it() -> None:
-    async def work(story: Story, its: Coordinator) -> None:
-        its.receive(failed(0, cause="connection reset"))
-        its.receive(replace(failed(1), killed=True))
-        await story.restarted(2)
-        assert "rank 1 on n1: killed;" in story.lines[0]
-
-    play(Story(), work)
 
 
 def test_restart_counts_seconds_until_a_step_that_no_generation_had_done(tmp_path: Path) -> None:
@@ -573,9 +461,7 @@ async def lose_twice(story: Story, its: Coordinator, *steps: int, joined: bool =
 def with_a_spare(tmp_path: Path, saved: int) -> Story:
     """A run of one rank, on n0, with a spare on n1, and a checkpoint of step `saved`, or none."""
     if saved:
-        checkpoint = tmp_path / "checkpoints" / f"step-{saved:08d}"
-        checkpoint.mkdir(parents=True)
-        (checkpoint / "manifest.json").touch()
+        checkpoint(tmp_path, saved)
     limits = replace(LIMITS, run_folder=str(tmp_path), max_restarts=9)
     return Story(limits=limits, obedient=False, keeps_going=True, ranks=1)
 
@@ -607,18 +493,14 @@ def test_checkpoint_serves_if_only_a_node_without_a_rank_has_a_newer_step(
     play(with_a_spare(tmp_path, saved), work)
 
 
-def test_line_and_record_say_the_newest_step_that_a_node_has_in_memory(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").touch()
-
+@pytest.mark.parametrize(("keeps_going", "cause"), [(True, "its supervisor is gone"), (False, "reset")])
+def test_lost_supervisor_comes_first_unless_the_launcher_ends_all_after_a_failure(
+    keeps_going: bool, cause: str
+) -> None:
     async def work(story: Story, its: Coordinator) -> None:
-        its.receive(failed(1))
-        await story.until(lambda: Regroup in story.kinds())
-        for rank, step in ((0, 5), (1, 0)):
-            its.receive(Ended(member=rank, generation=2, in_memory=step))
-        await story.restarted(2)
-        assert story.lines[0].endswith("all ranks go on from step 5")
-        (record,) = json.loads((tmp_path / "restarts.json").read_text())["restarts"]
-        assert record["from_step"] == 5
+        its.receive(failed(0, cause="connection reset"))
+        its.receive(Lost(member=1, node="n1", reason="its connection closed"))
+        await story.until(lambda: story.lines or story.records)
+        assert cause in [*story.lines, *(record.reason for record in story.records)][0]
 
-    play(Story(limits=replace(LIMITS, run_folder=str(tmp_path)), obedient=False), work)
+    play(Story(keeps_going=keeps_going), work)

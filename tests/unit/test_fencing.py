@@ -69,19 +69,3 @@ def test_what_was_claimed_for_no_world_holds_for_each() -> None:
 
     fenced(folder := Folder(), story)
     assert list(folder.claims) == [2]
-
-
-@pytest.mark.parametrize(
-    ("world", "goes_on"), [(WHOLE, True), (WorldPlan(((1, "b"),)), False), (None, False)]
-)
-def test_the_claim_of_another_holds_unless_it_needs_this_member(
-    world: WorldPlan | None, goes_on: bool
-) -> None:
-    its = GenerationClaim("", 2, 1, "b", world=world.to_text() if world else "")
-
-    async def story(fence: Fence, generation: GenerationState) -> None:
-        assert await fence.is_ours(generation, WITHOUT_2) is goes_on
-
-    fenced(folder := Folder(claims={2: its}), story)
-    assert list(folder.claims) == ([2, 3] if goes_on else [2])
-    assert folder.left == ([] if goes_on else ["supervisor 1 on b"])

@@ -109,20 +109,6 @@ def test_failure_of_a_megabyte_is_cut_and_does_not_look_like_a_lost_supervisor(t
     assert (end["details"][:9], end["details"][-7:]) == ("Traceback", "its end")
 
 
-def test_spare_node_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, spares=1)
-
-    async def story() -> None:
-        await world.start()
-        assert world.world() == {number: number for number in range(6)}
-        world.lose(2, 3)
-        await world.agreed(2, 6)
-        assert sorted(world.world()) == [0, 1, 4, 5, 6, 7]
-        await world.end()
-
-    play(story)
-
-
 def test_lost_coordinator_is_followed_by_one_of_another_node(tmp_path: Path) -> None:
     world = four_nodes(tmp_path, limits=FEWER)
 
@@ -465,22 +451,6 @@ def test_next_coordinator_counts_on_though_the_run_folder_answers_late(
     assert "all that recovery.max_restarts allows" in record(world, "exit.json")["reason"]
 
 
-def test_claim_of_a_dead_coordinator_is_passed_over_though_the_run_folder_answers_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late(monkeypatch, "newest_claim")
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        claim_second(world, 0, "n0")
-        world.lose(0)
-        await world.agreed(3, 7)
-        assert await world.end() == [0] * 7
-
-    play(story)
-
-
 def test_take_over_with_a_slow_run_folder_blames_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,9 +506,12 @@ def test_supervisor_that_continues_after_the_end_of_the_run_leaves(tmp_path: Pat
     assert record(world, "exit.json")["exit_code"] == 75
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["", "the run folder answers late"])
 def test_claim_of_a_coordinator_that_died_before_it_started_the_generation_is_passed_over(
-    tmp_path: Path,
+    tmp_path: Path, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if is_late:
+        late(monkeypatch, "newest_claim")
     world = four_nodes(tmp_path, limits=FEWER)
 
     async def story() -> None:

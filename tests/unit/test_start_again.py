@@ -424,19 +424,6 @@ def test_restarts_that_name_no_node_speak_against_none(tmp_path: Path) -> None:
     assert [restart["node"] for restart in end.restarts] == ["", "", ""]
 
 
-def test_a_lost_supervisor_is_no_end_where_the_launcher_starts_all_again(tmp_path: Path) -> None:
-    async def work(starts_again: str) -> ExitRecord:
-        story = Story(tmp_path / starts_again, starts_again=starts_again)
-        story.its.receive(lost(1))
-        story.its.receive(StopRequest(signal=15, rank=0, node="n0"))  # MPI's own, to all others
-        return await story.ended()
-
-    (tmp_path / "lost").mkdir()
-    assert clock.run(work("lost")).exit_code == EXIT_START_AGAIN
-    assert asked_after(tmp_path / "lost", "now", 1) == 2
-    assert clock.run(work("")).exit_code == EXIT_FAILED
-
-
 @pytest.mark.parametrize("outside", [False, True])
 def test_a_persons_stop_between_generations_counts_where_mpi_signals_all(
     tmp_path: Path, outside: bool

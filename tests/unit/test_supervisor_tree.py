@@ -122,21 +122,6 @@ def test_broken_connection_and_silence_are_told_to_the_root() -> None:
     in_loop(story())
 
 
-def test_children_notice_that_the_root_is_gone() -> None:
-    async def story() -> None:
-        trees, _ = await grown(rendezvous(), ["a", "b"])
-        gone: list[Message] = []
-        trees[1].from_above = gone.append
-        await trees[0].leave()
-        await until(lambda: gone)
-        assert gone == [
-            Orphaned(member=0, node="a", reason="its connection closed", cut=False, relayed=False)
-        ]
-        await trees[1].leave()
-
-    in_loop(story())
-
-
 def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> None:
     its = clock.Clock()
 
@@ -154,12 +139,14 @@ def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> No
 def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
     async def story() -> None:
         trees, _ = await grown(rendezvous(), ["a", "b", "b"])
-        heard: list[Message] = []
-        trees[2].from_above = heard.append
+        heard: dict[int, list[Message]] = {1: [], 2: []}
+        for rank, its in heard.items():
+            trees[rank].from_above = its.append
         trees[0].ending = True
         await trees[0].leave()
-        await until(lambda: heard)
-        assert heard[0] == Orphaned(0, "a", "its connection closed", relayed=True)
+        await until(lambda: all(heard.values()))
+        assert heard[1] == [Orphaned(0, "a", "its connection closed", cut=False, relayed=False)]
+        assert heard[2][0] == Orphaned(0, "a", "its connection closed", relayed=True)
         await left(trees[1:])
 
     in_loop(story())
@@ -324,17 +311,6 @@ def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss(
 
 def test_a_stop_request_says_if_no_supervisor_is_there() -> None:
     assert not send_stop_request(rendezvous(), 15)
-
-
-def test_joining_fails_if_the_root_never_comes() -> None:
-    async def story() -> None:
-        place = rendezvous()
-        tree = Tree(place, 1, "b", 60.0)
-        with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}"):
-            await tree.join(0.5)
-        await tree.leave()
-
-    in_loop(story())
 
 
 def test_call_that_a_dying_root_cuts_off_is_repeated_before_its_death_is_in_doubt() -> None:

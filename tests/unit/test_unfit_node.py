@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.stub_world import LIMITS, StubWorld, play
-from trainer.errors import UnfitNode
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
 from trainer.supervise.coordinate.membership import Membership, exclusions_text
 
@@ -49,22 +48,25 @@ def end_of(world: StubWorld) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("keys", "size", "said"),
+    ("keys", "begun", "said"),
     [
-        ({"spares": 1}, 6, "all ranks start again from the beginning"),
-        ({"limits": FEWER}, 6, "6 ranks of 8 start again from the beginning"),
+        ({"spares": 1}, True, "all ranks start again from the beginning"),
+        ({"limits": FEWER}, True, "6 ranks of 8 start again from the beginning"),
+        ({"spares": 1}, False, "all ranks start again from the beginning"),
     ],
-    ids=["spare", "fewer"],
+    ids=["spare", "fewer", "spare at the first start"],
 )
-def test_at_a_restart_a_generation_starts_without_the_node(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], keys: dict[str, Any], size: int, said: str
+def test_a_generation_starts_without_the_node(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], keys: dict[str, Any], begun: bool, said: str
 ) -> None:
     world = four_nodes(tmp_path, **keys)
 
     async def story() -> None:
         await world.start()
+        if not begun:
+            begin_nothing(world)
         refuse(world, "n1", tmp_path)
-        await world.agreed(2, size)
+        await world.agreed(2, 6)
         assert sorted({world.nodes[member] for member in world.world()}) == ["n0", "n2", "n3"]
         await world.end()
 
@@ -75,23 +77,6 @@ def test_at_a_restart_a_generation_starts_without_the_node(
     (row,) = restart["left_out"]
     assert (row["node"], row["kind"]) == ("n1", "unfit")
     assert exclusions_text([row]) == ["node n1: it has failed the preflight"]
-
-
-def test_at_the_first_start_a_spare_takes_its_place(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    world = four_nodes(tmp_path, spares=1)
-
-    async def story() -> None:
-        await world.start()
-        begin_nothing(world)
-        refuse(world, "n1", tmp_path)
-        await world.agreed(2, 6)
-        assert sorted(world.world()) == [0, 1, 4, 5, 6, 7]
-        await world.end()
-
-    play(story)
-    assert f"{SAID}all ranks start again from the beginning; {WITHOUT}" in capfd.readouterr().err
 
 
 def test_at_the_first_start_fewer_ranks_do_not_take_its_place(tmp_path: Path) -> None:
@@ -141,8 +126,3 @@ def test_unfit_node_is_no_part_of_a_world_however_small_that_is() -> None:
     assert world.numbers == (2, 3), "a node that is only slow is better than none"
     its.exclude("n1", "unfit", "it has failed the preflight")
     assert its.next_world() is None
-
-
-def test_error_names_the_node() -> None:
-    error = UnfitNode("rank 2 on n1: wrong", "n1")
-    assert (str(error), error.node) == ("rank 2 on n1: wrong", "n1")
