@@ -115,18 +115,15 @@ def rows(folder: Path) -> list[dict[str, object]]:
     return found
 
 
-def test_after_a_fault_all_supervisors_leave_and_ask_to_be_started_again(tmp_path: Path) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="always")
-        story.its.receive(failed(1, 1))
-        while not story.said:
-            await asyncio.sleep(0.01)
-        assert story.said == [Regroup(generation=2)]
-        for rank in (0, 1):
-            story.its.receive(Ended(member=rank, generation=2))
-        assert (await story.ended()).exit_code == EXIT_START_AGAIN
-
-    clock.run(work())
+async def test_after_a_fault_all_supervisors_leave_and_ask_to_be_started_again(tmp_path: Path) -> None:
+    story = Story(tmp_path, starts_again="always")
+    story.its.receive(failed(1, 1))
+    while not story.said:
+        await asyncio.sleep(0.01)
+    assert story.said == [Regroup(generation=2)]
+    for rank in (0, 1):
+        story.its.receive(Ended(member=rank, generation=2))
+    assert (await story.ended()).exit_code == EXIT_START_AGAIN
     assert asked_after(tmp_path, "now", 1) == 2
     assert asked_after(tmp_path, "now", 2) == 0
     assert asked_after(tmp_path, "another", 1) == 0
@@ -206,109 +203,94 @@ def test_same_fault_is_counted_though_mpi_killed_the_coordinators_that_saw_it(tm
 
 
 @pytest.mark.parametrize("moment", ["while ranks are being ended", "during the wait"])
-def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_again(
+async def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_again(
     moment: str, tmp_path: Path
 ) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="lost", backoff_s=600.0, max_restarts=4)
-        if moment == "during the wait":  # the first restart without a new step does not wait
-            story.its.receive(failed(0, 1, "first"))
-            await story.until_said(Regroup)
-            for rank in (0, 1):
-                story.its.receive(Ended(member=rank, generation=2))
-            await story.until_said(Start)
-            story.said.clear()
-        generation = 3 if moment == "during the wait" else 2
-        story.its.receive(failed(0, generation - 1))
+    story = Story(tmp_path, starts_again="lost", backoff_s=600.0, max_restarts=4)
+    if moment == "during the wait":  # the first restart without a new step does not wait
+        story.its.receive(failed(0, 1, "first"))
         await story.until_said(Regroup)
-        story.its.receive(Ended(member=0, generation=generation))
-        if moment == "during the wait":
-            story.its.receive(Ended(member=1, generation=generation))
-            while len(rows(tmp_path)) < 2:
-                await asyncio.sleep(0.01)
-        story.its.receive(lost(1))
-        while "lost" not in [row["kind"] for row in rows(tmp_path)]:
+        for rank in (0, 1):
+            story.its.receive(Ended(member=rank, generation=2))
+        await story.until_said(Start)
+        story.said.clear()
+    generation = 3 if moment == "during the wait" else 2
+    story.its.receive(failed(0, generation - 1))
+    await story.until_said(Regroup)
+    story.its.receive(Ended(member=0, generation=generation))
+    if moment == "during the wait":
+        story.its.receive(Ended(member=1, generation=generation))
+        while len(rows(tmp_path)) < 2:
             await asyncio.sleep(0.01)
-        story.its.close()
-        assert not story.ends, "it waits before all leave, since this is the second restart at one step"
-        assert asked_after(tmp_path, "now", 1) == generation + 1
-        kinds = [(row["generation"], row["kind"], row["step"]) for row in rows(tmp_path)]
-        assert kinds[-2:] == [(generation, "fault", 6), (generation + 1, "lost", 5)]
+    story.its.receive(lost(1))
+    while "lost" not in [row["kind"] for row in rows(tmp_path)]:
+        await asyncio.sleep(0.01)
+    story.its.close()
+    assert not story.ends, "it waits before all leave, since this is the second restart at one step"
+    assert asked_after(tmp_path, "now", 1) == generation + 1
+    kinds = [(row["generation"], row["kind"], row["step"]) for row in rows(tmp_path)]
+    assert kinds[-2:] == [(generation, "fault", 6), (generation + 1, "lost", 5)]
 
-    clock.run(work())
 
-
-def test_supervisor_lost_a_moment_after_its_rank_lets_the_launcher_start_all_again(tmp_path: Path) -> None:
+async def test_supervisor_lost_a_moment_after_its_rank_lets_the_launcher_start_all_again(
+    tmp_path: Path,
+) -> None:
     """The kernel may kill both, one after the other, when memory runs out."""
-
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="lost")
-        story.its.receive(failed(1, 1))
-        story.its.receive(lost(1))
-        assert (await story.ended()).exit_code == EXIT_START_AGAIN
-
-    clock.run(work())
+    story = Story(tmp_path, starts_again="lost")
+    story.its.receive(failed(1, 1))
+    story.its.receive(lost(1))
+    assert (await story.ended()).exit_code == EXIT_START_AGAIN
     (row,) = rows(tmp_path)
     assert (row["cause"], row["kind"], row["step"]) == ("killed", "fault", 6)
 
 
-def test_rank_and_its_supervisor_lost_while_ranks_are_being_ended_are_one_fault(tmp_path: Path) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="lost", max_restarts=1)
-        story.its.receive(failed(1, 1))
-        await story.until_said(Regroup)
-        story.its.receive(Ended(member=0, generation=2))
-        story.its.receive(lost(1))
-        assert (await story.ended()).exit_code == EXIT_START_AGAIN
-        assert story.its._run.membership.excluded == {}
-
-    clock.run(work())
+async def test_rank_and_its_supervisor_lost_while_ranks_are_being_ended_are_one_fault(tmp_path: Path) -> None:
+    story = Story(tmp_path, starts_again="lost", max_restarts=1)
+    story.its.receive(failed(1, 1))
+    await story.until_said(Regroup)
+    story.its.receive(Ended(member=0, generation=2))
+    story.its.receive(lost(1))
+    assert (await story.ended()).exit_code == EXIT_START_AGAIN
+    assert story.its._run.membership.excluded == {}
     (row,) = rows(tmp_path)
     assert (row["generation"], row["kind"], row["step"]) == (3, "fault", 6)
     assert asked_after(tmp_path, "now", 1) == 3
 
 
 @pytest.mark.parametrize("in_memory", [0, 8])
-def test_supervisors_that_were_started_again_let_ranks_save_what_is_in_memory_before_they_stop(
+async def test_supervisors_that_were_started_again_let_ranks_save_what_is_in_memory_before_they_stop(
     in_memory: int, tmp_path: Path
 ) -> None:
-    async def work() -> None:
-        before = Story(tmp_path, starts_again="always", in_memory=in_memory)
-        before.its.receive(failed(1, 1))
-        await before.ended()
-        story = Story(tmp_path, starts_again="always", generation=2, in_memory=in_memory, has_begun=False)
-        await story.its.begin()
-        story.its.receive(StopRequest(15, 0, "n0"))
-        if in_memory:
-            await story.until_said(Stop)
-            assert not story.ends
-        else:
-            assert (await story.ended()).exit_code == 75
-
-    clock.run(work())
+    before = Story(tmp_path, starts_again="always", in_memory=in_memory)
+    before.its.receive(failed(1, 1))
+    await before.ended()
+    story = Story(tmp_path, starts_again="always", generation=2, in_memory=in_memory, has_begun=False)
+    await story.its.begin()
+    story.its.receive(StopRequest(15, 0, "n0"))
+    if in_memory:
+        await story.until_said(Stop)
+        assert not story.ends
+    else:
+        assert (await story.ended()).exit_code == 75
 
 
 @pytest.mark.parametrize("moment", ["before the decision", "while ranks are being ended"])
-def test_launcher_is_asked_in_the_moment_of_a_loss(
+async def test_launcher_is_asked_in_the_moment_of_a_loss(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MPI kills all half a second later."""
-
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="lost")
-        if moment == "before the decision":
-            monkeypatch.setattr(coordinator, "SETTLE_S", 1e6)
-            story.its.receive(replace(failed(1, 1), killed=False))
-        else:
-            story.its.receive(failed(0, 1))
-            await story.until_said(Regroup)
-            monkeypatch.setattr(RestartHistory, "saved_step", never)
-        story.its.receive(lost(1))
-        while asked_after(tmp_path, "now", 1) == 0:
-            await asyncio.sleep(0.01)
-        story.its.close()
-
-    clock.run(work())
+    story = Story(tmp_path, starts_again="lost")
+    if moment == "before the decision":
+        monkeypatch.setattr(coordinator, "SETTLE_S", 1e6)
+        story.its.receive(replace(failed(1, 1), killed=False))
+    else:
+        story.its.receive(failed(0, 1))
+        await story.until_said(Regroup)
+        monkeypatch.setattr(RestartHistory, "saved_step", never)
+    story.its.receive(lost(1))
+    while asked_after(tmp_path, "now", 1) == 0:
+        await asyncio.sleep(0.01)
+    story.its.close()
     assert asked_after(tmp_path, "now", 1) == (2 if moment == "before the decision" else 3)
 
 
@@ -361,43 +343,34 @@ def test_all_ranks_killed_at_once_are_counted_by_the_next_coordinator(tmp_path: 
     assert (word(tmp_path)["word"], word(tmp_path)["generation"]) == ("again-if-killed", "3")
 
 
-def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_killed(tmp_path: Path) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="always", has_begun=False)
-        await story.its.begin()
-        await asyncio.sleep(0.2)
-        story.its.close()
-
-    clock.run(work())
+async def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_killed(tmp_path: Path) -> None:
+    story = Story(tmp_path, starts_again="always", has_begun=False)
+    await story.its.begin()
+    await asyncio.sleep(0.2)
+    story.its.close()
     assert not word(tmp_path)
 
 
 @pytest.mark.parametrize("message", [StopRequest(12, 0, "n0"), Done(1, 0, 0)], ids=["stop", "done"])
-def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, message: Message) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="always")
-        await story.begin_and_ask()
-        story.its.receive(message)
-        while word(tmp_path).get("word") == "again-if-killed":
-            await asyncio.sleep(0.01)
-        story.its.close()
-
-    clock.run(work())
+async def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, message: Message) -> None:
+    story = Story(tmp_path, starts_again="always")
+    await story.begin_and_ask()
+    story.its.receive(message)
+    while word(tmp_path).get("word") == "again-if-killed":
+        await asyncio.sleep(0.01)
+    story.its.close()
     assert word(tmp_path).get("word") != "again-if-killed"
 
 
-def test_what_another_start_has_asked_for_is_not_withdrawn(
+async def test_what_another_start_has_asked_for_is_not_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="always")
-        await story.begin_and_ask()
-        another = Holder("n2", start="another")
-        monkeypatch.setattr("trainer.run.exit_files.who_holds", lambda folder: another)
-        await story.files.withdraw_start()
-        story.its.close()
-
-    clock.run(work())
+    story = Story(tmp_path, starts_again="always")
+    await story.begin_and_ask()
+    another = Holder("n2", start="another")
+    monkeypatch.setattr("trainer.run.exit_files.who_holds", lambda folder: another)
+    await story.files.withdraw_start()
+    story.its.close()
     assert word(tmp_path)["word"] == "again-if-killed"
 
 
@@ -492,31 +465,27 @@ def test_clipship_run_starts_mpirun_again_with_the_same_token(
     assert len({one[0] for one in seen}) == 1
 
 
-def test_the_end_names_the_bad_nodes_also_those_that_nobody_could_replace(tmp_path: Path) -> None:
+async def test_the_end_names_the_bad_nodes_also_those_that_nobody_could_replace(tmp_path: Path) -> None:
     """A batch script that queues the job again excludes them."""
-
-    async def work() -> None:
-        ends: list[ExitRecord] = []
-        membership = Membership(range(3), wanted=2, fewest=2)
-        its = Coordinator(
-            RunState(
-                (1, 2),
-                Limits(run_folder=str(tmp_path)),
-                ExitFiles(str(tmp_path), "now"),
-                StubActions(records=ends),
-                membership,
-                member=1,
-            )
+    ends: list[ExitRecord] = []
+    membership = Membership(range(3), wanted=2, fewest=2)
+    its = Coordinator(
+        RunState(
+            (1, 2),
+            Limits(run_folder=str(tmp_path)),
+            ExitFiles(str(tmp_path), "now"),
+            StubActions(records=ends),
+            membership,
+            member=1,
         )
-        for member in range(3):
-            its.receive(Joined(member=member, node=f"n{member}"))
-        for node in ("n0", "n2"):
-            membership.exclude(node, "condemned", "its network is slow")
-        its.receive(failed(0, 1))
-        while not ends:
-            await asyncio.sleep(0.01)
-
-    clock.run(work())
+    )
+    for member in range(3):
+        its.receive(Joined(member=member, node=f"n{member}"))
+    for node in ("n0", "n2"):
+        membership.exclude(node, "condemned", "its network is slow")
+    its.receive(failed(0, 1))
+    while not ends:
+        await asyncio.sleep(0.01)
     told = (tmp_path / WORD).read_text()
     assert "\nleft_out=n0\nleft_out=n2\n" in told, "as the batch script reads it"
     record = exit_record_of(tmp_path, "now")

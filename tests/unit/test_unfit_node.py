@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stub_world import LIMITS, StubWorld, play
+from tests.support.stub_world import LIMITS, StubWorld
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
 from trainer.supervise.coordinate.membership import Membership, exclusions_text
 
@@ -56,21 +56,17 @@ def end_of(world: StubWorld) -> dict[str, Any]:
     ],
     ids=["spare", "fewer", "spare at the first start"],
 )
-def test_a_generation_starts_without_the_node(
+async def test_a_generation_starts_without_the_node(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], keys: dict[str, Any], begun: bool, said: str
 ) -> None:
     world = four_nodes(tmp_path, **keys)
-
-    async def story() -> None:
-        await world.start()
-        if not begun:
-            begin_nothing(world)
-        refuse(world, "n1", tmp_path)
-        await world.agreed(2, 6)
-        assert sorted({world.nodes[member] for member in world.world()}) == ["n0", "n2", "n3"]
-        await world.end()
-
-    play(story)
+    await world.start()
+    if not begun:
+        begin_nothing(world)
+    refuse(world, "n1", tmp_path)
+    await world.agreed(2, 6)
+    assert sorted({world.nodes[member] for member in world.world()}) == ["n0", "n2", "n3"]
+    await world.end()
     assert f"{SAID}{said}; {WITHOUT}" in capfd.readouterr().err
     (restart,) = end_of(world)["restarts"]
     assert (restart["kind"], restart["rank"], restart["node"]) == ("unfit", 2, "n1")
@@ -79,37 +75,29 @@ def test_a_generation_starts_without_the_node(
     assert exclusions_text([row]) == ["node n1: it has failed the preflight"]
 
 
-def test_at_the_first_start_fewer_ranks_do_not_take_its_place(tmp_path: Path) -> None:
+async def test_at_the_first_start_fewer_ranks_do_not_take_its_place(tmp_path: Path) -> None:
     world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        begin_nothing(world)
-        refuse(world, "n1", tmp_path)
-        for node in list(world.members.values()):
-            assert await node.task == 1
-
-    play(story)
+    await world.start()
+    begin_nothing(world)
+    refuse(world, "n1", tmp_path)
+    for node in list(world.members.values()):
+        assert await node.task == 1
     end = end_of(world)
     assert (end["exit_code"], end["rank"], end["node"], end["unfit"]) == (1, 2, "n1", "n1")
     assert end["reason"].startswith(WHY)
     assert not end["restarts"]
 
 
-def test_unfit_node_is_left_out_by_a_later_coordinator_too(tmp_path: Path) -> None:
+async def test_unfit_node_is_left_out_by_a_later_coordinator_too(tmp_path: Path) -> None:
     """It reads that in restarts.json."""
     world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        refuse(world, "n1", tmp_path)
-        await world.agreed(2, 6)
-        world.lose(0, 1)
-        await world.agreed(3, 4)
-        assert sorted(world.world()) == [4, 5, 6, 7]
-        await world.end()
-
-    play(story)
+    await world.start()
+    refuse(world, "n1", tmp_path)
+    await world.agreed(2, 6)
+    world.lose(0, 1)
+    await world.agreed(3, 4)
+    assert sorted(world.world()) == [4, 5, 6, 7]
+    await world.end()
 
 
 def test_unfit_node_is_no_part_of_a_world_however_small_that_is() -> None:
