@@ -56,6 +56,7 @@ class Story(StubActions):
     no_port: bool = False
     keeps_going: bool = False
     starts_again: str = ""
+    generation: int = 1
     ranks: int = 2
     fewest: int = 0
 
@@ -69,6 +70,7 @@ class Story(StubActions):
                 Membership(range(2), self.ranks, self.fewest or self.ranks, (self.fewest, self.ranks)),
                 keeps_going=self.keeps_going,
                 starts_again=self.starts_again,
+                generation=self.generation,
             )
         )
         for rank in (0, 1):
@@ -92,6 +94,9 @@ class Story(StubActions):
     async def until(self, arrived: Callable[[], object]) -> None:
         while not arrived():
             await asyncio.sleep(0.01)
+
+    async def until_said(self, kind: type[Message]) -> None:
+        await self.until(lambda: kind in self.kinds())
 
     async def regrouped(self, generation: int) -> None:
         await self.until(lambda: Regroup(generation) in self.said)
@@ -126,7 +131,7 @@ async def test_ranks_are_ended_first_and_started_when_all_have_ended(tmp_path: P
     (tmp_path / "checkpoints" / "step-00000009").mkdir()  # not whole
     story, its = begun(Story(limits=replace(LIMITS, run_folder=str(tmp_path)), obedient=False))
     its.receive(failed(1))
-    await story.until(lambda: Regroup in story.kinds())
+    await story.until_said(Regroup)
     await asyncio.sleep(0.2)
     its.receive(Ended(member=1, generation=2))
     await asyncio.sleep(0.2)
@@ -280,7 +285,7 @@ async def test_run_goes_on_without_a_supervisor_that_has_never_joined() -> None:
     """A rank hangs, since it waits for one whose supervisor may still come until init_s."""
     story, its = begun(Story(ranks=3, keeps_going=True, fewest=2))
     its.receive(Late(what="step, step 7 lasts longer than 12 s", generation=1))
-    await story.until(lambda: Regroup in story.kinds())
+    await story.until_said(Regroup)
     its.receive(Ended(member=2, generation=2))  # its own `Joined` is still on its way
     await story.until(lambda: Start in story.kinds() or story.records)
     (start,) = (message for message in story.said if isinstance(message, Start))
@@ -295,7 +300,7 @@ async def test_stop_while_ranks_start_again_waits_only_if_memory_has_more_than_t
     checkpoint(tmp_path, 4)
     story, its = begun(Story(limits=replace(LIMITS, run_folder=str(tmp_path)), obedient=False))
     its.receive(failed(1))
-    await story.until(lambda: Regroup in story.kinds())
+    await story.until_said(Regroup)
     for rank in (0, 1):
         its.receive(Ended(2, rank, in_memory=kept))
     await story.restarted(2)
@@ -323,7 +328,7 @@ async def test_stop_during_the_wait_before_a_restart_leaves_with_75() -> None:
 async def test_supervisor_that_is_lost_while_ranks_are_being_ended_ends_the_run() -> None:
     story, its = begun(Story(obedient=False))
     its.receive(failed(0))
-    await story.until(lambda: Regroup in story.kinds())
+    await story.until_said(Regroup)
     its.receive(Lost(member=1, node="n1", reason="it has been silent for 6 s"))
     end = await story.ended()
     assert (end.rank, end.exit_code) == (1, 1)
@@ -336,7 +341,7 @@ async def test_rank_that_does_not_end_ends_the_run_with_the_first_cause(
     monkeypatch.setattr(recovery, "REGROUP_S", 0.3)
     story, its = begun(Story(obedient=False))
     its.receive(failed(1, code=7))
-    await story.until(lambda: Regroup in story.kinds())
+    await story.until_said(Regroup)
     its.receive(Ended(member=1, generation=2))
     end = await story.ended()
     assert (end.rank, end.exit_code) == (1, 7)
