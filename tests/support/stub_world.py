@@ -209,3 +209,10 @@ class StubWorld:
 async def until(condition: Callable[[], object], step_s: float = 0.02) -> None:
     while not condition():
         await asyncio.sleep(step_s)
+
+
+async def four_nodes(folder: Path, **keys: Any) -> StubWorld:
+    """Starts eight supervisors on four nodes."""
+    world = StubWorld([f"n{member // 2}" for member in range(8)], folder, **keys)
+    await world.start()
+    return world

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.support.stub_world import LIMITS, StubWorld, until
+from tests.support.stub_world import LIMITS, StubWorld, four_nodes, until
 from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
@@ -21,11 +21,6 @@ from trainer.supervise.rank.own_rank import OwnRank
 from trainer.world.condemned import condemn
 
 FEWER = replace(LIMITS, min_nodes=1)
-
-
-def four_nodes(folder: Path, **keys: Any) -> StubWorld:
-    """Eight supervisors on four nodes."""
-    return StubWorld([f"n{member // 2}" for member in range(8)], folder, **keys)
 
 
 def claim_second(world: StubWorld, member: int, node: str, its_world: str = "") -> None:
@@ -41,8 +36,7 @@ def record(world: StubWorld, name: str) -> Any:
 
 
 async def test_lost_supervisor_leaves_fewer_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     world.lose(2)
     await world.agreed(2, 7)
     assert world.world() == {0: 0, 1: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6}
@@ -72,8 +66,7 @@ async def test_lost_supervisor_leaves_fewer_ranks(tmp_path: Path, capfd: pytest.
 async def test_world_that_cannot_train_the_job_is_passed_over(
     tmp_path: Path, limits: dict[str, Any], ranks: dict[int, int]
 ) -> None:
-    world = four_nodes(tmp_path, limits=replace(FEWER, **limits))
-    await world.start()
+    world = await four_nodes(tmp_path, limits=replace(FEWER, **limits))
     world.lose(2)
     await world.agreed(2, len(ranks))
     assert world.world() == ranks
@@ -81,8 +74,7 @@ async def test_world_that_cannot_train_the_job_is_passed_over(
 
 
 async def test_failure_of_a_megabyte_is_cut_and_does_not_look_like_a_lost_supervisor(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, limits=replace(LIMITS, same_fault_limit=1))
-    await world.start()
+    world = await four_nodes(tmp_path, limits=replace(LIMITS, same_fault_limit=1))
     stub = world.members[5].rank
     assert stub is not None
     stub.folder = tmp_path / "rank"
@@ -98,8 +90,7 @@ async def test_failure_of_a_megabyte_is_cut_and_does_not_look_like_a_lost_superv
 
 
 async def test_lost_coordinator_is_followed_by_one_of_another_node(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     world.fail(5)
     await world.agreed(2, 8)
     await asyncio.sleep(1.5)  # the roster of this generation travels
@@ -120,8 +111,7 @@ async def test_lost_coordinator_is_followed_by_one_of_another_node(tmp_path: Pat
 async def test_request_to_stop_that_a_lost_coordinator_had_got_is_not_lost(
     tmp_path: Path, member: int
 ) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     asked = world.members[member].supervisor
     tree = asked._context.tree
     assert tree is not None
@@ -137,8 +127,7 @@ async def test_machine_that_refuses_calls_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "ORPHANS_S", 1e6)
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     world.lose(2, 3)  # 3 is below 2, and nobody else would notice that it is gone, too
     await world.agreed(2, 6)
     await until(lambda: world.knows(6))
@@ -158,8 +147,7 @@ async def test_supervisor_that_may_live_is_waited_for(
         return False
 
     monkeypatch.setattr(coordinator_host, "is_refused", is_refused)
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     world.lose(2, 3)
     await until(lambda: asked)
     await until(lambda: all(node.rank is None for node in world.members.values()))
@@ -174,14 +162,13 @@ async def test_rank_0_that_is_lost_before_it_answers_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "REGROUP_S", 1e6)
-    world = four_nodes(tmp_path, spares=1, limits=FEWER)
+    world = await four_nodes(tmp_path, spares=1, limits=FEWER)
     answer = OwnRank.answer_meeting
 
     async def lose_it(own: OwnRank, generation: int) -> None:
         monkeypatch.setattr(OwnRank, "answer_meeting", answer)
         world.lose(own._context.world.rank)
 
-    await world.start()
     world.fail(0)
     await world.agreed(2, 6)
     monkeypatch.setattr(OwnRank, "answer_meeting", lose_it)
@@ -194,10 +181,9 @@ async def test_rank_0_that_is_lost_before_it_answers_is_not_waited_for(
 async def test_condemned_node_is_left_out_from_the_next_restart_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    world = four_nodes(tmp_path, spares=1)
+    world = await four_nodes(tmp_path, spares=1)
     folder = tmp_path / "rank"
     folder.mkdir()
-    await world.start()
     rank = world.members[0].rank
     assert rank is not None
     rank.folder = folder
@@ -217,8 +203,7 @@ async def test_condemned_node_is_left_out_from_the_next_restart_on(
 
 
 async def test_coordinator_and_its_successor_are_lost_at_once(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     world.lose(0, 2)
     await world.agreed(2, 6)
     await world.end()
@@ -227,8 +212,7 @@ async def test_coordinator_and_its_successor_are_lost_at_once(tmp_path: Path) ->
 async def test_loss_during_a_regroup_leaves_those_who_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = four_nodes(tmp_path, limits=replace(FEWER, backoff_s=0.0))
-    await world.start()
+    world = await four_nodes(tmp_path, limits=replace(FEWER, backoff_s=0.0))
     world.lose(7)
     await until(lambda: all(node.rank is None for node in world.members.values()), 0.001)
     world.lose(0, 6)
@@ -238,8 +222,7 @@ async def test_loss_during_a_regroup_leaves_those_who_are_left(
 
 
 async def test_too_few_that_nobody_brings_back_end_the_run(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path)
-    await world.start()
+    world = await four_nodes(tmp_path)
     world.lose(2)
     assert set(await asyncio.gather(*(node.task for node in world.members.values()))) == {1}
     reason = record(world, "exit.json")["reason"]
@@ -251,8 +234,7 @@ async def test_too_few_that_nobody_brings_back_end_the_run(tmp_path: Path) -> No
 
 
 async def test_run_waits_for_a_supervisor_that_its_launcher_starts_again(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, respawns=True)
-    await world.start()
+    world = await four_nodes(tmp_path, respawns=True)
     world.lose(0)
     await asyncio.sleep(1.0)
     assert world.world() == {}
@@ -265,8 +247,7 @@ async def test_supervisor_that_comes_back_is_taken_in_after_the_ranks_have_saved
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "GROW_S", 0.2)
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     world.lose(5)
     await world.agreed(2, 7)
     world.begin(5, again="1")
@@ -282,8 +263,7 @@ async def test_supervisor_that_comes_back_is_taken_in_after_the_ranks_have_saved
 
 @pytest.mark.parametrize("its_world", ["", "4 7 n2"], ids=["not known", "of others"])
 async def test_half_that_loses_the_claim_leaves_and_writes_nothing(tmp_path: Path, its_world: str) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     claim_second(world, 5, "n2", its_world)
     world.lose(2)
     tasks = [node.task for node in world.members.values()]
@@ -295,8 +275,7 @@ async def test_claim_of_a_generation_that_cannot_run_without_this_supervisor_is_
     tmp_path: Path,
 ) -> None:
     """Its coordinator's node may have lost its power before it told anybody to start."""
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     claim_second(world, 5, "n2", "0 1 n0\n3 3 n1\n4 5 n2\n6 7 n3")
     world.lose(2)
     await world.agreed(3, 7)
@@ -341,8 +320,7 @@ async def test_run_folder_that_does_not_answer_for_a_while_ends_nothing(
         return await claim(self, its) if len(tries) > 2 else GenerationClaim("", its.generation, -1, "")
 
     monkeypatch.setattr(ExitFiles, "claim", answers_late)
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     world.lose(2)
     await world.agreed(3, 7)
     assert await world.end() == [0] * 7
@@ -366,8 +344,7 @@ def late(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 async def test_next_coordinator_counts_on_though_the_run_folder_answers_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = four_nodes(tmp_path, limits=replace(FEWER, max_restarts=1))
-    await world.start()
+    world = await four_nodes(tmp_path, limits=replace(FEWER, max_restarts=1))
     world.fail(5)
     await world.agreed(2, 8)
     await asyncio.sleep(1.5)  # the roster of this generation travels
@@ -389,8 +366,7 @@ async def test_take_over_with_a_slow_run_folder_blames_nobody_else(
         return await ask(self)
 
     monkeypatch.setattr(ExitFiles, "restarts", slowly)
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     world.lose(0)
     await world.agreed(2, 7)
     await asyncio.sleep(1.0)
@@ -401,8 +377,7 @@ async def test_take_over_with_a_slow_run_folder_blames_nobody_else(
 
 async def test_coordinator_that_was_stopped_leaves_those_who_went_on_alone(tmp_path: Path) -> None:
     """When it continues, all connections to it are closed, as if the others had died."""
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     claim_second(world, 2, "n1")
     world.lose(*range(2, 8))
     assert set(await asyncio.gather(world.members[0].task, world.members[1].task)) == {1}
@@ -411,8 +386,7 @@ async def test_coordinator_that_was_stopped_leaves_those_who_went_on_alone(tmp_p
 
 async def test_supervisor_that_continues_after_the_end_of_the_run_leaves(tmp_path: Path) -> None:
     """Nobody answers it any more, as if it were the last one alive; but exit.json is there."""
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     end = {"rank": 0, "node": "n0", "exit_code": 75, "reason": "asked to stop", "time": 1.0}
     (tmp_path / "exit.json").write_text(json.dumps({**end, "start": world.rendezvous.start}))
     world.lose(*(member for member in range(8) if member != 2))
@@ -427,8 +401,7 @@ async def test_claim_of_a_coordinator_that_died_before_it_started_the_generation
 ) -> None:
     if is_late:
         late(monkeypatch, "newest_claim")
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     claim_second(world, 0, "n0")
     world.lose(0)
     await world.agreed(3, 7)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stub_world import LIMITS, StubWorld
+from tests.support.stub_world import LIMITS, StubWorld, four_nodes
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
 from trainer.supervise.coordinate.membership import Membership, exclusions_text
 
@@ -16,11 +16,6 @@ FEWER = replace(LIMITS, min_nodes=1)
 WHY = "collectives give wrong values: rank 2 on n1: all_reduce: 1 of 65,536 values are wrong"
 SAID = f"clipship: {WHY}; restart 1 of 20: "
 WITHOUT = "without node n1: it has failed the preflight"
-
-
-def four_nodes(folder: Path, **keys: Any) -> StubWorld:
-    """Eight supervisors on four nodes."""
-    return StubWorld([f"n{member // 2}" for member in range(8)], folder, **keys)
 
 
 def refuse(world: StubWorld, node: str, folder: Path) -> None:
@@ -59,8 +54,7 @@ def end_of(world: StubWorld) -> dict[str, Any]:
 async def test_a_generation_starts_without_the_node(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], keys: dict[str, Any], begun: bool, said: str
 ) -> None:
-    world = four_nodes(tmp_path, **keys)
-    await world.start()
+    world = await four_nodes(tmp_path, **keys)
     if not begun:
         begin_nothing(world)
     refuse(world, "n1", tmp_path)
@@ -76,8 +70,7 @@ async def test_a_generation_starts_without_the_node(
 
 
 async def test_at_the_first_start_fewer_ranks_do_not_take_its_place(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     begin_nothing(world)
     refuse(world, "n1", tmp_path)
     for node in list(world.members.values()):
@@ -90,8 +83,7 @@ async def test_at_the_first_start_fewer_ranks_do_not_take_its_place(tmp_path: Pa
 
 async def test_unfit_node_is_left_out_by_a_later_coordinator_too(tmp_path: Path) -> None:
     """It reads that in restarts.json."""
-    world = four_nodes(tmp_path, limits=FEWER)
-    await world.start()
+    world = await four_nodes(tmp_path, limits=FEWER)
     refuse(world, "n1", tmp_path)
     await world.agreed(2, 6)
     world.lose(0, 1)
