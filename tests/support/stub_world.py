@@ -4,20 +4,17 @@ import asyncio
 import mmap
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support import clock
-from trainer.supervise import supervisor as module
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.limits import Limits
 from trainer.supervise.network.tree import Tree
 from trainer.supervise.supervisor import Supervisor
 from trainer.sysinfo.addresses import free_port
-from trainer.world.heartbeat import Heartbeat, request_stop
+from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World, detect, first_world
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNED, RESPAWNS, SPARE_NODES
@@ -214,14 +211,8 @@ async def until(condition: Callable[[], object], step_s: float = 0.02) -> None:
         await asyncio.sleep(step_s)
 
 
-def play(story: Callable[[], Awaitable[None]], limit_s: float = 60.0) -> None:
-    """Runs a story of stub supervisors in an event loop of its own."""
-
-    async def told() -> None:
-        await story()
-
-    with suppress(asyncio.CancelledError):
-        clock.run(told(), limit_s)
-
-
-__all__ = ["LIMITS", "StubGeneration", "StubWorld", "module", "play", "request_stop", "until"]
+async def four_nodes(folder: Path, **keys: Any) -> StubWorld:
+    """Starts eight supervisors on four nodes."""
+    world = StubWorld([f"n{member // 2}" for member in range(8)], folder, **keys)
+    await world.start()
+    return world

@@ -1,11 +1,13 @@
 """Fixtures that several unit tests share. Imports no torch: most tests need none."""
 
+import inspect
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import clock
 from tests.support.jobs import tiny_job
 from trainer.data import files
 from trainer.run import exit_files, retry
@@ -14,6 +16,16 @@ from trainer.world.launchers import World
 
 if TYPE_CHECKING:
     from trainer.comm.protocol import Comm
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs an asynchronous test in an event loop whose clock jumps."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    clock.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -59,47 +59,34 @@ def host_of_two(tree: TreeThatRecords) -> CoordinatorHost:
     return host
 
 
-def test_roster_is_sent_once_when_nobody_has_come_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_roster_is_sent_once_when_nobody_has_come_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_host, "ROSTER_S", 0.05)
     tree = TreeThatRecords()
 
-    async def both_join() -> int:
-        host_of_two(tree)
-        at_once = len(tree.sent)
-        await asyncio.sleep(0.3)
-        return at_once
-
-    assert asyncio.run(both_join()) == 0
+    host_of_two(tree)
+    assert not tree.sent
+    await asyncio.sleep(0.3)
     (roster,) = tree.sent
     assert isinstance(roster, Roster)
     assert roster.succession == ((0, ("h", 1)), (1, ("h", 2)))
 
 
-def test_roster_is_sent_at_once_when_a_generation_has_started() -> None:
+async def test_roster_is_sent_at_once_when_a_generation_has_started() -> None:
     """A supervisor that has none cannot go on without its coordinator, and would end the run."""
     tree = TreeThatRecords()
-
-    async def starts() -> list[type[Message]]:
-        host = host_of_two(tree)
-        host.generation_started()
-        return [type(each) for each in tree.sent]
-
-    assert asyncio.run(starts()) == [Roster]
+    host_of_two(tree).generation_started()
+    assert [type(each) for each in tree.sent] == [Roster]
 
 
-def test_a_lost_console_keeps_no_coordinator_from_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_console_keeps_no_coordinator_from_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     console = LostConsole()
     monkeypatch.setattr(sys, "stderr", console)
-
-    async def speaks() -> None:
-        host_of_two(TreeThatRecords()).say("clipship: restart 1 of 3")
-
-    asyncio.run(speaks())
+    host_of_two(TreeThatRecords()).say("clipship: restart 1 of 3")
     assert console.lost == "clipship: restart 1 of 3"
 
 
 @pytest.mark.parametrize(("has_rank", "way"), [(False, "unjoined"), (True, "alone")])
-def test_loss_above_one_that_has_had_no_rank_is_not_the_run_s_end(
+async def test_loss_above_one_that_has_had_no_rank_is_not_the_run_s_end(
     monkeypatch: pytest.MonkeyPatch, has_rank: bool, way: str
 ) -> None:
     """It came back a moment ago, so it has no roster; the others may go on without the one above it."""
@@ -115,12 +102,8 @@ def test_loss_above_one_that_has_had_no_rank_is_not_the_run_s_end(
 
     rank = SimpleNamespace(rank=SimpleNamespace(poll=lambda: None)) if has_rank else None
     own = SimpleNamespace(generation=rank, state=lambda: SimpleNamespace(late=False))
-
-    async def loses() -> None:
-        host = host_of_two(TreeThatRecords())
-        loss = ParentLoss(host._context, cast(OwnRank, own), cast(Ending, EndingThatRecords()), host)
-        loss.handle(Orphaned(0, "n0", "its connection closed"))
-        await asyncio.sleep(0.1)
-
-    asyncio.run(loses())
+    host = host_of_two(TreeThatRecords())
+    loss = ParentLoss(host._context, cast(OwnRank, own), cast(Ending, EndingThatRecords()), host)
+    loss.handle(Orphaned(0, "n0", "its connection closed"))
+    await asyncio.sleep(0.1)
     assert ways == [way]

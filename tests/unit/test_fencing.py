@@ -1,7 +1,5 @@
 """A claim of a generation holds for the world that it names: those in it may pass it over."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -25,7 +23,6 @@ class Folder(StubActions):
     """Claims in a run folder."""
 
     claims: dict[int, GenerationClaim] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)
 
     async def claim(self, generation: int, world: str) -> GenerationClaim | None:
         if generation in self.claims:
@@ -33,55 +30,31 @@ class Folder(StubActions):
         self.claims[generation] = GenerationClaim("", generation, 0, "a", world=world)
         return None
 
-    def leave(self, other: str) -> None:
-        self.left.append(other)
 
-
-def fenced(folder: Folder, story: Callable[[Fence, GenerationState], Awaitable[None]]) -> None:
-    async def play() -> None:
-        run = RunState(range(3), LIMITS, ExitFiles(""), folder)
-        await story(Fence(run, Presence(run)), GenerationState(2, (0, 1, 2)))
-
-    asyncio.run(play())
+def fenced(folder: Folder) -> tuple[Fence, GenerationState]:
+    run = RunState(range(3), LIMITS, ExitFiles(""), folder)
+    return Fence(run, Presence(run)), GenerationState(2, (0, 1, 2))
 
 
 @pytest.mark.parametrize("other", [WITHOUT_2, None], ids=["another world", "the run's end"])
-def test_what_was_claimed_for_a_world_is_claimed_anew_for_anything_else(other: WorldPlan | None) -> None:
-    async def story(fence: Fence, its: GenerationState) -> None:
-        assert await fence.is_ours(its, WHOLE)
-        assert await fence.is_ours(its, WHOLE)
-        assert its.number == 2
-        assert await fence.is_ours(its, other)
-        assert its.number == 3
-
-    fenced(folder := Folder(), story)
+async def test_what_was_claimed_for_a_world_is_claimed_anew_for_anything_else(
+    other: WorldPlan | None,
+) -> None:
+    fence, its = fenced(folder := Folder())
+    assert await fence.is_ours(its, WHOLE)
+    assert await fence.is_ours(its, WHOLE)
+    assert its.number == 2
+    assert await fence.is_ours(its, other)
+    assert its.number == 3
     assert [claim.world for claim in folder.claims.values()] == [
         WHOLE.to_text(),
         other.to_text() if other else "",
     ]
 
 
-def test_what_was_claimed_for_no_world_holds_for_each() -> None:
-    async def story(fence: Fence, its: GenerationState) -> None:
-        for world in (None, WHOLE, WITHOUT_2, None):
-            assert await fence.is_ours(its, world)
-        assert its.number == 2
-
-    fenced(folder := Folder(), story)
+async def test_what_was_claimed_for_no_world_holds_for_each() -> None:
+    fence, its = fenced(folder := Folder())
+    for world in (None, WHOLE, WITHOUT_2, None):
+        assert await fence.is_ours(its, world)
+    assert its.number == 2
     assert list(folder.claims) == [2]
-
-
-@pytest.mark.parametrize(
-    ("world", "goes_on"), [(WHOLE, True), (WorldPlan(((1, "b"),)), False), (None, False)]
-)
-def test_the_claim_of_another_holds_unless_it_needs_this_member(
-    world: WorldPlan | None, goes_on: bool
-) -> None:
-    its = GenerationClaim("", 2, 1, "b", world=world.to_text() if world else "")
-
-    async def story(fence: Fence, generation: GenerationState) -> None:
-        assert await fence.is_ours(generation, WITHOUT_2) is goes_on
-
-    fenced(folder := Folder(claims={2: its}), story)
-    assert list(folder.claims) == ([2, 3] if goes_on else [2])
-    assert folder.left == ([] if goes_on else ["supervisor 1 on b"])

@@ -101,15 +101,6 @@ def test_people_see_the_stage_of_a_rank_s_start(tmp_path: Path) -> None:
     assert before.stage_began <= state.stage_began <= time.monotonic()
 
 
-def test_request_to_stop_reaches_the_rank(tmp_path: Path) -> None:
-    memory = heartbeat.make(tmp_path)
-    rank = Heartbeat.open({RANK_DIR: str(tmp_path)})
-    assert not rank.stop_requested
-    heartbeat.request_stop(memory)
-    rank.begin_phase("step", 1)
-    assert rank.stop_requested
-
-
 def test_a_rank_without_a_supervisor_has_a_heartbeat_that_nobody_reads() -> None:
     alone = Heartbeat.open({})
     alone.begin_phase("step", 1)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.support.stub_world import LIMITS, StubWorld, play, until
+from tests.support.stub_world import LIMITS, StubWorld, four_nodes, until
 from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
@@ -21,11 +21,6 @@ from trainer.supervise.rank.own_rank import OwnRank
 from trainer.world.condemned import condemn
 
 FEWER = replace(LIMITS, min_nodes=1)
-
-
-def four_nodes(folder: Path, **keys: Any) -> StubWorld:
-    """Eight supervisors on four nodes."""
-    return StubWorld([f"n{member // 2}" for member in range(8)], folder, **keys)
 
 
 def claim_second(world: StubWorld, member: int, node: str, its_world: str = "") -> None:
@@ -40,21 +35,16 @@ def record(world: StubWorld, name: str) -> Any:
     return json.loads((world.folder / name).read_text())
 
 
-def test_lost_supervisor_leaves_fewer_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        world.lose(2)
-        await world.agreed(2, 7)
-        assert world.world() == {0: 0, 1: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6}
-        rank = world.members[3].rank
-        assert rank is not None
-        place = rank.place
-        assert (place.local_rank, place.local_size, place.slot) == (0, 1, 1)
-        assert await world.end() == [0] * 7
-
-    play(story)
+async def test_lost_supervisor_leaves_fewer_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    world = await four_nodes(tmp_path, limits=FEWER)
+    world.lose(2)
+    await world.agreed(2, 7)
+    assert world.world() == {0: 0, 1: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6}
+    rank = world.members[3].rank
+    assert rank is not None
+    place = rank.place
+    assert (place.local_rank, place.local_size, place.slot) == (0, 1, 1)
+    assert await world.end() == [0] * 7
     (restart,) = record(world, "exit.json")["restarts"]
     assert (restart["kind"], restart["ranks"]) == ("lost", 7)
     (gone,) = restart["left_out"]
@@ -73,72 +63,43 @@ def test_lost_supervisor_leaves_fewer_ranks(tmp_path: Path, capfd: pytest.Captur
     ],
     ids=["a batch that 7 ranks cannot share", "nodes of unequal size"],
 )
-def test_world_that_cannot_train_the_job_is_passed_over(
+async def test_world_that_cannot_train_the_job_is_passed_over(
     tmp_path: Path, limits: dict[str, Any], ranks: dict[int, int]
 ) -> None:
-    world = four_nodes(tmp_path, limits=replace(FEWER, **limits))
-
-    async def story() -> None:
-        await world.start()
-        world.lose(2)
-        await world.agreed(2, len(ranks))
-        assert world.world() == ranks
-        assert await world.end() == [0] * 7, "those without a rank leave with the others"
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=replace(FEWER, **limits))
+    world.lose(2)
+    await world.agreed(2, len(ranks))
+    assert world.world() == ranks
+    assert await world.end() == [0] * 7, "those without a rank leave with the others"
 
 
-def test_failure_of_a_megabyte_is_cut_and_does_not_look_like_a_lost_supervisor(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, limits=replace(LIMITS, same_fault_limit=1))
-
-    async def story() -> None:
-        await world.start()
-        stub = world.members[5].rank
-        assert stub is not None
-        stub.folder = tmp_path / "rank"
-        stub.folder.mkdir()
-        long = ExitRecord(5, "n2", 1, "ValueError: no such class", 1.0, f"Traceback\n{'x' * 2**21}\nits end")
-        record_exit(long, {RANK_DIR: str(stub.folder)})
-        stub.rank.code = 1
-        assert await asyncio.gather(*(node.task for node in world.members.values())) == [1] * 8
-
-    play(story)
+async def test_failure_of_a_megabyte_is_cut_and_does_not_look_like_a_lost_supervisor(tmp_path: Path) -> None:
+    world = await four_nodes(tmp_path, limits=replace(LIMITS, same_fault_limit=1))
+    stub = world.members[5].rank
+    assert stub is not None
+    stub.folder = tmp_path / "rank"
+    stub.folder.mkdir()
+    long = ExitRecord(5, "n2", 1, "ValueError: no such class", 1.0, f"Traceback\n{'x' * 2**21}\nits end")
+    record_exit(long, {RANK_DIR: str(stub.folder)})
+    stub.rank.code = 1
+    assert await asyncio.gather(*(node.task for node in world.members.values())) == [1] * 8
     end = record(world, "exit.json")
     assert (end["rank"], end["reason"].partition(";")[0]) == (5, "ValueError: no such class")
     assert "2,057,170 characters left out" in end["details"]
     assert (end["details"][:9], end["details"][-7:]) == ("Traceback", "its end")
 
 
-def test_spare_node_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, spares=1)
-
-    async def story() -> None:
-        await world.start()
-        assert world.world() == {number: number for number in range(6)}
-        world.lose(2, 3)
-        await world.agreed(2, 6)
-        assert sorted(world.world()) == [0, 1, 4, 5, 6, 7]
-        await world.end()
-
-    play(story)
-
-
-def test_lost_coordinator_is_followed_by_one_of_another_node(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        world.fail(5)
-        await world.agreed(2, 8)
-        await asyncio.sleep(1.5)  # the roster of this generation travels
-        world.lose(0, 1)
-        await world.agreed(3, 6)
-        assert world.world() == {2: 0, 3: 1, 4: 2, 5: 3, 6: 4, 7: 5}
-        world.fail(7)
-        await world.agreed(4, 6)
-        assert await world.end() == [0] * 6
-
-    play(story)
+async def test_lost_coordinator_is_followed_by_one_of_another_node(tmp_path: Path) -> None:
+    world = await four_nodes(tmp_path, limits=FEWER)
+    world.fail(5)
+    await world.agreed(2, 8)
+    await asyncio.sleep(1.5)  # the roster of this generation travels
+    world.lose(0, 1)
+    await world.agreed(3, 6)
+    assert world.world() == {2: 0, 3: 1, 4: 2, 5: 3, 6: 4, 7: 5}
+    world.fail(7)
+    await world.agreed(4, 6)
+    assert await world.end() == [0] * 6
     kinds = [(restart["generation"], restart["kind"]) for restart in record(world, "exit.json")["restarts"]]
     assert kinds == [(2, "fault"), (3, "lost"), (4, "fault")], (
         "the new coordinator knows the earlier restarts"
@@ -147,43 +108,37 @@ def test_lost_coordinator_is_followed_by_one_of_another_node(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("member", [2, 5], ids=["its successor", "another"])
-def test_request_to_stop_that_a_lost_coordinator_had_got_is_not_lost(tmp_path: Path, member: int) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        asked = world.members[member].supervisor
-        tree = asked._context.tree
-        assert tree is not None
-        world.lose(0, 1)
-        with patch.object(tree, "up"):  # it is on its way to the lost one
-            asked._on_signal(signal.SIGUSR2)
-        codes = await asyncio.gather(*(node.task for node in world.members.values()))
-        assert codes == [EXIT_PREEMPTED] * 6
-
-    play(story)
+async def test_request_to_stop_that_a_lost_coordinator_had_got_is_not_lost(
+    tmp_path: Path, member: int
+) -> None:
+    world = await four_nodes(tmp_path, limits=FEWER)
+    asked = world.members[member].supervisor
+    tree = asked._context.tree
+    assert tree is not None
+    world.lose(0, 1)
+    with patch.object(tree, "up"):  # it is on its way to the lost one
+        asked._on_signal(signal.SIGUSR2)
+    codes = await asyncio.gather(*(node.task for node in world.members.values()))
+    assert codes == [EXIT_PREEMPTED] * 6
     assert record(world, "exit.json")["reason"].startswith("asked to stop")
 
 
-def test_machine_that_refuses_calls_is_not_waited_for(
+async def test_machine_that_refuses_calls_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "ORPHANS_S", 1e6)
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        world.lose(2, 3)  # 3 is below 2, and nobody else would notice that it is gone, too
-        await world.agreed(2, 6)
-        await until(lambda: world.knows(6))
-        world.lose(0, 1)  # the new coordinator waits for 1, which was below the old one
-        await world.agreed(3, 4)
-        await world.end()
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=FEWER)
+    world.lose(2, 3)  # 3 is below 2, and nobody else would notice that it is gone, too
+    await world.agreed(2, 6)
+    await until(lambda: world.knows(6))
+    world.lose(0, 1)  # the new coordinator waits for 1, which was below the old one
+    await world.agreed(3, 4)
+    await world.end()
 
 
-def test_supervisor_that_may_live_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_supervisor_that_may_live_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(presence, "ORPHANS_S", 1e6)
     asked = []
 
@@ -192,113 +147,84 @@ def test_supervisor_that_may_live_is_waited_for(tmp_path: Path, monkeypatch: pyt
         return False
 
     monkeypatch.setattr(coordinator_host, "is_refused", is_refused)
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        world.lose(2, 3)
-        await until(lambda: asked)
-        await until(lambda: all(node.rank is None for node in world.members.values()))
-        await asyncio.sleep(0.3)
-        assert not world.world(), "nobody starts while 3 may still come"
-        monkeypatch.setattr(presence, "ORPHANS_S", 0.0)
-        await world.agreed(2, 6)
-        await world.end()
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=FEWER)
+    world.lose(2, 3)
+    await until(lambda: asked)
+    await until(lambda: all(node.rank is None for node in world.members.values()))
+    await asyncio.sleep(0.3)
+    assert not world.world(), "nobody starts while 3 may still come"
+    monkeypatch.setattr(presence, "ORPHANS_S", 0.0)
+    await world.agreed(2, 6)
+    await world.end()
 
 
-def test_rank_0_that_is_lost_before_it_answers_is_not_waited_for(
+async def test_rank_0_that_is_lost_before_it_answers_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "REGROUP_S", 1e6)
-    world = four_nodes(tmp_path, spares=1, limits=FEWER)
+    world = await four_nodes(tmp_path, spares=1, limits=FEWER)
     answer = OwnRank.answer_meeting
 
     async def lose_it(own: OwnRank, generation: int) -> None:
         monkeypatch.setattr(OwnRank, "answer_meeting", answer)
         world.lose(own._context.world.rank)
 
-    async def story() -> None:
-        await world.start()
-        world.fail(0)
-        await world.agreed(2, 6)
-        monkeypatch.setattr(OwnRank, "answer_meeting", lose_it)
-        world.fail(1)  # its node has failed twice, so the next rank 0 is another member
-        await until(lambda: 2 not in world.members)
-        await until(lambda: sorted(world.world().values()) == list(range(6)))
-        await world.end()
-
-    play(story)
+    world.fail(0)
+    await world.agreed(2, 6)
+    monkeypatch.setattr(OwnRank, "answer_meeting", lose_it)
+    world.fail(1)  # its node has failed twice, so the next rank 0 is another member
+    await until(lambda: 2 not in world.members)
+    await until(lambda: sorted(world.world().values()) == list(range(6)))
+    await world.end()
 
 
-def test_condemned_node_is_left_out_from_the_next_restart_on(
+async def test_condemned_node_is_left_out_from_the_next_restart_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    world = four_nodes(tmp_path, spares=1)
+    world = await four_nodes(tmp_path, spares=1)
     folder = tmp_path / "rank"
     folder.mkdir()
-
-    async def story() -> None:
-        await world.start()
-        rank = world.members[0].rank
-        assert rank is not None
-        rank.folder = folder
-        condemn("n1", "rank 2 there took 3.0 times the median for 100 steps", {RANK_DIR: str(folder)})
-        coordinator = world.members[0].coordinator
-        assert coordinator is not None
-        await until(lambda: coordinator._run.membership.excluded)
-        assert sorted(world.world()) == [0, 1, 2, 3, 4, 5], "it serves until then"
-        world.fail(5)
-        await world.agreed(2, 6)
-        assert sorted(world.world()) == [0, 1, 4, 5, 6, 7]
-        await world.end()
-
-    play(story)
+    rank = world.members[0].rank
+    assert rank is not None
+    rank.folder = folder
+    condemn("n1", "rank 2 there took 3.0 times the median for 100 steps", {RANK_DIR: str(folder)})
+    coordinator = world.members[0].coordinator
+    assert coordinator is not None
+    await until(lambda: coordinator._run.membership.excluded)
+    assert sorted(world.world()) == [0, 1, 2, 3, 4, 5], "it serves until then"
+    world.fail(5)
+    await world.agreed(2, 6)
+    assert sorted(world.world()) == [0, 1, 4, 5, 6, 7]
+    await world.end()
     why = "node n1: rank 2 there took 3.0 times the median for 100 steps"
     assert f"clipship: {why}; it is left out from the next restart on" in capfd.readouterr().err
     (restart,) = record(world, "exit.json")["restarts"]
     assert exclusions_text(restart["left_out"]) == [why]
 
 
-def test_coordinator_and_its_successor_are_lost_at_once(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        world.lose(0, 2)
-        await world.agreed(2, 6)
-        await world.end()
-
-    play(story)
+async def test_coordinator_and_its_successor_are_lost_at_once(tmp_path: Path) -> None:
+    world = await four_nodes(tmp_path, limits=FEWER)
+    world.lose(0, 2)
+    await world.agreed(2, 6)
+    await world.end()
 
 
-def test_loss_during_a_regroup_leaves_those_who_are_left(
+async def test_loss_during_a_regroup_leaves_those_who_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = four_nodes(tmp_path, limits=replace(FEWER, backoff_s=0.0))
-
-    async def story() -> None:
-        await world.start()
-        world.lose(7)
-        await until(lambda: all(node.rank is None for node in world.members.values()), 0.001)
-        world.lose(0, 6)
-        await until(lambda: sorted(world.world().values()) == list(range(5)))
-        assert sorted(world.world()) == [1, 2, 3, 4, 5]
-        await world.end()
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=replace(FEWER, backoff_s=0.0))
+    world.lose(7)
+    await until(lambda: all(node.rank is None for node in world.members.values()), 0.001)
+    world.lose(0, 6)
+    await until(lambda: sorted(world.world().values()) == list(range(5)))
+    assert sorted(world.world()) == [1, 2, 3, 4, 5]
+    await world.end()
 
 
-def test_too_few_that_nobody_brings_back_end_the_run(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path)
-
-    async def story() -> None:
-        await world.start()
-        world.lose(2)
-        assert set(await asyncio.gather(*(node.task for node in world.members.values()))) == {1}
-
-    play(story)
+async def test_too_few_that_nobody_brings_back_end_the_run(tmp_path: Path) -> None:
+    world = await four_nodes(tmp_path)
+    world.lose(2)
+    assert set(await asyncio.gather(*(node.task for node in world.members.values()))) == {1}
     reason = record(world, "exit.json")["reason"]
     assert "its supervisor is gone" in reason
     assert (
@@ -307,77 +233,59 @@ def test_too_few_that_nobody_brings_back_end_the_run(tmp_path: Path) -> None:
     )
 
 
-def test_run_waits_for_a_supervisor_that_its_launcher_starts_again(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, respawns=True)
-
-    async def story() -> None:
-        await world.start()
-        world.lose(0)
-        await asyncio.sleep(1.0)
-        assert world.world() == {}
-        world.begin(0, again="1")
-        await world.agreed(2, 8)
-        await world.end()
-
-    play(story)
+async def test_run_waits_for_a_supervisor_that_its_launcher_starts_again(tmp_path: Path) -> None:
+    world = await four_nodes(tmp_path, respawns=True)
+    world.lose(0)
+    await asyncio.sleep(1.0)
+    assert world.world() == {}
+    world.begin(0, again="1")
+    await world.agreed(2, 8)
+    await world.end()
 
 
-def test_supervisor_that_comes_back_is_taken_in_after_the_ranks_have_saved(
+async def test_supervisor_that_comes_back_is_taken_in_after_the_ranks_have_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "GROW_S", 0.2)
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        world.lose(5)
-        await world.agreed(2, 7)
-        world.begin(5, again="1")
-        ranks = [node.rank for node in world.members.values() if node.rank is not None]
-        await until(lambda: all(rank.heartbeat.stop_requested for rank in ranks))
-        for rank in ranks:
-            rank.rank.code = 75
-        await world.agreed(3, 8)
-        assert await world.end() == [0] * 8
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=FEWER)
+    world.lose(5)
+    await world.agreed(2, 7)
+    world.begin(5, again="1")
+    ranks = [node.rank for node in world.members.values() if node.rank is not None]
+    await until(lambda: all(rank.heartbeat.stop_requested for rank in ranks))
+    for rank in ranks:
+        rank.rank.code = 75
+    await world.agreed(3, 8)
+    assert await world.end() == [0] * 8
     restart = record(world, "exit.json")["restarts"][-1]
     assert (restart["kind"], restart["ranks"], restart["left_out"]) == ("taken in", 8, [])
 
 
 @pytest.mark.parametrize("its_world", ["", "4 7 n2"], ids=["not known", "of others"])
-def test_half_that_loses_the_claim_leaves_and_writes_nothing(tmp_path: Path, its_world: str) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        claim_second(world, 5, "n2", its_world)
-        world.lose(2)
-        tasks = [node.task for node in world.members.values()]
-        assert set(await asyncio.gather(*tasks)) == {1}
-
-    play(story)
+async def test_half_that_loses_the_claim_leaves_and_writes_nothing(tmp_path: Path, its_world: str) -> None:
+    world = await four_nodes(tmp_path, limits=FEWER)
+    claim_second(world, 5, "n2", its_world)
+    world.lose(2)
+    tasks = [node.task for node in world.members.values()]
+    assert set(await asyncio.gather(*tasks)) == {1}
     assert [path.name for path in tmp_path.iterdir()] == ["generations"]
 
 
-def test_claim_of_a_generation_that_cannot_run_without_this_supervisor_is_passed_over(tmp_path: Path) -> None:
+async def test_claim_of_a_generation_that_cannot_run_without_this_supervisor_is_passed_over(
+    tmp_path: Path,
+) -> None:
     """Its coordinator's node may have lost its power before it told anybody to start."""
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        claim_second(world, 5, "n2", "0 1 n0\n3 3 n1\n4 5 n2\n6 7 n3")
-        world.lose(2)
-        await world.agreed(3, 7)
-        assert await world.end() == [0] * 7
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=FEWER)
+    claim_second(world, 5, "n2", "0 1 n0\n3 3 n1\n4 5 n2\n6 7 n3")
+    world.lose(2)
+    await world.agreed(3, 7)
+    assert await world.end() == [0] * 7
     third = record(world, "generations/00003.json")
     assert (third["member"], third["world"]) == (0, "0 1 n0\n3 3 n1\n4 5 n2\n6 7 n3")
 
 
 @pytest.mark.parametrize("tries", ["1", "2"])
-def test_supervisor_that_cannot_join_leaves_a_run_that_goes_on_alone(
+async def test_supervisor_that_cannot_join_leaves_a_run_that_goes_on_alone(
     tries: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def goes_on(self: ExitFiles) -> bool:
@@ -385,11 +293,7 @@ def test_supervisor_that_cannot_join_leaves_a_run_that_goes_on_alone(
 
     monkeypatch.setattr(ExitFiles, "is_going_on", goes_on)
     world = StubWorld(["n0", "n1"], tmp_path, replace(FEWER, init_s=0.1), respawns=True)
-
-    async def story() -> None:
-        assert await world.begin(1, again=tries).task == EXIT_TIMED_OUT
-
-    play(story)
+    assert await world.begin(1, again=tries).task == EXIT_TIMED_OUT
     assert not (tmp_path / "exit.json").exists()
     said = capfd.readouterr().err
     assert ("supervisor 1 on n1 cannot join the run again: init: rank 0's supervisor" in said) == (
@@ -397,17 +301,13 @@ def test_supervisor_that_cannot_join_leaves_a_run_that_goes_on_alone(
     )
 
 
-def test_supervisor_that_cannot_join_an_ended_run_says_why(tmp_path: Path) -> None:
+async def test_supervisor_that_cannot_join_an_ended_run_says_why(tmp_path: Path) -> None:
     world = StubWorld(["n0", "n1"], tmp_path, replace(FEWER, init_s=0.1), respawns=True)
-
-    async def story() -> None:
-        assert await world.begin(1, again="2").task == EXIT_TIMED_OUT
-
-    play(story)
+    assert await world.begin(1, again="2").task == EXIT_TIMED_OUT
     assert "rank 0's supervisor does not answer" in record(world, "exit.json")["reason"]
 
 
-def test_run_folder_that_does_not_answer_for_a_while_ends_nothing(
+async def test_run_folder_that_does_not_answer_for_a_while_ends_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []
@@ -420,15 +320,10 @@ def test_run_folder_that_does_not_answer_for_a_while_ends_nothing(
         return await claim(self, its) if len(tries) > 2 else GenerationClaim("", its.generation, -1, "")
 
     monkeypatch.setattr(ExitFiles, "claim", answers_late)
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        world.lose(2)
-        await world.agreed(3, 7)
-        assert await world.end() == [0] * 7
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=FEWER)
+    world.lose(2)
+    await world.agreed(3, 7)
+    assert await world.end() == [0] * 7
     assert tries == [2, 2, 2, 3], "the first number is taken, though by this coordinator"
     assert capfd.readouterr().err.count("the run folder does not answer; waiting up to 20 s") == 1
 
@@ -446,42 +341,21 @@ def late(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(ExitFiles, name, answers_late)
 
 
-def test_next_coordinator_counts_on_though_the_run_folder_answers_late(
+async def test_next_coordinator_counts_on_though_the_run_folder_answers_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = four_nodes(tmp_path, limits=replace(FEWER, max_restarts=1))
-
-    async def story() -> None:
-        await world.start()
-        world.fail(5)
-        await world.agreed(2, 8)
-        await asyncio.sleep(1.5)  # the roster of this generation travels
-        late(monkeypatch, "restarts")
-        world.lose(0)
-        assert set(await asyncio.gather(*(node.task for node in world.members.values()))) == {1}
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=replace(FEWER, max_restarts=1))
+    world.fail(5)
+    await world.agreed(2, 8)
+    await asyncio.sleep(1.5)  # the roster of this generation travels
+    late(monkeypatch, "restarts")
+    world.lose(0)
+    assert set(await asyncio.gather(*(node.task for node in world.members.values()))) == {1}
     assert [row["generation"] for row in record(world, "restarts.json")["restarts"]] == [2]
     assert "all that recovery.max_restarts allows" in record(world, "exit.json")["reason"]
 
 
-def test_claim_of_a_dead_coordinator_is_passed_over_though_the_run_folder_answers_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late(monkeypatch, "newest_claim")
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        claim_second(world, 0, "n0")
-        world.lose(0)
-        await world.agreed(3, 7)
-        assert await world.end() == [0] * 7
-
-    play(story)
-
-
-def test_take_over_with_a_slow_run_folder_blames_nobody_else(
+async def test_take_over_with_a_slow_run_folder_blames_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those who join meanwhile have lost their ranks by the loss of the coordinator."""
@@ -492,62 +366,45 @@ def test_take_over_with_a_slow_run_folder_blames_nobody_else(
         return await ask(self)
 
     monkeypatch.setattr(ExitFiles, "restarts", slowly)
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        world.lose(0)
-        await world.agreed(2, 7)
-        await asyncio.sleep(1.0)
-        assert await world.end() == [0] * 7
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=FEWER)
+    world.lose(0)
+    await world.agreed(2, 7)
+    await asyncio.sleep(1.0)
+    assert await world.end() == [0] * 7
     (row,) = record(world, "exit.json")["restarts"]
     assert (row["generation"], row["kind"], row["rank"], row["node"]) == (2, "lost", 0, "n0")
 
 
-def test_coordinator_that_was_stopped_leaves_those_who_went_on_alone(tmp_path: Path) -> None:
+async def test_coordinator_that_was_stopped_leaves_those_who_went_on_alone(tmp_path: Path) -> None:
     """When it continues, all connections to it are closed, as if the others had died."""
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        claim_second(world, 2, "n1")
-        world.lose(*range(2, 8))
-        assert set(await asyncio.gather(world.members[0].task, world.members[1].task)) == {1}
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=FEWER)
+    claim_second(world, 2, "n1")
+    world.lose(*range(2, 8))
+    assert set(await asyncio.gather(world.members[0].task, world.members[1].task)) == {1}
     assert [path.name for path in tmp_path.rglob("*.json*")] == ["00002.json"]
 
 
-def test_supervisor_that_continues_after_the_end_of_the_run_leaves(tmp_path: Path) -> None:
+async def test_supervisor_that_continues_after_the_end_of_the_run_leaves(tmp_path: Path) -> None:
     """Nobody answers it any more, as if it were the last one alive; but exit.json is there."""
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        end = {"rank": 0, "node": "n0", "exit_code": 75, "reason": "asked to stop", "time": 1.0}
-        (tmp_path / "exit.json").write_text(json.dumps({**end, "start": world.rendezvous.start}))
-        world.lose(*(member for member in range(8) if member != 2))
-        assert await world.members[2].task == 1
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=FEWER)
+    end = {"rank": 0, "node": "n0", "exit_code": 75, "reason": "asked to stop", "time": 1.0}
+    (tmp_path / "exit.json").write_text(json.dumps({**end, "start": world.rendezvous.start}))
+    world.lose(*(member for member in range(8) if member != 2))
+    assert await world.members[2].task == 1
     assert [path.name for path in tmp_path.iterdir()] == ["exit.json"]
     assert record(world, "exit.json")["exit_code"] == 75
 
 
-def test_claim_of_a_coordinator_that_died_before_it_started_the_generation_is_passed_over(
-    tmp_path: Path,
+@pytest.mark.parametrize("is_late", [False, True], ids=["", "the run folder answers late"])
+async def test_claim_of_a_coordinator_that_died_before_it_started_the_generation_is_passed_over(
+    tmp_path: Path, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        claim_second(world, 0, "n0")
-        world.lose(0)
-        await world.agreed(3, 7)
-        await world.end()
-
-    play(story)
+    if is_late:
+        late(monkeypatch, "newest_claim")
+    world = await four_nodes(tmp_path, limits=FEWER)
+    claim_second(world, 0, "n0")
+    world.lose(0)
+    await world.agreed(3, 7)
+    await world.end()
     assert record(world, "generations/00003.json")["member"] == 2
     assert record(world, "exit.json")["exit_code"] == 0

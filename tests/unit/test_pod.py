@@ -249,10 +249,6 @@ def ask_a_worker_to_go() -> None:
         assert worker.wait(60) == 0
 
 
-def test_a_worker_asked_to_go_ends_the_listener_and_leaves_with_0() -> None:
-    ask_a_worker_to_go()
-
-
 def test_a_worker_asked_to_go_waits_for_its_ranks(tmp_path: Path) -> None:
     """A process that looks like a supervisor saves for a moment after SIGTERM."""
     script = tmp_path / "supervisor.py"

@@ -64,15 +64,6 @@ def test_nobody_is_started_again_when_the_last_one_is_gone() -> None:
     assert plan.exit_code == 128 + signal.SIGKILL  # the first one's
 
 
-def test_the_exit_code_is_that_of_the_survivors() -> None:
-    plan = RespawnPolicy(3)
-    end(plan, 0, BY_KILL)
-    assert end(plan, 1, 0) is None
-    assert end(plan, 2, 0) is None
-    assert plan.is_over
-    assert plan.exit_code == 0
-
-
 def test_nobody_is_started_again_while_the_run_ends() -> None:
     plan = RespawnPolicy(5)
     end(plan, 3, BY_KILL)
@@ -211,16 +202,13 @@ def test_a_lost_console_changes_no_exit_code(
     assert run_ranks(ranks, 3, [], "clipship", keep_going=keep_going) == code
 
 
-def test_a_rank_that_a_signal_without_a_name_ended_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    code = run_ranks(stub("exec sleep 1000", "kill -35 $$"), 2, [], "clipship", keep_going=False)
-    assert code == 128 + 35
-    assert "rank 1 ended by signal 35, so the other ranks were stopped" in capfd.readouterr().err
-
-
-def test_without_keep_going_the_first_death_ends_the_others(capfd: pytest.CaptureFixture[str]) -> None:
-    code = run_ranks(stub("exec sleep 1000", "kill -KILL $$"), 2, [], "clipship", keep_going=False)
-    assert code == 128 + signal.SIGKILL
-    assert "rank 1 ended by SIGKILL, so the other ranks were stopped" in capfd.readouterr().err
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (35, "signal 35")])
+def test_without_keep_going_the_first_death_ends_the_others(
+    number: int, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ranks = stub("exec sleep 1000", f"kill -{int(number)} $$")
+    assert run_ranks(ranks, 2, [], "clipship", keep_going=False) == 128 + number
+    assert f"rank 1 ended by {name}, so the other ranks were stopped" in capfd.readouterr().err
 
 
 def test_death_whose_cause_is_known_is_not_told_twice(

@@ -5,12 +5,14 @@ import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support import clock, stub_world
+from tests.support import stub_world
 from tests.support.jobs import tiny_job
 from tests.support.stub_actions import StubActions
+from tests.unit.test_coordinator_restarts import LIMITS, Story
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN
 from trainer.launch import local
 from trainer.launch.start_again import asked_after, run_generations
@@ -40,52 +42,18 @@ from trainer.supervise.restart_history import RestartHistory
 from trainer.world.rendezvous import Rendezvous
 
 
-class Story:
-    """Coordinator of two ranks of one generation, and what it has done."""
+def begun(folder: Path, *, max_restarts: int = 2, backoff_s: float = 0.0, **of: Any) -> Story:
+    """A coordinator of two ranks of one generation, with step 4 in memory."""
+    limits = replace(LIMITS, run_folder=str(folder), max_restarts=max_restarts, backoff_s=backoff_s)
+    story = Story(**{"limits": limits, "kept": 4, "obedient": False, **of})
+    story.begin()
+    return story
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        starts_again: str,
-        generation: int = 1,
-        max_restarts: int = 2,
-        has_begun: bool = True,
-        steps_done: float = 5.0,
-        in_memory: int = 4,
-        backoff_s: float = 0.0,
-    ) -> None:
-        self.folder = folder
-        actions = StubActions(steps_done, has_begun, in_memory, can_restart=True)
-        self.said, self.ends = actions.said, actions.records
-        self.files = ExitFiles(str(folder), "now")
-        limits = Limits(
-            run_folder=str(folder),
-            max_restarts=max_restarts,
-            backoff_s=backoff_s,
-            checkpoint_s=60.0,
-            shutdown_s=60.0,
-        )
-        self.its = Coordinator(
-            RunState(range(2), limits, self.files, actions, starts_again=starts_again, generation=generation)
-        )
-        for rank in (0, 1):
-            self.its.receive(Joined(member=rank, node=f"n{rank}"))
 
-    async def begin_and_ask(self) -> None:
-        """Begins its generation, until it has asked for the case that all are killed."""
-        await self.its.begin()
-        while word(self.folder).get("word") != "again-if-killed":
-            await asyncio.sleep(0.01)
-
-    async def ended(self) -> ExitRecord:
-        while not self.ends:
-            await asyncio.sleep(0.01)
-        return self.ends[0]
-
-    async def until_said(self, kind: type[Message]) -> None:
-        while kind not in [type(message) for message in self.said]:
-            await asyncio.sleep(0.01)
+async def begin_and_ask(story: Story) -> None:
+    """Begins its generation, until it has asked for the case that all are killed."""
+    await story.its.begin()
+    await story.until(lambda: word(Path(story.limits.run_folder)).get("word") == "again-if-killed")
 
 
 def failed(rank: int, generation: int, cause: str = "killed") -> Failed:
@@ -115,18 +83,15 @@ def rows(folder: Path) -> list[dict[str, object]]:
     return found
 
 
-def test_after_a_fault_all_supervisors_leave_and_ask_to_be_started_again(tmp_path: Path) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="always")
-        story.its.receive(failed(1, 1))
-        while not story.said:
-            await asyncio.sleep(0.01)
-        assert story.said == [Regroup(generation=2)]
-        for rank in (0, 1):
-            story.its.receive(Ended(member=rank, generation=2))
-        assert (await story.ended()).exit_code == EXIT_START_AGAIN
-
-    clock.run(work())
+async def test_after_a_fault_all_supervisors_leave_and_ask_to_be_started_again(tmp_path: Path) -> None:
+    story = begun(tmp_path, starts_again="always")
+    story.its.receive(failed(1, 1))
+    while not story.said:
+        await asyncio.sleep(0.01)
+    assert story.said == [Regroup(generation=2)]
+    for rank in (0, 1):
+        story.its.receive(Ended(member=rank, generation=2))
+    assert (await story.ended()).exit_code == EXIT_START_AGAIN
     assert asked_after(tmp_path, "now", 1) == 2
     assert asked_after(tmp_path, "now", 2) == 0
     assert asked_after(tmp_path, "another", 1) == 0
@@ -139,7 +104,7 @@ def test_after_a_fault_all_supervisors_leave_and_ask_to_be_started_again(tmp_pat
     assert not (tmp_path / "exit.json").exists()
 
 
-def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path: Path) -> None:
+async def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path: Path) -> None:
     """Two restarts are allowed; the coordinator of each generation is another process.
 
     New steps in memory do not begin the count anew: only a checkpoint does.
@@ -147,19 +112,13 @@ def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path: Path
 
     async def work(generation: int) -> ExitRecord:
         done = 5 * generation
-        story = Story(
-            tmp_path,
-            starts_again="always",
-            generation=generation,
-            steps_done=float(done),
-            in_memory=done - 1,
-        )
+        story = begun(tmp_path, starts_again="always", generation=generation, step=float(done), kept=done - 1)
         if generation > 1:
             await story.its.begin()
         story.its.receive(failed(generation % 2, generation, f"cause {chr(96 + generation)}"))
         return await story.ended()
 
-    codes = [clock.run(work(generation)).exit_code for generation in (1, 2, 3)]
+    codes = [(await work(generation)).exit_code for generation in (1, 2, 3)]
     assert codes == [EXIT_START_AGAIN, EXIT_START_AGAIN, 1]
     end = json.loads((tmp_path / "exit.json").read_text())
     assert end["generation"] == 3
@@ -168,147 +127,132 @@ def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path: Path
     assert asked_after(tmp_path, "now", 2) == 0, "the run has ended"
 
 
-def test_a_loss_that_nobody_could_record_is_counted_by_the_next_coordinator(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("in_memory", "from_step"), [(0, 4), (8, 8)])
+async def test_a_loss_that_nobody_could_record_is_counted_by_the_next_coordinator(
+    in_memory: int, from_step: int, tmp_path: Path
+) -> None:
     """Rank 0's supervisor was killed; another one left the request, and may be on the only node of before."""
     record = ExitRecord(0, "n0", EXIT_FAILED, "its supervisor is gone", 1.0, generation=2)
-
-    async def work(in_memory: int) -> None:
-        story = Story(tmp_path / str(in_memory), starts_again="lost", generation=2)
-        await story.files.request_start(StartRequest(record, steps_done=9, in_memory=in_memory))
-        await story.its.begin()
-        assert not story.ends
-
-    for in_memory, from_step in ((0, 4), (8, 8)):
-        (tmp_path / str(in_memory)).mkdir()
-        clock.run(work(in_memory))
-        (row,) = rows(tmp_path / str(in_memory))
-        assert (row["generation"], row["node"], row["kind"], row["step"]) == (2, "n0", "lost", 9)
-        assert row["from_step"] == from_step
-        assert row["seconds"] is None, "step 9 was done before: it is not new"
+    story = begun(tmp_path, starts_again="lost", generation=2)
+    request = StartRequest(record, steps_done=9, in_memory=in_memory)
+    await ExitFiles(str(tmp_path), "now").request_start(request)
+    await story.its.begin()
+    assert not story.records
+    (row,) = rows(tmp_path)
+    assert (row["generation"], row["node"], row["kind"], row["step"]) == (2, "n0", "lost", 9)
+    assert row["from_step"] == from_step
+    assert row["seconds"] is None, "step 9 was done before: it is not new"
 
 
-def test_same_fault_is_counted_though_mpi_killed_the_coordinators_that_saw_it(tmp_path: Path) -> None:
+async def test_same_fault_is_counted_though_mpi_killed_the_coordinators_that_saw_it(tmp_path: Path) -> None:
     async def work(generation: int) -> list[ExitRecord]:
-        story = Story(tmp_path, starts_again="always", generation=generation)
+        story = begun(tmp_path, starts_again="always", generation=generation)
         record = ExitRecord(1, "n1", EXIT_FAILED, "killed; and a hint", 1.0, generation=generation)
-        await story.files.request_start(StartRequest(record, steps_done=5, in_memory=4, fault_step=6))
+        await ExitFiles(str(tmp_path), "now").request_start(
+            StartRequest(record, steps_done=5, in_memory=4, fault_step=6)
+        )
         await story.its.begin()
         await asyncio.sleep(0.1)
         story.its.close()
-        return story.ends
+        return story.records
 
-    assert clock.run(work(2)) == []
+    assert await work(2) == []
     (row,) = rows(tmp_path)
     assert (row["kind"], row["rank"], row["step"]) == ("fault", 1, 6)
-    (end,) = clock.run(work(3))
+    (end,) = await work(3)
     assert end.exit_code == EXIT_FAILED
     assert "the same fault at the same step 2 times in a row" in end.reason
 
 
 @pytest.mark.parametrize("moment", ["while ranks are being ended", "during the wait"])
-def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_again(
+async def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_again(
     moment: str, tmp_path: Path
 ) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="lost", backoff_s=600.0, max_restarts=4)
-        if moment == "during the wait":  # the first restart without a new step does not wait
-            story.its.receive(failed(0, 1, "first"))
-            await story.until_said(Regroup)
-            for rank in (0, 1):
-                story.its.receive(Ended(member=rank, generation=2))
-            await story.until_said(Start)
-            story.said.clear()
-        generation = 3 if moment == "during the wait" else 2
-        story.its.receive(failed(0, generation - 1))
+    story = begun(tmp_path, starts_again="lost", backoff_s=600.0, max_restarts=4)
+    if moment == "during the wait":  # the first restart without a new step does not wait
+        story.its.receive(failed(0, 1, "first"))
         await story.until_said(Regroup)
-        story.its.receive(Ended(member=0, generation=generation))
-        if moment == "during the wait":
-            story.its.receive(Ended(member=1, generation=generation))
-            while len(rows(tmp_path)) < 2:
-                await asyncio.sleep(0.01)
-        story.its.receive(lost(1))
-        while "lost" not in [row["kind"] for row in rows(tmp_path)]:
+        for rank in (0, 1):
+            story.its.receive(Ended(member=rank, generation=2))
+        await story.until_said(Start)
+        story.said.clear()
+    generation = 3 if moment == "during the wait" else 2
+    story.its.receive(failed(0, generation - 1))
+    await story.until_said(Regroup)
+    story.its.receive(Ended(member=0, generation=generation))
+    if moment == "during the wait":
+        story.its.receive(Ended(member=1, generation=generation))
+        while len(rows(tmp_path)) < 2:
             await asyncio.sleep(0.01)
-        story.its.close()
-        assert not story.ends, "it waits before all leave, since this is the second restart at one step"
-        assert asked_after(tmp_path, "now", 1) == generation + 1
-        kinds = [(row["generation"], row["kind"], row["step"]) for row in rows(tmp_path)]
-        assert kinds[-2:] == [(generation, "fault", 6), (generation + 1, "lost", 5)]
+    story.its.receive(lost(1))
+    while "lost" not in [row["kind"] for row in rows(tmp_path)]:
+        await asyncio.sleep(0.01)
+    story.its.close()
+    assert not story.records, "it waits before all leave, since this is the second restart at one step"
+    assert asked_after(tmp_path, "now", 1) == generation + 1
+    kinds = [(row["generation"], row["kind"], row["step"]) for row in rows(tmp_path)]
+    assert kinds[-2:] == [(generation, "fault", 6), (generation + 1, "lost", 5)]
 
-    clock.run(work())
 
-
-def test_supervisor_lost_a_moment_after_its_rank_lets_the_launcher_start_all_again(tmp_path: Path) -> None:
+async def test_supervisor_lost_a_moment_after_its_rank_lets_the_launcher_start_all_again(
+    tmp_path: Path,
+) -> None:
     """The kernel may kill both, one after the other, when memory runs out."""
-
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="lost")
-        story.its.receive(failed(1, 1))
-        story.its.receive(lost(1))
-        assert (await story.ended()).exit_code == EXIT_START_AGAIN
-
-    clock.run(work())
+    story = begun(tmp_path, starts_again="lost")
+    story.its.receive(failed(1, 1))
+    story.its.receive(lost(1))
+    assert (await story.ended()).exit_code == EXIT_START_AGAIN
     (row,) = rows(tmp_path)
     assert (row["cause"], row["kind"], row["step"]) == ("killed", "fault", 6)
 
 
-def test_rank_and_its_supervisor_lost_while_ranks_are_being_ended_are_one_fault(tmp_path: Path) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="lost", max_restarts=1)
-        story.its.receive(failed(1, 1))
-        await story.until_said(Regroup)
-        story.its.receive(Ended(member=0, generation=2))
-        story.its.receive(lost(1))
-        assert (await story.ended()).exit_code == EXIT_START_AGAIN
-        assert story.its._run.membership.excluded == {}
-
-    clock.run(work())
+async def test_rank_and_its_supervisor_lost_while_ranks_are_being_ended_are_one_fault(tmp_path: Path) -> None:
+    story = begun(tmp_path, starts_again="lost", max_restarts=1)
+    story.its.receive(failed(1, 1))
+    await story.until_said(Regroup)
+    story.its.receive(Ended(member=0, generation=2))
+    story.its.receive(lost(1))
+    assert (await story.ended()).exit_code == EXIT_START_AGAIN
+    assert story.its._run.membership.excluded == {}
     (row,) = rows(tmp_path)
     assert (row["generation"], row["kind"], row["step"]) == (3, "fault", 6)
     assert asked_after(tmp_path, "now", 1) == 3
 
 
 @pytest.mark.parametrize("in_memory", [0, 8])
-def test_supervisors_that_were_started_again_let_ranks_save_what_is_in_memory_before_they_stop(
+async def test_supervisors_that_were_started_again_let_ranks_save_what_is_in_memory_before_they_stop(
     in_memory: int, tmp_path: Path
 ) -> None:
-    async def work() -> None:
-        before = Story(tmp_path, starts_again="always", in_memory=in_memory)
-        before.its.receive(failed(1, 1))
-        await before.ended()
-        story = Story(tmp_path, starts_again="always", generation=2, in_memory=in_memory, has_begun=False)
-        await story.its.begin()
-        story.its.receive(StopRequest(15, 0, "n0"))
-        if in_memory:
-            await story.until_said(Stop)
-            assert not story.ends
-        else:
-            assert (await story.ended()).exit_code == 75
-
-    clock.run(work())
+    before = begun(tmp_path, starts_again="always", kept=in_memory)
+    before.its.receive(failed(1, 1))
+    await before.ended()
+    story = begun(tmp_path, starts_again="always", generation=2, kept=in_memory, begun=False)
+    await story.its.begin()
+    story.its.receive(StopRequest(15, 0, "n0"))
+    if in_memory:
+        await story.until_said(Stop)
+        assert not story.records
+    else:
+        assert (await story.ended()).exit_code == 75
 
 
 @pytest.mark.parametrize("moment", ["before the decision", "while ranks are being ended"])
-def test_launcher_is_asked_in_the_moment_of_a_loss(
+async def test_launcher_is_asked_in_the_moment_of_a_loss(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MPI kills all half a second later."""
-
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="lost")
-        if moment == "before the decision":
-            monkeypatch.setattr(coordinator, "SETTLE_S", 1e6)
-            story.its.receive(replace(failed(1, 1), killed=False))
-        else:
-            story.its.receive(failed(0, 1))
-            await story.until_said(Regroup)
-            monkeypatch.setattr(RestartHistory, "saved_step", never)
-        story.its.receive(lost(1))
-        while asked_after(tmp_path, "now", 1) == 0:
-            await asyncio.sleep(0.01)
-        story.its.close()
-
-    clock.run(work())
+    story = begun(tmp_path, starts_again="lost")
+    if moment == "before the decision":
+        monkeypatch.setattr(coordinator, "SETTLE_S", 1e6)
+        story.its.receive(replace(failed(1, 1), killed=False))
+    else:
+        story.its.receive(failed(0, 1))
+        await story.until_said(Regroup)
+        monkeypatch.setattr(RestartHistory, "saved_step", never)
+    story.its.receive(lost(1))
+    while asked_after(tmp_path, "now", 1) == 0:
+        await asyncio.sleep(0.01)
+    story.its.close()
     assert asked_after(tmp_path, "now", 1) == (2 if moment == "before the decision" else 3)
 
 
@@ -317,140 +261,104 @@ async def never(_history: RestartHistory) -> int:
     return 0
 
 
-def test_coordinator_lost_after_it_has_asked_counts_once(
+async def test_coordinator_lost_after_it_has_asked_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """mpirun may kill it before the others, which then find its request."""
     monkeypatch.setattr(stub_world, "KEEPS_GOING", "CLIPSHIP_STARTS_AGAIN")
     limits = replace(stub_world.LIMITS, backoff_s=600.0, max_restarts=5)
     world = stub_world.StubWorld(("a", "b", "c"), tmp_path, limits=limits)
-
-    async def story() -> None:
-        first, _, _ = (world.begin(member).coordinator for member in range(3))
-        assert first is not None
-        await stub_world.until(lambda: len(first.members[2]) == 3)
-        world.fail(1)
-        await world.agreed(2, 3)
-        await asyncio.sleep(0.3)
-        world.lose(2)  # a second fault without a new step: the coordinator waits before it lets all leave
-        await stub_world.until(lambda: len(rows(tmp_path)) == 2)
-        world.lose(0)
-        assert await world.members[1].task == EXIT_START_AGAIN
-
-    stub_world.play(story)
+    first, _, _ = (world.begin(member).coordinator for member in range(3))
+    assert first is not None
+    await stub_world.until(lambda: len(first.members[2]) == 3)
+    world.fail(1)
+    await world.agreed(2, 3)
+    await asyncio.sleep(0.3)
+    world.lose(2)  # a second fault without a new step: the coordinator waits before it lets all leave
+    await stub_world.until(lambda: len(rows(tmp_path)) == 2)
+    world.lose(0)
+    assert await world.members[1].task == EXIT_START_AGAIN
     assert asked_after(tmp_path, world.rendezvous.start, 2) == 3
     assert [row["generation"] for row in rows(tmp_path)] == [2, 3]
 
 
-def test_all_ranks_killed_at_once_are_counted_by_the_next_coordinator(tmp_path: Path) -> None:
+async def test_all_ranks_killed_at_once_are_counted_by_the_next_coordinator(tmp_path: Path) -> None:
     """Slurm has killed them before anyone could ask; its script then takes the request left beforehand."""
 
     async def work(generation: int) -> None:
-        story = Story(tmp_path, starts_again="always", generation=generation)
-        await story.begin_and_ask()
+        story = begun(tmp_path, starts_again="always", generation=generation)
+        await begin_and_ask(story)
         story.its.close()
 
-    clock.run(work(1))
+    await work(1)
     assert asked_after(tmp_path, "now", 1) == 0, "nobody was killed"
     take_word(tmp_path)
     assert asked_after(tmp_path, "now", 1) == 2
-    clock.run(work(2))
+    await work(2)
     (row,) = rows(tmp_path)
     assert (row["generation"], row["node"], row["kind"]) == (2, "", "lost")
     assert (row["step"], row["from_step"]) == (4, 4), "what is in memory was done"
     assert (word(tmp_path)["word"], word(tmp_path)["generation"]) == ("again-if-killed", "3")
 
 
-def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_killed(tmp_path: Path) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="always", has_begun=False)
-        await story.its.begin()
-        await asyncio.sleep(0.2)
-        story.its.close()
-
-    clock.run(work())
+async def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_killed(tmp_path: Path) -> None:
+    story = begun(tmp_path, starts_again="always", begun=False)
+    await story.its.begin()
+    await asyncio.sleep(0.2)
+    story.its.close()
     assert not word(tmp_path)
 
 
 @pytest.mark.parametrize("message", [StopRequest(12, 0, "n0"), Done(1, 0, 0)], ids=["stop", "done"])
-def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, message: Message) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="always")
-        await story.begin_and_ask()
-        story.its.receive(message)
-        while word(tmp_path).get("word") == "again-if-killed":
-            await asyncio.sleep(0.01)
-        story.its.close()
-
-    clock.run(work())
+async def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, message: Message) -> None:
+    story = begun(tmp_path, starts_again="always")
+    await begin_and_ask(story)
+    story.its.receive(message)
+    while word(tmp_path).get("word") == "again-if-killed":
+        await asyncio.sleep(0.01)
+    story.its.close()
     assert word(tmp_path).get("word") != "again-if-killed"
 
 
-def test_what_another_start_has_asked_for_is_not_withdrawn(
+async def test_what_another_start_has_asked_for_is_not_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="always")
-        await story.begin_and_ask()
-        another = Holder("n2", start="another")
-        monkeypatch.setattr("trainer.run.exit_files.who_holds", lambda folder: another)
-        await story.files.withdraw_start()
-        story.its.close()
-
-    clock.run(work())
+    story = begun(tmp_path, starts_again="always")
+    await begin_and_ask(story)
+    another = Holder("n2", start="another")
+    monkeypatch.setattr("trainer.run.exit_files.who_holds", lambda folder: another)
+    await ExitFiles(str(tmp_path), "now").withdraw_start()
+    story.its.close()
     assert word(tmp_path)["word"] == "again-if-killed"
 
 
-def test_restarts_that_name_no_node_speak_against_none(tmp_path: Path) -> None:
+async def test_restarts_that_name_no_node_speak_against_none(tmp_path: Path) -> None:
     """After several of them, the next fault of a rank still leaves no node out."""
-
-    async def killed(generation: int) -> None:
-        story = Story(tmp_path, starts_again="always", generation=generation, max_restarts=9)
-        await story.begin_and_ask()
+    for generation in (1, 2, 3):
+        story = begun(tmp_path, starts_again="always", generation=generation, max_restarts=9)
+        await begin_and_ask(story)
         take_word(tmp_path)
         story.its.close()
-
-    async def ends() -> ExitRecord:
-        story = Story(tmp_path, starts_again="always", generation=4, max_restarts=9)
-        await story.its.begin()
-        for rank in (0, 1):
-            story.its.receive(Done(rank=rank, code=0, generation=4))
-        return await story.ended()
-
-    for generation in (1, 2, 3):
-        clock.run(killed(generation))
-    end = clock.run(ends())
+    story = begun(tmp_path, starts_again="always", generation=4, max_restarts=9)
+    await story.its.begin()
+    for rank in (0, 1):
+        story.its.receive(Done(rank=rank, code=0, generation=4))
+    end = await story.ended()
     assert (end.exit_code, end.left_out) == (0, ())
     assert [restart["node"] for restart in end.restarts] == ["", "", ""]
 
 
-def test_a_lost_supervisor_is_no_end_where_the_launcher_starts_all_again(tmp_path: Path) -> None:
-    async def work(starts_again: str) -> ExitRecord:
-        story = Story(tmp_path / starts_again, starts_again=starts_again)
-        story.its.receive(lost(1))
-        story.its.receive(StopRequest(signal=15, rank=0, node="n0"))  # MPI's own, to all others
-        return await story.ended()
-
-    (tmp_path / "lost").mkdir()
-    assert clock.run(work("lost")).exit_code == EXIT_START_AGAIN
-    assert asked_after(tmp_path / "lost", "now", 1) == 2
-    assert clock.run(work("")).exit_code == EXIT_FAILED
-
-
 @pytest.mark.parametrize("outside", [False, True])
-def test_a_persons_stop_between_generations_counts_where_mpi_signals_all(
+async def test_a_persons_stop_between_generations_counts_where_mpi_signals_all(
     tmp_path: Path, outside: bool
 ) -> None:
-    async def work() -> ExitRecord:
-        story = Story(tmp_path, starts_again="always")
-        story.its.receive(failed(1, 1))
-        await story.until_said(Regroup)
-        story.its.receive(StopRequest(signal=15, rank=0, node="n0", outside=outside))
-        for rank in (0, 1):
-            story.its.receive(Ended(member=rank, generation=2))
-        return await story.ended()
-
-    assert clock.run(work()).exit_code == (EXIT_PREEMPTED if outside else EXIT_START_AGAIN)
+    story = begun(tmp_path, starts_again="always")
+    story.its.receive(failed(1, 1))
+    await story.until_said(Regroup)
+    story.its.receive(StopRequest(signal=15, rank=0, node="n0", outside=outside))
+    for rank in (0, 1):
+        story.its.receive(Ended(member=rank, generation=2))
+    assert (await story.ended()).exit_code == (EXIT_PREEMPTED if outside else EXIT_START_AGAIN)
 
 
 def test_generations_are_started_until_none_is_asked_for() -> None:
@@ -505,31 +413,27 @@ def test_clipship_run_starts_mpirun_again_with_the_same_token(
     assert len({one[0] for one in seen}) == 1
 
 
-def test_the_end_names_the_bad_nodes_also_those_that_nobody_could_replace(tmp_path: Path) -> None:
+async def test_the_end_names_the_bad_nodes_also_those_that_nobody_could_replace(tmp_path: Path) -> None:
     """A batch script that queues the job again excludes them."""
-
-    async def work() -> None:
-        ends: list[ExitRecord] = []
-        membership = Membership(range(3), wanted=2, fewest=2)
-        its = Coordinator(
-            RunState(
-                (1, 2),
-                Limits(run_folder=str(tmp_path)),
-                ExitFiles(str(tmp_path), "now"),
-                StubActions(records=ends),
-                membership,
-                member=1,
-            )
+    ends: list[ExitRecord] = []
+    membership = Membership(range(3), wanted=2, fewest=2)
+    its = Coordinator(
+        RunState(
+            (1, 2),
+            Limits(run_folder=str(tmp_path)),
+            ExitFiles(str(tmp_path), "now"),
+            StubActions(records=ends),
+            membership,
+            member=1,
         )
-        for member in range(3):
-            its.receive(Joined(member=member, node=f"n{member}"))
-        for node in ("n0", "n2"):
-            membership.exclude(node, "condemned", "its network is slow")
-        its.receive(failed(0, 1))
-        while not ends:
-            await asyncio.sleep(0.01)
-
-    clock.run(work())
+    )
+    for member in range(3):
+        its.receive(Joined(member=member, node=f"n{member}"))
+    for node in ("n0", "n2"):
+        membership.exclude(node, "condemned", "its network is slow")
+    its.receive(failed(0, 1))
+    while not ends:
+        await asyncio.sleep(0.01)
     told = (tmp_path / WORD).read_text()
     assert "\nleft_out=n0\nleft_out=n2\n" in told, "as the batch script reads it"
     record = exit_record_of(tmp_path, "now")

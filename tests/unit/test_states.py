@@ -202,15 +202,11 @@ def test_whatever_happens_in_any_order_the_run_goes_on_or_ends_once(gap_s: float
         ), order
 
 
-def test_a_run_that_has_ended_is_not_taken_over() -> None:
-    async def story() -> Run:
-        run = Run(begun=False)
-        run.begin()
-        run.be_asked()
-        assert run.its.state is State.ENDED
-        await run.its.take_over(messages.Roster(1, "0 2 n0", "", ((2, ("h", 1)),)), 1, 1, ())
-        await asyncio.sleep(1.0)
-        return run
-
-    run = clock.run(story())
+async def test_a_run_that_has_ended_is_not_taken_over() -> None:
+    run = Run(begun=False)
+    run.begin()
+    run.be_asked()
+    assert run.its.state is State.ENDED
+    await run.its.take_over(messages.Roster(1, "0 2 n0", "", ((2, ("h", 1)),)), 1, 1, ())
+    await asyncio.sleep(1.0)
     assert (run.errors, [record.exit_code for record in run.records]) == ([], [EXIT_PREEMPTED])

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -32,10 +32,6 @@ from trainer.world.rendezvous import Rendezvous, signed
 
 def rendezvous() -> Rendezvous:
     return Rendezvous("127.0.0.1", free_port("127.0.0.1"), "secret")
-
-
-def in_loop(work: Coroutine[Any, Any, None]) -> None:
-    clock.run(work)
 
 
 async def until(condition: Any) -> None:
@@ -70,71 +66,47 @@ def test_the_rendezvous_is_restored_from_its_variables() -> None:
     assert Rendezvous.from_env({}) is None
 
 
-def test_messages_reach_the_root_and_everybody() -> None:
-    async def story() -> None:
-        trees, heard = await grown(rendezvous(), ["a", "a", "b", "c", "c", "d"])
-        told: list[int] = []
+async def test_messages_reach_the_root_and_everybody() -> None:
+    trees, heard = await grown(rendezvous(), ["a", "a", "b", "c", "c", "d"])
+    told: list[int] = []
 
-        def note(rank: int, message: Message) -> None:
-            told.append(rank)
+    def note(rank: int, message: Message) -> None:
+        told.append(rank)
 
-        for tree in trees:
-            tree.from_above = partial(note, tree.rank)
-            tree.up(Done(1, tree.rank, 0))
-        await until(lambda: len([message for message in heard if isinstance(message, Done)]) == 6)
-        assert {message.member for message in heard if isinstance(message, Joined)} == {1, 2, 3, 4, 5}
-        trees[0].down(Stop())
-        await until(lambda: sorted(told) == [0, 1, 2, 3, 4, 5])
-        await left(trees)
-
-    in_loop(story())
+    for tree in trees:
+        tree.from_above = partial(note, tree.rank)
+        tree.up(Done(1, tree.rank, 0))
+    await until(lambda: len([message for message in heard if isinstance(message, Done)]) == 6)
+    assert {message.member for message in heard if isinstance(message, Joined)} == {1, 2, 3, 4, 5}
+    trees[0].down(Stop())
+    await until(lambda: sorted(told) == [0, 1, 2, 3, 4, 5])
+    await left(trees)
 
 
-def test_messages_sent_before_joining_are_not_lost() -> None:
-    async def story() -> None:
-        place = rendezvous()
-        early = Tree(place, 1, "b", 60.0)
-        early.up(Done(1, 1, 0))
-        joining = asyncio.create_task(early.join(10.0))
-        await asyncio.sleep(0.3)  # the root comes later than the others
-        trees, heard = await grown(place, ["a"])
-        await joining
-        await until(lambda: Done(1, 1, 0) in heard)
-        await left([*trees, early])
-
-    in_loop(story())
+async def test_messages_sent_before_joining_are_not_lost() -> None:
+    place = rendezvous()
+    early = Tree(place, 1, "b", 60.0)
+    early.up(Done(1, 1, 0))
+    joining = asyncio.create_task(early.join(10.0))
+    await asyncio.sleep(0.3)  # the root comes later than the others
+    trees, heard = await grown(place, ["a"])
+    await joining
+    await until(lambda: Done(1, 1, 0) in heard)
+    await left([*trees, early])
 
 
-def test_broken_connection_and_silence_are_told_to_the_root() -> None:
-    async def story() -> None:
-        trees, heard = await grown(rendezvous(), ["a", "b", "c"], silence_s=5.0)
-        trees[1].ending = True
-        assert trees[1]._parent is not None
-        trees[1]._parent._writer.transport.abort()
-        await until(lambda: losses(heard))
-        assert losses(heard)[0].member == 1
-        for task in trees[2]._tasks:  # it hears no more and says no more, and its connection stays
-            task.cancel()
-        await until(lambda: len(losses(heard)) == 2)
-        assert (losses(heard)[1].member, losses(heard)[1].reason) == (2, "it has been silent for 5 s")
-        await left(trees)
-
-    in_loop(story())
-
-
-def test_children_notice_that_the_root_is_gone() -> None:
-    async def story() -> None:
-        trees, _ = await grown(rendezvous(), ["a", "b"])
-        gone: list[Message] = []
-        trees[1].from_above = gone.append
-        await trees[0].leave()
-        await until(lambda: gone)
-        assert gone == [
-            Orphaned(member=0, node="a", reason="its connection closed", cut=False, relayed=False)
-        ]
-        await trees[1].leave()
-
-    in_loop(story())
+async def test_broken_connection_and_silence_are_told_to_the_root() -> None:
+    trees, heard = await grown(rendezvous(), ["a", "b", "c"], silence_s=5.0)
+    trees[1].ending = True
+    assert trees[1]._parent is not None
+    trees[1]._parent._writer.transport.abort()
+    await until(lambda: losses(heard))
+    assert losses(heard)[0].member == 1
+    for task in trees[2]._tasks:  # it hears no more and says no more, and its connection stays
+        task.cancel()
+    await until(lambda: len(losses(heard)) == 2)
+    assert (losses(heard)[1].member, losses(heard)[1].reason) == (2, "it has been silent for 5 s")
+    await left(trees)
 
 
 def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> None:
@@ -151,36 +123,30 @@ def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> No
     clock.run(story(), clock=its)
 
 
-def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
-    async def story() -> None:
-        trees, _ = await grown(rendezvous(), ["a", "b", "b"])
-        heard: list[Message] = []
-        trees[2].from_above = heard.append
-        trees[0].ending = True
-        await trees[0].leave()
-        await until(lambda: heard)
-        assert heard[0] == Orphaned(0, "a", "its connection closed", relayed=True)
-        await left(trees[1:])
+async def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
+    trees, _ = await grown(rendezvous(), ["a", "b", "b"])
+    heard: dict[int, list[Message]] = {1: [], 2: []}
+    for rank, its in heard.items():
+        trees[rank].from_above = its.append
+    trees[0].ending = True
+    await trees[0].leave()
+    await until(lambda: all(heard.values()))
+    assert heard[1] == [Orphaned(0, "a", "its connection closed", cut=False, relayed=False)]
+    assert heard[2][0] == Orphaned(0, "a", "its connection closed", relayed=True)
+    await left(trees[1:])
 
-    in_loop(story())
 
-
-def test_a_peer_without_the_token_is_refused() -> None:
-    async def story() -> None:
-        place = rendezvous()
-        trees, heard = await grown(place, ["a"])
-        reader, writer = await asyncio.open_connection(place.host, place.port)
-        nonce = json.loads(await reader.readline())["nonce"]
-        hello = signed(
-            "guess", "newcomer", (nonce, "own"), {"rank": 1, "node": "x", "port": 1, "nonce": "own"}
-        )
-        writer.write(json.dumps(hello).encode() + b"\n" + to_line(StopRequest(15, 0, "x")))
-        assert await reader.read() == b""
-        writer.close()
-        assert heard == []
-        await left(trees)
-
-    in_loop(story())
+async def test_a_peer_without_the_token_is_refused() -> None:
+    place = rendezvous()
+    trees, heard = await grown(place, ["a"])
+    reader, writer = await asyncio.open_connection(place.host, place.port)
+    nonce = json.loads(await reader.readline())["nonce"]
+    hello = signed("guess", "newcomer", (nonce, "own"), {"rank": 1, "node": "x", "port": 1, "nonce": "own"})
+    writer.write(json.dumps(hello).encode() + b"\n" + to_line(StopRequest(15, 0, "x")))
+    assert await reader.read() == b""
+    writer.close()
+    assert heard == []
+    await left(trees)
 
 
 NONSENSE = {
@@ -196,21 +162,20 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in NONSENSE.items()])
-def test_stranger_that_talks_nonsense_does_no_harm(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
-        place = rendezvous()
-        trees, heard = await grown(place, ["a"])
-        reader, writer = await asyncio.open_connection(place.host, place.port)
-        await reader.readline()
-        writer.write(line + b"\n")
-        assert await reader.read() == b"", "it is sent away"
-        writer.close()
-        other = Tree(place, 1, "b", 60.0)
-        await other.join(5.0)
-        await until(lambda: [type(message) for message in heard] == [Joined])
-        await left([*trees, other])
-
-    in_loop(story())
+async def test_stranger_that_talks_nonsense_does_no_harm(
+    line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = rendezvous()
+    trees, heard = await grown(place, ["a"])
+    reader, writer = await asyncio.open_connection(place.host, place.port)
+    await reader.readline()
+    writer.write(line + b"\n")
+    assert await reader.read() == b"", "it is sent away"
+    writer.close()
+    other = Tree(place, 1, "b", 60.0)
+    await other.join(5.0)
+    await until(lambda: [type(message) for message in heard] == [Joined])
+    await left([*trees, other])
     assert caplog.text == "", "nothing of the stranger's reaches the output"
 
 
@@ -246,115 +211,88 @@ WELCOMES = {
 
 
 @pytest.mark.parametrize("answer", [pytest.param(answer, id=name) for name, answer in WELCOMES.items()])
-def test_a_stranger_at_the_roots_port_is_not_taken_for_it(answer: bytes) -> None:
-    async def story() -> None:
-        place = rendezvous()
-        async with squatter(place, answer) as told:
-            tree = Tree(place, 1, "b", 60.0)
-            heard: list[Message] = []
-            tree.from_above = heard.append
-            tree.up(Late(1, "what"))
-            with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}"):
-                await tree.join(0.5)
-            assert not await asyncio.to_thread(send_stop_request, place, 15)
-            await tree.leave()
-            await until(lambda: len(told) >= 2)
-            assert set(told) == {b""}, "it is told nothing of the run"
-            assert heard == [], "and what it says is not done"
-
-    in_loop(story())
-
-
-def test_a_stranger_that_sends_ones_own_proof_back_is_not_taken_for_the_root() -> None:
-    async def story() -> None:
-        place = rendezvous()
-
-        async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b'{"nonce": "fixed"}\n')
-            hello = json.loads(await reader.readline())
-            writer.write(json.dumps({**hello, "parent": None}).encode() + b"\n")
-            writer.write(json.dumps(hello).encode() + b"\n")
-            await reader.read()
-            writer.close()
-
-        server = await asyncio.start_server(echo, place.host, place.port)
+async def test_a_stranger_at_the_roots_port_is_not_taken_for_it(answer: bytes) -> None:
+    place = rendezvous()
+    async with squatter(place, answer) as told:
         tree = Tree(place, 1, "b", 60.0)
-        with pytest.raises(
-            TimeoutError, match="another program answers there, which does not know this run's token"
-        ):
+        heard: list[Message] = []
+        tree.from_above = heard.append
+        tree.up(Late(1, "what"))
+        with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}"):
             await tree.join(0.5)
+        assert not await asyncio.to_thread(send_stop_request, place, 15)
         await tree.leave()
-        server.close()
-
-    in_loop(story())
-
-
-def test_supervisors_listen_only_where_the_others_reach_them() -> None:
-    async def story() -> None:
-        own = outer_address()
-        place = Rendezvous(own, free_port(own), "secret")
-        before = set(listeners(os.getpid()))  # another test's, if this process has run some
-        trees, _ = await grown(place, ["a", "b", "b"])
-        try:
-            opened = set(listeners(os.getpid())) - before
-            assert {listener.address for listener in opened} == {own}
-        finally:
-            await left(trees)
-
-    in_loop(story())
+        await until(lambda: len(told) >= 2)
+        assert set(told) == {b""}, "it is told nothing of the run"
+        assert heard == [], "and what it says is not done"
 
 
-def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss(
+async def test_a_stranger_that_sends_ones_own_proof_back_is_not_taken_for_the_root() -> None:
+    place = rendezvous()
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'{"nonce": "fixed"}\n')
+        hello = json.loads(await reader.readline())
+        writer.write(json.dumps({**hello, "parent": None}).encode() + b"\n")
+        writer.write(json.dumps(hello).encode() + b"\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(echo, place.host, place.port)
+    tree = Tree(place, 1, "b", 60.0)
+    with pytest.raises(
+        TimeoutError, match="another program answers there, which does not know this run's token"
+    ):
+        await tree.join(0.5)
+    await tree.leave()
+    server.close()
+
+
+async def test_supervisors_listen_only_where_the_others_reach_them() -> None:
+    own = outer_address()
+    place = Rendezvous(own, free_port(own), "secret")
+    before = set(listeners(os.getpid()))  # another test's, if this process has run some
+    trees, _ = await grown(place, ["a", "b", "b"])
+    try:
+        opened = set(listeners(os.getpid())) - before
+        assert {listener.address for listener in opened} == {own}
+    finally:
+        await left(trees)
+
+
+async def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("trainer.supervise.network.link.ANSWER_S", 60.0)  # on a busy machine it comes late
-
-    async def story() -> None:
-        place = rendezvous()
-        trees, heard = await grown(place, ["a", "b"])
-        assert await asyncio.to_thread(send_stop_request, place, 15)
-        await until(lambda: StopRequest(15, 0, place.host, outside=True) in heard)
-        assert not await asyncio.to_thread(send_stop_request, Rendezvous(place.host, place.port, "guess"), 15)
-        await asyncio.sleep(0.2)
-        assert not losses(heard)
-        await left(trees)
-
-    in_loop(story())
+    place = rendezvous()
+    trees, heard = await grown(place, ["a", "b"])
+    assert await asyncio.to_thread(send_stop_request, place, 15)
+    await until(lambda: StopRequest(15, 0, place.host, outside=True) in heard)
+    assert not await asyncio.to_thread(send_stop_request, Rendezvous(place.host, place.port, "guess"), 15)
+    await asyncio.sleep(0.2)
+    assert not losses(heard)
+    await left(trees)
 
 
 def test_a_stop_request_says_if_no_supervisor_is_there() -> None:
     assert not send_stop_request(rendezvous(), 15)
 
 
-def test_joining_fails_if_the_root_never_comes() -> None:
-    async def story() -> None:
-        place = rendezvous()
-        tree = Tree(place, 1, "b", 60.0)
-        with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}"):
-            await tree.join(0.5)
-        await tree.leave()
+async def test_call_that_a_dying_root_cuts_off_is_repeated_before_its_death_is_in_doubt() -> None:
+    place = rendezvous()
+    trees, _ = await grown(place, ["a", "b"])
+    await trees[0].leave()
+    calls: list[asyncio.StreamWriter] = []
 
-    in_loop(story())
+    def dies(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls.append(writer)
+        writer.close()
+        server.close()
 
-
-def test_call_that_a_dying_root_cuts_off_is_repeated_before_its_death_is_in_doubt() -> None:
-    async def story() -> None:
-        place = rendezvous()
-        trees, _ = await grown(place, ["a", "b"])
-        await trees[0].leave()
-        calls: list[asyncio.StreamWriter] = []
-
-        def dies(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            calls.append(writer)
-            writer.close()
-            server.close()
-
-        server = await asyncio.start_server(dies, place.host, place.port)
-        trees[1].lose_parent()
-        own = 1, trees[1].address
-        assert await trees[1].rejoin([(0, (place.host, place.port)), own], 10.0) == {0}
-        assert len(calls) == 1
-        assert trees[1].is_root
-        await trees[1].leave()
-
-    in_loop(story())
+    server = await asyncio.start_server(dies, place.host, place.port)
+    trees[1].lose_parent()
+    own = 1, trees[1].address
+    assert await trees[1].rejoin([(0, (place.host, place.port)), own], 10.0) == {0}
+    assert len(calls) == 1
+    assert trees[1].is_root
+    await trees[1].leave()

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stub_world import LIMITS, StubWorld, play
-from trainer.errors import UnfitNode
+from tests.support.stub_world import LIMITS, StubWorld, four_nodes
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
 from trainer.supervise.coordinate.membership import Membership, exclusions_text
 
@@ -17,11 +16,6 @@ FEWER = replace(LIMITS, min_nodes=1)
 WHY = "collectives give wrong values: rank 2 on n1: all_reduce: 1 of 65,536 values are wrong"
 SAID = f"clipship: {WHY}; restart 1 of 20: "
 WITHOUT = "without node n1: it has failed the preflight"
-
-
-def four_nodes(folder: Path, **keys: Any) -> StubWorld:
-    """Eight supervisors on four nodes."""
-    return StubWorld([f"n{member // 2}" for member in range(8)], folder, **keys)
 
 
 def refuse(world: StubWorld, node: str, folder: Path) -> None:
@@ -49,26 +43,24 @@ def end_of(world: StubWorld) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("keys", "size", "said"),
+    ("keys", "begun", "said"),
     [
-        ({"spares": 1}, 6, "all ranks start again from the beginning"),
-        ({"limits": FEWER}, 6, "6 ranks of 8 start again from the beginning"),
+        ({"spares": 1}, True, "all ranks start again from the beginning"),
+        ({"limits": FEWER}, True, "6 ranks of 8 start again from the beginning"),
+        ({"spares": 1}, False, "all ranks start again from the beginning"),
     ],
-    ids=["spare", "fewer"],
+    ids=["spare", "fewer", "spare at the first start"],
 )
-def test_at_a_restart_a_generation_starts_without_the_node(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], keys: dict[str, Any], size: int, said: str
+async def test_a_generation_starts_without_the_node(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], keys: dict[str, Any], begun: bool, said: str
 ) -> None:
-    world = four_nodes(tmp_path, **keys)
-
-    async def story() -> None:
-        await world.start()
-        refuse(world, "n1", tmp_path)
-        await world.agreed(2, size)
-        assert sorted({world.nodes[member] for member in world.world()}) == ["n0", "n2", "n3"]
-        await world.end()
-
-    play(story)
+    world = await four_nodes(tmp_path, **keys)
+    if not begun:
+        begin_nothing(world)
+    refuse(world, "n1", tmp_path)
+    await world.agreed(2, 6)
+    assert sorted({world.nodes[member] for member in world.world()}) == ["n0", "n2", "n3"]
+    await world.end()
     assert f"{SAID}{said}; {WITHOUT}" in capfd.readouterr().err
     (restart,) = end_of(world)["restarts"]
     assert (restart["kind"], restart["rank"], restart["node"]) == ("unfit", 2, "n1")
@@ -77,54 +69,27 @@ def test_at_a_restart_a_generation_starts_without_the_node(
     assert exclusions_text([row]) == ["node n1: it has failed the preflight"]
 
 
-def test_at_the_first_start_a_spare_takes_its_place(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    world = four_nodes(tmp_path, spares=1)
-
-    async def story() -> None:
-        await world.start()
-        begin_nothing(world)
-        refuse(world, "n1", tmp_path)
-        await world.agreed(2, 6)
-        assert sorted(world.world()) == [0, 1, 4, 5, 6, 7]
-        await world.end()
-
-    play(story)
-    assert f"{SAID}all ranks start again from the beginning; {WITHOUT}" in capfd.readouterr().err
-
-
-def test_at_the_first_start_fewer_ranks_do_not_take_its_place(tmp_path: Path) -> None:
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        begin_nothing(world)
-        refuse(world, "n1", tmp_path)
-        for node in list(world.members.values()):
-            assert await node.task == 1
-
-    play(story)
+async def test_at_the_first_start_fewer_ranks_do_not_take_its_place(tmp_path: Path) -> None:
+    world = await four_nodes(tmp_path, limits=FEWER)
+    begin_nothing(world)
+    refuse(world, "n1", tmp_path)
+    for node in list(world.members.values()):
+        assert await node.task == 1
     end = end_of(world)
     assert (end["exit_code"], end["rank"], end["node"], end["unfit"]) == (1, 2, "n1", "n1")
     assert end["reason"].startswith(WHY)
     assert not end["restarts"]
 
 
-def test_unfit_node_is_left_out_by_a_later_coordinator_too(tmp_path: Path) -> None:
+async def test_unfit_node_is_left_out_by_a_later_coordinator_too(tmp_path: Path) -> None:
     """It reads that in restarts.json."""
-    world = four_nodes(tmp_path, limits=FEWER)
-
-    async def story() -> None:
-        await world.start()
-        refuse(world, "n1", tmp_path)
-        await world.agreed(2, 6)
-        world.lose(0, 1)
-        await world.agreed(3, 4)
-        assert sorted(world.world()) == [4, 5, 6, 7]
-        await world.end()
-
-    play(story)
+    world = await four_nodes(tmp_path, limits=FEWER)
+    refuse(world, "n1", tmp_path)
+    await world.agreed(2, 6)
+    world.lose(0, 1)
+    await world.agreed(3, 4)
+    assert sorted(world.world()) == [4, 5, 6, 7]
+    await world.end()
 
 
 def test_unfit_node_is_no_part_of_a_world_however_small_that_is() -> None:
@@ -141,8 +106,3 @@ def test_unfit_node_is_no_part_of_a_world_however_small_that_is() -> None:
     assert world.numbers == (2, 3), "a node that is only slow is better than none"
     its.exclude("n1", "unfit", "it has failed the preflight")
     assert its.next_world() is None
-
-
-def test_error_names_the_node() -> None:
-    error = UnfitNode("rank 2 on n1: wrong", "n1")
-    assert (str(error), error.node) == ("rank 2 on n1: wrong", "n1")
