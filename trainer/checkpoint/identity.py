@@ -87,7 +87,7 @@ class RunIdentity:
         What it named then, too, is nothing else: the key may have had no effect on the blocks.
         """
         then, now = dict(before["job"]), self.job.model_dump()
-        chosen, named = before["data_order"]["block_samples"], then["data"]["block_samples"]
+        chosen, named = before["data_order"]["block_samples"], then["data"].get("block_samples")
         then["data"] = {**then["data"], "block_samples": chosen}
         if now["data"]["block_samples"] in (None, named):
             now["data"]["block_samples"] = chosen

@@ -181,7 +181,7 @@ def lanes_of_run(job: Job, comm: "Comm", source: Source, recorded: Mapping[str, 
         room = min(MOST_BYTES, host_bytes() // MOST_SHARE // max(1, comm.world.local_size))
         chosen = choose_lanes(job.data, source, job.optim.global_batch_size, comm.world.size, room)
         recorded = comm.broadcast_object(asdict(chosen))
-    return Lanes(**recorded)
+    return Lanes(recorded["block_samples"], recorded["lanes"])
 
 
 def choose_lanes(data: Data, source: Source, batch: int, ranks: int, room: int) -> Lanes:
