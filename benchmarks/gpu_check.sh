@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash check [SECONDS]: measures this project on the machine's GPU; results in $OUT (default: gpu-results).
+# bash check [SECONDS [OPTION...]]: measures this project on the GPUs of this machine. Results: $OUT, or gpu-results.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python3}
@@ -13,4 +13,4 @@ fi
 out=$(realpath -m "${OUT:-gpu-results}")
 cd "$here/clipship"
 export PYTHONPATH=$site:$PWD${PYTHONPATH:+:$PYTHONPATH}
-exec "$python" -m benchmarks.gpu_check --seconds "${1:-780}" --out "$out"
+exec "$python" -m benchmarks.gpu_check --seconds "${1:-3600}" --out "$out" "${@:2}"

@@ -1,7 +1,7 @@
 """One folder with which a GPU machine without network measures this project: `make gpu-kit`.
 
 It has the sources, the wheels of all that they need beside torch and torchvision, and `check`, which runs
-`benchmarks.gpu_check`. Copy it there, and run `bash gpu-kit/check 780`: seconds that it may take.
+`benchmarks.gpu_check`. Copy it there, and run `bash gpu-kit/check 3600`: seconds that it may take at most.
 """
 
 import shutil
@@ -72,7 +72,7 @@ def main(out: Path, version: str, have: str) -> None:
     fetch(pins, version, out / "wheels")
     shutil.copy(CHECK, out / "check")
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    print(f"{out}: {size / 1e6:.0f} MB. Copy it to the GPU machine, and there: bash {out.name}/check 780")
+    print(f"{out}: {size / 1e6:.0f} MB. Copy it to the GPU machine, and there: bash {out.name}/check")
 
 
 def copy_sources(root: Path, to: Path) -> int:

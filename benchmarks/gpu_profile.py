@@ -27,7 +27,7 @@ class Tracer:
     """Times some steps, profiles the next ones, and leaves the process."""
 
     def __init__(self, name: str, samples: int) -> None:
-        self._name, self._samples, self._done, self._began = name, samples, 0, 0.0
+        self._name, self._samples, self._done, self._began, self._speed = name, samples, 0, 0.0, ""
         self._profile = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
         register_optimizer_step_post_hook(self._step_done)
 
@@ -37,7 +37,7 @@ class Tracer:
             return
         torch.cuda.synchronize()
         if self._done == FIRST:
-            self._say_speed((time.perf_counter() - self._began) / (FIRST - TIMED))
+            self._speed = self._speed_of((time.perf_counter() - self._began) / (FIRST - TIMED))
             self._profile.start()
         elif self._done == FIRST + COUNT:
             self._profile.stop()
@@ -46,9 +46,9 @@ class Tracer:
         torch.cuda.reset_peak_memory_stats()
         self._began = time.perf_counter()
 
-    def _say_speed(self, step_s: float) -> None:
+    def _speed_of(self, step_s: float) -> str:
         peak = torch.cuda.max_memory_allocated() / 2**30
-        self._say(
+        return (
             f"{self._name}, {self._samples} samples: {step_s * 1e3:.1f} ms, "
             f"{self._samples / step_s:,.0f} samples/s, peak {peak:.1f} GiB"
         )
@@ -56,7 +56,6 @@ class Tracer:
     def _say_kernels(self) -> None:
         rows = [row for row in self._profile.key_averages() if str(row.device_type).endswith("CUDA")]
         total = sum(row.self_device_time_total for row in rows)
-        self._say(f"the device works {total / COUNT / 1e3:.1f} ms of a step")
         for row in sorted(rows, key=lambda row: -row.self_device_time_total)[:35]:
             took = row.self_device_time_total
             self._say(
@@ -64,6 +63,7 @@ class Tracer:
             )
         if folder := os.environ.get("CLIPSHIP_RESULTS"):
             self._profile.export_chrome_trace(f"{folder}/trace-{self._name}.json.gz")
+        self._say(f"{self._speed}; the device works {total / COUNT / 1e3:.1f} ms of a step")
 
     def _say(self, text: str) -> None:
         print(text, file=sys.__stdout__, flush=True)

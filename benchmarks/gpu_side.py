@@ -1,7 +1,8 @@
 """One turn of `make bench-gpu`: `python -m benchmarks.gpu_side ours|theirs CASE SAMPLES STEPS SKIP`.
 
 Each side is its own trainer from its main function on; only the data are replaced. The last line on stdout is
-JSON. `probe` prints the GPU's name and bytes as JSON, or null.
+JSON: what was measured, or why nothing was. A case of several ranks runs on all GPUs. `probe` prints the name
+and bytes of a GPU, and how many there are, as JSON, or null.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -22,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from benchmarks.gpu_cases import CASES, GpuCase
+from benchmarks.gpu_cases import CASES, GpuCase, Skipped
+from trainer.world.launchers import detect
 
 
 class StepTimer:
@@ -30,10 +32,14 @@ class StepTimer:
 
     def __init__(self, steps: int, skip: int) -> None:
         self.first, self.last, self.done = skip, skip + steps, 0
+        self.started = time.perf_counter()
         register_optimizer_step_post_hook(self._step_done)
 
     def _step_done(self, *_: object) -> None:
         self.done += 1
+        if self.done == 1:
+            torch.cuda.synchronize()
+            self.first_s = time.perf_counter() - self.started
         if self.done == self.first:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -45,9 +51,19 @@ class StepTimer:
                 "cpu_s": time.process_time() - self.cpu_began,
             }
             measured = {name: seconds / (self.last - self.first) for name, seconds in spent.items()}
-            measured["peak_bytes"] = torch.cuda.max_memory_allocated()
-            print(json.dumps(measured), file=sys.__stdout__, flush=True)
+            measured |= {
+                "first_s": self.first_s,
+                "peak_bytes": torch.cuda.max_memory_allocated(),
+                "taken_bytes": torch.cuda.memory_reserved(),
+            }
+            if detect(os.environ, os.uname().nodename).rank == 0:
+                say(measured)
             os._exit(0)  # what a trainer does at its end is no part of a step
+
+
+def say(measured: Mapping[str, Any]) -> None:
+    """Prints the last line of a turn."""
+    print(json.dumps(measured), file=sys.__stdout__, flush=True)
 
 
 def tokens_of(case: GpuCase, samples: int) -> Tensor:
@@ -83,7 +99,10 @@ class NoTokenizer:
 
 
 def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
-    """Runs `trainer.train` on images as bytes, as our loader gives them."""
+    """Runs `trainer.train` on images as bytes, as our loader gives them.
+
+    Ranks that train together share the folder, which has their job.
+    """
     import trainer.model.build as build
     import trainer.train.main as program
     import trainer.train.opened as opened
@@ -93,6 +112,10 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
     from trainer.data.loader import Batch
     from trainer.train.setup import TrainSetup
 
+    if case.changes:  # they come with Triton
+        from benchmarks.gpu_changes import apply
+
+        apply(case.changes)
     size = samples // case.accumulation
     images = page_locked(torch.randint(0, 256, (size, 4, *case.shape.image_size), dtype=torch.uint8))
     batch = Batch(images, tokens_of(case, size), 0, 0, 0, torch.arange(size), [""] * size, [""] * size)
@@ -108,8 +131,32 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
     # A tokenizer's package, too, may be missing.
     opened.check_packages = lambda job: None  # type: ignore[attr-defined]
     path = folder / "job.toml"
-    path.write_text(dump_job(case.job(samples, steps)))
+    if not path.exists():
+        path.write_text(dump_job(case.job(samples, steps)))
     program.main(path)
+
+
+def ranks(name: str, samples: int, steps: int, words: list[str]) -> int:
+    """Starts our side on each GPU of the machine; returns the exit code of the first rank that failed."""
+    from trainer.config.loader import dump_job
+    from trainer.launch.local import start_ranks
+
+    case, count = CASES[name], torch.cuda.device_count()
+    if case.backend == "horovod":
+        _check_horovod()
+    job = case.job(samples, steps, count)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "job.toml").write_text(dump_job(job))
+        own = (sys.executable, "-m", "benchmarks.gpu_side", "ours", name, *words, folder)
+        return start_ranks(own, job, nproc=count, hosts=None)
+
+
+def _check_horovod() -> None:
+    """Raises Skipped if there is no Horovod here, or one that takes gradients off the GPU."""
+    if importlib.util.find_spec("horovod") is None:
+        raise Skipped("Horovod is not installed")
+    if not importlib.import_module("horovod.torch").nccl_built():
+        raise Skipped("Horovod is installed without NCCL")
 
 
 @dataclass
@@ -173,11 +220,11 @@ def their_arguments(case: GpuCase, samples: int, steps: int, folder: Path) -> li
 
 
 def probe() -> dict[str, Any] | None:
-    """Returns the GPU's name and bytes; None if torch sees no GPU."""
+    """Returns the GPU's name and bytes, and how many there are; None if torch sees no GPU."""
     if not torch.cuda.is_available():
         return None
     found = torch.cuda.get_device_properties(0)
-    return {"name": found.name, "bytes": found.total_memory}
+    return {"name": found.name, "bytes": found.total_memory, "count": torch.cuda.device_count()}
 
 
 def main(arguments: list[str]) -> None:
@@ -185,10 +232,19 @@ def main(arguments: list[str]) -> None:
     if arguments == ["probe"]:
         print(json.dumps(probe()))
         return
-    side, name, samples, steps, skip = arguments[0], arguments[1], *map(int, arguments[2:])
-    timer = StepTimer(steps, skip)
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        {"ours": ours, "theirs": theirs}[side](CASES[name], samples, timer.last + 5, Path(folder))
+    side, name, *words = arguments
+    samples, steps, skip = map(int, words[:3])
+    last = skip + steps + 5
+    try:
+        if CASES[name].backend and not words[3:]:
+            raise SystemExit(ranks(name, samples, last, words))
+        timer = StepTimer(steps, skip)
+        with tempfile.TemporaryDirectory() as own, contextlib.redirect_stdout(sys.stderr):
+            folder = Path(words[3] if words[3:] else own)
+            {"ours": ours, "theirs": theirs}[side](CASES[name], samples, last, folder)
+    except Skipped as why:
+        say({"skipped": str(why)})
+        return
     raise SystemExit(f"{side} ended after {timer.done} steps, before the one that ends the turn")
 
 
