@@ -42,13 +42,8 @@ def _status(capsys: Capture, *arguments: str) -> dict[str, str]:
 
 
 def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(run: Path, capsys: Capture) -> None:
-    _metrics(
-        run,
-        _record(1, samples_per_s=1.0, step_s=99.0),
-        _record(40),
-        {"step": 40, "checkpoint": "x/step-00000040"},
-        _record(60),
-    )
+    saved = {"step": 40, "checkpoint": "x/step-00000040"}
+    _metrics(run, _record(1, samples_per_s=1.0, step_s=99.0), _record(40), saved, _record(60))
     rows = _status(capsys, str(run))
     assert rows["step"].startswith("60 of 100, epoch 1, loss 2.5000, logged ")
     assert rows["speed"] == "100.0 samples/s"
@@ -115,23 +110,15 @@ def test_status_takes_the_number_of_steps_from_the_log_where_the_job_gives_epoch
     run: Path, capsys: Capture
 ) -> None:
     (run / "job.toml").write_text("[optim]\nepochs = 2\n")
-    (run / "logs" / "rank-00000.log").write_text(
-        "2026-01-01 00:00:00,000 INFO step   3/308  epoch 0  loss 1\n"
-    )
+    _log(run, 0, "2026-01-01 00:00:00,000 INFO step   3/308  epoch 0  loss 1\n")
     _metrics(run, _record(8))
     assert _status(capsys, str(run))["time left"] == "10:00"
 
 
 def test_status_of_a_failed_run_says_why_and_no_time_left(run: Path, capsys: Capture) -> None:
     _metrics(run, _record(8))
-    cause = {
-        "rank": 3,
-        "node": "n2",
-        "exit_code": 1,
-        "reason": "killed by SIGKILL in step, step 9",
-        "time": 0.0,
-        "details": "",
-    }
+    reason = "killed by SIGKILL in step, step 9"
+    cause = {"rank": 3, "node": "n2", "exit_code": 1, "reason": reason, "time": 0.0, "details": ""}
     (run / "exit.json").write_text(json.dumps(cause))
     rows = _status(capsys, str(run))
     assert rows["ended"].startswith("exit code 1, rank 3 on n2: killed by SIGKILL in step, step 9 (")
@@ -141,15 +128,8 @@ def test_status_of_a_failed_run_says_why_and_no_time_left(run: Path, capsys: Cap
 def test_status_of_a_run_without_evaluations_shows_none(run: Path, capsys: Capture) -> None:
     """result.json also says where the time went."""
     _metrics(run, _record(100))
-    numbers = {
-        "exit_code": 0,
-        "steps": 100,
-        "loss": 2.5,
-        "data_share": 0.15,
-        "step_s": 4.5,
-        "slowest_rank": 0,
-        "rss_bytes_max": 9,
-    }
+    numbers = {"exit_code": 0, "steps": 100, "loss": 2.5, "data_share": 0.15, "step_s": 4.5}
+    numbers |= {"slowest_rank": 0, "rss_bytes_max": 9}
     (run / "result.json").write_text(json.dumps({"reason": "done", **numbers}))
     assert "evaluation" not in _status(capsys, str(run))
     (run / "result.json").write_text(json.dumps({"reason": "done", **numbers, "zero_shot_top1": 0.5}))
@@ -248,15 +228,15 @@ def test_an_unknown_run_is_bad_input(command: str, tmp_path: Path, capsys: Captu
     assert "is not a run: give a run folder, a job file" in capsys.readouterr().err
 
 
+OF_PODS = 'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
+
+
 def test_a_job_whose_cluster_is_not_known_here_is_told_both(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     job = tmp_path / "job.toml"
-    job.write_text(
-        'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
-        "[kubernetes]\n"
-    )
+    job.write_text(f"{OF_PODS}[kubernetes]\n")
     assert main(["status", str(job)]) == 2
     said = capsys.readouterr().err
     assert "has no run folder here" in said
@@ -268,11 +248,8 @@ def test_a_run_whose_folder_is_here_needs_no_cluster(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     job = tmp_path / "job.toml"
-    head = 'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
-    job.write_text(
-        f'{head}[logging]\nruns = "{run.parent}"\n[kubernetes]\n'
-        f'mounts = {{ "{run.parent}" = "host:{run.parent}" }}\n'
-    )
+    mounts = f'mounts = {{ "{run.parent}" = "host:{run.parent}" }}'
+    job.write_text(f'{OF_PODS}[logging]\nruns = "{run.parent}"\n[kubernetes]\n{mounts}\n')
     assert _status(capsys, str(job))["run"] == str(run)
 
 
@@ -326,15 +303,10 @@ def test_the_last_words_of_a_rank_that_was_killed_are_shown(run: Path) -> None:
     assert list(log_lines(run, None, follow=False)) == ["[0] a", "[0] Segmentation fau"]
 
 
-def test_logs_of_one_rank(run: Path) -> None:
-    _log(run, 0, "a\n")
-    _log(run, 1, "b\n")
-    assert list(log_lines(run, 1, follow=False)) == ["[1] b"]
-
-
-def test_logs_of_a_rank_that_is_not_there_say_which_are(run: Path, capsys: Capture) -> None:
+def test_logs_of_one_rank_and_of_one_that_is_not_there(run: Path, capsys: Capture) -> None:
     _log(run, 0, "a\n")
     _log(run, 7, "b\n")
+    assert list(log_lines(run, 7, follow=False)) == ["[7] b"]
     assert main(["logs", "--rank", "9", str(run)]) == 2
     assert "rank 9 has no log" in capsys.readouterr().err
 
