@@ -39,10 +39,7 @@ class Daemon:
     """A Docker daemon with one image, whose export has these chunks."""
 
     def __init__(self) -> None:
-        self.image = SimpleNamespace(
-            id=ID,
-            attrs={"RepoDigests": [], "Size": 6, "Config": {}},
-        )
+        self.image = SimpleNamespace(id=ID, attrs={"RepoDigests": [], "Size": 6, "Config": {}})
         self.chunks: Callable[[], Iterator[bytes]] = lambda: iter([b"abc", b"def"])
         self.put: list[bytes] = []
         self.created: list[str] = []
@@ -166,12 +163,7 @@ def test_the_file_has_what_enroot_reads_of_an_image(docker: Daemon, images: Path
     ids=["full disk", "other version", "not readable"],
 )
 def test_what_could_not_be_made_whole_is_not_there(
-    docker: Daemon,
-    images: Path,
-    programs: Programs,
-    program: str,
-    script: str,
-    said: str,
+    docker: Daemon, images: Path, programs: Programs, program: str, script: str, said: str
 ) -> None:
     docker.chunks = lambda: iter([bytes(2**20)] * 4)  # more than a pipe holds
     programs(program, script)
