@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,22 @@ def job() -> str:
     return "job.toml"
 
 
+@pytest.fixture
+def cluster() -> None:
+    """The job file of a job for nodes, whose files this machine does not have."""
+    Path("job.toml").write_text(CLUSTER)
+
+
+def check(*overrides: str, options: Sequence[str] = ()) -> int:
+    """Checks job.toml with these words of `--set`."""
+    words = (word for override in overrides for word in ("--set", override))
+    return cli.main(["check", "job.toml", *options, *words])
+
+
+NO_DATA = ["--no-data"]
+IMAGE = ("slurm.container=pyxis", "image.tag=ours/clip:1")
+
+
 def files() -> list[str]:
     return sorted(str(path) for path in Path().rglob("*"))
 
@@ -62,48 +79,48 @@ def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["init"], "chinese, finetune, gpu, kubernetes, laptop, slurm"),
-        (["init", "--preset", "lapto"], "'laptop'"),
-        (["init", "--preset", "laptop", "job.toml/job.toml"], "cannot be written: File exists"),
-        (["init", "--preset", "laptop", "."], "is a folder"),
-        (["check"], "Missing argument 'JOB'"),
-        (["check", "no.toml"], "no.toml: no such job file"),
-        (["check", "job.toml", "--nproc", "0"], "--nproc"),
-        (["check", "job.toml", "--nproc", "3"], "cannot be shared equally by 3 ranks"),
-        (["check", "job.toml", "--set", "optim.rl=1"], "--set optim.rl: unknown key; did you mean optim.lr?"),
-        (["check", "job.toml", "--set", "model.name=ViT-B-33"], "did you mean ViT-B-32"),
-        (["check", "job.toml", "--set", "optim.global_batch_size=2048"], "the data has 1,024 samples, fewer"),
+        ("init", "chinese, finetune, gpu, kubernetes, laptop, slurm"),
+        ("init --preset lapto", "'laptop'"),
+        ("init --preset laptop job.toml/job.toml", "cannot be written: File exists"),
+        ("init --preset laptop .", "is a folder"),
+        ("check", "Missing argument 'JOB'"),
+        ("check no.toml", "no.toml: no such job file"),
+        ("check job.toml --nproc 0", "--nproc"),
+        ("check job.toml --nproc 3", "cannot be shared equally by 3 ranks"),
+        ("check job.toml --set optim.rl=1", "--set optim.rl: unknown key; did you mean optim.lr?"),
+        ("check job.toml --set model.name=ViT-B-33", "did you mean ViT-B-32"),
+        ("check job.toml --set optim.global_batch_size=2048", "the data has 1,024 samples, fewer"),
+        ("check job.toml --set data.format=auto --set data.train=", "names no shards and no table"),
         (
-            ["check", "job.toml", "--set", "data.format=auto", "--set", "data.train="],
-            "names no shards and no table",
-        ),
-        (
-            ["check", "job.toml", "--set", "data.format=webdataset", "--set", "data.train=no/*.tar"],
+            "check job.toml --set data.format=webdataset --set data.train=no/*.tar",
             "no/*.tar: no file matches",
         ),
+        ('check job.toml --set data.format=webdataset --set data.train=""', "must not be empty"),
+        ("check job.toml --set logging.runs=job.toml", "is a file"),
         (
-            ["check", "job.toml", "--set", "data.format=webdataset", "--set", 'data.train=""'],
-            "must not be empty",
-        ),
-        (["check", "job.toml", "--set", "logging.runs=job.toml"], "is a file"),
-        (
-            [
-                *("check", "job.toml", "--set", "comm.backend=horovod", "--set", "comm.launcher=clipship"),
-                *("--set", "comm.horovod.cpu_operations=mpi"),
-            ],
+            (
+                "check job.toml --set comm.backend=horovod --set comm.launcher=clipship "
+                "--set comm.horovod.cpu_operations=mpi"
+            ),
             "comm.horovod.cpu_operations = mpi needs comm.launcher = mpirun",
         ),
-        (["run", "job.toml", "--nproc", "2", "--hosts", "a:1"], "give either --nproc or --hosts"),
-        (["run", "job.toml", "--hosts", "a:b"], "a:b"),
-        (["run", "job.toml", "--nproc", "3"], "cannot be shared equally by 3 ranks"),
-        (["frobnicate"], "No such command 'frobnicate'"),
+        ("check job.toml --set checkpoint.resume=nowhere", "there is no checkpoint at"),
+        (
+            "check job.toml --set data.format=webdataset --set data.train=x.parquet",
+            "x.parquet is a Parquet file among shards: name only files of one format",
+        ),
+        ("run job.toml --nproc 2 --hosts a:1", "give either --nproc or --hosts"),
+        ("run job.toml --hosts a:b", "a:b"),
+        ("run job.toml --nproc 3", "cannot be shared equally by 3 ranks"),
+        ("frobnicate", "No such command 'frobnicate'"),
     ],
 )
 def test_bad_input_is_one_message_with_exit_code_2_and_nothing_written(
-    job: str, arguments: list[str], expected: str, capsys: Capture
+    job: str, arguments: str, expected: str, capsys: Capture
 ) -> None:
+    Path("x.parquet").touch()
     before = files()
-    assert cli.main(arguments) == 2
+    assert cli.main(arguments.split()) == 2
     shown = capsys.readouterr()
     assert expected in shown.err
     assert "Traceback" not in shown.err
@@ -115,21 +132,7 @@ def test_check_says_what_will_run_and_writes_nothing(
     job: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.sysinfo.accelerators.exists", lambda _path: False)
-    assert (
-        cli.main(
-            [
-                "check",
-                job,
-                "--nproc",
-                "2",
-                "--set",
-                "optim.max_batch_size_per_gpu=8",
-                "--set",
-                "name=two words",
-            ]
-        )
-        == 0
-    )
+    assert check("optim.max_batch_size_per_gpu=8", "name=two words", options=["--nproc", "2"]) == 0
     shown = re.sub(r"the CPU, .* memory", "the CPU, ...", capsys.readouterr().out)
     shown = re.sub(r"Python 3.*", "Python ...", re.sub(r"[\d,]+ fit the .* GB free", "... fit", shown))
     assert shown == (
@@ -169,7 +172,7 @@ def test_check_names_the_device_and_warns_where_there_is_none(
     job: str, overrides: list[str], device: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.sysinfo.accelerators.exists", lambda _path: False)
-    assert cli.main(["check", job, *(word for override in overrides for word in ("--set", override))]) == 0
+    assert check(*overrides) == 0
     shown = re.sub(r"the CPU, .* memory", "the CPU, ...", capsys.readouterr().out)
     assert f"device      {device}\n" in shown
     assert ("but this machine has no GPU" in shown) == device.startswith("a GPU")
@@ -179,16 +182,16 @@ def test_check_of_ranks_on_this_machine_refuses_a_job_that_asks_for_gpus_where_t
     job: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.sysinfo.accelerators.exists", lambda _path: False)
-    gpus = ["--set", "resources.gpus_per_node=2"]
-    assert cli.main(["check", job, "--nproc", "2", *gpus, "--set", "model.name=ViT-B-33"]) == 2
+    here = ["--nproc", "2"]
+    assert check("resources.gpus_per_node=2", "model.name=ViT-B-33", options=here) == 2
     told = capsys.readouterr().err
     assert "resources.gpus_per_node = 2, but this machine has no GPU" in told
     assert "unknown model 'ViT-B-33'" in told
-    assert cli.main(["check", job, "--nproc", "2", *gpus, "--set", "resources.device=cpu"]) == 0
+    assert check("resources.gpus_per_node=2", "resources.device=cpu", options=here) == 0
 
 
 def test_check_takes_the_world_from_resources(job: str, capsys: Capture) -> None:
-    assert cli.main(["check", job, "--set", "resources.nodes=2", "--set", "resources.gpus_per_node=4"]) == 0
+    assert check("resources.nodes=2", "resources.gpus_per_node=4") == 0
     shown = capsys.readouterr().out
     assert "world       8 ranks: 2 nodes of 4 GPUs ([resources])\n" in shown
     assert "backend     torch, ranks started by clipship (auto)\n" in shown
@@ -224,11 +227,12 @@ tag = "registry.example/clipship:1"
 """
 
 
-def test_check_without_data_says_what_will_run_where_only_nodes_see_it(capsys: Capture) -> None:
-    Path("job.toml").write_text(CLUSTER)
-    assert cli.main(["check", "job.toml"]) == 2
+def test_check_without_data_says_what_will_run_where_only_nodes_see_it(
+    cluster: None, capsys: Capture
+) -> None:
+    assert check() == 2
     assert "`clipship check --no-data`" in capsys.readouterr().err
-    assert cli.main(["check", "job.toml", "--no-data"]) == 0
+    assert check(options=NO_DATA) == 0
     shown = capsys.readouterr().out
     assert "data        not checked: /far/{00..09}.tar\n" in shown
     assert "backend     torch, ranks started by srun ([slurm])\n" in shown
@@ -249,67 +253,47 @@ def test_check_without_data_says_what_will_run_where_only_nodes_see_it(capsys: C
 def test_check_says_what_connects_horovods_ranks(capsys: Capture, scheduler: str, way: str) -> None:
     without = CLUSTER.partition("[slurm]")[0]
     Path("job.toml").write_text(f'{without}[comm]\nbackend = "horovod"\n{scheduler}\n')
-    assert cli.main(["check", "job.toml", "--no-data"]) == 0
+    assert check(options=NO_DATA) == 0
     assert f"backend     horovod over {way}, ranks started by " in capsys.readouterr().out
 
 
-def test_check_looks_at_the_files_that_the_image_is_built_from(capsys: Capture) -> None:
-    Path("job.toml").write_text(CLUSTER)
-    words = [
-        "check",
-        "job.toml",
-        "--set",
-        "image.tag=ours/clip:1",
-        "--set",
-        'image.site.certificates=["no.pem"]',
-    ]
-    assert cli.main(words) == 2
+def test_check_looks_at_the_files_that_the_image_is_built_from(cluster: None, capsys: Capture) -> None:
+    words = ["image.tag=ours/clip:1", 'image.site.certificates=["no.pem"]']
+    assert check(*words) == 2
     assert f"image.site.certificates: {Path('no.pem').absolute()}: No such file" in capsys.readouterr().err
-    assert cli.main([*words, "--no-data"]) == 0
-    assert cli.main([*words, "--set", f"image.tag=ours/clip@sha256:{64 * '0'}"]) == 2  # for the shards
+    assert check(*words, options=NO_DATA) == 0
+    assert check(*words, f"image.tag=ours/clip@sha256:{64 * '0'}") == 2  # for the shards
     assert "image.site" not in capsys.readouterr().err, "the image is built already"
 
 
 @pytest.mark.parametrize("override", ["image.tag=ours/clip:1", "image.mpi=pypi"])
 def test_check_refuses_a_stack_that_cannot_be_built_whether_the_image_has_a_name_or_not(
-    override: str, capsys: Capture
+    cluster: None, override: str, capsys: Capture
 ) -> None:
-    Path("job.toml").write_text(CLUSTER)
-    assert (
-        cli.main(["check", "job.toml", "--no-data", "--set", override, "--set", 'stack.archs=["7.0"]']) == 2
-    )
+    assert check(override, 'stack.archs=["7.0"]', options=NO_DATA) == 2
     assert "stack.archs: the wheel of torch" in capsys.readouterr().err
 
 
-def test_check_warns_of_what_is_known_bad_in_a_stack(capsys: Capture) -> None:
-    Path("job.toml").write_text(CLUSTER)
-    image = ["--set", "slurm.container=pyxis", "--set", "image.tag=ours/clip:1"]
-    assert cli.main(["check", "job.toml", "--no-data", *image, "--set", "stack.torch=2.13.0"]) == 0
-    assert "warning     torch 2.13.0: NCCL 2.29.7 may hang" in capsys.readouterr().out
+def test_check_warns_of_what_is_known_bad_in_a_stack(cluster: None, capsys: Capture) -> None:
     for setting, warns in (
+        ("stack.torch=2.13.0", True),
         ('env.NCCL_PXN_DISABLE="1"', False),
         ('image.env.NCCL_PXN_DISABLE="1"', False),
         ('env.NCCL_PXN_DISABLE="0"', True),
     ):
-        assert (
-            cli.main(
-                ["check", "job.toml", "--no-data", *image, "--set", "stack.torch=2.13.0", "--set", setting]
-            )
-            == 0
-        )
-        assert ("NCCL 2.29.7 may hang" in capsys.readouterr().out) == warns
-    assert cli.main(["check", "job.toml", "--no-data", *image]) == 0
+        assert check(*IMAGE, "stack.torch=2.13.0", setting, options=NO_DATA) == 0
+        shown = capsys.readouterr().out
+        assert ("warning     torch 2.13.0: NCCL 2.29.7 may hang" in shown) == warns
+        assert ("NCCL 2.29.7 may hang" in shown) == warns
+    assert check(*IMAGE, options=NO_DATA) == 0
     assert "2.14.1:" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("compiled", ["true", "false"])
 def test_check_warns_of_a_torch_that_compiles_wrongly(
-    compiled: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    cluster: None, compiled: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("job.toml").write_text(CLUSTER)
-    image = ["--set", "slurm.container=pyxis", "--set", "image.tag=ours/clip:1"]
-    keys = ["--set", f"model.compile={compiled}"]
-    assert cli.main(["check", "job.toml", "--no-data", *image, "--set", "stack.torch=2.13.0", *keys]) == 0
+    assert check(*IMAGE, "stack.torch=2.13.0", f"model.compile={compiled}", options=NO_DATA) == 0
     text = "torch 2.13.0: compiled, the image tower of SigLIP B/16 gets wrong gradients"
     assert (text in capsys.readouterr().out) == (compiled == "true")
     monkeypatch.setattr("trainer.plan.describe.installed", lambda _: "2.13.0+cu130")
@@ -346,14 +330,8 @@ def test_a_digest_in_the_image_s_name_reaches_script_and_manifest(form: str, cap
     assert name.partition("/")[2] in capsys.readouterr().out
 
 
-def test_check_refuses_what_cannot_run_on_slurm(capsys: Capture) -> None:
-    Path("job.toml").write_text(CLUSTER)
-    assert (
-        cli.main(
-            ["check", "job.toml", "--no-data", "--set", "slurm.container=pyxis", "--set", "resources.nodes=3"]
-        )
-        == 2
-    )
+def test_check_refuses_what_cannot_run_on_slurm(cluster: None, capsys: Capture) -> None:
+    assert check("slurm.container=pyxis", "resources.nodes=3", options=NO_DATA) == 2
     problems = capsys.readouterr().err
     assert "needs an image" in problems
     assert "--no-data" not in problems  # that is what was called
@@ -370,48 +348,14 @@ def test_check_refuses_what_cannot_run_on_slurm(capsys: Capture) -> None:
         ("data.train=s3://bucket/{0..9}.tar", "needs the package s3fs"),
     ],
 )
-def test_check_warns_of_packages_that_the_image_lacks(override: str, said: str, capsys: Capture) -> None:
-    Path("job.toml").write_text(CLUSTER)
-    words = [
-        "check",
-        "job.toml",
-        "--no-data",
-        "--set",
-        "slurm.container=pyxis",
-        "--set",
-        "image.tag=ours/clip:1",
-        "--set",
-        override,
-    ]
-    assert cli.main(words) == 0
+def test_check_warns_of_packages_that_the_image_lacks(
+    cluster: None, override: str, said: str, capsys: Capture
+) -> None:
+    assert check(*IMAGE, override, options=NO_DATA) == 0
     assert said in capsys.readouterr().out
-    assert cli.main([*words, "--set", 'image.pip_packages=["wandb==0.19.1", "s3fs"]']) == 0
+    packages = 'image.pip_packages=["wandb==0.19.1", "s3fs"]'
+    assert check(*IMAGE, override, packages, options=NO_DATA) == 0
     assert said not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("checkpoint.resume=nowhere", "there is no checkpoint at"),
-        ("data.train=x.parquet", "x.parquet is a Parquet file among shards: name only files of one format"),
-    ],
-)
-def test_check_refuses_what_no_run_can_read(job: str, override: str, said: str, capsys: Capture) -> None:
-    Path("x.parquet").touch()
-    assert (
-        cli.main(
-            [
-                "check",
-                job,
-                "--set",
-                "data.format=webdataset" if "train" in override else "seed=1",
-                "--set",
-                override,
-            ]
-        )
-        == 2
-    )
-    assert said in capsys.readouterr().err
 
 
 def test_render_says_which_paths_pods_cannot_see(capsys: Capture) -> None:
@@ -426,9 +370,8 @@ def test_render_says_which_paths_pods_cannot_see(capsys: Capture) -> None:
 
 @pytest.mark.parametrize(("kind", "key"), [("slurm", "name"), ("dockerfile", "image.env.NOTE")])
 def test_render_writes_utf_8_whatever_the_terminal_has(
-    kind: str, key: str, monkeypatch: pytest.MonkeyPatch
+    cluster: None, kind: str, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("job.toml").write_text(CLUSTER)
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
     arguments = [kind, "job.toml", "--set", f"{key}=\u8bad\u7ec3", "--set", "image.tag=clip:1"]
@@ -439,14 +382,14 @@ def test_render_writes_utf_8_whatever_the_terminal_has(
 def test_check_says_that_shards_without_record_are_counted_later(job: str, capsys: Capture) -> None:
     for number in (1, 2):
         Path(f"{number}.tar").touch()
-    assert cli.main(["check", job, "--set", "data.format=auto", "--set", "data.train=*.tar"]) == 0
+    assert check("data.format=auto", "data.train=*.tar") == 0
     shown = capsys.readouterr().out
     assert "2 shards, samples are counted at the start" in shown
     assert "steps       2 epochs; samples are counted at the start" in shown
 
 
 def test_check_says_how_many_samples_an_epoch_leaves_out(job: str, capsys: Capture) -> None:
-    assert cli.main(["check", job, "--set", "data.synthetic_samples=70"]) == 0
+    assert check("data.synthetic_samples=70") == 0
     assert "steps       4 = 2 epochs x 2 steps; 6 samples of each epoch left out\n" in capsys.readouterr().out
 
 
@@ -463,9 +406,9 @@ def test_check_says_how_many_samples_an_epoch_leaves_out(job: str, capsys: Captu
     ],
 )
 def test_check_warns_of_what_is_seldom_meant(job: str, override: str, expected: str, capsys: Capture) -> None:
-    assert cli.main(["check", job]) == 0
+    assert check() == 0
     assert "warning" not in capsys.readouterr().out
-    assert cli.main(["check", job, "--set", override]) == 0
+    assert check(override) == 0
     assert f"warning     {expected}" in capsys.readouterr().out
 
 
@@ -510,30 +453,18 @@ def test_every_command_is_listed_explained_and_shows_an_example(capsys: Capture)
         ('[kubernetes]\nkind = "mpijob"\nmounts."/tmp" = "pvc:runs"', "mpirun ([kubernetes])"),
     ],
 )
-def test_one_node_of_a_cluster_is_not_this_machine(
-    tmp_path: Path, capsys: Capture, section: str, launcher: str
-) -> None:
-    path = tmp_path / "job.toml"
-    head = (
-        'name = "one"\n[data]\ntrain = "/far/0.tar"\n[optim]\nglobal_batch_size = 32\nsteps = 1\n'
-        "[resources]\ngpus_per_node = 2\n"
-    )
-    path.write_text(f'{head}[image]\ntag = "a/b:1"\n[logging]\nruns = "/tmp/runs"\n{section}\n')
-    assert cli.main(["check", "--no-data", str(path)]) == 0
+def test_one_node_of_a_cluster_is_not_this_machine(capsys: Capture, section: str, launcher: str) -> None:
+    without = CLUSTER.partition("[slurm]")[0].replace("/far/runs", "/tmp/runs")
+    Path("job.toml").write_text(f"{without}{section}\n")
+    assert check("resources.nodes=1", "resources.gpus_per_node=2", "image.tag=a/b:1", options=NO_DATA) == 0
     shown = capsys.readouterr().out
     assert "2 ranks: 1 node of 2 GPUs ([resources])\n" in shown
     assert launcher in shown
 
 
-def test_check_names_spare_nodes_beside_the_world(tmp_path: Path, capsys: Capture) -> None:
-    path = tmp_path / "job.toml"
-    head = (
-        'name = "spare"\n[data]\ntrain = "/far/0.tar"\n[optim]\nglobal_batch_size = 32\nsteps = 1\n'
-        "[resources]\nnodes = 2\ngpus_per_node = 2\n[recovery]\nmax_restarts = 3\nspare_nodes = 1\n"
-    )
-    path.write_text(f'{head}[logging]\nruns = "/tmp/runs"\n[slurm]\n')
-    assert cli.main(["check", "--no-data", str(path)]) == 0
-    world = "4 ranks: 2 nodes of 2 GPUs ([resources]), and 1 spare node (recovery.spare_nodes): 3 nodes "
+def test_check_names_spare_nodes_beside_the_world(cluster: None, capsys: Capture) -> None:
+    assert check("recovery.max_restarts=3", "recovery.spare_nodes=1", options=NO_DATA) == 0
+    world = "8 ranks: 2 nodes of 4 GPUs ([resources]), and 1 spare node (recovery.spare_nodes): 3 nodes "
     assert world in capsys.readouterr().out
 
 

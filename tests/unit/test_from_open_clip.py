@@ -258,13 +258,8 @@ OTHERS = {
     "--json-text-key-probs": {"data.caption_key", "data.caption_lines"},
     "--fsdp-no-reshard-after-forward": {"comm.backend"},
     **{
-        name: {
-            "name",
-            "model.name",
-            "model.image_tokens",
-            "model.image_tokens_weights",
-            "model.image_patches",
-        }
+        name: {"name", "model.name", "model.image_patches"}
+        | {"model.image_tokens", "model.image_tokens_weights"}
         | {"optim.global_batch_size", "optim.max_batch_size_per_gpu", "optim.max_image_tokens_per_gpu"}
         | {"optim.steps", "checkpoint.every_steps"}
         for name in FLAGS
@@ -298,12 +293,8 @@ def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path,
     value = (choices or [VALUES[row.takes.get("type")]])[-1]
     if str(row.takes.get("action")).startswith("store_"):
         value = ""
-    needed = {
-        "--lock-image-": "--lock-image",
-        "--lock-text-": "--lock-text",
-        "--remote-sync-": "--remote-sync r",
-    }
-    context = next((text for start, text in needed.items() if name.startswith(start)), "")
+    contexts = ("--lock-image", "--lock-text", "--remote-sync r")
+    context = next((flag for flag in contexts if name.startswith(f"{flag.split()[0]}-")), "")
     line = f"{BASE} {context} {name} {value}"
     text, result = job_file(shlex.split(line))
     refused = row.fate in ("not supported yet", "not wanted") and not row.harmless
@@ -586,10 +577,8 @@ def test_flags_may_stand_without_two_dashes_before_them(capsys: Capture) -> None
 
 
 def test_sources_become_a_list_and_braces_stay() -> None:
-    line = (
-        "--train-data a/{0..9}.tar::b/{0..3}.tar --dataset-resampled --train-data-upsampling-factors 1::0.5"
-    )
-    table = table_of(line)
+    sources = "--train-data a/{0..9}.tar::b/{0..3}.tar --dataset-resampled"
+    table = table_of(f"{sources} --train-data-upsampling-factors 1::0.5")
     assert table["data.train"] == ["a/{0..9}.tar", "b/{0..3}.tar"]
     assert table["data.weights"] == [1.0, 0.5]
     assert table_of("--train-data a::b.csv")["data.train"] == "a::b.csv"
@@ -603,11 +592,8 @@ def test_defaults_of_open_clip_train_that_differ_are_written_out(tmp_path: Path)
     assert (vit["optim.warmup_steps"], vit["data.workers"], vit["logging.every_steps"]) == (10000, 4, 100)
     assert (vit["logging.tensorboard"], vit["model.sync_batch_norm"]) == (False, False)
     tables = table_of("--train-data a.csv")
-    assert [tables[f"data.{key}"] for key in ("separator", "image_column", "caption_column")] == [
-        "\t",
-        "filepath",
-        "title",
-    ]
+    assert (tables["data.separator"], tables["data.image_column"]) == ("\t", "filepath")
+    assert tables["data.caption_column"] == "title"
     job = job_of("--train-data a.csv", tmp_path, 2)
     assert (job.optim.lr, job.optim.weight_decay, job.optim.epochs) == (5e-4, 0.2, 32)
 
@@ -624,17 +610,13 @@ def test_steps_are_those_that_open_clip_train_makes(
     monkeypatch.setitem(sys.modules, "pandas", module_from_spec(ModuleSpec("pandas", None)))
     from open_clip_train.data import get_wds_dataset
 
-    arguments = (
-        f"--train-data {{00..99}}.tar --train-num-samples {samples} --batch-size {batch} --workers {workers} "
-        f"--accum-freq {accumulated}"
-    )
+    data = f"--train-data {{00..99}}.tar --train-num-samples {samples} --workers {workers}"
+    arguments = f"{data} --batch-size {batch} --accum-freq {accumulated}"
     line = read(shlex.split(arguments), gpus)
     real = argparse.Namespace(**{name[2:].replace("-", "_"): value for name, value in line.values.items()})
     real.world_size = gpus
-    loader = get_wds_dataset(
-        real, lambda image: image, is_train=True, tokenizer=lambda text: [text]
-    ).dataloader
-    assert line.epoch_steps == loader.num_batches // accumulated
+    theirs = get_wds_dataset(real, lambda image: image, is_train=True, tokenizer=lambda text: [text])
+    assert line.epoch_steps == theirs.dataloader.num_batches // accumulated
 
 
 @pytest.mark.parametrize(
@@ -657,23 +639,17 @@ def test_steps_are_those_that_open_clip_train_makes(
 def test_the_learning_rate_of_every_step_is_open_clip_trains(flags: str, tmp_path: Path) -> None:
     from open_clip_train.scheduler import const_lr, const_lr_cooldown, cosine_lr
 
-    arguments = (
-        f"--train-data {{0..9}}.tar --train-num-samples 160 --batch-size 8 --workers 1 --epochs 1 --lr 3e-4 "
-        f"{flags}"
-    )
+    data = "--train-data {0..9}.tar --train-num-samples 160 --batch-size 8 --workers 1"
+    arguments = f"{data} --epochs 1 --lr 3e-4 {flags}"
     line, job = read(shlex.split(arguments), 1), job_of(arguments, tmp_path, 1)
     steps = job.optim.steps or 0
     assert steps == 20 * line["--epochs"]
     settings = (argparse.Namespace(param_groups=[]), line["--lr"], line["--warmup"], steps)
-    make = {"const": const_lr, "cosine": cosine_lr, "const-cooldown": const_lr_cooldown}[
-        line["--lr-scheduler"]
-    ]
-    cooldown = (
-        (20 * line["--epochs-cooldown"], line["--lr-cooldown-power"], line["--lr-cooldown-end"])
-        if make is const_lr_cooldown
-        else ()
-    )
-    schedule = make(*settings, *cooldown)
+    if line["--lr-scheduler"] == "const-cooldown":
+        cooldown = (20 * line["--epochs-cooldown"], line["--lr-cooldown-power"], line["--lr-cooldown-end"])
+        schedule = const_lr_cooldown(*settings, *cooldown)
+    else:
+        schedule = {"const": const_lr, "cosine": cosine_lr}[line["--lr-scheduler"]](*settings)
     for step in range(steps):
         expected = line["--lr"] if line["--skip-scheduler"] else schedule(step)
         assert learning_rate(job.optim, step, steps) == pytest.approx(expected, rel=1e-12)
@@ -719,11 +695,9 @@ def test_a_variant_with_quickgelu_is_the_model_with_that_switch() -> None:
 
 
 def test_batch_norm_and_accumulation_exclude_each_other() -> None:
-    assert any(
-        "start the job on 16 GPUs" in note
-        for note in job_file(shlex.split(f"{SHARDS} --accum-freq 2"), 8)[1].notes
-    )
-    assert not job_file(shlex.split(f"{BASE} --accum-freq 2"), 8)[1].notes
+    resnet, vit = (job_file(shlex.split(f"{line} --accum-freq 2"), 8)[1].notes for line in (SHARDS, BASE))
+    assert any("start the job on 16 GPUs" in note for note in resnet)
+    assert not vit
 
 
 def test_comments_hold_no_control_characters_and_no_secrets() -> None:

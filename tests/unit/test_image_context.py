@@ -30,26 +30,25 @@ def job_with(site: dict[str, Any], **image: Any) -> Job:
     return tiny_job(image={"tag": "clipship:1", "site": site, **image})
 
 
+def archive_of(job: Job) -> io.BytesIO:
+    """The archive of the job's context, at its beginning."""
+    archive = io.BytesIO()
+    write_tar(context(job), archive)
+    archive.seek(0)
+    return archive
+
+
 def test_the_same_job_gives_the_same_archive() -> None:
-    first, second = io.BytesIO(), io.BytesIO()
-    write_tar(context(job_with({})), first)
-    write_tar(context(job_with({})), second)
-    assert first.getvalue() == second.getvalue()
+    assert archive_of(job_with({})).getvalue() == archive_of(job_with({})).getvalue()
 
 
 def test_all_that_the_dockerfile_copies_is_in_the_context() -> None:
     entries = context(job_with({}, mirrors={"apt": "http://mirror.example/debian"}))
     text = bytes(entries["Dockerfile"]).decode()
-    copied = [
-        word
-        for line in text.splitlines()
-        if line.startswith("COPY ") and "--from" not in line
-        for word in line.split()[1:-1]
-    ]
+    lines = [line for line in text.splitlines() if line.startswith("COPY ") and "--from" not in line]
+    copied = [word for line in lines for word in line.split()[1:-1]]
     assert copied
-    assert [
-        name for name in copied if not any(entry == name or entry.startswith(name) for entry in entries)
-    ] == []
+    assert [name for name in copied if not any(entry.startswith(name) for entry in entries)] == []
 
 
 def test_links_to_the_templates_stay_links_that_lead_somewhere(tmp_path: Path) -> None:
@@ -64,15 +63,8 @@ def checkout(tmp_path: Path) -> Path:
     """A copy of what git tracks here, with files beside it that are nobody's business."""
     folder = tmp_path / "checkout"
     write_folder(source_files(), folder)
-    strangers = (
-        "docker/token.txt",
-        "trainer/id_rsa",
-        "trainer/data/shard.tar",
-        "trainer/scratch.py",
-        "k8s/.env",
-        "slurm/.env.partial",
-    )
-    for name in strangers:
+    strangers = "docker/token.txt trainer/id_rsa trainer/data/shard.tar trainer/scratch.py"
+    for name in (*strangers.split(), "k8s/.env", "slurm/.env.partial"):
         (folder / name).write_text("hush")
     return folder
 
@@ -107,19 +99,10 @@ def test_without_git_a_checkout_gives_files_of_the_kinds_that_clipship_has(check
 def test_an_installed_wheel_gives_the_files_of_its_checkout(tmp_path: Path) -> None:
     for name in ("checkout", "built"):  # building leaves files beside the source
         write_folder(source_files(), tmp_path / name)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        "--no-compile",
-    ]
-    options = ["--disable-pip-version-check", "--root-user-action=ignore", "--target", str(tmp_path / "site")]
-    subprocess.run([*pip, *options, str(tmp_path / "built")], check=True, timeout=240)
+    options = "--quiet --no-deps --no-index --no-build-isolation --no-compile --disable-pip-version-check"
+    pip = [sys.executable, "-m", "pip", "install", *options.split(), "--root-user-action=ignore"]
+    folders = ["--target", str(tmp_path / "site"), str(tmp_path / "built")]
+    subprocess.run([*pip, *folders], check=True, timeout=240)
     (tmp_path / "site/trainer/scratch.py").write_text("hush")
     write_folder(source_files(tmp_path / "site"), tmp_path / "from-wheel")
     assert _contents(tmp_path / "from-wheel") == _contents(tmp_path / "checkout")
@@ -156,17 +139,27 @@ def test_certificates_and_mirrors_are_in_the_context_and_nowhere_else(tmp_path: 
 
 def test_passwords_are_in_no_context(tmp_path: Path) -> None:
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://me:hush@index.example/simple\n")
-    archive = io.BytesIO()
-    write_tar(context(resolve_paths(job_with({"pip_conf": "pip.conf"}), tmp_path)), archive)
-    assert b"hush" not in archive.getvalue()
+    job = resolve_paths(job_with({"pip_conf": "pip.conf"}), tmp_path)
+    assert b"hush" not in archive_of(job).getvalue()
 
 
-def test_a_wheelhouse_goes_along_and_no_index_is_asked(tmp_path: Path) -> None:
+def test_a_wheelhouse_goes_along_with_what_its_links_lead_to_and_no_index_is_asked(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels/a-1-py3-none-any.whl").write_bytes(b"wheel")
-    entries = context(resolve_paths(job_with({"wheelhouse": "wheels"}), tmp_path))
+    (tmp_path / "kept.whl").write_bytes(b"linked")
+    link = tmp_path / "wheels/b-1-py3-none-any.whl"
+    link.symlink_to(tmp_path / "kept.whl")
+    job = resolve_paths(job_with({"wheelhouse": "wheels"}), tmp_path)
+    entries = context(job)
     assert "site/wheelhouse/a-1-py3-none-any.whl" in entries
     assert b"no-index = true" in bytes(entries["site/pip.conf"])
+    write_folder(entries, tmp_path / "context")
+    brought = tmp_path / "context/site/wheelhouse" / link.name
+    assert not brought.is_symlink()
+    assert brought.read_bytes() == b"linked"
+    (tmp_path / "kept.whl").unlink()
+    with pytest.raises(InputError, match=r"b-1-py3-none-any.whl is a link to a missing file"):
+        context(job)
 
 
 @pytest.mark.parametrize(
@@ -192,31 +185,11 @@ def test_a_file_with_passwords_that_is_missing_is_named_before_anything_is_built
         build(job_with({secret: "none"}))
 
 
-def test_a_link_in_a_wheelhouse_brings_the_wheel_that_it_leads_to(tmp_path: Path) -> None:
-    (tmp_path / "kept.whl").write_bytes(b"wheel")
-    (tmp_path / "wheels").mkdir()
-    (tmp_path / "wheels/a-1-py3-none-any.whl").symlink_to(tmp_path / "kept.whl")
-    write_folder(context(resolve_paths(job_with({"wheelhouse": "wheels"}), tmp_path)), tmp_path / "context")
-    brought = tmp_path / "context/site/wheelhouse/a-1-py3-none-any.whl"
-    assert not brought.is_symlink()
-    assert brought.read_bytes() == b"wheel"
-
-
-def test_a_link_in_a_wheelhouse_that_leads_nowhere_is_named(tmp_path: Path) -> None:
-    (tmp_path / "wheels").mkdir()
-    (tmp_path / "wheels/a-1-py3-none-any.whl").symlink_to(tmp_path / "gone.whl")
-    with pytest.raises(InputError, match=r"a-1-py3-none-any.whl is a link to a missing file"):
-        context(resolve_paths(job_with({"wheelhouse": "wheels"}), tmp_path))
-
-
-def test_the_folder_and_the_archive_have_the_same_files(tmp_path: Path) -> None:
-    archive = io.BytesIO()
-    entries = context(job_with({}))
-    write_tar(entries, archive)
-    archive.seek(0)
-    with tarfile.open(fileobj=archive) as found:
+def test_the_folder_and_the_archive_have_the_same_files_and_no_caches(tmp_path: Path) -> None:
+    with tarfile.open(fileobj=archive_of(job_with({}))) as found:
+        assert not [name for name in found.getnames() if "__pycache__" in name]
         found.extractall(tmp_path / "archive", filter="fully_trusted")
-    write_folder(entries, tmp_path / "folder")
+    write_folder(context(job_with({})), tmp_path / "folder")
     assert _files(tmp_path / "archive") == _files(tmp_path / "folder")
 
 
@@ -236,14 +209,6 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(InputError, match="not empty"):
         write_folder(context(job_with({})), tmp_path)
-
-
-def test_a_context_holds_no_caches() -> None:
-    archive = io.BytesIO()
-    write_tar(context(job_with({})), archive)
-    archive.seek(0)
-    with tarfile.open(fileobj=archive) as found:
-        assert not [name for name in found.getnames() if "__pycache__" in name]
 
 
 def test_an_image_without_a_name_is_not_built() -> None:

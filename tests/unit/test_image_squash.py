@@ -26,6 +26,9 @@ from trainer.image.squash import squash
 from trainer.launch.schedulers import settled
 from trainer.launch.slurm.image_file import with_image_file
 
+Programs = Callable[[str, str], None]
+Capture = pytest.CaptureFixture[str]
+
 TAG = "registry.example/team/clipship:0.1"
 ID, PUSHED, OTHER = ("sha256:" + digit * 64 for digit in "abc")
 KEEP = '/bin/cat >"$2"'
@@ -36,10 +39,7 @@ class Daemon:
     """A Docker daemon with one image, whose export has these chunks."""
 
     def __init__(self) -> None:
-        self.image = SimpleNamespace(
-            id=ID,
-            attrs={"RepoDigests": [], "Size": 6, "Config": {}},
-        )
+        self.image = SimpleNamespace(id=ID, attrs={"RepoDigests": [], "Size": 6, "Config": {}})
         self.chunks: Callable[[], Iterator[bytes]] = lambda: iter([b"abc", b"def"])
         self.put: list[bytes] = []
         self.created: list[str] = []
@@ -60,7 +60,7 @@ class Daemon:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     """Makes a program of a script; PATH has no others."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -163,12 +163,7 @@ def test_the_file_has_what_enroot_reads_of_an_image(docker: Daemon, images: Path
     ids=["full disk", "other version", "not readable"],
 )
 def test_what_could_not_be_made_whole_is_not_there(
-    docker: Daemon,
-    images: Path,
-    programs: Callable[[str, str], None],
-    program: str,
-    script: str,
-    said: str,
+    docker: Daemon, images: Path, programs: Programs, program: str, script: str, said: str
 ) -> None:
     docker.chunks = lambda: iter([bytes(2**20)] * 4)  # more than a pipe holds
     programs(program, script)
@@ -198,7 +193,7 @@ def test_what_a_killed_command_left_is_not_taken(docker: Daemon, images: Path) -
 
 
 def test_of_two_that_make_a_file_at_once_the_first_one_s_stays(
-    docker: Daemon, images: Path, capsys: pytest.CaptureFixture[str]
+    docker: Daemon, images: Path, capsys: Capture
 ) -> None:
     first: list[Path] = []
 
@@ -272,7 +267,7 @@ esac"""
 
 
 def test_without_the_daemon_s_image_enroot_takes_it_from_the_registry(
-    images: Path, programs: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(what: str) -> None:
         raise ClusterError("Docker is not installed")
@@ -306,7 +301,7 @@ def there(docker: Daemon, images: Path) -> Path:
 
 
 def test_a_job_starts_from_the_file_of_its_image(
-    there: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    there: Path, images: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "job.toml").write_text(f"""\
 name = "mine"
@@ -335,7 +330,7 @@ slurm = {{ container = "pyxis", gpus = "none", image_dir = "images" }}
 
 
 def test_what_was_chosen_for_the_runs_of_a_sweep_is_said_once(
-    there: Path, images: Path, capsys: pytest.CaptureFixture[str]
+    there: Path, images: Path, capsys: Capture
 ) -> None:
     jobs = settled([job(images), job(images)], "slurm")
     assert [found.slurm.image for found in jobs] == [str(there)] * 2
@@ -343,7 +338,7 @@ def test_what_was_chosen_for_the_runs_of_a_sweep_is_said_once(
 
 
 def test_a_file_is_taken_if_the_daemon_here_has_the_same_image(
-    there: Path, images: Path, programs: Callable[[str, str], None]
+    there: Path, images: Path, programs: Programs
 ) -> None:
     programs("docker", f"echo {ID} registry.example/team/clipship@{PUSHED}")
     found, said = with_image_file(job(images))
@@ -352,7 +347,7 @@ def test_a_file_is_taken_if_the_daemon_here_has_the_same_image(
 
 
 def test_the_file_of_another_image_of_that_name_is_not_taken_in_silence(
-    there: Path, images: Path, programs: Callable[[str, str], None]
+    there: Path, images: Path, programs: Programs
 ) -> None:
     programs("docker", f"echo {OTHER}")
     found, said = with_image_file(job(images))

@@ -115,7 +115,7 @@ def test_the_job_follows_the_table_part_of_which_is_held_out(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
 def test_a_table_that_is_there_is_never_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], force: tuple[str, ...]
+    tmp_path: Path, capsys: Capture, force: tuple[str, ...]
 ) -> None:
     own = str(flowers(tmp_path / "flowers", 200))
     (tmp_path / "captions-train.csv").write_text("mine")
@@ -183,9 +183,7 @@ def test_data_that_only_the_nodes_see_are_taken_as_they_are(tmp_path: Path) -> N
     assert (job.optim.global_batch_size, job.eval.zero_shot) == (4096, ())
 
 
-def test_data_that_cannot_be_read_are_named_and_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_that_cannot_be_read_are_named_and_taken(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "t.csv").write_text("picture,words\na.png,x\n")
     assert written(tmp_path, "--preset", "gpu", "--data", str(tmp_path / "t.csv")).optim.epochs == 30
     assert "warning: " in (told := capsys.readouterr().err)
@@ -218,7 +216,7 @@ def test_batch_and_length_fit_the_number_of_samples(samples: int, ranks: int, ex
     ],
 )
 def test_data_that_cannot_be_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: str, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, data: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init", "--preset", "gpu", "--data", data]) == 2
@@ -274,9 +272,7 @@ def test_questions_in_a_terminal_choose_the_preset(tmp_path: Path) -> None:
     assert job.data.train == (str(tmp_path / "captions.csv"),)
 
 
-def test_folder_with_a_table_is_taken_and_one_with_several_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_with_a_table_is_taken_and_one_with_several_is_not(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "pictures"
     folder.mkdir()
     (folder / "captions.csv").touch()

@@ -147,6 +147,11 @@ def test_missing_keys_and_sections_are_named(job_path: Path) -> None:
     )
 
 
+def of_data(job_path: Path, line: str) -> list[str]:
+    """Returns the problems of a job with one more line in [data]."""
+    return problems(job_path, SMALLEST.replace('train = "a.tar"', f'train = "a.tar"\n{line}'))
+
+
 def test_data_without_files_is_refused_but_for_synthetic(job_path: Path) -> None:
     content = SMALLEST.replace('train = "a.tar"', "workers = 0")
     assert problems(job_path, content)[0].startswith("job.toml:2: data: train names no shards and no table")
@@ -154,15 +159,13 @@ def test_data_without_files_is_refused_but_for_synthetic(job_path: Path) -> None
 
 
 def test_made_up_pictures_beside_data_are_refused(job_path: Path) -> None:
-    found = problems(job_path, SMALLEST.replace('train = "a.tar"', 'train = "a.tar"\nformat = "synthetic"'))
+    found = of_data(job_path, 'format = "synthetic"')
     assert 'train names data (a.tar), but format = "synthetic" trains on made-up pictures' in found[0]
 
 
 @pytest.mark.parametrize("ending", ["json", "JSON", "meta.json"])
 def test_captions_are_not_taken_from_json_without_a_field(job_path: Path, ending: str) -> None:
-    found = problems(
-        job_path, SMALLEST.replace('train = "a.tar"', f'train = "a.tar"\ncaption_key = "{ending}"')
-    )
+    found = of_data(job_path, f'caption_key = "{ending}"')
     assert f"data.caption_key: {ending} is JSON, and each line of its text would become a caption" in found[0]
     for command in (["index"], ["data", "stats"], ["data", "show"]):
         with pytest.raises(InputError, match=r"--caption-key: .* is JSON"):
@@ -175,14 +178,14 @@ def test_captions_are_not_taken_from_json_without_a_field(job_path: Path, ending
      "jsonl:a", "json:" + "[0]" * 33],
 )  # fmt: skip
 def test_a_path_that_cannot_be_read_is_refused_with_examples(job_path: Path, key: str) -> None:
-    found = problems(job_path, SMALLEST.replace('train = "a.tar"', f'train = "a.tar"\ncaption_key = "{key}"'))
+    found = of_data(job_path, f'caption_key = "{key}"')
     assert len(found) == 1
     assert found[0].startswith(f"job.toml:4: data.caption_key: {key}")
     assert "json:caption" in found[0]
 
 
 def test_an_unknown_encoding_is_refused_with_those_allowed(job_path: Path) -> None:
-    found = problems(job_path, SMALLEST.replace('train = "a.tar"', 'train = "a.tar"\nencoding = "utf-7"'))
+    found = of_data(job_path, 'encoding = "utf-7"')
     assert "data.encoding" in found[0]
     assert "gb18030" in found[0]
     with pytest.raises(InputError, match=r'--encoding: must be one of "utf-8", "gb18030", "big5"'):
@@ -225,23 +228,11 @@ def test_a_byte_order_mark_is_passed_over(job_path: Path) -> None:
 
 
 def test_overrides_are_read_as_toml_else_as_text(job_path: Path) -> None:
-    job = load_job(
-        job_path,
-        [
-            "optim.lr=1e-3",
-            "name=it is = mine",
-            "comm.torch.bucket_mb=4",
-            "data.train=['a','b']",
-            "slurm.time=12:30:00",
-        ],
-    )
-    assert (job.optim.lr, job.name, job.comm.torch.bucket_mb, job.slurm.time) == (
-        1e-3,
-        "it is = mine",
-        4,
-        "12:30:00",
-    )
+    words = ["optim.lr=1e-3", "name=it is = mine", "data.train=['a','b']", "slurm.time=12:30:00"]
+    job = load_job(job_path, words)
+    assert (job.optim.lr, job.name, job.slurm.time) == (1e-3, "it is = mine", "12:30:00")
     assert [Path(name).name for name in job.data.train] == ["a", "b"]
+    assert load_job(job_path, ["comm.torch.bucket_mb=4"]).comm.torch.bucket_mb == 4
 
 
 def test_the_last_override_wins_and_an_empty_one_takes_the_default(job_path: Path) -> None:
@@ -293,22 +284,10 @@ def test_a_wrong_override_is_placed_on_the_command_line(job_path: Path, override
 
 
 def test_what_is_typed_without_quotes_is_text_where_text_is_wanted(job_path: Path) -> None:
-    job = load_job(
-        job_path,
-        [
-            "name=2024",
-            "slurm.account=0.10",
-            "env.OMP_NUM_THREADS=4",
-            "stack.cuda=13.0",
-            'kubernetes.mounts."/data"=pvc:a',
-        ],
-    )
-    assert (job.name, job.slurm.account, job.env, job.stack.cuda) == (
-        "2024",
-        "0.10",
-        {"OMP_NUM_THREADS": "4"},
-        "13.0",
-    )
+    words = ["name=2024", "slurm.account=0.10", "env.OMP_NUM_THREADS=4", "stack.cuda=13.0"]
+    job = load_job(job_path, [*words, 'kubernetes.mounts."/data"=pvc:a'])
+    assert (job.name, job.slurm.account, job.stack.cuda) == ("2024", "0.10", "13.0")
+    assert job.env == {"OMP_NUM_THREADS": "4"}
     assert job.kubernetes.mounts == {"/data": "pvc:a"}
 
 
@@ -334,27 +313,14 @@ def test_relative_paths_start_at_the_job_files_folder(
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     monkeypatch.setenv("HOME", "/home/me[1]")
     shards = '["s/{0..1}.tar", "/abs/*.tar", "~/a.tar", "s3://bucket/x.tar"]'
-    job = load_job(
-        job_path,
-        [
-            f"data.train={shards}",
-            "model.name=tiny.json",
-            "model.pretrained=~/w.pt",
-            "eval.class_names=names.txt",
-        ],
-    )
+    words = ["model.name=tiny.json", "model.pretrained=~/w.pt", "eval.class_names=names.txt"]
+    job = load_job(job_path, [f"data.train={shards}", *words])
     here = str(job_path.parent)
-    assert job.data.train == (
-        f"{here}/s/{{0..1}}.tar",
-        "/abs/*.tar",
-        "/home/me[[]1]/a.tar",
-        "s3://bucket/x.tar",
-    )
-    assert (job.model.name, job.model.pretrained, job.logging.runs) == (
-        f"{here}/tiny.json",
-        "/home/me[1]/w.pt",
-        f"{here}/runs",
-    )
+    own, *others = job.data.train
+    assert own == f"{here}/s/{{0..1}}.tar"
+    assert others == ["/abs/*.tar", "/home/me[[]1]/a.tar", "s3://bucket/x.tar"]
+    assert (job.model.name, job.model.pretrained) == (f"{here}/tiny.json", "/home/me[1]/w.pt")
+    assert job.logging.runs == f"{here}/runs"
     assert job.eval.class_names == f"{here}/names.txt"
     assert job.eval.templates == ("a photo of a {}.",)
 

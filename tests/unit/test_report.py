@@ -65,12 +65,8 @@ def test_unfinished_run_says_so_and_shows_rank_0s_last_lines(tmp_path: Path) -> 
 
 def test_failed_run_names_the_rank_its_reason_its_trace_and_its_last_words(tmp_path: Path) -> None:
     text = shown(failed_run(tmp_path / "run"))
-    for words in (
-        "failed, exit code 1",
-        "rank 2 on node-1: ValueError: no such thing",
-        "Traceback",
-        "last words",
-    ):
+    cause = "rank 2 on node-1: ValueError: no such thing"
+    for words in ("failed, exit code 1", cause, "Traceback", "last words"):
         assert words in text
     assert read_run(tmp_path / "run").logs.keys() == {2}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trainer.cli import submit
 from trainer.cli.main import main
 from trainer.config import Job
 from trainer.config.learning_rate import learning_rate
@@ -16,9 +17,13 @@ from trainer.config.loader import dump_job, load_job
 from trainer.config.resume_rule import differences
 from trainer.errors import InputError
 from trainer.launch.hosts import Host, hosts_text
+from trainer.launch.submission import Submission, make_artefacts_folder, record
 from trainer.run.job_limits import job_of, rank_job
 from trainer.run.start_job import new_start_job
 from trainer.run.start_record import StartRecord, read_start, write_start
+
+Starts = list[dict[str, Any]]
+Capture = pytest.CaptureFixture[str]
 
 JOB = """
 name = "one"
@@ -37,9 +42,9 @@ resume = "{resume}"
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Starts:
     """The runs that would have been started."""
-    starts: list[dict[str, Any]] = []
+    starts: Starts = []
 
     def run(job: Job, *, nproc: int | None, hosts: object, **_: object) -> int:
         starts.append({"job": job, "nproc": nproc, "hosts": hosts})
@@ -59,23 +64,16 @@ def folder(tmp_path: Path, nodes: Sequence[str] = ("here", "here"), resume: str 
     return made
 
 
-def test_run_goes_on_with_its_own_job_and_as_many_ranks(
-    tmp_path: Path, started: list[dict[str, Any]]
-) -> None:
+def test_run_goes_on_with_its_own_job_and_as_many_ranks(tmp_path: Path, started: Starts) -> None:
     its = folder(tmp_path)
     assert main(["resume", str(its)]) == 0
     (start,) = started
     assert (start["job"], start["nproc"]) == (load_job(its / "job.toml"), 2)
+    assert main(["resume", str(its), "--nproc", "4"]) == 0
+    assert started[1]["nproc"] == 4
 
 
-def test_other_number_of_ranks_may_be_given(tmp_path: Path, started: list[dict[str, Any]]) -> None:
-    assert main(["resume", str(folder(tmp_path)), "--nproc", "4"]) == 0
-    assert started[0]["nproc"] == 4
-
-
-def test_moved_folder_goes_on_where_it_is_and_begins_nothing_anew(
-    tmp_path: Path, started: list[dict[str, Any]]
-) -> None:
+def test_moved_folder_goes_on_where_it_is_and_begins_nothing_anew(tmp_path: Path, started: Starts) -> None:
     its = folder(tmp_path, resume="never")
     (tmp_path / "elsewhere").mkdir()
     its = its.rename(tmp_path / "elsewhere" / "one")
@@ -89,6 +87,7 @@ def test_moved_folder_goes_on_where_it_is_and_begins_nothing_anew(
     [
         (lambda its: (its / "result.json").touch(), "is done"),
         (lambda its: (its / "job.toml").rename(its / "other"), "has no job.toml"),
+        (lambda its: its.rename(its.parent / "two"), "the run is one, so its folder needs that name"),
         (lambda its: (its / "environment.json").unlink(), "give --nproc or --hosts"),
         (lambda its: (its / "environment.json").write_text("[{}]"), "give --nproc or --hosts"),
         (
@@ -98,15 +97,12 @@ def test_moved_folder_goes_on_where_it_is_and_begins_nothing_anew(
     ],
 )
 def test_what_cannot_go_on_is_refused_with_the_way_out(
-    tmp_path: Path,
-    started: list[dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
-    change: Any,
-    says: str,
+    tmp_path: Path, started: Starts, capsys: Capture, change: Any, says: str
 ) -> None:
     its = folder(tmp_path)
     (its / "logs").mkdir()
     change(its)
+    (its,) = its.parent.iterdir()
     assert main(["resume", str(its)]) == 2
     assert says in capsys.readouterr().err
     assert not started
@@ -124,7 +120,7 @@ def stopped_early(tmp_path: Path, ranks: int = 2, hosts: str = "") -> Path:
 
 
 def test_run_that_was_stopped_before_its_first_step_goes_on_with_what_it_was_given(
-    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, started: Starts, capsys: Capture
 ) -> None:
     its = stopped_early(tmp_path)
     assert main(["status", str(its)]) == 0
@@ -135,7 +131,7 @@ def test_run_that_was_stopped_before_its_first_step_goes_on_with_what_it_was_giv
     assert start["job"].optim.lr == 0.002
 
 
-def test_run_on_hosts_goes_on_with_the_same_hosts(tmp_path: Path, started: list[dict[str, Any]]) -> None:
+def test_run_on_hosts_goes_on_with_the_same_hosts(tmp_path: Path, started: Starts) -> None:
     its = stopped_early(tmp_path, ranks=0, hosts="a:1,[fd00::2]:1")
     assert main(["resume", str(its)]) == 0
     assert started[0]["hosts"] == (Host("a", 1), Host("fd00::2", 1))
@@ -143,7 +139,7 @@ def test_run_on_hosts_goes_on_with_the_same_hosts(tmp_path: Path, started: list[
 
 
 def test_a_start_reads_its_own_job_whatever_becomes_of_the_file_that_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[dict[str, Any]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Starts
 ) -> None:
     monkeypatch.undo()  # the start itself is tried
     path, its = tmp_path / "job.toml", tmp_path / "runs" / "one"
@@ -192,27 +188,22 @@ def test_a_rank_and_those_that_it_forks_read_their_job_once(
     assert rank_job(path).checkpoint.resume == "never"
 
 
-def test_renamed_folder_is_refused(
-    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    its = folder(tmp_path).rename(tmp_path / "runs" / "two")
-    assert main(["resume", str(its)]) == 2
-    assert "the run is one, so its folder needs that name" in capsys.readouterr().err
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Starts:
+    """What would have been submitted."""
+    words: Starts = []
+    monkeypatch.setattr(submit.command, "callback", lambda **given: words.append(given))
+    return words
 
 
-def test_submitted_run_is_submitted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    its = folder(tmp_path)
-    (its / "submission").mkdir()
-    from trainer.launch.submission import Submission, make_artefacts_folder, record
-
+def submitted(its: Path) -> None:
     make_artefacts_folder(its, "")
     record(its, Submission("slurm", "7", "now"))
-    asked: list[dict[str, Any]] = []
-    from trainer.cli import submit
 
-    monkeypatch.setattr(submit.command, "callback", lambda **given: asked.append(given))
+
+def test_submitted_run_is_submitted_again(tmp_path: Path, asked: Starts, capsys: Capture) -> None:
+    its = folder(tmp_path)
+    submitted(its)
     assert main(["resume", str(its)]) == 0
     assert main(["resume", str(its), "--no-check"]) == 0
     same = {"job_path": its / "job.toml", "to": "slurm", "overrides": ()}
@@ -221,16 +212,14 @@ def test_submitted_run_is_submitted_again(
     assert "--no-check is for a run that is submitted again" in capsys.readouterr().err
 
 
-def test_name_of_a_run_is_an_option(tmp_path: Path, started: list[dict[str, Any]]) -> None:
+def test_name_of_a_run_is_an_option(tmp_path: Path, started: Starts) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB.format(runs="runs", resume="auto"))
     assert main(["run", str(path), "--nproc", "1", "--name", '"try" # 2']) == 0
     assert started[0]["job"].name == '"try" # 2', "as it was typed"
 
 
-def test_longer_goes_on_with_a_run_that_is_done(
-    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_longer_goes_on_with_a_run_that_is_done(tmp_path: Path, started: Starts, capsys: Capture) -> None:
     its = folder(tmp_path)
     reaches(its, 5)
     (its / "result.json").write_text('{"reason": "done", "steps": 5}')
@@ -264,7 +253,7 @@ def of_shards(tmp_path: Path) -> Path:
 
 
 def test_the_jump_of_the_learning_rate_is_told_where_the_data_have_no_index(
-    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, started: Starts, capsys: Capture
 ) -> None:
     its = of_shards(tmp_path)
     reaches(its, 18)
@@ -279,7 +268,7 @@ def test_the_jump_of_the_learning_rate_is_told_where_the_data_have_no_index(
 
 
 def test_the_number_of_longer_is_checked_where_nobody_knows_the_steps(
-    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, started: Starts, capsys: Capture
 ) -> None:
     its = of_shards(tmp_path)
     assert main(["resume", str(its), "--longer", "epochs=2"]) == 2
@@ -294,7 +283,7 @@ def test_the_number_of_longer_is_checked_where_nobody_knows_the_steps(
 
 
 def test_a_run_that_is_made_shorter_decays_from_where_it_is(
-    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, started: Starts, capsys: Capture
 ) -> None:
     its = of_shards(tmp_path)
     reaches(its, 6)
@@ -319,9 +308,7 @@ def test_a_run_that_is_made_shorter_decays_from_where_it_is(
     assert again.is_dir()
 
 
-def test_a_run_ends_at_no_step_that_it_has_done(
-    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_ends_at_no_step_that_it_has_done(tmp_path: Path, started: Starts, capsys: Capture) -> None:
     its = of_shards(tmp_path)
     reaches(its, 6)
     for number, says in (("6", "has done 6 steps, and 6 are not more"), ("20", "20 are not fewer")):
@@ -333,17 +320,11 @@ def test_a_run_ends_at_no_step_that_it_has_done(
 
 
 def test_a_run_that_is_submitted_again_says_what_its_new_length_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, asked: Starts, capsys: Capture
 ) -> None:
     its = of_shards(tmp_path)
     reaches(its, 6)
-    from trainer.cli import submit
-    from trainer.launch.submission import Submission, make_artefacts_folder, record
-
-    make_artefacts_folder(its, "")
-    record(its, Submission("slurm", "7", "now"))
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(submit.command, "callback", lambda **given: asked.append(given))
+    submitted(its)
     assert main(["resume", str(its), "--longer", "epochs=4"]) == 0
     assert "goes on to step 40 in place of 20" in capsys.readouterr().err
     assert "checkpoint.longer=true" in asked[0]["overrides"]
@@ -351,7 +332,7 @@ def test_a_run_that_is_submitted_again_says_what_its_new_length_does(
     assert len(asked) == 1
 
 
-def test_longer_in_epochs_takes_the_place_of_steps(tmp_path: Path, started: list[dict[str, Any]]) -> None:
+def test_longer_in_epochs_takes_the_place_of_steps(tmp_path: Path, started: Starts) -> None:
     assert main(["run", str(folder(tmp_path) / "job.toml"), "--nproc", "1", "--longer", "epochs=7"]) == 0
     assert (started[0]["job"].optim.steps, started[0]["job"].optim.epochs) == (None, 7)
 
@@ -366,16 +347,14 @@ def test_longer_in_epochs_takes_the_place_of_steps(tmp_path: Path, started: list
     ],
 )
 def test_longer_that_is_not_longer_is_refused(
-    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], longer: str, says: str
+    tmp_path: Path, started: Starts, capsys: Capture, longer: str, says: str
 ) -> None:
     assert main(["resume", str(folder(tmp_path)), "--longer", longer]) == 2
     assert says in capsys.readouterr().err
     assert not started
 
 
-def test_longer_needs_a_run_and_no_fresh_one(
-    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_longer_needs_a_run_and_no_fresh_one(tmp_path: Path, started: Starts, capsys: Capture) -> None:
     job = tmp_path / "job.toml"
     job.write_text(JOB.format(runs=tmp_path / "runs", resume="auto"))
     assert main(["run", str(job), "--longer", "steps=9"]) == 2

@@ -17,6 +17,8 @@ from trainer.errors import InputError
 from trainer.launch import logfiles
 from trainer.launch.logfiles import log_lines
 
+Capture = pytest.CaptureFixture[str]
+
 
 def _record(step: int, **changes: float) -> dict[str, Any]:
     return {"step": step, "epoch": 0, "loss": 2.5, "samples_per_s": 100.0, "step_s": 2.0, **changes}
@@ -34,21 +36,14 @@ def _metrics(folder: Path, *events: dict[str, Any]) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def _status(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+def _status(capsys: Capture, *arguments: str) -> dict[str, str]:
     assert main(["status", *arguments]) == 0
     return {line[:12].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
 
 
-def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _metrics(
-        run,
-        _record(1, samples_per_s=1.0, step_s=99.0),
-        _record(40),
-        {"step": 40, "checkpoint": "x/step-00000040"},
-        _record(60),
-    )
+def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(run: Path, capsys: Capture) -> None:
+    saved = {"step": 40, "checkpoint": "x/step-00000040"}
+    _metrics(run, _record(1, samples_per_s=1.0, step_s=99.0), _record(40), saved, _record(60))
     rows = _status(capsys, str(run))
     assert rows["step"].startswith("60 of 100, epoch 1, loss 2.5000, logged ")
     assert rows["speed"] == "100.0 samples/s"
@@ -57,18 +52,14 @@ def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(
     assert "result" not in rows
 
 
-def test_the_last_record_is_as_old_in_a_copy_of_the_run_folder(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_record_is_as_old_in_a_copy_of_the_run_folder(run: Path, capsys: Capture) -> None:
     _metrics(run, _record(60))
     _goodput_of_step_60(run)
     copied = shutil.copytree(run, run.with_name("copied"), copy_function=shutil.copyfile)
     assert ", logged 2:00:0" in _status(capsys, str(copied))["step"]
 
 
-def test_a_record_is_as_old_as_its_file_where_goodput_jsonl_has_gaps(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_is_as_old_as_its_file_where_goodput_jsonl_has_gaps(run: Path, capsys: Capture) -> None:
     _metrics(run, _record(60), _record(61))
     _goodput_of_step_60(run)
     assert ", logged 0:0" in _status(capsys, str(run))["step"]
@@ -85,7 +76,7 @@ def _goodput_of_step_60(run: Path) -> None:
 
 
 def test_status_says_how_much_of_the_time_was_useful_and_where_the_rest_went(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: Capture
 ) -> None:
     _metrics(run, _record(40))
     assert "useful" not in _status(capsys, str(run))
@@ -106,9 +97,7 @@ def test_status_says_how_much_of_the_time_was_useful_and_where_the_rest_went(
 
 
 @pytest.mark.parametrize("missing", ["epoch", "samples_per_s", "step_s"])
-def test_status_shows_what_the_records_have(
-    run: Path, capsys: pytest.CaptureFixture[str], missing: str
-) -> None:
+def test_status_shows_what_the_records_have(run: Path, capsys: Capture, missing: str) -> None:
     record = _record(40)
     del record[missing]
     _metrics(run, _record(1), record)
@@ -118,48 +107,29 @@ def test_status_shows_what_the_records_have(
 
 
 def test_status_takes_the_number_of_steps_from_the_log_where_the_job_gives_epochs(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: Capture
 ) -> None:
     (run / "job.toml").write_text("[optim]\nepochs = 2\n")
-    (run / "logs" / "rank-00000.log").write_text(
-        "2026-01-01 00:00:00,000 INFO step   3/308  epoch 0  loss 1\n"
-    )
+    _log(run, 0, "2026-01-01 00:00:00,000 INFO step   3/308  epoch 0  loss 1\n")
     _metrics(run, _record(8))
     assert _status(capsys, str(run))["time left"] == "10:00"
 
 
-def test_status_of_a_failed_run_says_why_and_no_time_left(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_of_a_failed_run_says_why_and_no_time_left(run: Path, capsys: Capture) -> None:
     _metrics(run, _record(8))
-    cause = {
-        "rank": 3,
-        "node": "n2",
-        "exit_code": 1,
-        "reason": "killed by SIGKILL in step, step 9",
-        "time": 0.0,
-        "details": "",
-    }
+    reason = "killed by SIGKILL in step, step 9"
+    cause = {"rank": 3, "node": "n2", "exit_code": 1, "reason": reason, "time": 0.0, "details": ""}
     (run / "exit.json").write_text(json.dumps(cause))
     rows = _status(capsys, str(run))
     assert rows["ended"].startswith("exit code 1, rank 3 on n2: killed by SIGKILL in step, step 9 (")
     assert "time left" not in rows
 
 
-def test_status_of_a_run_without_evaluations_shows_none(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_of_a_run_without_evaluations_shows_none(run: Path, capsys: Capture) -> None:
     """result.json also says where the time went."""
     _metrics(run, _record(100))
-    numbers = {
-        "exit_code": 0,
-        "steps": 100,
-        "loss": 2.5,
-        "data_share": 0.15,
-        "step_s": 4.5,
-        "slowest_rank": 0,
-        "rss_bytes_max": 9,
-    }
+    numbers = {"exit_code": 0, "steps": 100, "loss": 2.5, "data_share": 0.15, "step_s": 4.5}
+    numbers |= {"slowest_rank": 0, "rss_bytes_max": 9}
     (run / "result.json").write_text(json.dumps({"reason": "done", **numbers}))
     assert "evaluation" not in _status(capsys, str(run))
     (run / "result.json").write_text(json.dumps({"reason": "done", **numbers, "zero_shot_top1": 0.5}))
@@ -167,7 +137,7 @@ def test_status_of_a_run_without_evaluations_shows_none(
 
 
 def test_status_shows_the_metrics_that_people_look_for_in_per_cent_and_all_with_wide(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: Capture
 ) -> None:
     measured = {
         "zero_shot_samples": 240,
@@ -195,13 +165,13 @@ def test_status_shows_the_metrics_that_people_look_for_in_per_cent_and_all_with_
     assert "image to text R@5 75.0 %" in capsys.readouterr().out
 
 
-def test_status_says_why_the_last_evaluation_failed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_says_why_the_last_evaluation_failed(run: Path, capsys: Capture) -> None:
     _metrics(run, _record(100), {"step": 100, "evaluation_failed": "bad samples: 4 of 9", "generation": 1})
     (run / "result.json").write_text('{"reason": "done", "evaluation_failed": "bad samples: 4 of 9"}')
     assert _status(capsys, str(run))["evaluation"] == "the last one failed: bad samples: 4 of 9"
 
 
-def test_status_says_how_far_the_copies_are(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_says_how_far_the_copies_are(run: Path, capsys: Capture) -> None:
     _metrics(run, _record(60))
     record = {"to": "s3://b/mine", "step": 40, "behind": 2, "failed": "the store is gone"}
     (run / "copies.json").write_text(json.dumps(record))
@@ -218,7 +188,7 @@ def test_status_says_how_far_the_copies_are(run: Path, capsys: pytest.CaptureFix
     ("start", "code", "said"), [("under way", 0, "requested"), ("over", 2, "is not running")]
 )
 def test_a_checkpoint_is_asked_for_where_somebody_can_save_one(
-    run: Path, capsys: pytest.CaptureFixture[str], start: str, code: int, said: str
+    run: Path, capsys: Capture, start: str, code: int, said: str
 ) -> None:
     if start == "over":
         (run / "exit.json").write_text('{"exit_code": 1}')
@@ -227,27 +197,25 @@ def test_a_checkpoint_is_asked_for_where_somebody_can_save_one(
     assert (run / "checkpoint.request").exists() is (start == "under way")
 
 
-def test_status_of_a_run_that_has_not_begun_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_of_a_run_that_has_not_begun_says_so(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "logs").mkdir()
     assert _status(capsys, str(tmp_path))["step"] == "none: no rank has started"
 
 
-def test_a_folder_of_runs_is_no_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_runs_is_no_run(run: Path, capsys: Capture) -> None:
     assert main(["status", str(run.parent)]) == 2
     assert "is not a run" in capsys.readouterr().err
 
 
 def test_a_run_is_found_by_its_name_in_runs(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(run.parent.parent)
     assert _status(capsys, "mine")["run"] == "runs/mine"
 
 
 def test_mistyped_name_of_a_run_names_near_ones(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(run.parent.parent)
     assert main(["status", "mime"]) == 2
@@ -255,22 +223,20 @@ def test_mistyped_name_of_a_run_names_near_ones(
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
-def test_an_unknown_run_is_bad_input(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_run_is_bad_input(command: str, tmp_path: Path, capsys: Capture) -> None:
     assert main([command, str(tmp_path / "none")]) == 2
     assert "is not a run: give a run folder, a job file" in capsys.readouterr().err
 
 
+OF_PODS = 'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
+
+
 def test_a_job_whose_cluster_is_not_known_here_is_told_both(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     job = tmp_path / "job.toml"
-    job.write_text(
-        'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
-        "[kubernetes]\n"
-    )
+    job.write_text(f"{OF_PODS}[kubernetes]\n")
     assert main(["status", str(job)]) == 2
     said = capsys.readouterr().err
     assert "has no run folder here" in said
@@ -278,19 +244,16 @@ def test_a_job_whose_cluster_is_not_known_here_is_told_both(
 
 
 def test_a_run_whose_folder_is_here_needs_no_cluster(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     job = tmp_path / "job.toml"
-    head = 'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
-    job.write_text(
-        f'{head}[logging]\nruns = "{run.parent}"\n[kubernetes]\n'
-        f'mounts = {{ "{run.parent}" = "host:{run.parent}" }}\n'
-    )
+    mounts = f'mounts = {{ "{run.parent}" = "host:{run.parent}" }}'
+    job.write_text(f'{OF_PODS}[logging]\nruns = "{run.parent}"\n[kubernetes]\n{mounts}\n')
     assert _status(capsys, str(job))["run"] == str(run)
 
 
-def test_cancel_of_a_local_run_says_how_to_end_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_of_a_local_run_says_how_to_end_it(run: Path, capsys: Capture) -> None:
     assert main(["cancel", str(run)]) == 2
     assert "was not submitted: press Ctrl-C" in capsys.readouterr().err
 
@@ -310,9 +273,7 @@ KUBERNETES = '{"to": "kubernetes", "id": "a/b", "at": "now", "details": %s}'
         KUBERNETES % '{"context": "c", "namespace": 7, "name": "b", "uid": "d"}',
     ],
 )
-def test_a_broken_record_of_the_submission_is_named(
-    run: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_record_of_the_submission_is_named(run: Path, text: str, capsys: Capture) -> None:
     (run / "artefacts").mkdir()
     (run / "artefacts" / "submission.json").write_text(text)
     assert main(["status", str(run)]) == 2
@@ -324,9 +285,7 @@ def _log(folder: Path, rank: int, text: str) -> None:
         file.write(text)
 
 
-def test_logs_come_in_the_order_of_time_with_their_rank(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_come_in_the_order_of_time_with_their_rank(run: Path, capsys: Capture) -> None:
     _log(run, 0, "2026-01-01 00:00:01,000 INFO a\n2026-01-01 00:00:03,000 ERROR c\nTraceback\n")
     _log(run, 11, "2026-01-01 00:00:02,000 INFO b\n2026-01-01 00:00:04,000 INFO d\n")
     assert main(["logs", str(run)]) == 0
@@ -344,17 +303,10 @@ def test_the_last_words_of_a_rank_that_was_killed_are_shown(run: Path) -> None:
     assert list(log_lines(run, None, follow=False)) == ["[0] a", "[0] Segmentation fau"]
 
 
-def test_logs_of_one_rank(run: Path) -> None:
-    _log(run, 0, "a\n")
-    _log(run, 1, "b\n")
-    assert list(log_lines(run, 1, follow=False)) == ["[1] b"]
-
-
-def test_logs_of_a_rank_that_is_not_there_say_which_are(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_of_one_rank_and_of_one_that_is_not_there(run: Path, capsys: Capture) -> None:
     _log(run, 0, "a\n")
     _log(run, 7, "b\n")
+    assert list(log_lines(run, 7, follow=False)) == ["[7] b"]
     assert main(["logs", "--rank", "9", str(run)]) == 2
     assert "rank 9 has no log" in capsys.readouterr().err
 
@@ -379,7 +331,7 @@ def test_following_logs_shows_what_comes_until_the_run_has_ended(
 
 
 def test_following_logs_says_what_it_waits_for(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(logfiles, "_POLL_S", 0.01)
     ends = iter([False, False, True])
@@ -407,7 +359,7 @@ def test_logs_that_cannot_be_listed_are_not_taken_for_a_run_that_has_not_started
         list(log_lines(run, None, follow=follow))
 
 
-def test_logs_end_with_why_the_run_failed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_end_with_why_the_run_failed(run: Path, capsys: Capture) -> None:
     _log(run, 0, "Connection closed by peer\n")
     cause = {"rank": 1, "node": "n", "exit_code": 1, "reason": "killed by SIGKILL", "time": 0.0}
     (run / "exit.json").write_text(json.dumps(cause))
