@@ -42,9 +42,11 @@ def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
     return train
 
 
-def _save(folder: Path, train: TrainStep, step: int, job: Job | None = None, **settings: Any) -> Path:
-    writer = CheckpointWriter(folder, Checkpoint(**settings), 0, 1, 30.0)
-    writer.save(step, train, RunIdentity(job or small_job(), SAMPLES, order=LANES).facts())
+def _save(
+    folder: Path, train: TrainStep, step: int, job: Job | None = None, keep: int = 3, **identity: Any
+) -> Path:
+    writer = CheckpointWriter(folder, Checkpoint(keep=keep), 0, 1, 30.0)
+    writer.save(step, train, RunIdentity(job or small_job(), SAMPLES, order=LANES, **identity).facts())
     writer.finish()
     return folder / f"step-{step:08d}"
 
@@ -101,12 +103,11 @@ def test_the_gradient_scaler_comes_back(tmp_path: Path, alone: Comm) -> None:
 
 def test_parts_that_several_ranks_wrote_are_read_by_one(tmp_path: Path, alone: Comm) -> None:
     train = _train(alone)
-    about = FACTS
     writers = [
         CheckpointWriter(tmp_path, Checkpoint(every_rank_writes=True), rank, 3, 30.0) for rank in (1, 2, 0)
     ]
     for writer in writers:
-        writer.save(1, train, about)
+        writer.save(1, train, FACTS)
     for writer in writers:
         writer.finish()
     names = {path.name for path in (tmp_path / "step-00000001").iterdir()}
@@ -127,8 +128,8 @@ def _lose_a_part(folder: Path) -> None:
     (folder / files.WEIGHTS).unlink()
 
 
-def _cut_the_manifest(folder: Path) -> None:
-    (folder / files.MANIFEST).write_text('{"step": 2, "fil')
+def _with_manifest(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / files.MANIFEST).write_text(text)
 
 
 def _without(*keys: str) -> Callable[[Path], None]:
@@ -145,10 +146,6 @@ def _without(*keys: str) -> Callable[[Path], None]:
     return harm
 
 
-def _make_the_manifest_a_list(folder: Path) -> None:
-    (folder / files.MANIFEST).write_text("[1, 2]")
-
-
 @pytest.mark.fault("newest checkpoint cut short or flipped bits", goes_on=True)
 @pytest.mark.parametrize(
     ("harm", "named"),
@@ -156,8 +153,8 @@ def _make_the_manifest_a_list(folder: Path) -> None:
         (cut_short, "bytes instead of"),
         (flip_a_bit, "checksum"),
         (_lose_a_part, "model.pt is missing"),
-        (_cut_the_manifest, "cannot be read"),
-        (_make_the_manifest_a_list, "malformed: it has no valid step, files"),
+        (_with_manifest('{"step": 2, "fil'), "cannot be read"),
+        (_with_manifest("[1, 2]"), "malformed: it has no valid step, files"),
         (_without("step"), "malformed: it has no valid step"),
         (_without("files", files.WEIGHTS), "malformed: it has no valid model.pt"),
         (_without("files", files.WEIGHTS, "sha256"), "no size and checksum for model.pt"),
@@ -167,7 +164,7 @@ def _make_the_manifest_a_list(folder: Path) -> None:
     ],
 )
 def test_a_broken_checkpoint_is_named_and_the_previous_one_is_used(
-    tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None], named: str
+    tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object], named: str
 ) -> None:
     train = _train(alone)
     _save(tmp_path, train, 1)
@@ -240,17 +237,17 @@ def test_a_run_folder_that_is_renamed_under_a_run_is_named_and_not_made_again(
     tmp_path: Path, alone: Comm
 ) -> None:
     (tmp_path / "run").mkdir()
-    train, about = _train(alone), FACTS
+    train = _train(alone)
     writer = CheckpointWriter(tmp_path / "run" / "checkpoints", Checkpoint(), 0, 1, 30.0)
-    writer.save(1, train, about)
+    writer.save(1, train, FACTS)
     writer.finish()
     (tmp_path / "run").rename(tmp_path / "other")
     for step in (2, 3):
-        writer.save(step, train, about)
+        writer.save(step, train, FACTS)
         with pytest.raises(MachineError, match=r"/run was renamed or removed while the run wrote it: give"):
             writer.finish()
     (tmp_path / "other").rename(tmp_path / "run")
-    writer.save(4, train, about)
+    writer.save(4, train, FACTS)
     writer.finish()
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == ["step-00000001", "step-00000004"]
@@ -280,11 +277,8 @@ def test_keep_keeps_the_last_and_the_best(tmp_path: Path, alone: Comm) -> None:
     files.record_best(tmp_path, 2, "zero_shot_top1", 0.9)
     for step in (1, 2, 3, 4, 5):
         _save(tmp_path, train, step, keep=2)
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == [
-        "step-00000002",
-        "step-00000004",
-        "step-00000005",
-    ]
+    kept = sorted(path.name for path in tmp_path.glob("step-*"))
+    assert kept == ["step-00000002", "step-00000004", "step-00000005"]
 
 
 @pytest.mark.parametrize(
@@ -293,14 +287,16 @@ def test_keep_keeps_the_last_and_the_best(tmp_path: Path, alone: Comm) -> None:
         ({"optim": {"lr": 5e-4}}, "optim.lr is 0.001 there and 0.0005 here"),
         ({"model": {"precision": "bf16"}}, "model.precision is fp32 there and bf16 here"),
         ({"data": {"shuffle_window": 3}}, "data.shuffle_window is 1000 there and 3 here"),
+        ({"data": {"block_samples": 9}}, "data.block_samples is 7 there and 9 here"),
+        ({"config": RESNET}, "model.name is .*tiny-vit.json there and .*tiny-resnet.json here"),
     ],
 )
 def test_a_job_that_would_train_differently_is_refused_with_the_difference(
-    tmp_path: Path, alone: Comm, sections: dict[str, dict[str, Any]], named: str
+    tmp_path: Path, alone: Comm, sections: dict[str, Any], named: str
 ) -> None:
     _save(tmp_path, _train(alone), 1)
     with pytest.raises(InputError, match=named):
-        _resumed(tmp_path, alone, small_job(**sections))  # type: ignore[arg-type]
+        _resumed(tmp_path, alone, small_job(**sections))
 
 
 @pytest.mark.parametrize("data", [{}, {"block_samples": 7}])
@@ -313,12 +309,6 @@ def test_a_run_goes_on_with_the_lanes_that_it_was_begun_with(
     assert start.order == LANES
 
 
-def test_other_blocks_than_a_run_has_are_refused(tmp_path: Path, alone: Comm) -> None:
-    _save(tmp_path, _train(alone), 1)
-    with pytest.raises(InputError, match=r"data.block_samples is 7 there and 9 here"):
-        _resumed(tmp_path, alone, small_job(data={"block_samples": 9}))
-
-
 @pytest.mark.parametrize("block_samples", [100, None])
 def test_a_key_that_had_no_effect_on_the_order_does_not_end_the_run(block_samples: int | None) -> None:
     """Row groups are the blocks of their tables, whatever data.block_samples says."""
@@ -327,23 +317,19 @@ def test_a_key_that_had_no_effect_on_the_order_does_not_end_the_run(block_sample
     assert now.changes(before.facts()) == []
 
 
-def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -> None:
+def test_other_data_are_refused(tmp_path: Path, alone: Comm) -> None:
     _save(tmp_path, _train(alone), 1)
     with pytest.raises(InputError, match="had 64 samples then and has 63 now"):
         _resumed(tmp_path, alone, samples=63)
-    with pytest.raises(InputError, match=r"model.name is .*tiny-vit.json there and .*tiny-resnet.json here"):
-        _resumed(tmp_path, alone, small_job(config=RESNET))
 
 
 def test_a_config_or_data_with_other_contents_is_refused_and_named(tmp_path: Path, alone: Comm) -> None:
     """Weights of the same shapes are no sign of the same model: two heads or four."""
-    before = RunIdentity(
-        small_job(), SAMPLES, digests({"model.json": b"2 heads"}), digest_of(["a"]), order=LANES
-    )
-    writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
-    writer.save(1, _train(alone), before.facts())
-    writer.finish()
-    same: dict[str, Any] = {"model_files": before.model_files, "data_files": before.data_files}
+    same: dict[str, Any] = {
+        "model_files": digests({"model.json": b"2 heads"}),
+        "data_files": digest_of(["a"]),
+    }
+    _save(tmp_path, _train(alone), 1, **same)
     assert _resumed(tmp_path, alone, **same)[0] == 1
     with pytest.raises(InputError, match=r"the config of the model .*tiny-vit.json has other contents"):
         _resumed(tmp_path, alone, **{**same, "model_files": digests({"model.json": b"4 heads"})})
@@ -370,9 +356,6 @@ def test_resume_never_refuses_to_mix_two_runs_and_a_path_is_used_as_given(
         _resumed(tmp_path / "old", alone, small_job(checkpoint={"resume": "never"}))
     assert _resumed(tmp_path / "new", alone, small_job(checkpoint={"resume": "never"}))[0] == 0
     assert _resumed(tmp_path / "new", alone, small_job(checkpoint={"resume": str(folder)}))[0] == 1
-    flip_a_bit(folder)
-    with pytest.raises(InputError, match="checksum"):
-        _resumed(tmp_path / "new", alone, small_job(checkpoint={"resume": str(folder)}))
 
 
 def test_a_restart_within_the_start_goes_on_whatever_the_start_began_from(
@@ -417,34 +400,27 @@ def test_a_job_that_is_queued_again_goes_on_from_its_own_checkpoints_not_from_wh
     assert _resumed(tmp_path / "new", alone, job)[0] == 3
 
 
-def test_a_run_goes_back_to_an_older_checkpoint_of_its_own(tmp_path: Path, alone: Comm) -> None:
-    train = _train(alone)
-    older = _save(tmp_path, train, 1)
-    _save(tmp_path, train, 2)
-    assert _resumed(tmp_path, alone, small_job(checkpoint={"resume": str(older)}))[0] == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["aside-step-00000002", "step-00000001"]
-
-
-def test_a_later_checkpoint_that_cannot_be_moved_aside_is_told_in_a_sentence(
+def test_a_run_goes_back_to_an_older_checkpoint_of_its_own_once_later_ones_can_be_moved_aside(
     tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = _train(alone)
-    older = _save(tmp_path, train, 1)
+    job = small_job(checkpoint={"resume": str(_save(tmp_path, train, 1))})
     _save(tmp_path, train, 2)
 
     def denied(path: Path, _to: Path) -> Path:
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
-    monkeypatch.setattr(Path, "rename", denied)
-    with pytest.raises(InputError, match=r"from step 1, .* cannot be moved aside: .*step-00000002"):
-        _resumed(tmp_path, alone, small_job(checkpoint={"resume": str(older)}))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", denied)
+        with pytest.raises(InputError, match=r"from step 1, .* cannot be moved aside: .*step-00000002"):
+            _resumed(tmp_path, alone, job)
+    assert _resumed(tmp_path, alone, job)[0] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aside-step-00000002", "step-00000001"]
 
 
 def test_images_that_are_prepared_in_another_way_are_another_run(tmp_path: Path, alone: Comm) -> None:
     then, now = {"mean": [0.5] * 3, "resize_mode": "squash"}, {"mean": [0.5] * 3, "resize_mode": "shortest"}
-    writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
-    writer.save(1, _train(alone), RunIdentity(small_job(), SAMPLES, order=LANES, preprocessing=then).facts())
-    writer.finish()
+    _save(tmp_path, _train(alone), 1, preprocessing=then)
     with pytest.raises(InputError, match="with image_resize_mode = squash then and with shortest now"):
         _resumed(tmp_path, alone, preprocessing=now)
     assert _resumed(tmp_path, alone, preprocessing=then)[0] == 1
@@ -473,13 +449,8 @@ def _of_open_clip_train(
     free = [p for n, p in theirs.named_parameters() if is_free(n, p)]
     rest = [p for n, p in theirs.named_parameters() if not is_free(n, p)]
     names = [{"group_name": name} if release == "4" else {} for name in ("no_wd", "wd")]
-    optimizer = made(
-        [
-            {"params": free, "weight_decay": 0.0, **names[0]},
-            {"params": rest, "weight_decay": 0.2, **names[1]},
-        ],
-        lr=1e-3,
-    )
+    groups = [{"params": free, "weight_decay": 0.0}, {"params": rest, "weight_decay": 0.2}]
+    optimizer = made([group | name for group, name in zip(groups, names, strict=True)], lr=1e-3)
     sum(out.sum() for out in theirs(torch.randn(2, 3, 32, 32), torch.randint(1, 1000, (2, 16)))).backward()
     optimizer.step()
     for moments in optimizer.state.values():
@@ -493,6 +464,7 @@ def _of_open_clip_train(
     written = optimizer.state_dict()
     if steps is None:
         written["state"] = {}
+    path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({**content, "optimizer": written, **more}, path)
     return theirs, optimizer
 
@@ -553,7 +525,6 @@ def test_steps_of_open_clip_train_that_had_another_batch_are_counted_by_its_epoc
     batch: int, step: int, said: str, tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "run" / "checkpoints" / "epoch_3.pt"
-    path.parent.mkdir(parents=True)
     _of_open_clip_train(path, 3, steps=6)
     (tmp_path / "run" / "params.txt").write_text(f"accum_freq: 2\nbatch_size: {batch}\nworld_size: 2\n")
     job = small_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
@@ -566,7 +537,6 @@ def test_parameters_of_open_clip_train_that_cannot_be_read_are_named(
     tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "run" / "checkpoints" / "epoch_3.pt"
-    path.parent.mkdir(parents=True)
     _of_open_clip_train(path, 3)
     with open(tmp_path / "run" / "params.txt", "wb") as file:
         file.truncate(2**40)
@@ -604,7 +574,6 @@ def test_another_optimizers_state_of_open_clip_train_is_refused(
     theirs: str, ours: str, opt: str | None, said: str, tmp_path: Path, alone: Comm
 ) -> None:
     path = tmp_path / "run" / "checkpoints" / "epoch_3.pt"
-    path.parent.mkdir(parents=True)
     _of_open_clip_train(path, 3, "4", made=partial(create_optimizer_v2, opt=theirs))
     if opt is not None:
         (tmp_path / "run" / "params.txt").write_text(f"opt: {opt}\n")
@@ -677,9 +646,3 @@ def test_counts_of_samples_that_a_manifest_cannot_have_are_passed_over(
     job = small_job()
     found = restore(job, alone, tmp_path, _train(alone, steps=0), RunIdentity(job, SAMPLES))
     assert (found.steps_done, found.bad_samples) == (2, {"right": 2} if recorded == {"right": 2} else {})
-
-
-def test_manifest_names_step_and_job(tmp_path: Path, alone: Comm) -> None:
-    manifest = json.loads((_save(tmp_path, _train(alone), 5) / files.MANIFEST).read_text())
-    assert manifest["step"] == 5
-    assert manifest["job"]["name"] == "tiny"

@@ -59,6 +59,10 @@ class Place:
         self.copy.put_run(self.run.folder, self.job)
         self.copy.put_checkpoint(self.save(step))
 
+    def save_and_offer(self, work: Copier, step: int) -> None:
+        self.save(step)
+        work.offer(step)
+
     def copier(self) -> Copier:
         return Copier(self.job, self.run, self.copy, [self.identity])
 
@@ -88,32 +92,24 @@ def steps(*numbers: int) -> list[str]:
     return [folder_name(number) for number in numbers]
 
 
+@pytest.mark.parametrize("anew", [False, True])
 def test_a_copy_that_is_cut_half_way_is_never_taken_for_whole(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch, anew: bool
 ) -> None:
-    folder = place.save(4)
-    with monkeypatch.context() as cut:
-        failing(cut, lambda address: address.endswith("optimizer.pt"))
-        with pytest.raises(StorageError):
-            place.copy.put_checkpoint(folder)
-    assert (Path(place.copy.address) / "checkpoints" / folder.name / "model.pt").is_file()
-    assert place.copy.whole() == []
-    place.copy.put_checkpoint(folder)
-    assert place.copy.whole() == steps(4)
-
-
-def test_a_step_that_is_written_anew_is_not_whole_while_its_files_are_replaced(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.copy.put_checkpoint(place.save(4))
+    """Nor is a whole one, while the files of its step are replaced by those of another go."""
+    if anew:
+        place.copy.put_checkpoint(place.save(4))
     folder = place.save(4, "other weights")
     with monkeypatch.context() as cut:
         failing(cut, lambda address: address.endswith("optimizer.pt"))
         with pytest.raises(StorageError):
             place.copy.put_checkpoint(folder)
+    there = Path(place.copy.address) / "checkpoints" / folder.name
+    assert (there / "model.pt").is_file()
     assert place.copy.whole() == []
     place.copy.put_checkpoint(folder)
-    files.verify(Path(place.copy.address) / "checkpoints" / folder.name)
+    assert place.copy.whole() == steps(4)
+    files.verify(there)
 
 
 def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +194,7 @@ def test_metrics_that_come_later_and_the_best_one_are_copied(place: Place) -> No
 def test_a_run_that_went_back_leaves_no_copy_of_a_later_step(place: Place) -> None:
     work = place.copier()
     for step in (4, 8):
-        place.save(step)
-        work.offer(step)
+        place.save_and_offer(work, step)
         work.finish(30.0)
     files.set_aside(place.run.checkpoints, 4)
     place.save(6, "others")
@@ -241,8 +236,7 @@ def test_old_copies_that_cannot_be_removed_stay_and_are_told_once(
     monkeypatch.setattr(copied_run, "remove", denied)
     work = place.copier()
     for step in (2, 4, 6, 8):
-        place.save(step)
-        work.offer(step)
+        place.save_and_offer(work, step)
         if step > 2:
             assert work.finish(30.0) == {"copied_step": step, "copies_behind": 0}
     assert place.copy.whole() == steps(2, 6, 8)
@@ -261,8 +255,7 @@ def test_a_store_that_is_gone_stops_nothing_and_gets_the_newest(
     failing(monkeypatch, lambda _: gone[0])
     work = place.copier()
     for step in (2, 4):
-        place.save(step)
-        work.offer(step)
+        place.save_and_offer(work, step)
         _until(lambda: "NOT COPIED" in caplog.text)
     ended = work.finish(0.05)
     assert "copied_step" not in ended
@@ -296,8 +289,7 @@ def test_a_checkpoint_that_is_being_copied_stays_on_disk(
 
     failing(monkeypatch, waits)
     work = place.copier()
-    place.save(2)
-    work.offer(2)
+    place.save_and_offer(work, 2)
     for step in (4, 6, 8):
         place.save(step)
         files.prune(place.run.checkpoints, 2, work.held)
@@ -307,8 +299,7 @@ def test_a_checkpoint_that_is_being_copied_stays_on_disk(
     assert [folder.name for folder in files.newest_first(place.run.checkpoints)] == steps(8, 6)
 
 
-def test_a_copy_is_fetched_checked_and_without_secrets(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_a_copy_is_fetched_checked_and_without_secrets(place: Place, tmp_path: Path) -> None:
     env = {"HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyz", "OMP_NUM_THREADS": "1"}
     job = place.job.model_copy(update={"env": env})
     place.run.metrics.write_text('{"step": 1, "loss": 1.0}\n')
@@ -329,9 +320,8 @@ def test_a_copy_is_fetched_checked_and_without_secrets(tmp_path: Path) -> None:
 
 
 def test_the_copy_in_a_folder_is_fetched_and_not_trained_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(tmp_path)
     place.copied(4)
     (tmp_path / "new").mkdir()
     monkeypatch.chdir(tmp_path / "new")
@@ -344,9 +334,8 @@ def test_the_copy_in_a_folder_is_fetched_and_not_trained_in(
 
 
 def test_a_copy_that_is_named_by_dots_gets_its_own_name_in_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(tmp_path)
     place.copied(4)
     copy = Path(place.copy.address)
     (copy / "sub").mkdir()
@@ -356,8 +345,9 @@ def test_a_copy_that_is_named_by_dots_gets_its_own_name_in_runs(
         assert (here / "runs" / copy.name / "job.toml").is_file()
 
 
-def test_a_secret_that_no_copy_has_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(tmp_path)
+def test_a_secret_that_no_copy_has_is_asked_for(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train = ("pipe:curl -H 'Authorization: Bearer abcdefghijklmnop' https://example.org/a.tar",)
     job = place.job.model_copy(update={"data": place.job.data.model_copy(update={"train": train})})
     place.copy.put_run(place.run.folder, job)
@@ -369,8 +359,7 @@ def test_a_secret_that_no_copy_has_is_asked_for(tmp_path: Path, monkeypatch: pyt
     assert "abcdefghijklmnop" not in (Path(place.copy.address) / "job.toml").read_text()
 
 
-def test_where_no_copy_is_whole_nothing_is_left(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_where_no_copy_is_whole_nothing_is_left(place: Place, tmp_path: Path) -> None:
     place.copy.put_run(place.run.folder, place.job)
     with pytest.raises(InputError, match="there is no whole copy of a checkpoint"):
         place.copy.fetch(tmp_path / "here" / "tiny")
@@ -407,23 +396,18 @@ def test_copies_do_not_go_into_the_run_folder_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("copy_to", "problem"),
+    ("copy_to", "data", "problem"),
     [
-        ("https://example.org/copies", r"must be a folder, or an address that begins with s3://"),
-        ("s3://", "lacks the bucket: write it as s3://BUCKET/PREFIX"),
+        ("https://example.org/copies", {}, r"must be a folder, or an address that begins with s3://"),
+        ("s3://", {}, "lacks the bucket: write it as s3://BUCKET/PREFIX"),
+        ("s3://b/p", {"storage": {"anonymous": True}}, r"data\.storage\.anonymous = true asks without keys"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_refused(copy_to: str, problem: str) -> None:
+def test_a_place_that_cannot_be_written_is_refused(copy_to: str, data: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        tiny_job(checkpoint={"copy_to": copy_to})
+        tiny_job(checkpoint={"copy_to": copy_to}, data=data)
 
 
-def test_without_keys_nothing_is_written() -> None:
-    with pytest.raises(ValueError, match=r"data\.storage\.anonymous = true asks without keys"):
-        tiny_job(checkpoint={"copy_to": "s3://b/p"}, data={"storage": {"anonymous": True}})
-
-
-def test_the_job_of_a_copy_loads_to_an_equal_job(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_the_job_of_a_copy_loads_to_an_equal_job(place: Place) -> None:
     place.copy.put_run(place.run.folder, place.job)
     assert dump_job(load_job(Path(place.copy.address) / "job.toml")) == dump_job(place.job)

@@ -15,12 +15,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
-from pyarrow import ipc, parquet
+from pyarrow import parquet
 from pydantic import ValidationError
 from torch import Tensor
 
 from tests.support.jobs import tiny_job
+from tests.support.pictures import picture
 from tests.support.range_server import serving
+from tests.support.tables import damage, write_arrow, write_parquet, write_stream
 from tests.support.thread_ranks import run_ranks
 from trainer.cli.main import cli
 from trainer.config import Data
@@ -42,12 +44,6 @@ from trainer.data.source import open_images, open_source
 from trainer.errors import InputError
 
 
-def picture(number: int, side: int = 8) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (side, side), (number, 0, 0)).save(file, "png")
-    return file.getvalue()
-
-
 def rows(count: int, first: int = 0) -> dict[str, list[Any]]:
     numbers = range(first, first + count)
     return {
@@ -57,23 +53,8 @@ def rows(count: int, first: int = 0) -> dict[str, list[Any]]:
     }
 
 
-def write_parquet(path: Path, columns: dict[str, list[Any]], per_group: int = 4) -> str:
-    parquet.write_table(pyarrow.table(columns), path, row_group_size=per_group)
-    return str(path)
-
-
-def write_arrow(path: Path, columns: dict[str, list[Any]], per_group: int = 4) -> str:
-    table = pyarrow.table(columns)
-    with ipc.new_file(path, table.schema) as file:
-        file.write_table(table, max_chunksize=per_group)
-    return str(path)
-
-
-def write_stream(path: Path, columns: dict[str, list[Any]], per_group: int = 4) -> str:
-    table = pyarrow.table(columns)
-    with ipc.new_stream(path, table.schema) as file:
-        file.write_table(table, max_chunksize=per_group)
-    return str(path)
+def rows_of_noise(count: int, size: int) -> dict[str, list[Any]]:
+    return {"image": [np.random.default_rng(n).bytes(size) for n in range(count)], "caption": ["c"] * count}
 
 
 WRITERS: dict[str, tuple[str, Callable[..., str]]] = {
@@ -236,11 +217,7 @@ def test_images_that_a_table_names_are_looked_for(tmp_path: Path) -> None:
 
 def test_a_damaged_column_is_no_traceback_where_images_are_looked_for(tmp_path: Path) -> None:
     path = Path(write_parquet(tmp_path / "t.parquet", {"image": ["a.png"] * 9, "caption": ["c"] * 9}))
-    column = parquet.ParquetFile(path).metadata.row_group(0).column(0)
-    content = bytearray(path.read_bytes())
-    at = column.dictionary_page_offset or column.data_page_offset
-    content[at : at + 12] = b"\xff" * 12
-    path.write_bytes(content)
+    damage(path, 0, 0, b"\xff" * 12)
     with pytest.raises(InputError, match=r"t.parquet: cannot be read as a table"):
         check_data(Data(train=(str(path),)))
 
@@ -314,10 +291,7 @@ def test_order_and_resume_are_the_same_on_any_ranks(
 
 
 def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
-    big: dict[str, list[Any]] = {
-        "image": [np.random.default_rng(n).bytes(2**18) for n in range(32)],
-        "caption": ["c"] * 32,
-    }
+    big = rows_of_noise(32, 2**18)
     path = write_parquet(tmp_path / "t.parquet", big)
     data = Data(train=(path,), row_group_cache_mb=3)
     index = index_in_memory([path], row_selection(data))
@@ -373,10 +347,7 @@ def test_a_text_that_is_no_utf8_is_one_bad_sample(tmp_path: Path) -> None:
 
 def test_a_damaged_row_group_is_bad_samples_and_the_others_are_read(tmp_path: Path) -> None:
     path = Path(write_parquet(tmp_path / "t.parquet", rows(12)))
-    column = parquet.ParquetFile(path).metadata.row_group(1).column(0)
-    content = bytearray(path.read_bytes())
-    content[column.data_page_offset : column.data_page_offset + 12] = bytes(12)
-    path.write_bytes(content)
+    damage(path, 1, 0, bytes(12))
     source = open_source(Data(train=(str(path),)))
     for number in (*range(4), *range(8, 12)):
         assert source.read(number).captions == (f"caption {number}",)
@@ -405,10 +376,7 @@ def test_a_truncated_stream_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_check_refuses_a_row_group_that_memory_does_not_hold(tmp_path: Path) -> None:
-    big: dict[str, list[Any]] = {
-        "image": [np.random.default_rng(n).bytes(2**16) for n in range(64)],
-        "caption": ["c"] * 64,
-    }
+    big = rows_of_noise(64, 2**16)
     path = write_parquet(tmp_path / "t.parquet", big)
     assert check_data(Data(train=(path,), row_group_cache_mb=1)) == 64
     path = write_parquet(tmp_path / "u.parquet", big, 64)
@@ -476,11 +444,8 @@ def test_an_arrow_file_that_is_cut_under_a_run_is_an_error_and_no_signal(
     tmp_path: Path, write: Callable[..., str]
 ) -> None:
     rows = 2000
-    path = write(
-        tmp_path / "t.arrow",
-        {"image": [os.urandom(100)] * rows, "caption": [f"caption {row}" for row in range(rows)]},
-        per_group=500,
-    )
+    columns = {"image": [os.urandom(100)] * rows, "caption": [f"caption {row}" for row in range(rows)]}
+    path = write(tmp_path / "t.arrow", columns, per_group=500)
     source = open_source(Data(train=(path,), format="arrow"))
     assert source.read(0).captions == ("caption 0",)
     os.truncate(path, 10_000)

@@ -1,8 +1,7 @@
 """An evaluation reads far data a block at a time, each once, and finds what samples read alone would give."""
 
-import io
-import tarfile
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import pyarrow
@@ -13,6 +12,7 @@ from pyarrow import parquet
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
+from tests.support.pictures import picture
 from tests.support.range_server import serving
 from trainer.config import Data, Eval
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
@@ -20,6 +20,7 @@ from trainer.data.processes import start_process_server
 from trainer.data.retrieval_blocks import retrieval_blocks
 from trainer.data.sample import Source
 from trainer.data.sample_requests import EvalRequests
+from trainer.data.shard_files import write_shard
 from trainer.data.source import open_images, open_labelled
 from trainer.errors import InputError
 
@@ -28,25 +29,17 @@ SIZES = (7, 30, 1, 22)
 BLOCK = 16
 
 
-def picture(number: int) -> bytes:
-    content = io.BytesIO()
-    Image.new("RGB", (2, 2), (number % 256, number // 256, 7)).save(content, "png")
-    return content.getvalue()
-
-
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     start_process_server()
     folder = tmp_path_factory.mktemp("labelled")
-    number = 0
+    numbers = iter(range(sum(SIZES)))
     for shard, size in enumerate(SIZES):
-        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
-            for _ in range(size):
-                for ending, content in (("png", picture(number)), ("cls", str(number % 5).encode())):
-                    info = tarfile.TarInfo(f"{number:03d}.{ending}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-                number += 1
+        samples = (
+            (f"{number:03d}", {"png": picture(number, 2), "cls": str(number % 5).encode()})
+            for number in islice(numbers, size)
+        )
+        write_shard(samples, folder / f"{shard}.tar")
     return folder
 
 
@@ -132,7 +125,7 @@ def test_a_row_group_of_a_far_table_is_read_once_for_all_of_its_blocks(tmp_path:
     start_process_server()
     table = pyarrow.table(
         {
-            "image": [picture(number) for number in range(120)],
+            "image": [picture(number, 2) for number in range(120)],
             "caption": [f"caption {number}" for number in range(120)],
         }
     )

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from PIL import Image
 from pyarrow import parquet
 
+from tests.support.pictures import picture
 from trainer.cli.pack import command
 from trainer.config import Data, Eval
 from trainer.data import pack as packing
@@ -50,11 +51,8 @@ def test_packed_rows_are_the_rows_of_the_table(table: Path, tmp_path: Path) -> N
         (s.image, s.captions) for s in map(rows.read, range(7))
     ]
     assert packed.read(6).captions == ("two lines",)
-    assert json.loads((tmp_path / "out/sizes.json").read_text()) == {
-        "shard-000000.tar": 3,
-        "shard-000001.tar": 3,
-        "shard-000002.tar": 1,
-    }
+    sizes = json.loads((tmp_path / "out/sizes.json").read_text())
+    assert sizes == {"shard-000000.tar": 3, "shard-000001.tar": 3, "shard-000002.tar": 1}
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset never closes its shard
@@ -85,20 +83,6 @@ def test_rows_without_a_usable_image_are_named_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
 
 
-def test_a_folder_that_holds_something_is_left_alone(table: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    pack(table, out)
-    with pytest.raises(InputError, match=r"not empty .*--force"):
-        pack(table, out, samples_per_shard=3)
-    assert len(pack(table, out, samples_per_shard=3, force=True).shards) == 3
-    (out / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match=r"holds thesis\.tex.*only packed shards can be replaced"):
-        pack(table, out, force=True)
-    assert (out / "thesis.tex").exists()
-    with pytest.raises(InputError, match="is a file"):
-        pack(table, table)
-
-
 def test_an_interrupted_replacement_loses_neither_the_old_shards_nor_the_new(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,11 +109,6 @@ def contents(shards: Sequence[Path]) -> list[bytes]:
     return [path.read_bytes() for path in shards]
 
 
-def test_an_empty_folder_is_filled(table: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    assert pack(table, tmp_path / "out").shards[0].exists()
-
-
 def test_a_failure_half_way_leaves_nothing(tmp_path: Path) -> None:
     def fill_and_fail() -> None:
         with whole_folder(tmp_path / "out") as folder:
@@ -142,31 +121,22 @@ def test_a_failure_half_way_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_named(table: Path) -> None:
+    with pytest.raises(InputError, match="is a file"):
+        pack(table, table)
     with pytest.raises(InputError, match="cannot be written: Not a directory"):
         pack(table, table / "below" / "out")
 
 
 def test_other_columns_become_json_and_parquet_is_read_too(table: Path, tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    columns = {
-        "image": ["0.png", "1.png"],
-        "caption": ["a", "b"],
-        "width": [2, None],
-        "tag": ["x,y", "\u00e9"],
-    }
+    more = {"width": [2, None], "tag": ["x,y", "\u00e9"]}
+    columns = {"image": ["0.png", "1.png"], "caption": ["a", "b"], **more}
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     (shard,) = pack(tmp_path / "t.parquet", tmp_path / "out").shards
     with tarfile.open(shard) as tar:
-        assert tar.getnames() == [
-            f"00000000{n}.{ending}" for n in (0, 1) for ending in ("json", "png", "txt")
-        ]
-        columns_kept = [
-            json.loads(tar.extractfile(name).read())  # type: ignore[union-attr]
-            for name in tar.getnames()
-            if name.endswith("json")
-        ]
+        names = [f"00000000{n}.{ending}" for n in (0, 1) for ending in ("json", "png", "txt")]
+        assert tar.getnames() == names
+        kept = [tar.extractfile(name) for name in names if name.endswith("json")]
+        columns_kept = [json.loads(file.read()) for file in kept if file is not None]
     assert columns_kept == [{"width": 2, "tag": "x,y"}, {"width": None, "tag": "\u00e9"}]
 
 
@@ -222,15 +192,12 @@ def test_shards_may_be_cut_by_size(table: Path, tmp_path: Path) -> None:
 def test_what_packing_leaves_needs_no_indexing(table: Path, tmp_path: Path) -> None:
     shards = [str(path) for path in pack(table, tmp_path / "out", samples_per_shard=3).shards]
     assert list(stale(shards, Selection(IMAGE_ENDINGS, "txt"), tmp_path / "out" / FOLDER)) == []
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        FOLDER,
-        *(Path(path).name for path in shards),
-        "sizes.json",
-    ]
+    left = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert left == [FOLDER, *(Path(path).name for path in shards), "sizes.json"]
 
 
 def test_packing_goes_on_after_a_kill_with_the_same_bytes(table: Path, tmp_path: Path) -> None:
-    expected = [path.read_bytes() for path in pack(table, tmp_path / "whole", samples_per_shard=1).shards]
+    expected = contents(pack(table, tmp_path / "whole", samples_per_shard=1).shards)
     program = """
 import os, signal, sys
 from pathlib import Path
@@ -271,9 +238,8 @@ def at(address: str) -> dict[str, bytes | None]:
 def test_shards_go_to_an_address_one_by_one_and_their_sizes_last(
     table: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = {
-        path.name: path.read_bytes() for path in pack(table, Path("whole"), samples_per_shard=3).shards
-    }
+    whole = pack(table, Path("whole"), samples_per_shard=3).shards
+    expected = {path.name: path.read_bytes() for path in whole}
     put = store.put
 
     def gone(source: Path, to: str) -> None:
@@ -297,22 +263,28 @@ def test_shards_go_to_an_address_one_by_one_and_their_sizes_last(
     assert not Path(".shards.partial").exists()
 
 
-def test_only_packed_shards_at_an_address_are_replaced(table: Path, address: str) -> None:
-    pack(table, address, samples_per_shard=3)
+@pytest.mark.parametrize("far", [False, True])
+def test_an_empty_folder_is_filled_and_in_another_only_packed_shards_are_replaced(
+    table: Path, tmp_path: Path, address: str, far: bool
+) -> None:
+    out = address if far else tmp_path / "out"
+    (tmp_path / "out").mkdir()
+    pack(table, out, samples_per_shard=3)
     with pytest.raises(InputError, match=r"the folder is not empty .*--force"):
-        pack(table, address)
-    pack(table, address, force=True)
-    assert list(at(address)) == ["shard-000000.tar", "sizes.json"]
-    store.put(b"mine", f"{address}/thesis.tex")
+        pack(table, out)
+    pack(table, out, force=True)
+    assert set(store.names(str(out))) - {FOLDER} == {"shard-000000.tar", "sizes.json"}
+    store.put(b"years of work", f"{out}/thesis.tex")
     with pytest.raises(InputError, match=r"holds thesis\.tex.*only packed shards can be replaced"):
-        pack(table, address, force=True)
+        pack(table, out, force=True)
+    assert store.read(f"{out}/thesis.tex") == b"years of work"
 
 
 def test_what_is_at_an_address_stays_if_no_row_can_be_packed(table: Path, address: str) -> None:
     pack(table, address, samples_per_shard=3)
     before, whole = at(address), (table.parent / "0.png").read_bytes()
-    for picture in table.parent.glob("[0-5].*"):
-        picture.write_bytes(b"no picture")
+    for each in table.parent.glob("[0-5].*"):
+        each.write_bytes(b"no picture")
     with pytest.raises(InputError, match="none of the table's 7 rows can be packed"):
         pack(table, address, samples_per_shard=3, recipe=Recipe(skip_bad=True), force=True)
     assert at(address) == before
@@ -323,17 +295,15 @@ def test_what_is_at_an_address_stays_if_no_row_can_be_packed(table: Path, addres
     assert list(there) == ["bad-rows.tsv", *before]
 
 
-def test_the_command_packs_to_an_address(table: Path, address: str) -> None:
-    arguments = [str(table), f"{address}/", "--samples-per-shard", "3", "--processes", "1"]
-    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
-    assert result.stdout == f"{address}/shard-{{000000..000002}}.tar\n"
-
-
-def test_the_command_prints_what_a_job_file_takes(table: Path, tmp_path: Path) -> None:
-    arguments = [str(table), str(tmp_path / "out"), "--samples-per-shard", "3"]
+@pytest.mark.parametrize("far", [False, True])
+def test_the_command_prints_what_a_job_file_takes(
+    table: Path, tmp_path: Path, address: str, far: bool
+) -> None:
+    out = address if far else f"{tmp_path}/out"
+    arguments = [str(table), f"{out}/", "--samples-per-shard", "3", "--processes", "1"]
     result = CliRunner().invoke(command, arguments, catch_exceptions=False)
     assert result.exit_code == 0
-    assert result.stdout == f"{tmp_path}/out/shard-{{000000..000002}}.tar\n"
+    assert result.stdout == f"{out}/shard-{{000000..000002}}.tar\n"
     assert len(open_source(Data(train=(result.stdout.strip(),)))) == 7
 
 
@@ -406,9 +376,7 @@ def test_rows_without_an_image_or_a_caption_are_left_out_where_bad_rows_are(
 
 
 def test_a_caption_that_is_no_text_is_named_as_what_it_is(tmp_path: Path) -> None:
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(file, "png")
-    cells = {"image": [file.getvalue()] * 3, "caption": [{"en": "a"}, None, {"en": None}]}
+    cells = {"image": [picture(0)] * 3, "caption": [{"en": "a"}, None, {"en": None}]}
     parquet.write_table(pyarrow.table(cells), tmp_path / "t.parquet")
     data = Data(train=("t.parquet",), caption_column=("caption.en",))
     packed = pack(tmp_path / "t.parquet", tmp_path / "out", recipe=Recipe(skip_bad=True), data=data)
@@ -432,9 +400,6 @@ def test_shards_are_not_replaced_by_none_where_every_row_is_bad(table: Path, tmp
 
 @pytest.mark.parametrize("skip_bad", [False, True])
 def test_a_table_without_rows_replaces_nothing(table: Path, address: str, skip_bad: bool) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     pack(table, address)
     before = at(address)
     table.write_text("image,caption\n")
@@ -459,9 +424,6 @@ def interrupt(table: Path, out: Path) -> None:
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_shards_of_another_table_with_the_same_text_are_not_kept(tmp_path: Path, name: str) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     for folder, shade in (("a", 1), ("b", 2)):
         (tmp_path / folder).mkdir()
         for n in range(3):
@@ -509,9 +471,6 @@ def test_a_size_that_is_no_finite_number_is_refused(size: str) -> None:
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_cutting_by_size_is_refused_for_images_at_addresses(tmp_path: Path, name: str) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     url = "https://images.example/1.jpg"
     (tmp_path / "t.csv").write_text(f"image,caption\n{url},x\n")
     parquet.write_table(pyarrow.table({"image": [url], "caption": ["x"]}), tmp_path / "t.parquet")
@@ -562,9 +521,6 @@ def test_a_folder_that_cannot_be_put_in_place_is_named(
 
 
 def test_a_table_that_can_no_longer_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     def lost(*_of: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

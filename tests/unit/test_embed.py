@@ -17,6 +17,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.pictures import noise
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Job
@@ -36,19 +37,12 @@ COUNTS = (7, 3, 5)
 """Samples of each shard."""
 
 
-def picture(number: int, side: int = 32) -> bytes:
-    file = io.BytesIO()
-    draw = np.random.default_rng(number)
-    Image.fromarray(draw.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(file, "png")
-    return file.getvalue()
-
-
 def captions(number: int) -> list[str]:
     return [f"noise {number}", *([f"another {number}"] if number % 3 == 1 else [])]
 
 
 def sample(number: int, *, broken: bool = False) -> tuple[str, dict[str, bytes]]:
-    image = bytes(40) if broken else picture(number)
+    image = bytes(40) if broken else noise(number)
     return f"k{number:02d}", {"png": image, "txt": "\n".join(captions(number)).encode()}
 
 
@@ -112,7 +106,7 @@ def test_the_features_are_those_of_open_clip_itself(weights: str, shards: Path) 
             (row, caption, f"k{n:02d}") for row, caption, n, _ in expected
         ]
         assert {row["shard"] for row in rows} == {f"{shards}/{shard}.tar"}
-        pictures = [transform(Image.open(io.BytesIO(picture(n)))) for _, _, n, _ in expected]
+        pictures = [transform(Image.open(io.BytesIO(noise(n)))) for _, _, n, _ in expected]
         with torch.no_grad():
             images = clip.encode_image(torch.stack(pictures), normalize=True)
             texts = clip.encode_text(tokenizer([text for *_, text in expected]), normalize=True)
@@ -202,7 +196,7 @@ def test_a_bad_sample_has_a_row_without_features_and_is_counted(
 
 
 def test_a_sample_without_a_caption_is_counted_too(weights: str, tmp_path: Path) -> None:
-    write_shard([sample(0), ("alone", {"png": picture(1)})], tmp_path / "a.tar")
+    write_shard([sample(0), ("alone", {"png": noise(1)})], tmp_path / "a.tar")
     found = embedded(job_of(weights, f"{tmp_path}/a.tar"))
     assert (found["samples"], found["bad_samples"]) == (1, {"no .txt": 1})
     assert "alone" in found["examples"][0]
@@ -210,7 +204,7 @@ def test_a_sample_without_a_caption_is_counted_too(weights: str, tmp_path: Path)
 
 def test_a_shard_without_a_usable_sample_has_a_file_without_rows(weights: str, tmp_path: Path) -> None:
     write_shard([], tmp_path / "0.tar")
-    write_shard([("alone", {"png": picture(1)})], tmp_path / "1.tar")
+    write_shard([("alone", {"png": noise(1)})], tmp_path / "1.tar")
     write_shard([sample(0)], tmp_path / "2.tar")
     found = embedded(job_of(weights, f"{tmp_path}/*.tar"))
     assert (found["shards"], found["samples"], found["bad_samples"]) == (3, 1, {"no .txt": 1})
@@ -282,9 +276,9 @@ def test_a_diverged_model_is_refused(weights: str, shards: Path, tmp_path: Path)
 
 def test_rows_of_tables_are_samples(weights: str, tmp_path: Path) -> None:
     for number in range(3):
-        (tmp_path / f"{number}.png").write_bytes(picture(number))
+        (tmp_path / f"{number}.png").write_bytes(noise(number))
     (tmp_path / "t.csv").write_text("image,caption\n0.png,a\n1.png,b\n0.png,c\n")
-    columns = {"image": [picture(0), picture(1), picture(0)], "caption": ["a", "b", "c"]}
+    columns = {"image": [noise(0), noise(1), noise(0)], "caption": ["a", "b", "c"]}
     parquet.write_table(pyarrow.table(columns), tmp_path / "p.parquet", row_group_size=2)
     embedded(job_of(weights, f"{tmp_path}/t.csv"))
     embedded(job_of(weights, f"{tmp_path}/p.parquet"))

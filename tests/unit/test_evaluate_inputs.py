@@ -5,6 +5,7 @@ These are checkpoints of all kinds, folders of classes, and tables with several 
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from trainer.model.catalog import check_init, check_pretrained, check_tag, check
 from trainer.model.teacher import build_teacher
 from trainer.plan.trained import evaluation_job, export_job, search_job
 from trainer.run import checkpoints
-from trainer.run.best import BEST
 from trainer.run.checkpoints import TrainedModel, find_trained
 from trainer.run.model_identity import weights_identity
 
@@ -44,16 +44,11 @@ def test_the_names_of_a_checkpoints_parts_are_those_that_are_written() -> None:
 @pytest.fixture
 def ours(tmp_path: Path) -> Path:
     """A run folder with two checkpoints; the job that made them evaluates on shards."""
-    shards = ("held-out/*.tar",)
+    shards, tables = ("held-out/*.tar",), ("one.csv", "other.csv")
     job = tiny_job(
         eval={"zero_shot": shards, "class_names": ("a", "b"), "batch_size": 7, "every_steps": 2},
         checkpoint={"best": "zero_shot_top1"},
-        data={
-            "train": ("one.csv", "other.csv"),
-            "format": "table",
-            "weights": (1.0, 0.5),
-            "image_column": "file",
-        },
+        data={"train": tables, "format": "table", "weights": (1.0, 0.5), "image_column": "file"},
         comm={"backend": "horovod"},
     )
     weights = tmp_path / "weights.pt"
@@ -91,8 +86,7 @@ def test_a_run_stands_for_its_newest_checkpoint_and_best_for_its_best(ours: Path
         find_trained(str(ours / "best"))
     with pytest.raises(InputError):
         check_init(Model(init=str(ours / "best")))
-    best = {"step": 9, "metric": "zero_shot_top1", "value": 0.5}
-    (ours / "checkpoints" / BEST).write_text(json.dumps(best))
+    files.record_best(ours / "checkpoints", 9, "zero_shot_top1", 0.5)
     for given, step in (("", 10), ("best", 9), ("checkpoints/step-00000009", 9)):
         weights = str(ours / f"checkpoints/step-{step:08d}/model.pt")
         assert find_trained(str(ours / given)).pretrained == weights
@@ -109,16 +103,15 @@ def test_a_name_that_no_file_system_can_have_names_no_model() -> None:
 
 
 def test_the_files_of_a_checkpoint_may_be_links(ours: Path, tmp_path: Path, alone: Comm) -> None:
-    (ours / "checkpoints" / BEST).write_text('{"step": 9, "metric": "zero_shot_top1", "value": 0.5}')
+    files.record_best(ours / "checkpoints", 9, "zero_shot_top1", 0.5)
     (ours / "params.txt").write_text("model: ViT-B-32\n")
     blobs = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     for number, path in enumerate(blobs):  # as caches of Hugging Face's, git-annex and DVC have them
         path.rename(tmp_path / f"blob-{number}")
         path.symlink_to(tmp_path / f"blob-{number}")
     for given, step in (("", 10), ("best", 9), ("checkpoints/step-00000009", 9)):
-        assert find_trained(str(ours / given)).pretrained == str(
-            ours / f"checkpoints/step-{step:08d}/model.pt"
-        )
+        weights = str(ours / f"checkpoints/step-{step:08d}/model.pt")
+        assert find_trained(str(ours / given)).pretrained == weights
     newest = ours / "checkpoints/step-00000010"
     assert checkpoints.newest_whole(ours / "checkpoints") == (10, newest)
     assert files.verify(newest)["step"] == 10
@@ -131,9 +124,7 @@ def test_the_files_of_a_checkpoint_may_be_links(ours: Path, tmp_path: Path, alon
 
 
 def test_a_teacher_is_a_checkpoint_and_no_run_that_goes_on(ours: Path, alone: Comm) -> None:
-    (ours / "checkpoints" / BEST).write_text(
-        json.dumps({"step": 9, "metric": "zero_shot_top1", "value": 0.5})
-    )
+    files.record_best(ours / "checkpoints", 9, "zero_shot_top1", 0.5)
     for given, step in (("", 10), ("best", 9)):
         job = tiny_job(model={"teacher": VIT, "teacher_pretrained": str(ours / given)})
         with pytest.raises(InputError, match=f"every start: name a checkpoint, such as .*{step:08d}"):
@@ -180,10 +171,8 @@ def test_a_run_that_began_with_other_weights_is_used_with_its_own(ours: Path) ->
         export_job(str(ours), None),
         search_job(str(ours), None, ()),
     ):
-        assert (job.model.init, job.model.pretrained) == (
-            None,
-            str(ours / "checkpoints/step-00000010/model.pt"),
-        )
+        assert job.model.init is None
+        assert job.model.pretrained == str(ours / "checkpoints/step-00000010/model.pt")
         assert not job.model.grad_checkpointing, "which concerns training alone"
 
 
@@ -199,6 +188,9 @@ def test_a_checkpoint_of_ours_is_evaluated_as_its_job_says_and_anywhere(ours: Pa
     assert job.optim.global_batch_size == 2
 
 
+ON_A_TABLE = ("w.pt", "--model", "ViT-B-32", "--data", "a.csv", "--set")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -211,14 +203,8 @@ def test_a_checkpoint_of_ours_is_evaluated_as_its_job_says_and_anywhere(ours: Pa
         (("w.pt", "--model", "ViT-B-33", "--data", "no.tar"), "eval.retrieval: "),
         (("w.pt", "--model", "ViT-B-32", "--zero-shot", "a.tar"), "zero_shot needs class_names"),
         (("w.pt", "--model", "ViT-B-32", "--zero-shot", "empty"), "empty is a folder: name the files"),
-        (
-            ("w.pt", "--model", "ViT-B-32", "--data", "a.csv", "--set", "data.image_column=file"),
-            "no image column 'file'",
-        ),
-        (
-            ("w.pt", "--model", "ViT-B-32", "--data", "a.csv", "--set", "eval.batchsize=3"),
-            "did you mean eval.batch_size",
-        ),
+        ((*ON_A_TABLE, "data.image_column=file"), "no image column 'file'"),
+        ((*ON_A_TABLE, "eval.batchsize=3"), "did you mean eval.batch_size"),
     ],
 )
 def test_bad_input_of_eval_is_told_before_anything_starts(
@@ -250,9 +236,8 @@ def test_the_loss_is_read_from_the_weights(tmp_path: Path, alone: Comm, loss: st
     """A model of the one cannot load weights of the other."""
     path = tmp_path / "epoch_1.pt"
     state = untrained(tiny_job(optim={"loss": loss})).model.state_dict()
-    torch.save(
-        {"epoch": 1, "state_dict": {f"{prefix}{name}": tensor for name, tensor in state.items()}}, path
-    )
+    prefixed = {f"{prefix}{name}": tensor for name, tensor in state.items()}
+    torch.save({"epoch": 1, "state_dict": prefixed}, path)
     assert with_loss_of_weights(with_weights(path), alone).optim.loss == loss
     assert evaluate(with_weights(path), alone) == {}
 
@@ -288,10 +273,8 @@ def test_a_file_that_holds_no_weights_is_refused_and_runs_no_code(
 
 def test_weights_of_another_model_are_bad_input(tmp_path: Path, alone: Comm) -> None:
     torch.save({"visual.proj": torch.zeros(3, 3)}, tmp_path / "w.pt")
-    with pytest.raises(
-        InputError,
-        match=r"(?s)w\.pt cannot be loaded as .*tiny-vit\.json: .*is model\.name \(--model\) right\?",
-    ):
+    said = r"(?s)w\.pt cannot be loaded as .*tiny-vit\.json: .*is model\.name \(--model\) right\?"
+    with pytest.raises(InputError, match=said):
         evaluate(with_weights(tmp_path / "w.pt"), alone)
 
 
@@ -326,14 +309,8 @@ def test_weights_of_the_siglip_loss_are_refused_for_the_loss_clip(tmp_path: Path
 def classes(tmp_path: Path) -> Path:
     """Folders of three classes, one without an image; files that are none."""
     root = tmp_path / "val"
-    for name in (
-        "tabby_cat/b.JPEG",
-        "tabby_cat/a.png",
-        "dog/deep/c.jpg",
-        "dog/notes.txt",
-        ".cache/x.png",
-        "ant/.hidden.png",
-    ):
+    pictures = ("tabby_cat/b.JPEG", "tabby_cat/a.png", "dog/deep/c.jpg")
+    for name in (*pictures, "dog/notes.txt", ".cache/x.png", "ant/.hidden.png"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(name.encode())
     (root / "README").touch()
@@ -393,29 +370,15 @@ def test_retrieval_blocks_say_whose_each_caption_is_and_which_read_the_same(tmp_
     def white(picture: Image.Image) -> torch.Tensor:
         return torch.ones(3, 2, 2)
 
-    first, second = retrieval_blocks(
-        source, rank=0, world_size=1, block=2, transform=white, tokenizer=tokens, workers=0
-    )
-    assert (first.valid, first.image_of_caption.tolist(), first.tokens[:, 0].tolist()) == (
-        2,
-        [0, 0, 1],
-        [ord(c) for c in "xzy"],
-    )
-    assert (second.valid, second.image_of_caption.tolist(), second.images[:, 0, 0, 0].tolist()) == (
-        1,
-        [2],
-        [1, 0],
-    )
+    blocks = partial(retrieval_blocks, source, block=2, transform=white, tokenizer=tokens, workers=0)
+    first, second = blocks(rank=0, world_size=1)
+    assert (first.valid, first.image_of_caption.tolist()) == (2, [0, 0, 1])
+    assert first.tokens[:, 0].tolist() == [ord(c) for c in "xzy"]
+    assert (second.valid, second.image_of_caption.tolist()) == (1, [2])
+    assert second.images[:, 0, 0, 0].tolist() == [1, 0]
     assert second.digests[0] == first.digests[0]
     assert len(set(first.digests.tolist())) == 3
-    assert (
-        list(
-            retrieval_blocks(
-                source, rank=2, world_size=3, block=2, transform=white, tokenizer=tokens, workers=0
-            )
-        )
-        == []
-    )
+    assert list(blocks(rank=2, world_size=3)) == []
 
 
 @pytest.mark.parametrize(

@@ -33,17 +33,11 @@ def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
     assert rates == pytest.approx([1e-4 * (step + 1) for step in range(10)])
 
 
-def test_cosine_begins_at_the_peak_passes_the_middle_and_nears_the_floor() -> None:
-    assert learning_rate(SETTINGS, 10, 100) == pytest.approx(1e-3)
-    assert learning_rate(SETTINGS, 55, 100) == pytest.approx((1e-3 + 1e-5) / 2)
-    assert learning_rate(SETTINGS, 100, 100) == pytest.approx(1e-5)
-
-
-def test_a_linear_decay_is_a_line_from_the_peak_to_the_floor() -> None:
-    settings = SETTINGS.model_copy(update={"schedule": "linear"})
-    assert learning_rate(settings, 10, 100) == pytest.approx(1e-3)
-    assert learning_rate(settings, 55, 100) == pytest.approx((1e-3 + 1e-5) / 2)
-    assert learning_rate(settings, 100, 100) == pytest.approx(1e-5)
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_decay_begins_at_the_peak_passes_the_middle_and_ends_at_the_floor(schedule: str) -> None:
+    settings = SETTINGS.model_copy(update={"schedule": schedule})
+    rates = [learning_rate(settings, step, 100) for step in (10, 55, 100)]
+    assert rates == pytest.approx([1e-3, (1e-3 + 1e-5) / 2, 1e-5])
 
 
 @pytest.mark.parametrize(("power", "middle"), [(1.0, 0.5), (2.0, 0.25), (0.5, 0.5**0.5)])
@@ -97,13 +91,7 @@ def test_locked_parameters_are_not_optimized() -> None:
 
 
 def test_swins_tables_of_biases_do_not_decay_as_in_open_clip_train() -> None:
-    vision = {
-        "timm_model_name": "swin_tiny_patch4_window7_224",
-        "timm_model_pretrained": False,
-        "image_size": 224,
-    }
-    text = {"context_length": 8, "vocab_size": 99, "width": 16, "heads": 2, "layers": 1}
-    model = open_clip.CLIP(16, vision, text)
+    model = timm_clip("swin_tiny_patch4_window7_224")
     tables = [
         name
         for name, parameter in model.named_parameters()
@@ -165,10 +153,29 @@ def small_clip(vision: dict[str, Any], text: dict[str, int] = SMALL_TEXT, embed_
     return model
 
 
+def timm_clip(name: str) -> nn.Module:
+    return small_clip({"timm_model_name": name, "timm_model_pretrained": False, "image_size": 224})
+
+
+def coca(**decoder: int) -> nn.Module:
+    """The tiny CoCa, whose decoder has other keys."""
+    parts = json.loads(Path(COCA).read_text())
+    writing = {**parts["multimodal_cfg"], **decoder}
+    model: nn.Module = open_clip.CoCa(parts["embed_dim"], writing, parts["text_cfg"], parts["vision_cfg"])
+    return model
+
+
+def assert_fall(rates: dict[str, float], whole: float, decay: float, powers: dict[str, int]) -> None:
+    """The rates have so many powers of the decay."""
+    assert {name: rates[name] for name in powers} == pytest.approx(
+        {name: whole * decay**power for name, power in powers.items()}
+    )
+
+
 def test_learning_rates_fall_from_layer_to_layer_of_each_tower() -> None:
     vision = {"layers": LAYERS, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32}
     rates = scales(small_clip(vision), RATES)
-    for name, power in {
+    powers = {
         "visual.class_embedding": 4,
         "visual.positional_embedding": 4,
         "visual.conv1.weight": 4,
@@ -177,17 +184,17 @@ def test_learning_rates_fall_from_layer_to_layer_of_each_tower() -> None:
         "visual.transformer.resblocks.2.attn.in_proj_weight": 1,
         "visual.ln_post.weight": 0,
         "visual.proj": 0,
-    }.items():
-        assert rates[name] == pytest.approx(2.0 * 0.5**power), name
-    for name, power in {
+    }
+    assert_fall(rates, 2.0, 0.5, powers)
+    powers = {
         "token_embedding.weight": 4,
         "positional_embedding": 4,
         "transformer.resblocks.0.ln_1.weight": 3,
         "transformer.resblocks.2.mlp.c_proj.bias": 1,
         "ln_final.weight": 0,
         "text_projection": 0,
-    }.items():
-        assert rates[name] == pytest.approx(0.5 * 0.8**power), name
+    }
+    assert_fall(rates, 0.5, 0.8, powers)
     assert rates["logit_scale"] == 1.0
 
 
@@ -218,42 +225,36 @@ def test_what_is_behind_the_blocks_of_a_text_tower_has_the_whole_rate(name: str,
 
 
 def test_cocas_decoder_is_behind_the_text_tower_whose_layers_keep_their_depth() -> None:
-    config = json.loads(Path(COCA).read_text())
-    config["multimodal_cfg"]["layers"] = 2 * config["text_cfg"]["layers"]
-    model = open_clip.CoCa(
-        config["embed_dim"], config["multimodal_cfg"], config["text_cfg"], config["vision_cfg"]
-    )
-    rates = scales(model, RATES)
+    rates = scales(coca(layers=2 * json.loads(Path(COCA).read_text())["text_cfg"]["layers"]), RATES)
     decoder = {rate for name, rate in rates.items() if name.startswith("text_decoder.")}
     assert list(decoder) == [pytest.approx(0.5)]
-    for name, power in {
+    powers = {
         "text.token_embedding.weight": 3,
         "text.cls_emb": 3,
         "text.transformer.resblocks.0.ln_1.weight": 2,
         "text.transformer.resblocks.1.mlp.c_fc.weight": 1,
         "text.ln_final.weight": 0,
         "text.text_projection": 0,
-    }.items():
-        assert rates[name] == pytest.approx(0.5 * 0.8**power), name
+    }
+    assert_fall(rates, 0.5, 0.8, powers)
     assert rates["visual.attn_pool.query"] == rates["visual.attn_pool.attn.q_proj_weight"] == 2.0
 
 
 def test_layers_of_a_resnet_are_its_blocks() -> None:
     rates = scales(small_clip({"layers": [1, 2, 1, 1], "width": 8, "image_size": 64}), RATES)
-    for name, power in {
+    powers = {
         "visual.conv1.weight": 6,
         "visual.layer1.0.conv1.weight": 5,
         "visual.layer2.1.bn1.weight": 3,
         "visual.layer4.0.conv3.weight": 1,
         "visual.attnpool.c_proj.weight": 0,
-    }.items():
-        assert rates[name] == pytest.approx(2.0 * 0.5**power), name
+    }
+    assert_fall(rates, 2.0, 0.5, powers)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto", "resnet18"])
 def test_rates_of_timms_towers_are_those_of_timm(name: str) -> None:
-    vision = {"timm_model_name": name, "timm_model_pretrained": False, "image_size": 224}
-    model = small_clip(vision)
+    model = timm_clip(name)
     trunk: Any = model.get_submodule("visual.trunk")
     theirs = param_groups_layer_decay(trunk, weight_decay=0.2, layer_decay=0.5)
     names = {id(parameter): name for name, parameter in trunk.named_parameters()}
@@ -275,31 +276,24 @@ def test_names_that_the_job_spares_do_not_decay() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_keeps_tensors_of_as_many_values_as_its_row_says(name: str) -> None:
+def test_an_optimizer_keeps_tensors_of_the_names_and_as_many_values_as_its_row_says(
+    name: OptimizerName,
+) -> None:
     """A checkpoint takes no other values: not those of groups, nor numbers beside the tensors."""
-    model = nn.Linear(64, 128, bias=False)
+    model = nn.Linear(64, 128)
     settings = SETTINGS.model_copy(update={"optimizer": name})
     optimizer = build_optimizer(dict(model.named_parameters()), settings)
     before = [set(group) for group in optimizer.param_groups]
     for _ in range(2):
-        model.weight.grad = torch.randn_like(model.weight)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
         optimizer.step()
     assert [set(group) for group in optimizer.param_groups] == before
-    state = optimizer.state[model.weight]
-    assert all(isinstance(value, torch.Tensor) for value in state.values())
-    values = sum(value.numel() for value in state.values())
+    states = optimizer.state.values()
+    assert {" ".join(sorted(kept)) for kept in states} == {*OPTIMIZERS[name].state}
+    assert all(isinstance(value, torch.Tensor) for kept in states for value in kept.values())
+    values = sum(value.numel() for value in optimizer.state[model.weight].values())
     assert values == pytest.approx(settings.state_values(model.weight.numel(), others=0), rel=0.03)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_keeps_tensors_of_the_names_that_its_row_says(name: OptimizerName) -> None:
-    model = nn.Linear(64, 128)
-    settings = SETTINGS.model_copy(update={"optimizer": name})
-    optimizer = build_optimizer(dict(model.named_parameters()), settings)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    optimizer.step()
-    assert {" ".join(sorted(kept)) for kept in optimizer.state.values()} == {*OPTIMIZERS[name].state}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -455,11 +449,8 @@ def test_muon_takes_the_weights_of_layers_alone(name: str) -> None:
 
 
 def test_muon_takes_neither_cocas_queries_nor_its_choice_of_words() -> None:
-    config = json.loads(Path(COCA).read_text())
     with torch.device("meta"):
-        model = open_clip.CoCa(
-            config["embed_dim"], config["multimodal_cfg"], config["text_cfg"], config["vision_cfg"]
-        )
+        model = coca()
     matrices = {name for name, parameter in model.named_parameters() if is_matrix(name, parameter)}
     assert {
         "visual.proj",

@@ -1,7 +1,5 @@
 """Positives of a step: which samples are a group on any number of ranks, and the gradient's definition."""
 
-import dataclasses
-import io
 import json
 import pickle
 from collections.abc import Callable, Sequence
@@ -10,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pytest
 import torch
-from PIL import Image
-from pyarrow import parquet
 from torch import Tensor
 from torch.nn import functional as F
 
 from tests.support.jobs import COCA, small_job, tiny_job
+from tests.support.pictures import picture
 from tests.support.step_ranks import gradients_of_ranks
+from tests.support.tables import write_arrow, write_parquet
 from tests.support.tiles import tiles_of
 from trainer.config import Data, Job
 from trainer.config.batch_plan import plan
@@ -63,12 +60,6 @@ def alike(values: Sequence[object]) -> list[list[bool]]:
     ]
 
 
-def picture(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(file, "png")
-    return file.getvalue()
-
-
 def caption(number: int) -> str:
     return "a picture of " + "very " * (number % 3) + f"thing {number}"
 
@@ -83,20 +74,10 @@ def shards_in(folder: Path) -> str:
     for shard in range(2):
         rows = range(shard * ROWS // 2, (shard + 1) * ROWS // 2)
         about = {n: {"about": {"group": IDS[n]} if n % 2 else {"group": IDS[n], "x": 1}} for n in rows}
-        write_shard(
-            (
-                (
-                    name(n),
-                    {
-                        "png": picture(IMAGES[n]),
-                        "txt": caption(CAPTIONS[n]).encode(),
-                        **({"json": json.dumps(about[n]).encode()} if n % 7 else {}),
-                    },
-                )
-                for n in rows
-            ),
-            folder / f"{shard}.tar",
-        )
+        members = {n: {"png": picture(IMAGES[n]), "txt": caption(CAPTIONS[n]).encode()} for n in rows}
+        for n in rows:
+            members[n] |= {"json": json.dumps(about[n]).encode()} if n % 7 else {}
+        write_shard(((name(n), members[n]) for n in rows), folder / f"{shard}.tar")
     return f"{folder}/*.tar"
 
 
@@ -115,13 +96,8 @@ def table_in(folder: Path, form: str) -> str:
         "caption": list(map(caption, CAPTIONS)),
         "about": [{"group": each} for each in ids],
     }
-    table, file = pyarrow.table(columns), str(folder / f"t.{form}")
-    if form == "parquet":
-        parquet.write_table(table, file, row_group_size=5)
-    else:
-        with pyarrow.OSFile(file, "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as out:
-            out.write_table(table, max_chunksize=5)
-    return file
+    write = write_parquet if form == "parquet" else write_arrow
+    return write(folder / f"t.{form}", columns, per_group=5)
 
 
 FORMS: dict[str, tuple[Callable[[Path], str], str]] = {
@@ -248,8 +224,7 @@ def test_an_id_of_another_kind_makes_a_bad_sample(tmp_path: Path, value: Any, sa
     assert source.left_out.by_cause == {cause: 1}
     assert len(source) == 1
     columns = {"image": [picture(0)], "caption": ["c"], "g": [value]}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    table = open_source(Data(train=(str(tmp_path / "a.parquet"),), group_by="g"))
+    table = open_source(Data(train=(write_parquet(tmp_path / "a.parquet", columns),), group_by="g"))
     with pytest.raises(BadSample, match=f"neither a text nor a whole number but {said}") as caught:
         table.read(0)
     assert caught.value.cause == "bad group"
@@ -294,29 +269,25 @@ def test_samples_without_an_id_are_counted_and_the_first_are_named(caplog: pytes
     assert "4 of the last 8 samples, such as a, b\\n, c. metrics" in message
 
 
-def test_groups_travel_between_processes_and_stay_with_their_samples(tmp_path: Path) -> None:
-    made, group_by = FORMS["shards"]
-    job = job_on(made(tmp_path), "groups", group_by)
-    here, sent = batches_of(job, 0, 1), batches_of(job, 0, 1, workers=2)
-    for one, other in zip(here, sent, strict=True):
-        assert one.keys == other.keys
-        assert one.alone == other.alone
+def assert_same_groups(some: list[Batch], others: list[Batch]) -> None:
+    for one, other in zip(some, others, strict=True):
+        assert (one.keys, one.alone) == (other.keys, other.alone)
         assert one.groups is not None
         assert other.groups is not None
         assert torch.equal(one.groups, other.groups)
+
+
+def test_groups_travel_between_processes_and_stay_with_their_samples(tmp_path: Path) -> None:
+    made, group_by = FORMS["shards"]
+    job = job_on(made(tmp_path), "groups", group_by)
+    assert_same_groups(batches_of(job, 0, 1), batches_of(job, 0, 1, workers=2))
 
 
 @pytest.mark.parametrize("kind", ["captions", "images", "groups"])
 def test_a_resume_in_the_middle_of_an_epoch_has_the_same_groups(tmp_path: Path, kind: Kind) -> None:
     made, group_by = FORMS["shards"]
     job = job_on(made(tmp_path), kind, group_by)
-    whole, rest = batches_of(job, 0, 1), batches_of(job, 0, 1, start_batch=1)
-    assert [batch.keys for batch in rest] == [batch.keys for batch in whole[2:]]
-    for one, other in zip(rest, whole[2:], strict=True):
-        assert one.groups is not None
-        assert other.groups is not None
-        assert torch.equal(one.groups, other.groups)
-        assert one.alone == other.alone
+    assert_same_groups(batches_of(job, 0, 1, start_batch=1), batches_of(job, 0, 1)[2:])
 
 
 @pytest.mark.parametrize("targets", [False, True])
@@ -426,11 +397,3 @@ def test_a_retrieval_set_needs_no_ids() -> None:
         data={"format": "auto", "train": ("a.tar",), "group_by": "json:g"}, optim={"positives": "groups"}
     )
     assert job.retrieval_data.group_by is None
-
-
-def test_a_batch_says_which_of_its_samples_are_alone() -> None:
-    batch = Batch(torch.zeros(1, 3, 2, 2), torch.ones(1, 2), 0, 0, 0, torch.zeros(1), ["a"], ["k"])
-    assert pickle.loads(pickle.dumps(batch)).groups is None
-    batch = dataclasses.replace(batch, groups=torch.tensor([-(2**63)]), alone=("k",))
-    again = pickle.loads(pickle.dumps(batch))
-    assert (again.groups.tolist(), again.alone) == ([-(2**63)], ("k",))

@@ -1,7 +1,6 @@
 """`model.targets`: features that a teacher has stored, against the teacher itself, and what is refused."""
 
 import dataclasses
-import io
 import json
 import os
 import pickle
@@ -17,12 +16,13 @@ import pyarrow
 import pytest
 import torch
 from click.testing import CliRunner
-from PIL import Image
 from pyarrow import parquet
 from pydantic import ValidationError
 from torch import Tensor
 
 from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.pictures import noise
+from tests.support.tables import write_arrow, write_parquet
 from tests.support.thread_ranks import run_ranks
 from tests.support.training import setup_of
 from trainer.cli.embed import command
@@ -58,22 +58,16 @@ COUNTS = (9, 7, 8)
 """Samples of each shard."""
 BATCH, STEPS = 8, 5
 WEIGHT = 0.4
+SIGLIP = {"loss": "siglip", "distill_temperature": 0.3}
 EMBEDDING = ("eval.batch_size=4", "data.workers=0")
 WHOLE = {"crop_scale": (1.0, 1.0), "augment": {"crop_ratio": (1.0, 1.0)}}
 """Keys of [data] with which training sees the pictures as an evaluation does."""
 
 
-def picture(number: int, side: int = 32) -> bytes:
-    file = io.BytesIO()
-    draw = np.random.default_rng(number)
-    Image.fromarray(draw.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(file, "png")
-    return file.getvalue()
-
-
 def sample(number: int) -> tuple[str, dict[str, bytes]]:
     """A picture of noise, with one to three captions, some of many words."""
     lines = [f"{number} " + "noise " * (number * line % 9) for line in range(1, 2 + number % 3)]
-    return f"k{number:02d}", {"png": picture(number), "txt": "\n".join(lines).encode()}
+    return f"k{number:02d}", {"png": noise(number), "txt": "\n".join(lines).encode()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +85,16 @@ def weights_of(config: str, seed: int, path: Path) -> str:
     return str(path)
 
 
-def embedded(weights: str, config: str, shards: str, out: Path, of: Job | None = None, views: int = 0) -> str:
-    job = embed_job(weights, config, [shards], 1, EMBEDDING, of)
+def embedded(
+    weights: str,
+    config: str,
+    shards: str,
+    out: Path,
+    of: Job | None = None,
+    views: int = 0,
+    settings: tuple[str, ...] = (),
+) -> str:
+    job = embed_job(weights, config, [shards], 1, (*EMBEDDING, *settings), of)
     run_ranks(1, lambda comm: embed(job, comm, "fp32", str(out), str(views)))
     return str(out)
 
@@ -157,16 +159,6 @@ def weights_in(setup: TrainSetup) -> dict[str, Tensor]:
     return setup.train_step.model.state_dict()
 
 
-def test_losses_and_weights_are_those_of_the_teacher_itself(stored: Stored, alone: Comm) -> None:
-    job = job_of(stored)
-    here, there = begun(job, alone), begun(live(job, stored.weights), alone)
-    assert trained(here, STEPS) == pytest.approx(trained(there, STEPS), rel=1e-6)
-    for name, tensor in weights_in(there).items():
-        torch.testing.assert_close(weights_in(here)[name], tensor, rtol=0, atol=1e-6, msg=name)
-    plain = begun(job_of(stored, optim={"distill_weight": 0.0}), alone)
-    assert trained(plain, STEPS) != pytest.approx(trained(begun(job, alone), STEPS), rel=1e-3)
-
-
 @pytest.fixture(scope="module")
 def of_siglip(stored: Stored) -> Stored:
     """The same of a teacher that was trained with a sigmoid, and has a logit bias."""
@@ -174,39 +166,24 @@ def of_siglip(stored: Stored) -> Stored:
     siglip = tiny_job(optim={"loss": "siglip"}).model_copy(update={"seed": 9})
     weights = {**untrained(siglip).model.state_dict(), "logit_bias": torch.tensor(-1.5)}
     torch.save(weights, folder / "siglip.pt")
-    job = embed_job(str(folder / "siglip.pt"), VIT, [stored.shards], 1, (*EMBEDDING, "optim.loss=siglip"))
-    run_ranks(1, lambda comm: embed(job, comm, "fp32", str(folder / "siglip"), "0"))
-    return Stored(stored.shards, str(folder / "siglip.pt"), str(folder / "siglip"))
+    file, settings = str(folder / "siglip.pt"), ("optim.loss=siglip",)
+    return Stored(
+        stored.shards, file, embedded(file, VIT, stored.shards, folder / "siglip", settings=settings)
+    )
 
 
-SIGLIP = {"loss": "siglip", "distill_temperature": 0.3}
-
-
-def test_siglip_learns_from_stored_sigmoids_as_from_the_teacher_itself(
-    of_siglip: Stored, alone: Comm
+@pytest.mark.parametrize("optim", [{}, SIGLIP, {"loss": "siglip"}])
+def test_losses_and_weights_are_those_of_the_teacher_itself(
+    stored: Stored, of_siglip: Stored, alone: Comm, optim: dict[str, Any]
 ) -> None:
-    for optim in (SIGLIP, {"loss": "siglip"}):
-        job = job_of(of_siglip, optim=optim)
-        here, there = begun(job, alone), begun(live(job, of_siglip.weights), alone)
-        assert trained(here, STEPS) == pytest.approx(trained(there, STEPS), rel=1e-6)
-        for name, tensor in weights_in(there).items():
-            torch.testing.assert_close(weights_in(here)[name], tensor, rtol=0, atol=1e-6, msg=name)
-        plain = begun(job_of(of_siglip, optim={**optim, "distill_weight": 0.0}), alone)
-        assert trained(plain, STEPS) != pytest.approx(trained(begun(job, alone), STEPS), rel=1e-3)
-
-
-def test_stored_sigmoids_go_on_in_the_middle_and_on_two_ranks(
-    of_siglip: Stored, alone: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # threads cannot set one
-    job = job_of(of_siglip, micro=4, optim=SIGLIP, model={"precision": "fp64"})
-    cut = begun(job, alone)
-    losses = trained(begun(job, alone), STEPS)
-    assert trained(cut, 2) == losses[:2]
-    again = dataclasses.replace(begun(job, alone, steps_done=2), train_step=cut.train_step)
-    assert trained(again, STEPS - 2) == losses[2:]
-    two = run_ranks(2, lambda comm: trained(begun(job, comm), STEPS))
-    assert two[0] == pytest.approx(losses, rel=1e-12)
+    of = of_siglip if optim else stored
+    job = job_of(of, optim=optim)
+    here, there = begun(job, alone), begun(live(job, of.weights), alone)
+    assert trained(here, STEPS) == pytest.approx(trained(there, STEPS), rel=1e-6)
+    for name, tensor in weights_in(there).items():
+        torch.testing.assert_close(weights_in(here)[name], tensor, rtol=0, atol=1e-6, msg=name)
+    plain = begun(job_of(of, optim={**optim, "distill_weight": 0.0}), alone)
+    assert trained(plain, STEPS) != pytest.approx(trained(begun(job, alone), STEPS), rel=1e-3)
 
 
 def test_siglip_refuses_features_of_a_teacher_without_a_logit_bias(stored: Stored) -> None:
@@ -228,14 +205,19 @@ def test_ranks_and_micro_batches_have_the_losses_of_one_process(
 
 
 def test_a_resume_in_the_middle_of_an_epoch_has_the_same_bits(stored: Stored, alone: Comm) -> None:
-    job = job_of(stored, micro=4)
-    whole, cut = begun(job, alone), begun(job, alone)
-    losses = trained(whole, STEPS)
-    assert trained(cut, 2) == losses[:2]
-    again = dataclasses.replace(begun(job, alone, steps_done=2), train_step=cut.train_step)
-    assert trained(again, STEPS - 2) == losses[2:]
+    _, whole, again = whole_and_resumed(job_of(stored, micro=4), alone)
     expected, found = weights_in(whole), weights_in(again)
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+def whole_and_resumed(job: Job, comm: Comm) -> tuple[list[float], TrainSetup, TrainSetup]:
+    """The losses of a run, its end, and the end of one that stops after two steps and has the same losses."""
+    whole, cut = begun(job, comm), begun(job, comm)
+    losses = trained(whole, STEPS)
+    assert trained(cut, 2) == losses[:2]
+    again = dataclasses.replace(begun(job, comm, steps_done=2), train_step=cut.train_step)
+    assert trained(again, STEPS - 2) == losses[2:]
+    return losses, whole, again
 
 
 def test_of_several_teachers_the_mean_counts(stored: Stored, tmp_path: Path, alone: Comm) -> None:
@@ -302,15 +284,9 @@ def test_samples_that_filters_leave_out_move_no_target(stored: Stored, alone: Co
 def test_rows_of_tables_in_row_groups_have_targets(
     stored: Stored, tmp_path: Path, alone: Comm, form: str
 ) -> None:
-    table = pyarrow.table(
-        {"image": [picture(n) for n in range(24)], "caption": [f"noise {n}" for n in range(24)]}
-    )
-    file = str(tmp_path / f"train.{form}")
-    if form == "parquet":
-        parquet.write_table(table, file, row_group_size=7)
-    else:
-        with pyarrow.OSFile(file, "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as out:
-            out.write_table(table, max_chunksize=7)
+    columns = {"image": [noise(n) for n in range(24)], "caption": [f"noise {n}" for n in range(24)]}
+    write = write_parquet if form == "parquet" else write_arrow
+    file = write(tmp_path / f"train.{form}", columns, per_group=7)
     folder = embedded(stored.weights, VIT, file, tmp_path / "features")
     setup = begun(job_of(stored, folder, data={"train": (file,)}), alone)
     keys, rows = {}, rows_in(folder)
@@ -340,8 +316,9 @@ def changed_copy(stored: Stored, folder: Path, change: Callable[[Any], Any], **a
     return str(folder)
 
 
-def without(*keys: str) -> Callable[[Any], Any]:
-    return lambda table: table.filter(pyarrow.array([key not in keys for key in table["key"].to_pylist()]))
+def replaced(table: Any, name: str, values: Any) -> Any:
+    """The table with other values of a column."""
+    return table.set_column(table.schema.get_field_index(name), name, values)
 
 
 def test_a_sample_without_a_usable_row_is_a_bad_one(stored: Stored, tmp_path: Path, alone: Comm) -> None:
@@ -351,12 +328,11 @@ def test_a_sample_without_a_usable_row_is_a_bad_one(stored: Stored, tmp_path: Pa
             key != "k03" and (key, number) != ("k05", 2) for key, number in zip(keys, numbers, strict=True)
         ]
         problems = [f"broken {key}" if key == "k04" else None for key in keys]
-        place = table.schema.get_field_index("problem")
         lost = pyarrow.array([key == "k04" for key in keys])
         for name in ("image", "text"):
             column = pyarrow.compute.if_else(lost, None, table[name].combine_chunks())
-            table = table.set_column(table.schema.get_field_index(name), name, column)
-        return table.set_column(place, "problem", pyarrow.array(problems)).filter(pyarrow.array(kept))
+            table = replaced(table, name, column)
+        return replaced(table, "problem", pyarrow.array(problems)).filter(pyarrow.array(kept))
 
     job = job_of(stored, changed_copy(stored, tmp_path / "features", lessened))
     _, beside = opened(job, alone)
@@ -381,7 +357,7 @@ def test_a_key_that_comes_twice_has_no_target(
 ) -> None:
     def renamed(table: Any) -> Any:
         keys = ["k00" if key == "k06" else key for key in table["key"].to_pylist()]
-        return table.set_column(table.schema.get_field_index("key"), "key", pyarrow.array(keys))
+        return replaced(table, "key", pyarrow.array(keys))
 
     folder = changed_copy(stored, tmp_path / "features", renamed)
     for file in Path(folder).glob("*.parquet"):
@@ -395,10 +371,8 @@ def test_a_key_that_comes_twice_has_no_target(
 def test_a_row_group_of_lost_samples_alone_can_be_read(stored: Stored, tmp_path: Path, alone: Comm) -> None:
     def lost(table: Any) -> Any:
         for name in ("image", "text"):
-            nothing = pyarrow.nulls(len(table), table[name].type)
-            table = table.set_column(table.schema.get_field_index(name), name, nothing)
-        problems = pyarrow.array(["broken"] * len(table))
-        return table.set_column(table.schema.get_field_index("problem"), "problem", problems)
+            table = replaced(table, name, pyarrow.nulls(len(table), table[name].type))
+        return replaced(table, "problem", pyarrow.array(["broken"] * len(table)))
 
     _, beside = opened(job_of(stored, changed_copy(stored, tmp_path / "features", lost)), alone)
     with pytest.raises(BadSample, match=r"model\.targets: broken"):
@@ -480,9 +454,12 @@ def test_targets_travel_between_processes(stored: Stored, alone: Comm) -> None:
     assert np.array_equal(sent, expected_target(rows_in(stored.folder), "k03"))
     targets = torch.rand(1, 2, 4, dtype=torch.float16)
     batch = Batch(torch.zeros(1, 3, 2, 2), torch.ones(1, 2), 0, 0, 0, torch.zeros(1), ["a"], ["k"])
-    assert pickle.loads(pickle.dumps(batch)).targets is None
-    batch = dataclasses.replace(batch, targets=targets)
-    assert torch.equal(pickle.loads(pickle.dumps(batch)).targets, targets)
+    plain = pickle.loads(pickle.dumps(batch))
+    assert (plain.targets, plain.groups) == (None, None)
+    batch = dataclasses.replace(batch, targets=targets, groups=torch.tensor([-(2**63)]), alone=("k",))
+    again = pickle.loads(pickle.dumps(batch))
+    assert torch.equal(again.targets, targets)
+    assert (again.groups.tolist(), again.alone) == ([-(2**63)], ("k",))
 
 
 AUGMENTED = {
@@ -527,16 +504,16 @@ def test_a_stored_view_is_what_the_teacher_makes_of_the_picture_that_the_student
     assert len(seen) > len(raws)  # other views in the second epoch
 
 
-def test_a_resume_draws_the_same_views_on_any_number_of_ranks(
-    stored: Stored, of_views: str, monkeypatch: pytest.MonkeyPatch, alone: Comm
+@pytest.mark.parametrize("kind", ["views", "sigmoids"])
+def test_a_resume_and_two_ranks_have_the_same_views_and_the_same_sigmoids(
+    stored: Stored, of_views: str, of_siglip: Stored, monkeypatch: pytest.MonkeyPatch, alone: Comm, kind: str
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # threads cannot set one
-    job = job_of(stored, of_views, data=AUGMENTED, model={"precision": "fp64"})
-    whole, cut = begun(job, alone), begun(job, alone)
-    losses = trained(whole, STEPS)
-    assert trained(cut, 2) == losses[:2]
-    again = dataclasses.replace(begun(job, alone, steps_done=2), train_step=cut.train_step)
-    assert trained(again, STEPS - 2) == losses[2:]
+    if kind == "views":
+        job = job_of(stored, of_views, data=AUGMENTED, model={"precision": "fp64"})
+    else:
+        job = job_of(of_siglip, micro=4, optim=SIGLIP, model={"precision": "fp64"})
+    losses, _, _ = whole_and_resumed(job, alone)
     two = run_ranks(2, lambda comm: trained(begun(job, comm), STEPS))
     assert two[0] == pytest.approx(losses, rel=1e-12)
 
