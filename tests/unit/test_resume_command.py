@@ -190,7 +190,7 @@ def test_a_rank_and_those_that_it_forks_read_their_job_once(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Starts:
-    """What would have been submitted."""
+    """The runs that would have been submitted."""
     words: Starts = []
     monkeypatch.setattr(submit.command, "callback", lambda **given: words.append(given))
     return words
