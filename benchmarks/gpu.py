@@ -2,8 +2,9 @@
 
 `make bench-gpu` runs both trainers as they are, on one batch in page-locked memory that comes again and
 again, so that no image is decoded. A turn is one process; a pair is one turn of each side, one after the
-other. The last line on stdout is JSON. Without a GPU nothing is run, and the JSON says so. On a null GPU
-everything is run, and the times mean nothing.
+other. Other cases run our side alone, some with changes, some on all GPUs. The last line on stdout is JSON.
+Without a GPU nothing is run, and the JSON says so. On a null GPU everything is run, and the times mean
+nothing.
 """
 
 import json

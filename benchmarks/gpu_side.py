@@ -2,7 +2,7 @@
 
 Each side is its own trainer from its main function on; only the data are replaced. The last line on stdout is
 JSON: what was measured, or why nothing was. A case of several ranks runs on all GPUs. `probe` prints the name
-and bytes of a GPU, and how many there are, as JSON, or null.
+and bytes of the GPU as JSON, or null.
 """
 
 import contextlib
@@ -220,11 +220,11 @@ def their_arguments(case: GpuCase, samples: int, steps: int, folder: Path) -> li
 
 
 def probe() -> dict[str, Any] | None:
-    """Returns the GPU's name and bytes, and how many there are; None if torch sees no GPU."""
+    """Returns the GPU's name and bytes; None if torch sees no GPU."""
     if not torch.cuda.is_available():
         return None
     found = torch.cuda.get_device_properties(0)
-    return {"name": found.name, "bytes": found.total_memory, "count": torch.cuda.device_count()}
+    return {"name": found.name, "bytes": found.total_memory}
 
 
 def main(arguments: list[str]) -> None:
