@@ -78,6 +78,10 @@ HALF = [f"k{number:02d}" for number in range(12) if cosine(number) >= 0.5]
 """The samples of "clip_score >= 0.5"."""
 
 
+def data_of(**values: Any) -> Data:
+    return Data(**values)
+
+
 def kept(data: Data) -> list[str]:
     source = open_source(data)
     return [source.read(number).key for number in range(len(source))]
@@ -88,7 +92,7 @@ def test_a_score_keeps_what_a_plain_comparison_keeps(shards: tuple[str, str], tm
     rows = parquet.read_table(path).to_pylist()
     expected = [row["key"] for row in rows if row["cosine"] >= 0.28 and row["other"] < 3]
     assert 3 < len(expected) < 9
-    data = Data(train=shards, scores=path, filters=("clip_score >= 0.28", "scores:other < 3"))
+    data = data_of(train=shards, scores=path, filters=("clip_score >= 0.28", "scores:other < 3"))
     assert kept(data) == expected
     filtered = open_source(data).left_out.filtered
     assert filtered.keys() == {"clip_score >= 0.28", "scores:other < 3"}
@@ -104,7 +108,7 @@ def test_rows_belong_to_the_sample_in_their_shard(tmp_path: Path) -> None:
     keys = [f"k{n:02d}" for n in range(6)] * 2
     columns = {"key": keys, "shard": ["/moved/one/0.tar"] * 6 + ["two/0.tar"] * 6, "x": range(12)}
     path = table(tmp_path / "s.parquet", columns)
-    data = Data(train=(one, two), scores=path, filters=("scores:x >= 4", "scores:x < 9"))
+    data = data_of(train=(one, two), scores=path, filters=("scores:x >= 4", "scores:x < 9"))
     assert kept(data) == ["k04", "k05", "k00", "k01", "k02"]
 
 
@@ -112,7 +116,7 @@ def test_a_folder_has_a_table_for_each_shard(shards: tuple[str, str], tmp_path: 
     folder = tmp_path / "features"
     for name, numbers in (("a", range(6)), ("b", range(6, 12))):
         table(folder / f"{name}.parquet", of(numbers, shard=[f"data/{name}.tar"] * 6))
-    data = Data(train=shards, scores=str(folder), filters=("clip_score >= 0.5",))
+    data = data_of(train=shards, scores=str(folder), filters=("clip_score >= 0.5",))
     assert kept(data) == HALF
     (folder / "b.parquet").unlink()
     with pytest.raises(InputError, match=r"features lacks 1 of 2 files, one for each shard; the first is b"):
@@ -122,7 +126,7 @@ def test_a_folder_has_a_table_for_each_shard(shards: tuple[str, str], tmp_path: 
 def test_the_best_caption_of_a_sample_counts(shards: tuple[str, str], tmp_path: Path) -> None:
     columns = {"key": ["k01", "k00", "k01", "k02"], "cosine": [0.1, 0.2, 0.9, None]}
     path = table(tmp_path / "s.parquet", columns)
-    data = Data(train=shards[:1], scores=path, filters=("clip_score >= 0.15",), max_bad_share=0.01)
+    data = data_of(train=shards[:1], scores=path, filters=("clip_score >= 0.15",), max_bad_share=0.01)
     source = open_source(data)
     assert kept(data) == ["k00", "k01"]
     assert source.left_out.filtered == {"clip_score >= 0.15": 1}, "null is no score, and fulfils nothing"
@@ -131,7 +135,7 @@ def test_the_best_caption_of_a_sample_counts(shards: tuple[str, str], tmp_path: 
 
 def test_samples_without_a_score_are_bad_ones(shards: tuple[str, str], tmp_path: Path) -> None:
     path = table(tmp_path / "s.parquet", of(range(9)))
-    data = Data(train=shards, scores=path, filters=("clip_score >= 0",))
+    data = data_of(train=shards, scores=path, filters=("clip_score >= 0",))
     assert len(kept(data)) == 9
     assert [bad.key for bad in open_source(data).left_out.named] == ["k09", "k10", "k11"]
     for changes in ({"on_bad_sample": "fail"}, {"max_bad_share": 0.002}):
@@ -155,7 +159,7 @@ def test_a_list_of_uids_keeps_what_is_in_it(shards: tuple[str, str], tmp_path: P
         path.write_text("\n".join(wanted) + "\n\n")
     else:
         table(path, {"uid": wanted})
-    data = Data(train=shards, scores=str(path), scores_by="json:uid", filters=("scores:listed == true",))
+    data = data_of(train=shards, scores=str(path), scores_by="json:uid", filters=("scores:listed == true",))
     assert kept(data) == ["k02", "k07", "k09"]
     source = open_source(data)
     assert (source.left_out.count, source.left_out.filtered) == (0, {"scores:listed == true": 9})
@@ -167,7 +171,7 @@ def test_tables_may_be_empty_and_columns_may_have_the_names_of_others(
     shards: tuple[str, str], tmp_path: Path
 ) -> None:
     empty = table(tmp_path / "e.parquet", {"key": pyarrow.array([], pyarrow.string())})
-    data = Data(train=shards, scores=empty, filters=("scores:listed == false",))
+    data = data_of(train=shards, scores=empty, filters=("scores:listed == false",))
     assert len(kept(data)) == 12
     assert list(score_rows(job_of(shards, empty, tmp_path / "i", "scores:listed == true"))) == [
         ("scores", "0 of 0 samples with a row pass scores:listed == true")
@@ -176,7 +180,7 @@ def test_tables_may_be_empty_and_columns_may_have_the_names_of_others(
     assert len(kept(data.model_copy(update={"scores": (str(tmp_path / "e.txt"),)}))) == 12
     numbers = table(tmp_path / "n.parquet", {"key": range(3), "uid": ["a", "b", "c"]})
     with pytest.raises(InputError, match="12 with no row in data"):
-        open_source(Data(train=shards, scores=numbers, filters=("scores:key > 1",), max_bad_share=0))
+        open_source(data_of(train=shards, scores=numbers, filters=("scores:key > 1",), max_bad_share=0))
 
 
 def test_rows_of_parquet_are_scored_too(tmp_path: Path) -> None:
@@ -184,9 +188,9 @@ def test_rows_of_parquet_are_scored_too(tmp_path: Path) -> None:
     train = table(tmp_path / "t.parquet", columns, row_group_size=4)
     keys = [f"{n // 4}:{n % 4}" for n in range(6)]
     by_key = table(tmp_path / "k.parquet", {"key": keys, "x": [n > 2 for n in range(6)]})
-    assert kept(Data(train=train, scores=by_key, filters=("scores:x == true",))) == keys[3:]
+    assert kept(data_of(train=train, scores=by_key, filters=("scores:x == true",))) == keys[3:]
     by_uid = table(tmp_path / "u.parquet", {"uid": UIDS[:3]})
-    data = Data(train=train, scores=by_uid, scores_by="uid", filters=("scores:listed == true",))
+    data = data_of(train=train, scores=by_uid, scores_by="uid", filters=("scores:listed == true",))
     assert kept(data) == keys[:3]
 
 
@@ -194,7 +198,7 @@ def test_an_id_that_is_null_belongs_to_no_row_and_a_whole_number_to_its_digits(t
     columns = {"image": [picture(n) for n in range(3)], "caption": ["c"] * 3, "id": [1.0, None, float("nan")]}
     train = table(tmp_path / "t.parquet", columns)
     scored = table(tmp_path / "s.parquet", {"key": ["1", "None", "nan"], "x": [1, 1, 1]})
-    data = Data(train=train, scores=scored, scores_by="id", filters=("scores:x == 1",))
+    data = data_of(train=train, scores=scored, scores_by="id", filters=("scores:x == 1",))
     assert kept(data) == ["0:0"]
     causes = open_source(data).left_out.by_cause
     assert causes == {"no id in data.scores_by, which data.filters need": 2}
@@ -207,7 +211,7 @@ def test_a_row_of_scores_without_a_key_belongs_to_no_sample_and_is_counted(
     columns = {"image": [picture(n) for n in range(3)], "caption": ["c"] * 3, "id": [0, 1, 2]}
     train = table(tmp_path / "t.parquet", columns)
     scored = table(tmp_path / "s.parquet", {"key": keys, "x": [1, 2, 3]})
-    data = Data(train=train, scores=scored, scores_by="id", filters=("scores:x > 1",))
+    data = data_of(train=train, scores=scored, scores_by="id", filters=("scores:x > 1",))
     assert kept(data) == ["0:2"]
     assert f"1 row without a key in column key of {scored}" in caplog.text
 
@@ -224,7 +228,7 @@ def test_what_embed_writes_are_scores(tmp_path: Path) -> None:
     for row in parquet.read_table(tmp_path / "features", columns=["key", "cosine"]).to_pylist():
         best[row["key"]] = max(row["cosine"], best.get(row["key"], -1.0))
     middle = sorted(best.values())[5]
-    data = Data(
+    data = data_of(
         train=(f"{tmp_path}/*.tar",), scores=f"{tmp_path}/features", filters=(f"clip_score >= {middle!r}",)
     )
     assert kept(data) == [key for key in sorted(best) if best[key] >= middle]
@@ -307,7 +311,7 @@ def test_features_are_not_read_for_a_score(
 
     monkeypatch.setattr(Files, "read", counted)
     with serving(tmp_path) as (url, _):
-        data = Data(train=shards, scores=f"{url}/s.parquet", filters=("clip_score >= 0.5",))
+        data = data_of(train=shards, scores=f"{url}/s.parquet", filters=("clip_score >= 0.5",))
         assert kept(data) == HALF
     assert Path(path).stat().st_size > 5_000_000
     assert sum(reads) < 500_000
@@ -341,7 +345,7 @@ def test_scores_that_cannot_be_read_are_refused(
     elif not name.startswith("none"):
         (tmp_path / name).write_text("text\n")
     with pytest.raises(InputError, match=problem):
-        open_source(Data(train=shards, scores=str(tmp_path / name), filters=(filters,)))
+        open_source(data_of(train=shards, scores=str(tmp_path / name), filters=(filters,)))
 
 
 @pytest.mark.parametrize(
