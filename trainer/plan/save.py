@@ -135,7 +135,8 @@ def interval_rows(job: Job, save: SaveTime | None) -> Iterator[tuple[str, str]]:
         f"{'its node' if nodes == 1 else f'each of {nodes} nodes'} fails once in {_NODE_MTBF_S / 3600:,.0f} h"
     )
     waits = f"training waits {span(wait_s)} ({'measured' if save.wait_s else 'assumed'})"
-    best = f"a checkpoint every {span(best_s)} loses the least time (Young/Daly), if {fails} (assumed)"
+    every = many(max(1, round(best_s / 60)), "minute")
+    best = f"a checkpoint every {every} loses the least time (Young/Daly), if {fails} (assumed)"
     yield "interval", f"{best} and {waits} for a checkpoint; {_saves(job, save.step_s)}"
 
 
