@@ -25,7 +25,7 @@ def a_run(*parts: str) -> Path:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["explian"], "No such command 'explian'; did you mean explain, "),
+        (["explian"], "No such command 'explian'; did you mean explain?\n"),
         (["xxyyz"], "No such command 'xxyyz'.\n"),
         (["render", "slrm", "job.toml"], "No such command 'slrm'; did you mean slurm?\n"),
         (["init", "--preset", "laptp"], "'laptop', 'slurm'; did you mean laptop?\n"),
