@@ -126,5 +126,7 @@ def _headers(folder: Path) -> list[Header]:
         for name in sorted(os.listdir(folder)):
             if _HEADER.fullmatch(name):
                 with suppress(OSError, ValueError, TypeError):
-                    found.append(Header(**read_json(folder / name)))
+                    header = Header(**read_json(folder / name))
+                    if header.name == name:
+                        found.append(header)
     return found
