@@ -179,7 +179,7 @@ def run(part: Part, limit_s: float, out: Path) -> Row:
 
 
 def _row(part: Part, end: str, seconds: float, printed: str) -> Row:
-    lines = [line.strip() for line in printed.splitlines() if line.strip()] or [""]
+    lines = ["", *filter(None, map(str.strip, printed.splitlines()))]
     found: dict[str, Any] = {}
     if end == "done" and lines[-1].startswith("{"):
         found = json.loads(lines.pop())
