@@ -70,7 +70,7 @@ def test_the_summary_has_a_row_for_each_part_and_json_in_its_last_line(
     chosen = [
         case("B-32", 100),
         Part("bad", 9, ("no_such_module",)),
-        printing("varlen", "a line", json.dumps({"skipped": "a | b is not in this torch"})),
+        printing("varlen", json.dumps({"skipped": "a | b is not in this torch"})),
         case("B-32-compiled", 90),
         printing("ranks", least_gpus=99),
     ]
