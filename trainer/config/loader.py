@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from trainer.config.job import Job
-from trainer.config.keys import with_paths_from
+from trainer.config.keys import walk, with_paths_from
 from trainer.config.overrides import Override, apply_overrides, parse_overrides
 from trainer.config.sections import SECTIONS
 from trainer.config.stages import StageProblem, stages_of, with_stage_paths
@@ -95,6 +96,17 @@ def recorded(job: Job) -> dict[str, Any]:
     """
     table: dict[str, Any] = masked_values(job.model_dump(mode="json", exclude={"env"}))
     return table
+
+
+@cache
+def key_defaults() -> dict[str, Any]:
+    """Returns the default of every key of the job file; of a list as a list."""
+    defaults = {
+        ".".join(key): field.get_default(call_default_factory=True)
+        for key, field in walk(Job)
+        if not field.is_required()
+    }
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
 
 
 def resolve_paths(job: Job, base: Path) -> Job:

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal
 
-from trainer.config.job import Job
-from trainer.config.keys import walk
+from trainer.config.loader import key_defaults
 from trainer.from_open_clip.line import Line
 from trainer.text.wording import many
 
@@ -109,17 +107,6 @@ class Flag:
             result.refused[self.name] = f"{self.fate}: {self.text}"
         elif self.name in line.named and differs:
             result.dropped[self.name] = self.text
-
-
-@cache
-def key_defaults() -> dict[str, Any]:
-    """Returns the default of every key of the job file; of a list as a list."""
-    defaults = {
-        ".".join(key): field.get_default(call_default_factory=True)
-        for key, field in walk(Job)
-        if not field.is_required()
-    }
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
 
 
 def copy(change: Callable[[Any], Any] = lambda value: value) -> Translate:

@@ -1,13 +1,11 @@
 """Model card of an exported model: README.md as hubs show it. Imports no torch."""
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
 import tomli_w
 
-from trainer.config.job import Job
-from trainer.config.keys import section_of, walk
+from trainer.config.loader import key_defaults
 from trainer.sysinfo.own_table import own_table
 from trainer.text.masking import masked_values
 from trainer.text.yaml_text import yaml
@@ -86,7 +84,7 @@ def _of_the_model(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _own(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """Yields the keys of a section that are set, and not to their defaults."""
-    defaults = _key_defaults()
+    defaults = key_defaults()
     for key, value in section.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -94,16 +92,6 @@ def _own(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
                 yield key, nested
         elif name not in _OF_THE_MACHINE and value is not None and _plain(defaults.get(name)) != value:
             yield key, _public(value)
-
-
-@cache
-def _key_defaults() -> Mapping[str, Any]:
-    """Returns the default of every key that has one, by name."""
-    return {
-        ".".join(key): field.get_default(call_default_factory=True, validated_data={})
-        for key, field in walk(Job)
-        if section_of(field) is None and not field.is_required()
-    }
 
 
 def _plain(value: object) -> object:
