@@ -51,7 +51,8 @@ def test_replays_run_the_kernels_of_a_plain_step_in_few_launches(gpu: Comm) -> N
     plain, graphs = map(asked, steps)
     assert plain["graph_launches"] == 0
     assert graphs["graph_launches"] == 4, "both passes of two towers"
-    assert graphs["launches"] + graphs["blas_calls"] < 0.1 * (plain["launches"] + plain["blas_calls"])
+    asked_for = [seen["launches"] + seen["blas_calls"] for seen in (plain, graphs)]
+    assert asked_for[1] < asked_for[0] / 8, "the loss and the optimizer alone"
     kernels = [sum(seen[name] for name in KERNELS) for seen in (plain, graphs)]
     assert kernels[1] == pytest.approx(kernels[0], abs=4), "inputs are copied to where the graphs read them"
 
