@@ -28,10 +28,11 @@ def main() -> None:
 
 
 def _run(cluster: Cluster, *command: str) -> None:
-    """Each of the two nodes must answer, and nothing may complain of a library."""
+    """Two nodes must answer, whichever are free, and nothing may complain of a library."""
     done = cluster.run(*command, check=False)
     print(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
-    if done.returncode or sorted(done.stdout.split()) != ["n1", "n2"] or "library" in done.stderr:
+    nodes = set(done.stdout.split())
+    if done.returncode or len(nodes) != 2 or "library" in done.stderr:
         sys.exit("the packages of packages.sh are not enough for this")
 
 
