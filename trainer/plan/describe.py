@@ -191,10 +191,11 @@ def _summaries(job: Job) -> Iterator[tuple[str, str]]:
             yield name, text
 
 
-def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[str]:
+def warnings(job: Job, samples: int | None, *, local: bool = False, to: str | None = None) -> Iterator[str]:
     """Yields a sentence for each setting that is allowed but rarely meant.
 
-    A local run has nothing to do with the image and the schedulers of its job.
+    A local run has nothing to do with the image and the schedulers of its job, and one that is submitted
+    `to` a scheduler nothing with the others.
     """
     optim = job.optim
     if taken := used_again(job):
@@ -220,19 +221,19 @@ def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[
     yield from lost_pixels(job.model)
     yield from not_recomputed(job.model)
     if not local:
-        yield from _of_clusters(job)
+        yield from _of_clusters(job, [to] if to else list(job.schedulers))
     yield from secret_warnings(job)
     torch = None if job.stack.torch == "base" else job.stack.torch
     yield from name_problems(job.env, torch, os.environ)
 
 
-def _of_clusters(job: Job) -> Iterator[str]:
+def _of_clusters(job: Job, schedulers: Sequence[str]) -> Iterator[str]:
     yield from odd_places(job)
     if job.in_image:
         yield from not_in_the_image(job)
     if job.image.tag is not None:
         yield from _known_bad(job)
-    for name in job.schedulers:
+    for name in schedulers:
         yield from scheduler(name).warnings(job)
 
 
