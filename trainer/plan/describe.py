@@ -31,6 +31,7 @@ from trainer.plan.disk import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.plan.environment import environment_row, missing_here, not_in_the_image
 from trainer.plan.first_samples import FirstSamples
 from trainer.plan.gpu import gpu_rows, scaling_rows, too_large
+from trainer.plan.hub_parts import not_fetched
 from trainer.plan.places import odd_places
 from trainer.plan.save import SaveTime, interval_rows, save_rows, save_time, too_little_notice
 from trainer.plan.scores import score_rows
@@ -220,6 +221,7 @@ def warnings(job: Job, samples: int | None, *, local: bool = False, to: str | No
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
     yield from lost_pixels(job.model)
     yield from not_recomputed(job.model)
+    yield from not_fetched(job)
     if not local:
         yield from _of_clusters(job, [to] if to else list(job.schedulers))
     yield from secret_warnings(job)
