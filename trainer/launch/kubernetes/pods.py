@@ -195,7 +195,8 @@ class Pods:
     def _port(self, usual: int, offset: int) -> int:
         if not self.on_host_network:
             return usual
-        mark = int.from_bytes(hashlib.sha256(f"{self.namespace or 'default'}/{self.name}".encode()).digest()[:4], "big")
+        known_as = f"{self.namespace or 'default'}/{self.name}"
+        mark = int.from_bytes(hashlib.sha256(known_as.encode()).digest()[:4], "big")
         return 20_000 + 3 * (mark % 3_000) + offset
 
     # Variables
