@@ -55,7 +55,8 @@ Some things differ without any flag:
 - A second start of the same command resumes at the next step, not at the next epoch, and does not refuse the
   name.
 - Logged losses are means over all ranks, and all ranks share an evaluation. In open_clip_train,
-  rank 0 logs its own loss and evaluates alone.
+  rank 0 logs its own loss and evaluates alone, and the others give up after 600 s (`NCCL_TIMEOUT`
+  changes nothing: no library reads it); the limit here is `timeouts.eval_s`.
 - Matrices in float32 are multiplied in float32; open_clip_train always allows TF32 on GPUs, which is
   a precision of its own here.
 """

@@ -24,7 +24,6 @@ OPENS_ELSEWHERE = {
     "data/pack.py": "shards that this command makes",
     "demo/__main__.py": "the package's own files",
     "estimate/architecture.py": "models' configs, which users name",
-    "evaluate/template_sets.py": "installed packages",
     "evaluate/inputs.py": "class names and templates, which the user names",
     "launch/kubernetes/cluster.py": "the pod's own secrets",
     "launch/kubernetes/pod/hosts.py": "the list of hosts that the operator mounts",

@@ -55,6 +55,15 @@ def test_text_names_rank_node_phase_step_collective_and_stack() -> None:
     ]
 
 
+def test_text_ends_with_the_limit_and_how_to_go_on() -> None:
+    what = "evaluation, step 4, lasts longer than timeouts.eval_s = 600 s (noticed on rank 0)"
+    shown = text(Diagnosis(what, [COMPUTING], []), {1: "a stack"}, "runs/x/diagnosis.json")
+    assert shown.splitlines()[-2:] == [
+        f"  {what}",
+        "  if it needs longer: clipship resume runs/x --set timeouts.eval_s=SECONDS",
+    ]
+
+
 def test_text_tells_a_node_that_is_gone_from_a_rank_that_never_came() -> None:
     shown = text(Diagnosis("what", [WAITING], [Missing(1, "n2"), Missing(2, "")]), {}, "")
     assert (

@@ -39,6 +39,16 @@ def test_only_one_of_kueue_and_the_scheduler_chooses_the_nodes(key: str) -> None
         rendered("job", {**TOPOLOGY, key: "kubernetes.io/hostname"})
 
 
+@pytest.mark.parametrize(
+    ("kind", "workload"), [("mpijob", "MPIJob"), ("job", "Job"), ("trainjob", "TrainJob")]
+)
+def test_what_kueue_admits_is_queued_alone(kind: str, workload: str) -> None:
+    objects = rendered(kind, {"queue": "gpus"})
+    queued = [name for name, each in objects.items() if QUEUE_LABEL in each["metadata"].get("labels", {})]
+    assert queued == [workload]
+    assert len(objects) > 2
+
+
 class Kueue:
     """The part of a cluster that has the Workloads of one version of Kueue's API, or refuses to show them."""
 

@@ -227,6 +227,25 @@ def test_status_has_the_last_word_of_any_pod_if_that_of_index_0_is_gone() -> Non
     assert ("message", "exit code 1: rank 1 ended the run") in said
 
 
+def test_a_log_whose_stream_breaks_off_is_shown_whole_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also two lines of the same time, of which the break parts one from the other, and what has no time."""
+    monkeypatch.setattr("trainer.launch.kubernetes.pod_logs.time.sleep", lambda _: None)
+    stamps = ("01.000000001", "01.000000002", "01.000000002", "02.100000000", "03.000000000")
+    lines = [f"2026-11-30T10:00:{stamp}Z line {number}\n" for number, stamp in enumerate(stamps)]
+    streams = [lines[:2], ["unable to retrieve container logs\n"], [*lines[:4], lines[4][:-1]]]
+
+    def log(*_: Any, **asked: Any) -> Any:
+        assert asked["follow"]
+        text = "".join(streams.pop(0)).encode()
+        return SimpleNamespace(stream=lambda amt: [text[:40], text[40:]])
+
+    runs = {"containerStatuses": [{"state": {"running": {}}}]}
+    going, ended = pod("run-0-a", 0, **runs), pod("run-0-a", 0)
+    asked = cluster([going], [going], [going], [ended], read_namespaced_pod_log=log)
+    shown = list(pod_logs.output_lines(asked, KINDS["job"], "first-run", follow=True))
+    assert shown == ["line 0", "line 1", "unable to retrieve container logs", "line 2", "line 3", "line 4"]
+
+
 def test_logs_show_the_pod_of_index_0_and_then_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.launch.kubernetes.pod_logs.time.sleep", lambda _: None)
     first, second, other = pod("run-0-a", 0), pod("run-0-b", 0), pod("run-1-c", 1)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from trainer.errors import InputError
 from trainer.launch.hosts import Host, hosts_text
 from trainer.launch.submission import Submission, make_artefacts_folder, record
 from trainer.run.job_limits import job_of, rank_job
-from trainer.run.start_job import new_start_job
+from trainer.run.start_job import new_start_job, remove_start_jobs, write_start_job
 from trainer.run.start_record import StartRecord, read_start, write_start
 
 Starts = list[dict[str, Any]]
@@ -261,7 +262,7 @@ def test_the_jump_of_the_learning_rate_is_told_where_the_data_have_no_index(
     told = capsys.readouterr().err
     assert "the run goes on to step 40 in place of 20" in told
     assert "step 19 has 0.000289, 11 times as much, after 2.72e-05 in step 18" in told
-    for longer, says in (("epochs=2", "20 steps already; 20 are not more"), ("steps=19", "19 are not more")):
+    for longer, says in (("epochs=1", "20 steps already; 10 are not more"), ("steps=19", "19 are not more")):
         assert main(["resume", str(its), "--longer", longer]) == 2
         assert says in capsys.readouterr().err
     assert len(started) == 1
@@ -271,8 +272,8 @@ def test_the_number_of_longer_is_checked_where_nobody_knows_the_steps(
     tmp_path: Path, started: Starts, capsys: Capture
 ) -> None:
     its = of_shards(tmp_path)
-    assert main(["resume", str(its), "--longer", "epochs=2"]) == 2
-    assert "has 2 epochs already; 2 are not more (--shorter is for the other way)" in capsys.readouterr().err
+    assert main(["resume", str(its), "--longer", "epochs=1"]) == 2
+    assert "has 2 epochs already; 1 are not more (--shorter is for the other way)" in capsys.readouterr().err
     assert main(["resume", str(its), "--shorter", "epochs=3"]) == 2
     assert "has 2 epochs already; 3 are not fewer (--longer is for the other way)" in capsys.readouterr().err
     assert not started
@@ -311,7 +312,7 @@ def test_a_run_that_is_made_shorter_decays_from_where_it_is(
 def test_a_run_ends_at_no_step_that_it_has_done(tmp_path: Path, started: Starts, capsys: Capture) -> None:
     its = of_shards(tmp_path)
     reaches(its, 6)
-    for number, says in (("6", "has done 6 steps, and 6 are not more"), ("20", "20 are not fewer")):
+    for number, says in (("6", "has done 6 steps, and 6 are not more"), ("21", "21 are not fewer")):
         assert main(["resume", str(its), "--shorter", f"steps={number}"]) == 2
         assert says in capsys.readouterr().err
     assert main(["resume", str(its), "--shorter", "steps=9", "--longer", "steps=30"]) == 2
@@ -340,7 +341,7 @@ def test_longer_in_epochs_takes_the_place_of_steps(tmp_path: Path, started: Star
 @pytest.mark.parametrize(
     ("longer", "says"),
     [
-        ("steps=5", "has 5 steps already; 5 are not more (--shorter is for the other way)"),
+        ("steps=4", "has 5 steps already; 4 are not more (--shorter is for the other way)"),
         ("20000", "give the new length of the whole run, as steps=20000"),
         ("steps=0", "give the new length"),
         ("steps=5; epochs=2", "give the new length"),
@@ -352,6 +353,62 @@ def test_longer_that_is_not_longer_is_refused(
     assert main(["resume", str(folder(tmp_path)), "--longer", longer]) == 2
     assert says in capsys.readouterr().err
     assert not started
+
+
+@pytest.mark.parametrize("option", ["--longer", "--shorter"])
+def test_a_length_that_the_run_has_already_is_no_other(
+    tmp_path: Path, started: Starts, capsys: Capture, option: str
+) -> None:
+    """A command that was stopped may be given again."""
+    its = of_shards(tmp_path)
+    reaches(its, 6)
+    for again in (f"{option}=steps=20", f"{option}=epochs=2"):
+        assert main(["resume", str(its), again]) == 0
+        assert "has this length already" in capsys.readouterr().err
+    reaches(its, 8)
+    assert main(["resume", str(its), "--shorter", "steps=10"]) == 0
+    (its / "job.toml").write_text(dump_job(started[-1]["job"]))
+    user = tmp_path / "job.toml"
+    user.write_text(SHARDS.format(runs=tmp_path / "runs", resume="auto", shards=tmp_path / "a.tar"))
+    capsys.readouterr()
+    assert main(["run", str(user), "--nproc", "2"]) == 2
+    told = capsys.readouterr().err
+    assert f"to go on to the length that it has: clipship resume {its}" in told
+    assert "to this one: give --longer epochs=2" in told
+    assert main(["run", str(user), "--nproc", "2", f"{option}=steps=10"]) == 0
+    assert started[-1]["job"].optim.decay_from_step == 8, "the decay that was asked for goes on"
+
+
+def test_a_start_that_no_rank_took_over_is_what_goes_on(
+    tmp_path: Path, started: Starts, capsys: Capture
+) -> None:
+    """So a longer run that was stopped while its ranks connected does not answer that it is done."""
+    its = folder(tmp_path)
+    (its / "result.json").write_text('{"reason": "done", "steps": 5}')
+    os.utime(its / "job.toml", (1, 1))
+    assert main(["resume", str(its), "--longer", "steps=9"]) == 0
+    of_start = new_start_job(its)
+    of_start.parent.mkdir(exist_ok=True)
+    write_start_job(of_start, started[0]["job"])
+    write_start(its, StartRecord(of_start.name, 2))
+    remove_start_jobs(its, of_start)
+    assert main(["resume", str(its)]) == 0
+    assert started[1]["job"].optim.steps == 9
+
+    (its / "job.toml").write_text(dump_job(started[1]["job"]))
+    remove_start_jobs(its, of_start)
+    assert not of_start.exists(), "a rank has written it as the run's own"
+    (its / "result.json").write_text('{"reason": "done", "steps": 9}')
+    capsys.readouterr()
+    assert main(["resume", str(its)]) == 0
+    assert "this run is done" in capsys.readouterr().out
+    assert len(started) == 2
+
+
+def test_resume_takes_changes(tmp_path: Path, started: Starts) -> None:
+    its = folder(tmp_path)
+    assert main(["resume", str(its), "--set", "timeouts.eval_s=7200"]) == 0
+    assert started[0]["job"].timeouts.eval_s == 7200
 
 
 def test_longer_needs_a_run_and_no_fresh_one(tmp_path: Path, started: Starts, capsys: Capture) -> None:

@@ -1,6 +1,7 @@
 """`clipship check` says how much of each node's memory the newest steps take, and whether it is there."""
 
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import open_clip
 import pytest
 
 from tests.support.jobs import VIT, tiny_job
+from trainer.cli.main import main
 from trainer.config import Job, Model
 from trainer.estimate.size import parameters, state_bytes
 from trainer.plan.state_memory import in_memory, too_little_memory
@@ -65,10 +67,51 @@ def test_too_little_memory_of_a_cluster_is_told_with_the_key() -> None:
     assert memory.startswith("the memory of a node (resources.mem_gb_per_gpu) has 3.22 GB")
     # What [slurm] asks for goes before.
     for mem, told in {"2048": "2.15 GB", "4G": None, "1T": None, "0": None}.items():
-        job = job_of(resources=few, slurm={"mem": mem}).model_copy(update={"kubernetes": None})
+        job = job_of(resources=few, slurm={"mem": mem})
         told_here = [text.partition(" has ")[::2] for text in too_little_memory(job, local=False)]
         assert [(name, text.partition(",")[0]) for name, text in told_here] == (
             [("the memory of a node (slurm.mem)", told)] if told else []
         )
     many = {"gpus_per_node": 8, "mem_gb_per_gpu": 3.0}
     assert list(too_little_memory(job_of(resources=many, kubernetes={"namespace": "n"}), local=False)) == []
+
+
+JOB = """
+name = "large"
+[data]
+format = "synthetic"
+[model]
+name = "ViT-L-14"
+[optim]
+global_batch_size = 1024
+steps = 800
+[resources]
+nodes = 2
+gpus_per_node = 8
+mem_gb_per_gpu = 0.5
+[recovery]
+max_restarts = 3
+[image]
+tag = "registry.example/ml/clipship:1"
+[logging]
+runs = "/shared/runs"
+"""
+SECTIONS = {
+    "slurm": '[slurm]\nsignal_lead_s = 10\ntime = "1:00:00"\n',
+    "kubernetes": '[kubernetes]\ngrace_s = 10\n[kubernetes.mounts]\n"/shared" = "pvc:claim"\n',
+}
+
+
+@pytest.mark.parametrize("named", [(), ("slurm",), ("kubernetes",), ("slurm", "kubernetes")])
+def test_check_speaks_of_the_schedulers_alone_that_the_job_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: tuple[str, ...]
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB + "".join(map(SECTIONS.__getitem__, named)))
+    assert main(["check", str(job), "--no-data"]) == 0
+    text = capsys.readouterr().out
+    warned = text[text.index("warning") :]
+    assert "the memory of a node (resources.mem_gb_per_gpu) has 4.29 GB" in warned
+    keys = {"slurm": "slurm.signal_lead_s", "kubernetes": "kubernetes.grace_s"}
+    assert [key in warned for key in keys.values()] == [name in named for name in keys]
+    assert ("a worker's /dev/shm" in warned) == ("kubernetes" in named)

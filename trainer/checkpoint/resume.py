@@ -64,7 +64,8 @@ class StartPoint:
     def __str__(self) -> str:
         if self.memory is not None:
             return f"step {self.steps_done}, from the memory of {self.memory.node}"
-        return f"step {self.steps_done}, from {self.source or 'the beginning'}"
+        first = "the weights of the stage before" if self.steps_done else "the beginning"
+        return f"step {self.steps_done}, from {self.source or first}"
 
 
 def expects_state(job: Job, comm: Comm, checkpoints: Path) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from trainer.cli.commands import LAZY_COMMANDS
+from trainer.cli.commands import COMMANDS, command_of
 from trainer.cli.options import NearGroup
 from trainer.errors import (
     EXIT_BAD_INPUT,
@@ -31,19 +31,17 @@ _OF_THE_SYSTEM = {
 
 
 class Commands(NearGroup):
-    """A group that imports the modules of LAZY_COMMANDS only when their command is run."""
+    """A group that imports the module of a command only when it is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(LAZY_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in LAZY_COMMANDS:
-            return None
-        return LAZY_COMMANDS[cmd_name]()
+        return command_of(cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, str(command.__doc__)) for name, command in LAZY_COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:

@@ -1,7 +1,7 @@
 """The command `clipship render KIND JOB`: prints the text that would be built or submitted.
 
 Pure: it uses no daemon, no cluster, no clock and no torch. Only slurm.image_dir is looked into: the script
-names the file that is there.
+names the file that is there; and, for a warning, the cache of weights.
 """
 
 from collections.abc import Callable
@@ -69,6 +69,7 @@ def _command(kind: str) -> click.Command:
     def render(job_path: Path, overrides: tuple[str, ...]) -> None:
         from trainer.config.loader import load_job
         from trainer.launch.schedulers import scheduler, settled
+        from trainer.plan.hub_parts import not_fetched
         from trainer.plan.secret_values import secret_warnings
 
         job = load_job(job_path, overrides)
@@ -78,7 +79,7 @@ def _command(kind: str) -> click.Command:
         place = scheduler(kind)
         [job] = settled([job], kind)
         _print(place.render(job))
-        for text in (*place.warnings(job), *secret_warnings(job)):
+        for text in (*place.warnings(job), *not_fetched(job), *secret_warnings(job)):
             say(f"warning: {text}")
 
     return render

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.cli.options import Command, hosts_option, length_options, nproc_option, run_argument
+from trainer.cli.options import Command, hosts_option, length_options, nproc_option, run_argument, set_option
 from trainer.errors import InputError
 from trainer.launch.submission import find_run, read_record
 from trainer.run.find import HERE
 from trainer.run.layout import ARTEFACTS, COPY_FILE, ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
 from trainer.run.lock import who_holds
+from trainer.run.start_job import newest_job
 from trainer.run.start_record import ranks_before, read_start
 from trainer.safe_io.plain import read_json, read_plain
 from trainer.text.live import progress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @run_argument
+@set_option
 @nproc_option
 @hosts_option
 @length_options
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 def command(
     context: click.Context,
     run: str,
+    overrides: tuple[str, ...],
     nproc: int | None,
     hosts: str | None,
     longer: "NewLength | None",
@@ -57,6 +60,7 @@ def command(
       clipship resume runs/first-run --nproc 2
       clipship resume first-run --longer epochs=40
       clipship resume first-run --shorter steps=6000
+      clipship resume first-run --set timeouts.eval_s=7200
       clipship resume /scratch/runs/cc3m-vit-b-32 --hosts node1:4,node2:4
       clipship resume s3://bucket/prefix/cc3m-vit-b-32 --nproc 8
     """
@@ -67,8 +71,8 @@ def command(
     folder = _fetched(run) if _is_copy(run) else find_run(run)
     submission = read_record(folder)
     length = one_length(longer, shorter)
-    job_path = _job_path(folder, may_be_done=length is not None)
-    overrides = _overrides(folder, job_path)
+    job_path = _job_path(folder)
+    overrides = (*_overrides(folder, job_path, may_be_done=length is not None), *overrides)
     if submission is not None and nproc is None and hosts is None:
         if length is not None:
             overrides, told = with_length(job_path, overrides, length)
@@ -132,21 +136,15 @@ def _fetched(address: str) -> Path:
     return out
 
 
-def _job_path(folder: Path, *, may_be_done: bool) -> Path:
-    """Returns the run's job file: its own, or that of the last start if no rank came to write one.
+def _job_path(folder: Path) -> Path:
+    """Returns the run's job file: its own, or that of the last start if no rank came to write it.
 
     Raises InputError if there is nothing to go on with.
     """
-    if (folder / RESULT_FILE).exists() and not may_be_done:
-        raise InputError(
-            f"the run in {folder} is done: `clipship status {word(folder)}` shows its result, and "
-            "--longer goes on"
-        )
     if holder := who_holds(folder):
         raise InputError(f"the run in {folder} is running: {holder} is writing to it")
     start = read_start(folder)
-    of_start = folder / ARTEFACTS / start.job if start is not None else None
-    path = next((path for path in (folder / JOB_FILE, of_start) if path and path.is_file()), None)
+    path = newest_job(folder, folder / ARTEFACTS / start.job if start is not None else None)
     if path is None:
         raise InputError(
             f"{folder} has no {JOB_FILE}, which a run's first rank writes there: start it with its own "
@@ -155,12 +153,20 @@ def _job_path(folder: Path, *, may_be_done: bool) -> Path:
     return path
 
 
-def _overrides(folder: Path, job_path: Path) -> tuple[str, ...]:
-    """Returns what the run's job needs beside its file to go on in this folder. Raises InputError."""
+def _overrides(folder: Path, job_path: Path, *, may_be_done: bool) -> tuple[str, ...]:
+    """Returns what the run's job needs beside its file to go on in this folder.
+
+    Raises InputError if it cannot, or if the run is done.
+    """
     from trainer.config.loader import load_job
     from trainer.run.folder import run_folder
 
     job = load_job(job_path)
+    if not may_be_done and not job.checkpoint.longer and (folder / RESULT_FILE).exists():
+        raise InputError(
+            f"the run in {folder} is done: `clipship status {word(folder)}` shows its result, and "
+            "--longer goes on"
+        )
     overrides = []
     if job.checkpoint.resume == "never":  # that was meant for the start which made the folder
         overrides.append("checkpoint.resume=auto")

@@ -30,9 +30,9 @@ def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool)
     from trainer.config.loader import load_job
     from trainer.launch.schedulers import submit
     from trainer.plan.check import check_submission
-    from trainer.plan.secret_values import secret_warnings
+    from trainer.plan.describe import warnings
 
     job = load_job(job_path, overrides)
-    check_submission(job, to, data=not no_check)
-    folder = submit(job, to, secret_warnings(job))
+    samples = check_submission(job, to, data=not no_check)
+    folder = submit(job, to, warnings(job, samples, to=to))
     click.echo(f"submitted to {to}; next: clipship status {word(folder)}", err=True)

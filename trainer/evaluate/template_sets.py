@@ -1,11 +1,11 @@
 """Sets of words for zero-shot classification that have a name.
 
 They are templates, `eval.templates = "set:NAME"`, and class names, `eval.class_names = "set:NAME"`. Those of
-ImageNet are open_clip's own, read from the source of the package, because importing it would import torch.
+ImageNet are open_clip's own. Only the module that has them is run, because importing it would import torch.
 """
 
-import ast
 import importlib.util
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -54,39 +54,11 @@ def imagenet_words() -> tuple[list[str], list[str]]:
     package = importlib.util.find_spec("open_clip")
     for folder in (package.submodule_search_locations or ()) if package else ():
         try:
-            tree = ast.parse((Path(folder) / _FILE).read_text(encoding="utf-8"))
-            found = _assigned(tree)
-            return list(ast.literal_eval(found[_NAMES])), [
-                _template(part) for part in _parts(found[_TEMPLATES])
-            ]
-        except (OSError, SyntaxError, ValueError, KeyError):
+            found = runpy.run_path(str(Path(folder) / _FILE))
+            return list(found[_NAMES]), [str(template("{}")) for template in found[_TEMPLATES]]
+        except (OSError, SyntaxError, ImportError, KeyError, TypeError):
             break
     raise NotInstalled(
         f"ImageNet's class names and templates stand in {_FILE} of the package open_clip_torch, and this "
         "Python has none that can be read: install it"
-    )
-
-
-def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
-    return {
-        target.id: node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-
-
-def _parts(values: ast.expr) -> list[ast.expr]:
-    if not isinstance(values, ast.Tuple | ast.List):
-        raise ValueError("expected a list")
-    return values.elts
-
-
-def _template(function: ast.expr) -> str:
-    """Returns the sentence that a lambda makes by an f-string, with `{}` for its argument."""
-    if not isinstance(function, ast.Lambda) or not isinstance(function.body, ast.JoinedStr):
-        raise ValueError("expected a lambda with an f-string")
-    return "".join(
-        str(part.value) if isinstance(part, ast.Constant) else "{}" for part in function.body.values
     )

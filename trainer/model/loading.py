@@ -104,7 +104,8 @@ def _explained(error: Exception, job: Job, pretrained: str | None) -> InputError
             )
         return StorageError(
             f"{what} cannot be fetched, because {hub} does not answer ({cause(source)}): start again when it "
-            "does, or set model.offline = true to use only what the cache (model.cache_dir) holds"
+            "does, or let `clipship fetch JOB` fill model.cache_dir on a machine that reaches it; with "
+            "model.offline = true ranks then ask nobody"
         )
     if isinstance(error, ImportError):
         return InputError(

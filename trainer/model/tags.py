@@ -15,8 +15,12 @@ def known_tags(model: str) -> list[str]:
 
     Empty if open_clip is not installed, lists none for the model, or stores them in another form than it did.
     """
-    tags = _tables()
-    return sorted(tags.get(model) or tags.get(model.removesuffix(_SAME_TAGS)) or ())
+    return sorted(_tags_of(model))
+
+
+def tag_repository(model: str, tag: str) -> str | None:
+    """Returns the repository on the Hugging Face hub that has a tag's weights; None if none is known."""
+    return _tags_of(model).get(clean_tag(tag))
 
 
 def has_tags() -> bool:
@@ -29,8 +33,14 @@ def clean_tag(tag: str) -> str:
     return tag.lower().replace("-", "_")
 
 
+def _tags_of(model: str) -> dict[str, str | None]:
+    tags = _tables()
+    return tags.get(model) or tags.get(model.removesuffix(_SAME_TAGS)) or {}
+
+
 @cache
-def _tables() -> dict[str, list[str]]:
+def _tables() -> dict[str, dict[str, str | None]]:
+    """Returns the tags of each model, each with the repository that has its weights."""
     spec = importlib.util.find_spec("open_clip")
     files = (
         [Path(folder) / "pretrained.py" for folder in spec.submodule_search_locations or ()] if spec else []
@@ -41,12 +51,12 @@ def _tables() -> dict[str, list[str]]:
         return {}
 
 
-def _read(source: ast.Module) -> dict[str, list[str]]:
+def _read(source: ast.Module) -> dict[str, dict[str, str | None]]:
     """Reads `_NAME = dict(tag=..., ...)` and `_PRETRAINED = {"model": _NAME or dict(...), ...}`.
 
     Other forms are left out.
     """
-    named: dict[str, list[str]] = {}
+    named: dict[str, dict[str, str | None]] = {}
     for line in source.body:
         if not (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)):
             continue
@@ -59,15 +69,25 @@ def _read(source: ast.Module) -> dict[str, list[str]]:
     return {}
 
 
-def _tags(value: ast.expr, named: dict[str, list[str]]) -> list[str]:
+def _tags(value: ast.expr, named: dict[str, dict[str, str | None]]) -> dict[str, str | None]:
     if isinstance(value, ast.Name):
-        return named.get(value.id, [])
+        return named.get(value.id, {})
     if (
         isinstance(value, ast.Call)
         and isinstance(value.func, ast.Name)
         and value.func.id == "dict"
         and not value.args
     ):
-        tags = [keyword.arg for keyword in value.keywords]
-        return [tag for tag in tags if tag] if None not in tags else []  # None stands for **others
-    return []
+        tags = {keyword.arg: _repository(keyword.value) for keyword in value.keywords}
+        return (
+            {tag: where for tag, where in tags.items() if tag} if None not in tags else {}
+        )  # None: **others
+    return {}
+
+
+def _repository(value: ast.expr) -> str | None:
+    """Reads `hf_hub="OWNER/NAME/FILE"` of a call."""
+    for keyword in value.keywords if isinstance(value, ast.Call) else ():
+        if keyword.arg == "hf_hub" and isinstance(keyword.value, ast.Constant):
+            return "/".join(str(keyword.value.value).split("/")[:2]) or None
+    return None

@@ -154,18 +154,26 @@ def _check_recovery(job: Job) -> None:
             check_lost_nodes(job, launcher, keeps_going=launcher == "clipship")
 
 
-def check_submission(job: Job, to: str, *, data: bool) -> None:
-    """Raises InputError with every reason why the job cannot run there. Makes nothing and asks no cluster.
+def check_submission(job: Job, to: str, *, data: bool) -> int | None:
+    """Returns the number of training samples, None if this machine cannot count them.
 
-    `data` is False if this machine does not see the data. A scheduler whose ranks see other files than this
-    machine checks them when they start.
+    Makes nothing and asks no cluster. `data` is False if this machine does not see the data. A scheduler
+    whose ranks see other files than this machine checks them when they start. Raises InputError with every
+    reason why the job cannot run there.
     """
     place = scheduler(to)
-    checks: list[Callable[[], object]] = [lambda: place.validate(job)]
-    if place.same_files:
-        checks.insert(0, lambda: check_job(job, job.resources.world_size) if data else check_run_folder(job))
-    if problems := dict.fromkeys(line for text in problems_of(checks) for line in text.splitlines()):
-        raise InputError("\n".join(problems))
+    samples, problems = None, []
+    try:
+        if place.same_files and data:
+            samples = check_job(job, job.resources.world_size)
+        elif place.same_files:
+            check_run_folder(job)
+    except InputError as problem:
+        problems.append(str(problem))
+    problems += problems_of([lambda: place.validate(job)])
+    if problems:
+        raise InputError("\n".join(dict.fromkeys(line for text in problems for line in text.splitlines())))
+    return samples
 
 
 def check_evaluated(job: Job) -> None:

@@ -31,6 +31,7 @@ from trainer.plan.disk import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.plan.environment import environment_row, missing_here, not_in_the_image
 from trainer.plan.first_samples import FirstSamples
 from trainer.plan.gpu import gpu_rows, scaling_rows, too_large
+from trainer.plan.hub_parts import not_fetched
 from trainer.plan.places import odd_places
 from trainer.plan.save import SaveTime, interval_rows, save_rows, save_time, too_little_notice
 from trainer.plan.scores import score_rows
@@ -191,10 +192,11 @@ def _summaries(job: Job) -> Iterator[tuple[str, str]]:
             yield name, text
 
 
-def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[str]:
+def warnings(job: Job, samples: int | None, *, local: bool = False, to: str | None = None) -> Iterator[str]:
     """Yields a sentence for each setting that is allowed but rarely meant.
 
-    A local run has nothing to do with the image and the schedulers of its job.
+    A local run has nothing to do with the image and the schedulers of its job, and one that is submitted
+    `to` a scheduler nothing with the others.
     """
     optim = job.optim
     if taken := used_again(job):
@@ -219,20 +221,21 @@ def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
     yield from lost_pixels(job.model)
     yield from not_recomputed(job.model)
+    yield from not_fetched(job)
     if not local:
-        yield from _of_clusters(job)
+        yield from _of_clusters(job, [to] if to else list(job.schedulers))
     yield from secret_warnings(job)
     torch = None if job.stack.torch == "base" else job.stack.torch
     yield from name_problems(job.env, torch, os.environ)
 
 
-def _of_clusters(job: Job) -> Iterator[str]:
+def _of_clusters(job: Job, schedulers: Sequence[str]) -> Iterator[str]:
     yield from odd_places(job)
     if job.in_image:
         yield from not_in_the_image(job)
     if job.image.tag is not None:
         yield from _known_bad(job)
-    for name in job.schedulers:
+    for name in schedulers:
         yield from scheduler(name).warnings(job)
 
 

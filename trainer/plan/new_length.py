@@ -11,6 +11,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import schedule
 from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import load_job
+from trainer.config.resume_rule import LENGTH
 from trainer.errors import InputError
 from trainer.run.checkpoints import MANIFEST, newest_whole
 from trainer.run.folder import run_folder
@@ -73,11 +74,12 @@ def one_length(longer: NewLength | None, shorter: NewLength | None) -> NewLength
 
 
 def with_length(job_path: Path, overrides: Sequence[str], length: NewLength) -> Lengthened:
-    """Returns the job's overrides with another length for its run.
+    """Returns the job's overrides with another length for its run; one that it has already stays as it is.
 
-    Raises InputError if there is no such run, if it has that length already, or has gone beyond it.
+    So a command that was stopped can be given again. Raises InputError if there is no such run, if it has
+    gone beyond that length, or if that would be the other option's.
     """
-    overrides = (*overrides, *length.changes)
+    given, overrides = overrides, (*overrides, *length.changes)
     job = load_job(job_path, overrides)
     folder = run_folder(job)
     if job.stage:
@@ -92,6 +94,10 @@ def with_length(job_path: Path, overrides: Sequence[str], length: NewLength) -> 
     before = load_job(folder / JOB_FILE)
     done, samples = _reached(folder)
     old, new = (_steps(each, samples) for each in (before, job))
+    if old == new and (old or before.optim.epochs == job.optim.epochs):
+        has = before.optim.model_dump(exclude_none=True)
+        same = (f"{key}={has.get(key.removeprefix('optim.'), '')}" for key in sorted(LENGTH))
+        return Lengthened((*given, *same), f"the run in {folder} has this length already")
     if old is None or new is None:  # epochs of a run without a checkpoint, whose data nobody has counted
         _check_epochs(before, length, folder)
         verb = "goes on to" if length.option == "longer" else "ends at"
@@ -120,12 +126,12 @@ def _check_epochs(before: Job, length: NewLength, folder: Path) -> None:
     epochs, wanted = before.optim.epochs, int(length.number)
     if epochs is None or length.unit != "epochs":
         return
-    if (wanted <= epochs) if length.option == "longer" else (wanted >= epochs):
+    if (wanted < epochs) if length.option == "longer" else (wanted > epochs):
         raise InputError(_not(length, many(epochs, "epoch"), f"{wanted:,}", folder))
 
 
 def _check(old: int, new: int, done: int, length: NewLength, folder: Path) -> None:
-    if (new <= old) if length.option == "longer" else (new >= old):
+    if (new < old) if length.option == "longer" else (new > old):
         raise InputError(_not(length, many(old, "step"), f"{new:,}", folder))
     if new <= done:
         raise InputError(

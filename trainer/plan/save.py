@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trainer.comm.backends import keeps_in_memory
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
+from trainer.config.sections import SECTIONS
 from trainer.estimate.architecture import planned_architecture
 from trainer.estimate.size import checkpoint_bytes
 from trainer.estimate.step_speed import step_speed
@@ -37,8 +38,8 @@ _WAIT_S = 1.0
 """Seconds for which training is assumed to wait at a checkpoint."""
 
 NOTICES: Mapping[str, Callable[[Job], float | None]] = {
-    "slurm.signal_lead_s": lambda job: None if job.slurm is None else job.slurm.signal_lead_s,
-    "kubernetes.grace_s": lambda job: None if job.kubernetes is None else job.kubernetes.grace_s,
+    "slurm.signal_lead_s": lambda job: job.slurm.signal_lead_s,
+    "kubernetes.grace_s": lambda job: job.kubernetes.grace_s,
     "timeouts.checkpoint_s": lambda job: job.timeouts.checkpoint_s,
 }
 """Keys that say how many seconds a run has after a request to stop; None for one that says nothing."""
@@ -155,8 +156,10 @@ def too_little_notice(job: Job, save: SaveTime | None) -> Iterator[str]:
         return
     takes = f"after a request to stop the ranks save for {save.total()} ({save.parts()})"
     for key, notice in NOTICES.items():
-        seconds = notice(job)
-        if seconds is not None and seconds < save.seconds:
+        section, seconds = key.partition(".")[0], notice(job)
+        if section in SECTIONS.keys() - job.schedulers.keys() or seconds is None:
+            continue
+        if seconds < save.seconds:
             yield f"{takes}, longer than {key} = {seconds:g}: raise it to {math.ceil(save.seconds)} or more"
     if job.schedulers and save.seconds > NOTICE_S:
         yield (

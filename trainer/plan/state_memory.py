@@ -52,12 +52,12 @@ def _known(job: Job, *, local: bool) -> Iterator[tuple[str, int]]:
         with suppress(OSError):
             yield f"{SHARED_MEMORY} of this machine", shutil.disk_usage(SHARED_MEMORY).free
         return
-    if job.kubernetes is not None:
+    if "kubernetes" in job.schedulers:
         shm_bytes = int(shm_gb_of(job.kubernetes, job.resources) * 2**30)
         yield f"a worker's {SHARED_MEMORY} (kubernetes.shm_gb)", shm_bytes
-    mem = job.slurm.mem if job.slurm is not None else None
+    mem = job.slurm.mem if "slurm" in job.schedulers else None
     if mem is not None and (memory := memory_bytes(mem)) is not None:
         yield "the memory of a node (slurm.mem)", memory
-    if job.resources.mem_gb_per_gpu is not None and (mem is None or job.kubernetes is not None):
+    if job.resources.mem_gb_per_gpu is not None and (mem is None or "kubernetes" in job.schedulers):
         memory = int(job.resources.mem_gb_per_gpu * ranks * 2**30)
         yield "the memory of a node (resources.mem_gb_per_gpu)", memory

@@ -25,6 +25,7 @@ from trainer.run.layout import (
 )
 from trainer.run.lock import who_holds
 from trainer.safe_io.plain import is_plain
+from trainer.text.paste import word
 
 _REMEDIES = (
     "choose another name with --set name=..., continue with the settings that it was started with, or move "
@@ -56,11 +57,14 @@ def done_text(run: Run, job: Job) -> str:
 def is_done(job: Job) -> bool:
     """Returns whether the job's run is done and the job asks for nothing more.
 
-    A job that may go on beyond its length is not looked at: what it asks for depends on its data. Nor is a
-    result that cannot be read, which the ranks name.
+    A job that may go on beyond its length is not looked at where what it asks for depends on its data. Nor is
+    a result that cannot be read, which the ranks name.
     """
+    steps = job.optim.steps if job.checkpoint.longer else 0
+    if steps is None or (steps and job.stage):
+        return False
     try:
-        return not job.checkpoint.longer and Run(run_folder(job)).finished_as_asked(job.checkpoint.resume, 0)
+        return Run(run_folder(job)).finished_as_asked(job.checkpoint.resume, steps)
     except InputError:
         return False
 
@@ -161,16 +165,16 @@ def _check_same_job(job: Job, folder: Path) -> None:
         ) from None
     changed = list(differences(before.model_dump(), job.model_dump()))
     if changed and not never_trained(folder):
-        longer = _longer(before, job)
+        other_length = _other_length(before, job, folder)
         more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise InputError(
             f"run folder {folder} contains the run of another job: "
-            f"{'; '.join(changed[:3])}{more}; {longer}{_REMEDIES}"
+            f"{'; '.join(changed[:3])}{more}; {other_length}{_REMEDIES}"
         )
 
 
-def _longer(before: Job, now: Job) -> str:
-    """Returns how to go on to the length of `now`, if nothing but the length differs; else ""."""
+def _other_length(before: Job, now: Job, folder: Path) -> str:
+    """Returns how to go on to each of both lengths, if nothing but the length differs; else ""."""
     checkpoint = now.checkpoint.model_copy(update={"longer": True})
     lengthened = now.model_copy(update={"checkpoint": checkpoint})
     if any(differences(before.model_dump(), lengthened.model_dump())):
@@ -178,4 +182,7 @@ def _longer(before: Job, now: Job) -> str:
     unit = "epochs" if now.optim.steps is None else "steps"
     earlier, wanted = getattr(before.optim, unit), getattr(now.optim, unit)
     option = "shorter" if earlier is not None and wanted < earlier else "longer"
-    return f"to go on to this length, give --{option} {unit}={wanted}; or "
+    return (
+        f"to go on to the length that it has: clipship resume {word(folder)}; to this one: give --{option} "
+        f"{unit}={wanted}; or "
+    )

@@ -38,14 +38,25 @@ def remove_start_jobs(folder: Path, own: Path) -> None:
     """Removes a start's own job, now that it is over, and those of starts that were killed long ago.
 
     Another start's younger job stays: nobody holds the folder before its ranks have met, nor between two
-    generations of them. `own` stays, too, if no rank has written the run's own job file. Raises OSError.
+    generations of them. `own` stays, too, if the start ended before a rank wrote it as the run's own job
+    file: `newest_job` finds it. Raises OSError.
     """
-    if (folder / JOB_FILE).is_file():
+    held = who_holds(folder) is not None
+    if held or newest_job(folder, own) != own:
         own.unlink(missing_ok=True)
-    if who_holds(folder) is None:
+    if not held:
         for path in (folder / ARTEFACTS).glob(_PATTERN):
             if path != own and path.stat().st_mtime < time.time() - _LEFT_BEHIND_S:
                 path.unlink()
+
+
+def newest_job(folder: Path, of_start: Path | None) -> Path | None:
+    """Returns the job that was asked for last: the run's own, or that of a start which no rank took over.
+
+    None if there is neither.
+    """
+    written = [path for path in (folder / JOB_FILE, of_start) if path is not None and path.is_file()]
+    return max(written, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def check_seen(path: Path, node: str = "") -> None:

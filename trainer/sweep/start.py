@@ -4,7 +4,7 @@ Every run that is neither done nor under way is started, and all of them are che
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trainer.config import Job
@@ -15,7 +15,7 @@ from trainer.launch.hosts import Host
 from trainer.launch.schedulers import prepare, refused_if_unwritable, scheduler, settled, submit
 from trainer.launch.submission import announce, read_record, removed_if_refused
 from trainer.plan.check import check_job, check_submission
-from trainer.plan.secret_values import secret_warnings
+from trainer.plan.describe import warnings
 from trainer.sweep.trials import Sweep, Trial
 from trainer.sysinfo.signals import SIGNALS
 from trainer.text.paste import command as pasted
@@ -41,9 +41,10 @@ def submit_all(sweep: Sweep, trials: Sequence[Trial], to: str, *, data: bool, pa
     needs in the sweep's folder. Raises InputError before the first run is submitted if any cannot work, and
     ClusterError if the scheduler does not answer.
     """
-    refuse(trials, lambda trial: check_submission(trial.job, to, data=data))
+    samples = refuse(trials, lambda trial: check_submission(trial.job, to, data=data))
     _refuse_equal_names(trials, to)
     sweep.record()
+    _warn(trials, (warnings(trial.job, its, to=to) for trial, its in zip(trials, samples, strict=True)))
     submitted = 0
     try:
         for _ in _submitted(trials, to, sweep.folder, parallel):
@@ -62,11 +63,9 @@ def _submitted(trials: Sequence[Trial], to: str, folder: Path, parallel: int | N
     """Submits the runs, and yields after each one."""
     if not SCHEDULERS[to].takes_several or len(trials) == 1:
         for trial in trials:
-            submit(trial.job, to, secret_warnings(trial.job))
+            submit(trial.job, to, ())
             yield
         return
-    for warning in dict.fromkeys(warning for trial in trials for warning in secret_warnings(trial.job)):
-        say(f"warning: {warning}")
     yield from _submitted_together([trial.job for trial in trials], to, folder, parallel)
 
 
@@ -119,16 +118,28 @@ def _is_under_way(trial: Trial) -> bool:
     return True
 
 
-def refuse(trials: Sequence[Trial], check: Callable[[Trial], object]) -> None:
-    """Raises InputError with the problems of every run for which `check` raises it."""
-    problems = []
+def refuse(trials: Sequence[Trial], check: Callable[[Trial], int | None]) -> list[int | None]:
+    """Returns what `check` returns of each run. Raises InputError with the problems of all."""
+    results, problems = [], []
     for trial in trials:
         try:
-            check(trial)
+            results.append(check(trial))
         except InputError as problem:
             problems.append(f"{' '.join(trial.values)}: {problem}")
     if problems:
         raise InputError("no run was started\n" + "\n".join(problems))
+    return results
+
+
+def _warn(trials: Sequence[Trial], warnings_of_each: Iterable[Iterable[str]]) -> None:
+    """Says each warning once; one that is not about all runs names the first of them."""
+    named: dict[str, list[str]] = {}
+    for trial, texts in zip(trials, warnings_of_each, strict=True):
+        for text in texts:
+            named.setdefault(text, []).append(trial.name)
+    for text, names in named.items():
+        some = "" if len(names) == len(trials) else f" ({many(len(names), 'run')}, such as {names[0]})"
+        say(f"warning: {text}{some}")
 
 
 _ASKED_TO_STOP = (EXIT_PREEMPTED, *(128 + number for number in SIGNALS))
@@ -136,8 +147,9 @@ _ASKED_TO_STOP = (EXIT_PREEMPTED, *(128 + number for number in SIGNALS))
 
 
 def check(trials: Sequence[Trial], nproc: int | None, hosts: Sequence[Host] | None) -> None:
-    """Raises InputError with the problems of every run that cannot start here."""
-    refuse(trials, lambda trial: check_job(trial.job, local.ranks_of(trial.job, nproc, hosts)))
+    """Says what is rarely meant. Raises InputError with the problems of every run that cannot start here."""
+    samples = refuse(trials, lambda trial: check_job(trial.job, local.ranks_of(trial.job, nproc, hosts)))
+    _warn(trials, (warnings(trial.job, its, local=True) for trial, its in zip(trials, samples, strict=True)))
 
 
 def run_all(trials: Sequence[Trial], nproc: int | None, hosts: Sequence[Host] | None) -> int:

@@ -4,6 +4,7 @@ mpirun brings the output of all ranks to the launcher; elsewhere the pod of inde
 may be a sequence of pods. Imports no torch.
 """
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from trainer.launch.kubernetes.kind_row import KindRow
 from trainer.launch.kubernetes.state import output_pods, pods_of
 
 _POLL_S = 1.0
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT")
+"""Beginning of the time before a line, which always has nine digits of a second."""
 _BY_SIGNAL = 128
 """Exit codes of commands that a signal ended are above this."""
 _SETTLE_S = 3
@@ -123,13 +126,23 @@ def _has_begun(pod: Object) -> bool:
 
 
 def _followed(cluster: Cluster, row: KindRow, name: str, pod: str) -> Iterator[str]:
-    """Yields the pod's lines until it has ended.
+    """Yields the pod's lines until it has ended, each once.
 
-    A stream may end earlier without an error, for example when the node's kubelet restarts.
+    A stream may end earlier without an error, for example when the node's kubelet restarts. The whole log is
+    then read again, and the time of each line tells which were shown.
     """
-    since_s: int | None = None
+    newest = ("", 0)
     while True:
-        yield from _lines(cluster, pod, follow=True, since_s=since_s)
+        at = ("", 0)
+        for stamped in _lines(cluster, pod, follow=True):
+            time_, _, line = stamped.partition(" ")
+            if not _TIME.match(time_):  # the kubelet's own words
+                yield stamped
+                continue
+            at = (time_, at[1] + 1 if time_ == at[0] else 1)  # the second, third, ... line of that time
+            if at > newest:
+                newest = at
+                yield line
         time.sleep(_SETTLE_S)
         status: Object = next(
             (each["status"] for each in pods_of(cluster, row, name) if each["metadata"]["name"] == pod), {}
@@ -138,14 +151,14 @@ def _followed(cluster: Cluster, row: KindRow, name: str, pod: str) -> Iterator[s
             "running" in container.get("state", {}) for container in status.get("containerStatuses", ())
         ):
             return
-        since_s = _SETTLE_S + 1
 
 
-def _lines(cluster: Cluster, pod: str, follow: bool = False, since_s: int | None = None) -> Iterator[str]:
+def _lines(cluster: Cluster, pod: str, follow: bool = False) -> Iterator[str]:
+    """Yields the lines of a pod's log; with `follow`, until the stream ends, each behind its time."""
     with cluster.asking(f"read the log of {pod}"):
         try:
             answer = cluster.core.read_namespaced_pod_log(
-                pod, cluster.namespace, follow=follow, since_seconds=since_s, _preload_content=False
+                pod, cluster.namespace, follow=follow, timestamps=follow, _preload_content=False
             )
         except ApiException as problem:
             if problem.status == 404:

@@ -150,16 +150,17 @@ class Pods:
         return self.job.image.tag or ""
 
     @property
-    def _own_labels(self) -> Yaml:
+    def labels(self) -> Yaml:
         return {"app.kubernetes.io/name": "clipship", **self.k8s.labels}
 
     @property
     def pod_labels(self) -> Yaml:
-        return self._own_labels
+        return self.labels
 
     @property
-    def labels(self) -> Yaml:
-        return self._own_labels | ({QUEUE_LABEL: self.k8s.queue} if self.k8s.queue else {})
+    def queued_labels(self) -> Yaml:
+        """Labels of the object that Kueue admits, which the objects beside it must not have."""
+        return self.labels | ({QUEUE_LABEL: self.k8s.queue} if self.k8s.queue else {})
 
     @property
     def gang(self) -> Gang | None:
@@ -194,7 +195,8 @@ class Pods:
     def _port(self, usual: int, offset: int) -> int:
         if not self.on_host_network:
             return usual
-        mark = int.from_bytes(hashlib.sha256(f"{self.namespace}/{self.name}".encode()).digest()[:4], "big")
+        known_as = f"{self.namespace or 'default'}/{self.name}"
+        mark = int.from_bytes(hashlib.sha256(known_as.encode()).digest()[:4], "big")
         return 20_000 + 3 * (mark % 3_000) + offset
 
     # Variables
@@ -292,6 +294,11 @@ class Pods:
         user = self.k8s.run_as_user
         owner = {} if self.k8s.is_root else {"fsGroup": user, "fsGroupChangePolicy": "OnRootMismatch"}
         return {"runAsUser": user, "runAsGroup": user, **owner, "seccompProfile": {"type": "RuntimeDefault"}}
+
+    @property
+    def may_change_owners(self) -> bool:
+        """True if kubelet may give the files of a volume to fsGroup."""
+        return not self.k8s.is_root and any(mount.kind in ("pvc", "csi") for mount in self.k8s.volumes)
 
     @property
     def worker_security(self) -> Yaml:

@@ -62,18 +62,11 @@ class KubernetesScheduler(Scheduler):
         return run_name(job)
 
     def prepare(self, job: Job) -> Path:
-        """Make the folder that keeps what was submitted, warn of what is rarely meant, and return the folder.
+        """Make the folder that keeps what was submitted, and return it.
 
-        It is the run folder if this machine has its volume too, else a folder in ./runs.
+        It is the run folder if this machine has its volume too, else a folder in ./runs. Raises InputError if
+        it cannot be made.
         """
-        from trainer.launch.kubernetes.cluster import warn
-
-        for text in self.warnings(job):
-            warn(text)
-        return self._prepare_folder(job)
-
-    def _prepare_folder(self, job: Job) -> Path:
-        """Make `record_folder` and return it. Raises InputError if it cannot be made."""
         folder = self.record_folder(job)
         make_artefacts_folder(folder, "submit from a folder in which you may write")
         if os.geteuid() == 0 and folder == run_folder(job):
@@ -131,7 +124,7 @@ class KubernetesScheduler(Scheduler):
             cluster, row, metadata["name"], metadata["uid"], metadata["creationTimestamp"]
         )
         with suppress(InputError, OSError):
-            record(self._prepare_folder(job), submission)
+            record(self.prepare(job), submission)
         return self.record_folder(job), submission
 
     def status(self, folder: Path, submission: Submission) -> list[tuple[str, str]]:

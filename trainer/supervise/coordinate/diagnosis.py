@@ -3,15 +3,19 @@
 All functions are pure. No torch.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainer.supervise.rank.rank_report import RankReport
+from trainer.text.paste import word
 
 _STOPPED = ("stopped by a signal", "stopped by a debugger", "ended", "gone")
 _NAMED = 8
 _STACK_LINES = 14
+_LIMIT = re.compile(r"timeouts\.\w+")
 
 
 def cut_off(other: str) -> str:
@@ -79,7 +83,10 @@ def late_ranks(reports: Sequence[RankReport]) -> list[RankReport]:
 
 
 def text(diagnosis: Diagnosis, stacks: Mapping[int, str], file: str) -> str:
-    """Returns the text that is printed last: the late ranks, what they did, and one rank that waited."""
+    """Returns the text that is printed last: the late ranks, what they did, and one rank that waited.
+
+    It ends with the limit, since stacks may have pushed the headline off the screen, and with how to go on.
+    """
     lines = [_missing(missing) for missing in diagnosis.missing[:_NAMED]]
     late = diagnosis.late
     for report in late[:_NAMED]:
@@ -95,6 +102,10 @@ def text(diagnosis: Diagnosis, stacks: Mapping[int, str], file: str) -> str:
         )
     if file:
         lines.append(f"  state of every rank: {file}")
+    if key := _LIMIT.search(diagnosis.what):
+        run = word(Path(file).parent) if file else "RUN"
+        lines.append(f"  {diagnosis.what}")
+        lines.append(f"  if it needs longer: clipship resume {run} --set {key[0]}=SECONDS")
     return "\n".join(lines)
 
 

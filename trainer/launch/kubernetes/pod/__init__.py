@@ -1,1 +1,1 @@
-"""First processes in the pods of an MPIJob."""
+"""First processes in the pods of a run, whatever the kind of its job."""
