@@ -2,12 +2,13 @@
 
 Imports no torch. A folder is filled beside its final place. Its files are flushed and sealed with size and
 SHA-256, and it is renamed when all parts are there. Leftovers of a kill begin with a dot and are removed at
-the next start.
+the next start. Folders of other names, such as copies that a user keeps, are neither read nor touched.
 """
 
 import hashlib
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from trainer.run.best import BEST, folder_name, read_best
+from trainer.run.best import BEST, folder_name, read_best, step_folders
 from trainer.run.checkpoints import EMA_WEIGHTS as EMA_WEIGHTS
 from trainer.run.checkpoints import MANIFEST as MANIFEST
 from trainer.run.checkpoints import WEIGHTS as WEIGHTS
@@ -31,6 +32,7 @@ log = logging.getLogger("clipship")
 _POLL_S = 0.05
 _FAILED = ".failed"
 _ASIDE = "aside-"
+_LEFTOVER = re.compile(r"\.step-\d{8,}\.(partial|removed(-\d+)?)")
 _told: set[Path] = set()
 """Folders that cannot be removed, of which this process has warned."""
 
@@ -141,7 +143,7 @@ def require(folder: Path | str, manifest: object, kinds: Mapping[str, type]) -> 
 
 def newest_first(checkpoints: Path) -> Iterator[Path]:
     """Yields the folders with a final name, from the latest step on, complete or broken."""
-    return iter(sorted(checkpoints.glob("step-*"), reverse=True))
+    return reversed(step_folders(checkpoints).values())
 
 
 def newest(checkpoints: Path) -> Path:
@@ -168,7 +170,8 @@ def saved_ago_s(checkpoints: Path) -> float:
 def remove_leftovers(checkpoints: Path) -> None:
     """Removes folders that a killed run left half written or half removed."""
     for leftover in checkpoints.glob(".step-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        if _LEFTOVER.fullmatch(leftover.name):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def set_aside(checkpoints: Path, step: int) -> list[Path]:
@@ -177,7 +180,7 @@ def set_aside(checkpoints: Path, step: int) -> list[Path]:
     They belong to another run by now, or are broken. If the best checkpoint is one of them, it is no longer
     marked as best.
     """
-    later = [folder for folder in newest_first(checkpoints) if folder.name > folder_name(step)]
+    later = [folder for number, folder in step_folders(checkpoints).items() if number > step]
     best = read_best(checkpoints)
     if best is not None and best["step"] > step:
         (checkpoints / BEST).unlink()

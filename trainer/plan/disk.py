@@ -9,6 +9,7 @@ from trainer.config import Job
 from trainer.copies.copied_run import CopiedRun
 from trainer.estimate.size import checkpoint_bytes
 from trainer.model.catalog import known_models
+from trainer.run.best import step_folders
 from trainer.run.folder import run_folder
 from trainer.run.layout import CHECKPOINTS
 from trainer.text.wording import many
@@ -40,7 +41,7 @@ def disk_of(job: Job, *, local: bool) -> Disk | None:
         free = shutil.disk_usage(seen).free
     except OSError:
         return None
-    return Disk(seen, free, sum(1 for _ in (folder / CHECKPOINTS).glob("step-*")))
+    return Disk(seen, free, len(step_folders(folder / CHECKPOINTS)))
 
 
 def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
