@@ -1,8 +1,9 @@
-"""Atomic files: written beside their place, flushed to the disk, then renamed.
+"""Atomic files: written beside their place, flushed to the disk, then renamed or linked.
 
 A reader sees the whole file or none. Imports no other module of this package and no torch.
 """
 
+import errno
 import json
 import math
 import os
@@ -14,6 +15,10 @@ from typing import Any, BinaryIO
 _KEPT_OF_NAME = 50
 """Characters of the file's name that the temporary name keeps. One takes up to 4 bytes, and a name has at
 most 255 bytes."""
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What a file system without hard links answers: FAT, some of FUSE, some network file systems."""
+_VOID_S = 10.0
+"""Seconds after which an empty file of `make_once` is void: whoever made it has died before it was filled."""
 
 
 def write_whole(path: Path, text: str, *, private: bool = False) -> None:
@@ -29,18 +34,70 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> None:
 def make_once(path: Path, text: str, *, private: bool = False) -> bool:
     """Makes a file with the text in UTF-8; returns False if it is there already: the first to make it wins.
 
-    Others may see it before its text. With `private`, only the owner may read it. Raises OSError.
+    It appears whole. Only on a file system without links may others see it before its text; there, an empty
+    file that nobody fills for some seconds is void, and the next to make it takes its place. With `private`,
+    only the owner may read it. Raises OSError.
     """
-    mode = 0o600 if private else 0o666
+    beside = _beside(path)
+    write_whole(beside, text, private=private)
+    try:
+        return _link(beside, path) or _take_void(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _link(beside: Path, path: Path) -> bool:
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return beside.samefile(path)  # NFS repeats a request whose answer was lost
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _create(beside, path)
+    return True
+
+
+def _create(beside: Path, path: Path) -> bool:
+    """Makes the file where links are missing; what cannot be filled is removed again."""
+    mode = beside.stat().st_mode & 0o777
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except FileExistsError:
         return False
-    with os.fdopen(file, "wb") as made:
-        made.write(text.encode())
-        made.flush()
-        os.fsync(file)
+    try:
+        with os.fdopen(file, "wb") as made:
+            made.write(beside.read_bytes())
+            made.flush()
+            os.fsync(file)
+    except BaseException:
+        path.unlink()
+        raise
     return True
+
+
+def _take_void(beside: Path, path: Path) -> bool:
+    """Puts the file in the place of a void one; returns False if that is none, or if another does this."""
+
+    def is_void() -> bool:
+        there = path.stat()
+        # Both times are the file system's own: clocks of nodes may differ.
+        return there.st_size == 0 and beside.stat().st_mtime - there.st_mtime > _VOID_S
+
+    if not is_void():
+        return False
+    guard = path.with_name(f".{path.name}.void")
+    try:
+        guard.mkdir()
+    except FileExistsError:
+        return False
+    try:
+        if is_void():
+            os.replace(beside, path)
+            return True
+        return False
+    finally:
+        guard.rmdir()
 
 
 @contextmanager
@@ -50,7 +107,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     After a failure the older file is still there. The temporary name is random and always new, so a link that
     others made beforehand leads nowhere.
     """
-    beside = path.with_name(f".{path.name[:_KEPT_OF_NAME]}.{os.urandom(8).hex()}.partial")
+    beside = _beside(path)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with open(descriptor, "wb") as file:
@@ -62,6 +119,10 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name[:_KEPT_OF_NAME]}.{os.urandom(8).hex()}.partial")
 
 
 def write_json(path: Path, value: Any) -> None:

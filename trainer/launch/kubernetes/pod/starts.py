@@ -59,7 +59,7 @@ class PodsStart:
 
     def mark(self, index: int) -> bool:
         """Records that the pod of this index has come; returns False if one of this index came before."""
-        return make_once(self.folder / _MARKS / str(index), "", private=True)
+        return make_once(self.folder / _MARKS / str(index), "here\n", private=True)
 
     def unmark(self, index: int) -> None:
         """Takes the mark back: the pod leaves before the start has begun."""
@@ -114,9 +114,8 @@ def open_start(run_folder: Path, job: str) -> PodsStart:
     folder.mkdir(parents=True, exist_ok=True)
     newest = PodsStart(run_folder, job, max((int(name) for name in os.listdir(folder)), default=0))
     end = newest.end if newest.number else None
-    if newest.number and (end is None or end.over):
-        return newest
-    start = PodsStart(run_folder, job, newest.number + 1)
+    goes_on = newest.number and (end is None or end.over)
+    start = newest if goes_on else PodsStart(run_folder, job, newest.number + 1)
     (start.folder / _MARKS).mkdir(parents=True, exist_ok=True)
     make_once(start.folder / _TOKEN, secrets.token_hex(16), private=True)
     return start
