@@ -360,7 +360,8 @@ async def test_a_run_whose_disk_stays_full_ends_with_its_reason(
 
 def refused_claims(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[str]:
     """Refuses so many writes of files of claims, as their file system would; returns the files."""
-    fsync, refused = os.fsync, []
+    fsync = os.fsync
+    refused: list[str] = []
 
     def failing(file: int) -> None:
         path = os.readlink(f"/proc/self/fd/{file}")
