@@ -1,8 +1,9 @@
 """Checkpoint folders on disk: `step-0000NNNN` is complete or absent, and checksums show a changed bit.
 
 Imports no torch. A folder is filled beside its final place. Its files are flushed and sealed with size and
-SHA-256, and it is renamed when all parts are there. Leftovers of a kill begin with a dot and are removed at
-the next start. Folders of other names, such as copies that a user keeps, are neither read nor touched.
+SHA-256, and it is renamed when all parts are there; where folders cannot be renamed, its manifest comes last.
+Leftovers of a kill begin with a dot and are removed at the next start. Folders of other names, such as copies
+that a user keeps, are neither read nor touched.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from trainer.run.checkpoints import MANIFEST as MANIFEST
 from trainer.run.checkpoints import WEIGHTS as WEIGHTS
 from trainer.run.retry import every, until
 from trainer.safe_io.atomic import write_json, write_whole
+from trainer.safe_io.folders import flush_folder, move_folder
 from trainer.safe_io.plain import read_json, read_plain
 from trainer.text.wording import many
 
@@ -88,10 +90,10 @@ class Folder:
         for seal in seals.values():
             seal.unlink()
         write_json(self.partial / MANIFEST, {**about, "step": self.step, "files": parts})
-        _flush_names(self.partial)
+        flush_folder(self.partial)
         remove(self.final)
-        os.rename(self.partial, self.final)
-        _flush_names(self.checkpoints)
+        move_folder(self.partial, self.final, last=MANIFEST)
+        flush_folder(self.checkpoints)
         return self.final
 
     def record_metrics(self, metrics: Mapping[str, float | int]) -> None:
@@ -184,7 +186,10 @@ def set_aside(checkpoints: Path, step: int) -> list[Path]:
     best = read_best(checkpoints)
     if best is not None and best["step"] > step:
         (checkpoints / BEST).unlink()
-    return [folder.rename(_free_name(folder.with_name(f"{_ASIDE}{folder.name}"))) for folder in later]
+    return [
+        move_folder(folder, _free_name(folder.with_name(f"{_ASIDE}{folder.name}")), first=MANIFEST)
+        for folder in later
+    ]
 
 
 def _free_name(wanted: Path) -> Path:
@@ -226,7 +231,7 @@ def remove(folder: Path) -> None:
     """
     if folder.exists():
         doomed = _free_name(folder.with_name(f".{folder.name}.removed"))
-        os.rename(folder, doomed)
+        move_folder(folder, doomed, first=MANIFEST)
         try:
             shutil.rmtree(doomed)
         except OSError as error:
@@ -251,12 +256,3 @@ def _sealed(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _flush_names(folder: Path) -> None:
-    """Flushes a folder; without that, a rename in it would not survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -39,8 +39,11 @@ def checked(
     world_size = ranks_of(job, ranks, hosts)
     problems: list[str] = []
     samples = None
+    # `clipship check` without --nproc is about the cluster, if the job has one
+    local = not image or ranks is not None or not (job.resources.nodes > 1 or job.schedulers)
+    check = partial(check_job, fresh=fresh, local=local) if files else check_without_files
     try:
-        samples = check_job(job, world_size, fresh=fresh) if files else check_without_files(job, world_size)
+        samples = check(job, world_size)
     except InputError as problem:
         problems.append(str(problem))
         if image and files and job.schedulers:

@@ -1,18 +1,20 @@
 """Text of `clipship check` about checkpoints: their size, and how many the disk takes. Imports no torch."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import Job
 from trainer.copies.copied_run import CopiedRun
+from trainer.errors import problems_of
 from trainer.estimate.size import checkpoint_bytes
 from trainer.model.catalog import known_models
+from trainer.preflight.host_probe import try_place
 from trainer.run.best import step_folders
 from trainer.run.folder import run_folder
 from trainer.run.layout import CHECKPOINTS
-from trainer.text.wording import many
+from trainer.text.wording import in_gb, many
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Disk:
     free: int
     checkpoints: int
     """Checkpoints that the run folder holds already, whose place later ones take."""
+    findings: Sequence[str] = ()
+    """What it does not offer, and whether it is too small for any run."""
 
 
 def disk_of(job: Job, *, local: bool) -> Disk | None:
@@ -41,7 +45,9 @@ def disk_of(job: Job, *, local: bool) -> Disk | None:
         free = shutil.disk_usage(seen).free
     except OSError:
         return None
-    return Disk(seen, free, len(step_folders(folder / CHECKPOINTS)))
+    findings: list[str] = []
+    findings += problems_of([lambda: findings.extend(try_place(job, folder))])
+    return Disk(seen, free, len(step_folders(folder / CHECKPOINTS)), findings)
 
 
 def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
@@ -66,11 +72,12 @@ def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
 
 
 def too_little_disk(job: Job, disk: Disk | None) -> Iterator[str]:
-    """Yields a sentence if the disk does not hold the checkpoints that the job keeps.
+    """Yields what the disk lacks, and a sentence if it does not hold the checkpoints that the job keeps.
 
     A new one is written before the oldest is removed, so there is one more for a while.
     """
     size = checkpoint_bytes(job)
+    yield from disk.findings if disk is not None else ()
     if disk is None or size is None:
         return
     count = job.checkpoint.keep + 1 + (job.checkpoint.best is not None)
@@ -78,13 +85,7 @@ def too_little_disk(job: Job, disk: Disk | None) -> Iterator[str]:
     if needed > disk.free:
         yield (
             f"the run keeps up to {many(count, 'checkpoint')}, of which the last is being written: they take "
-            f"{in_gb(needed)}, and {disk.folder} has {in_gb(disk.free)} free: lower checkpoint.keep, or "
+            f"{in_gb(needed)}, and {disk.folder} has {in_gb(disk.free)} free: "
+            f"{'lower checkpoint.keep, or ' if job.checkpoint.keep > 1 else ''}"
             "set logging.runs to a folder on a larger disk"
         )
-
-
-def in_gb(size: int) -> str:
-    """Returns a number of bytes with three digits, such as `1.82 GB` or `84.3 MB`."""
-    if size >= 100e9:
-        return f"{size / 1e9:,.0f} GB"
-    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"

@@ -45,14 +45,12 @@ _FILES = (EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE)
 class ExitFiles:
     """Exit files of one start, written by one supervisor.
 
-    `writer` is the supervisor's rank, `start` the name of the start as in `Rendezvous.start`. Without a run
-    folder nothing is written. What is new in a file goes to the `notifier`, too.
+    `start` is its name as in `Rendezvous.start`. Without a run folder nothing is written. What is new in a
+    file goes to the `notifier`, too.
     """
 
-    def __init__(
-        self, run_folder: str, start: str = "", writer: int = 0, notifier: Notifier = SILENT
-    ) -> None:
-        self._folder, self.start, self._writer = Path(run_folder) if run_folder else None, start, writer
+    def __init__(self, run_folder: str, start: str = "", notifier: Notifier = SILENT) -> None:
+        self._folder, self.start = Path(run_folder) if run_folder else None, start
         self._notifier = notifier
         self._news: list[Callable[[], None]] = []
         """Messages of what is written, which are to be sent."""
@@ -203,9 +201,7 @@ class ExitFiles:
                 if name == EXIT_FILE:  # a batch script reads its last word once the file is there
                     with suppress(OSError):  # the record serves those who read it all the same
                         launcher_word.tell_end(folder, self.start, told)
-                temporary = path.with_name(f".{name}.of-{self._writer}")  # others may be writing meanwhile
-                write_json(temporary, told)
-                os.replace(temporary, path)
+                write_json(path, told)
                 if name == EXIT_FILE:
                     end = {each: value.get(each) for each in ("generation", "exit_code")}
                     self._add_times("end", {"began": self._began, "time": time.time(), **end})

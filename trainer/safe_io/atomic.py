@@ -7,7 +7,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,8 +15,11 @@ from typing import Any, BinaryIO
 _KEPT_OF_NAME = 50
 """Characters of the file's name that the temporary name keeps. One takes up to 4 bytes, and a name has at
 most 255 bytes."""
-_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What a file system without hard links answers: FAT, some of FUSE, some network file systems."""
+NOT_OFFERED = (errno.EINVAL, errno.EMFILE, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV)
+"""Answers of file systems to what they do not offer: gcsfuse renames no folder that holds a file (EMFILE), an
+overlay none of its lower layer (EXDEV), an old CIFS flushes no folder (EINVAL)."""
+NO_LINKS = (errno.EPERM, *NOT_OFFERED)
+"""Answers of those without hard links: FAT, some of FUSE, some network file systems."""
 _VOID_S = 10.0
 """Seconds after which an empty file of `make_once` is void: whoever made it has died before it was filled."""
 
@@ -34,9 +37,9 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> None:
 def make_once(path: Path, text: str, *, private: bool = False) -> bool:
     """Makes a file with the text in UTF-8; returns False if it is there already: the first to make it wins.
 
-    It appears whole. Only on a file system without links may others see it before its text; there, an empty
-    file that nobody fills for some seconds is void, and the next to make it takes its place. With `private`,
-    only the owner may read it. Raises OSError.
+    It appears whole; only on a file system without links may others see it empty for a moment. An empty file
+    that nobody fills for some seconds is void, and the next to make it takes its place. With `private`, only
+    the owner may read it. Raises OSError.
     """
     beside = _beside(path)
     write_whole(beside, text, private=private)
@@ -48,56 +51,41 @@ def make_once(path: Path, text: str, *, private: bool = False) -> bool:
 
 def _link(beside: Path, path: Path) -> bool:
     try:
-        os.link(beside, path)
+        if offers(lambda: os.link(beside, path), NO_LINKS):
+            return True
+        path.touch(exist_ok=False)
     except FileExistsError:
         return beside.samefile(path)  # NFS repeats a request whose answer was lost
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        return _create(beside, path)
-    return True
-
-
-def _create(beside: Path, path: Path) -> bool:
-    """Makes the file where links are missing; what cannot be filled is removed again."""
-    mode = beside.stat().st_mode & 0o777
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    except FileExistsError:
-        return False
-    try:
-        with os.fdopen(file, "wb") as made:
-            made.write(beside.read_bytes())
-            made.flush()
-            os.fsync(file)
-    except BaseException:
-        path.unlink()
-        raise
+    os.replace(beside, path)
     return True
 
 
 def _take_void(beside: Path, path: Path) -> bool:
     """Puts the file in the place of a void one; returns False if that is none, or if another does this."""
-
-    def is_void() -> bool:
-        there = path.stat()
-        # Both times are the file system's own: clocks of nodes may differ.
-        return there.st_size == 0 and beside.stat().st_mtime - there.st_mtime > _VOID_S
-
-    if not is_void():
-        return False
     guard = path.with_name(f".{path.name}.void")
     try:
         guard.mkdir()
     except FileExistsError:
         return False
     try:
-        if is_void():
+        there, now = path.stat(), beside.stat()  # by the file system's own clock: those of nodes may differ
+        is_void = there.st_size == 0 and now.st_mtime - there.st_mtime > _VOID_S
+        if is_void:
             os.replace(beside, path)
-            return True
-        return False
+        return is_void
     finally:
         guard.rmdir()
+
+
+def offers(attempt: Callable[[], object], without: Collection[int] = NOT_OFFERED) -> bool:
+    """Returns whether a file system does what is attempted; False for an error of `without`."""
+    try:
+        attempt()
+    except OSError as error:
+        if error.errno not in without:
+            raise
+        return False
+    return True
 
 
 @contextmanager

@@ -142,7 +142,6 @@ class Supervisor:
             ExitFiles(
                 limits.run_folder,
                 rendezvous.start if rendezvous else "",
-                world.rank,
                 Notifier(limits.run, limits.notify, env),
             ),
             tree,

@@ -9,7 +9,6 @@ torch.
 import errno
 import os
 import secrets
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,7 +85,7 @@ class PodsStart:
         """End of this start, the same for every pod; None while it goes on."""
         names_in(self.folder)
         path = self.folder / _END
-        return starts_of(_written(path, _is_whole)) if path.exists() else None
+        return starts_of(_written(path)) if path.exists() else None
 
     def settle(self, code: int, message: str, retries: int) -> StartsSoFar:
         """Ends this start with the run's exit code; returns the end that the first pod has recorded."""
@@ -125,18 +124,8 @@ def _folder(run_folder: Path, job: str) -> Path:
     return run_folder / ARTEFACTS / PODS / job
 
 
-def _is_whole(text: str) -> bool:
-    with suppress(ValueError):
-        return text.endswith("\n") and bool(starts_of(text))
-    return False
-
-
-def _written(path: Path, is_whole: Callable[[str], bool] = bool) -> str:
+def _written(path: Path) -> str:
     """Returns a file's text; waits for it if another pod has only just made the file. Raises OSError."""
-
-    def read() -> str:
-        return text if is_whole(text := read_plain(path)) else ""
-
-    if text := until(read, every(0.1, _BEING_WRITTEN_S)):
+    if text := until(lambda: read_plain(path), every(0.1, _BEING_WRITTEN_S)):
         return text
     raise OSError(errno.ENODATA, "the pod that made this file has not filled it", str(path))
