@@ -29,7 +29,6 @@ from trainer.model.host_compiler import check_compiler
 from trainer.model.image_tokens import check_image_tokens
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
 from trainer.plan.stages import check_stages, check_stored
-from trainer.preflight.host_probe import try_place
 from trainer.run.checkpoints import check_no_file, check_resume, newest_step
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
@@ -37,11 +36,10 @@ from trainer.run.notify import check_address
 from trainer.telemetry.writers import check_installed
 
 
-def check_job(job: Job, world_size: int, *, fresh: bool = False, local: bool = True) -> int | None:
+def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
     """Returns the number of training samples; None if they cannot be counted before the start.
 
-    With `fresh`, the run folder's content will be moved aside. `local` means that the ranks run on this
-    machine, so that the run folder must be of use here. Raises InputError that lists every problem.
+    With `fresh`, the run folder's content will be moved aside. Raises InputError that lists every problem.
     """
     elsewhere = _runs_elsewhere(job)
     _reach_storage(job)
@@ -67,7 +65,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False, local: bool = T
         lambda: None if elsewhere else check_storage(job),
         lambda: check_resume(job.checkpoint.resume, None if fresh else run_folder(job) / CHECKPOINTS),
         lambda: check_no_file(job.checkpoint.resume) if job.stage else None,
-        lambda: _check_run_folder(job, fresh=fresh, local=local),
+        lambda: check_run_folder(job, fresh=fresh),
         lambda: None if elsewhere else _check_copies(job, fresh=fresh),
         lambda: check_stages(job, world_size, files=True),
     )
@@ -108,12 +106,6 @@ def _reach_storage(job: Job) -> None:
     """Lets this process ask object storage as [data.storage] says, if the job names any."""
     if stores_of(job.addresses):
         use_storage(job)
-
-
-def _check_run_folder(job: Job, *, fresh: bool, local: bool) -> None:
-    check_run_folder(job, fresh=fresh)
-    if local:
-        try_place(job, run_folder(job))
 
 
 def _check_copies(job: Job, *, fresh: bool) -> None:
@@ -171,10 +163,7 @@ def check_submission(job: Job, to: str, *, data: bool) -> None:
     place = scheduler(to)
     checks: list[Callable[[], object]] = [lambda: place.validate(job)]
     if place.same_files:
-        checks.insert(
-            0,
-            lambda: check_job(job, job.resources.world_size, local=False) if data else check_run_folder(job),
-        )
+        checks.insert(0, lambda: check_job(job, job.resources.world_size) if data else check_run_folder(job))
     if problems := dict.fromkeys(line for text in problems_of(checks) for line in text.splitlines()):
         raise InputError("\n".join(problems))
 

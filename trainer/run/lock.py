@@ -87,9 +87,8 @@ def hold(
             if time.monotonic() > limit:
                 os.close(lock)
                 raise MachineError(
-                    f"{_holder(path)} is writing to the run folder {folder}: stop that start of the run "
-                    "first, or choose another name with --set name=... (if that node was lost, the file "
-                    "system may keep the lock for some minutes)"
+                    f"{_in_use(folder, _holder(path))} (if that node was lost, the file system may keep the "
+                    "lock for some minutes)"
                 )
             if stop_requested():
                 os.close(lock)
@@ -122,6 +121,20 @@ def who_holds(folder: Path) -> Holder | None:
     """
     held, holder = is_held(folder)
     return holder if held else None
+
+
+def refuse_second_start(folder: Path) -> None:
+    """Raises MachineError if a process of this machine writes the run folder: waiting would be in vain."""
+    holder = who_holds(folder)
+    if holder is not None and holder.node == os.uname().nodename:
+        raise MachineError(_in_use(folder, holder))
+
+
+def _in_use(folder: Path, holder: Holder) -> str:
+    return (
+        f"{holder} is writing to the run folder {folder}: stop that start of the run first, or choose "
+        "another name with --set name=..."
+    )
 
 
 def is_held(folder: Path) -> tuple[bool | None, Holder]:
