@@ -354,7 +354,7 @@ async def test_a_run_whose_disk_stays_full_ends_with_its_reason(
     world.lose(2)
     assert set(await asyncio.gather(*(node.task for node in world.members.values()))) == {1}
     said = capfd.readouterr().err
-    assert "generation 2 cannot be claimed in the run folder: No space left on device" in said
+    assert "the run folder takes no claim of generation 2: No space left on device" in said
     assert "lost the network" not in said
 
 

@@ -1,6 +1,5 @@
 """Text of `clipship check` about checkpoints: their size, and how many the disk takes. Imports no torch."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from trainer.copies.copied_run import CopiedRun
 from trainer.errors import problems_of
 from trainer.estimate.size import checkpoint_bytes
 from trainer.model.catalog import known_models
-from trainer.preflight.host_probe import try_place
+from trainer.preflight.host_probe import disk_bytes, try_place
 from trainer.run.best import step_folders
 from trainer.run.folder import run_folder
 from trainer.run.layout import CHECKPOINTS
@@ -39,11 +38,8 @@ def disk_of(job: Job, *, local: bool) -> Disk | None:
     folder = run_folder(job)
     parents = (folder, *folder.parents)
     seen = next((path for path in (parents if local else parents[:3]) if path.is_dir()), None)
-    if seen is None or (not local and seen == Path(seen.anchor)):
-        return None
-    try:
-        free = shutil.disk_usage(seen).free
-    except OSError:
+    free = None if seen is None or (not local and seen == Path(seen.anchor)) else disk_bytes(seen)
+    if seen is None or free is None:
         return None
     findings: list[str] = []
     findings += problems_of([lambda: findings.extend(try_place(job, folder))])
@@ -61,8 +57,7 @@ def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
     else:
         parts = f"weights {in_gb(size.weights)}, optimizer {in_gb(size.optimizer)}"
         parts += f", EMA {in_gb(size.ema)}" if size.ema else ""
-        text = f"{in_gb(size.total)} each ({parts})"
-        text = f"{text}, {kept}"
+        text = f"{in_gb(size.total)} each ({parts}), {kept}"
         room = (
             f"; {disk.free // size.total:,} fit the {in_gb(disk.free)} free in {disk.folder}" if disk else ""
         )

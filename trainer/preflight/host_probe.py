@@ -16,7 +16,7 @@ from trainer.errors import InputError
 from trainer.estimate.size import checkpoint_bytes
 from trainer.preflight.measurements import Gpu, Placement, Rdma
 from trainer.run.best import step_folders
-from trainer.run.folder import not_written
+from trainer.run.folder import check_writable_folder, not_written
 from trainer.run.layout import CHECKPOINTS
 from trainer.safe_io.folders import try_folder
 from trainer.sysinfo.nvml import gpu_handle, pci_address
@@ -60,6 +60,7 @@ def try_place(job: Job, folder: Path) -> list[str]:
     run can begin there. A checkpoint of unknown size always fits.
     """
     place = next(path for path in (folder, *folder.parents) if path.is_dir())
+    check_writable_folder(folder if place == folder else folder.parent)
     try:
         missing, free = try_folder(place), shutil.disk_usage(place).free
     except OSError as error:

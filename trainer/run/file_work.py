@@ -84,17 +84,13 @@ async def answered(seconds: float, work: Callable[[], Result]) -> Result:
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Result] = loop.create_future()
 
-    def deliver(finish: Callable[[], None]) -> None:
-        if not result.done():
-            finish()
-
     def attempt() -> None:
         try:
             finish = partial(result.set_result, work())
         except Exception as error:
             finish = partial(result.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed: nobody waits for the result
-            loop.call_soon_threadsafe(deliver, finish)
+            loop.call_soon_threadsafe(lambda: result.done() or finish())
 
     _workers.do(attempt)
     with suppress(TimeoutError):

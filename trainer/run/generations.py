@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.run.layout import GENERATIONS, generation_file
-from trainer.safe_io.atomic import make_once
+from trainer.safe_io.atomic import is_void, make_once
 from trainer.safe_io.plain import read_json
 
 
@@ -35,6 +35,7 @@ class GenerationClaim:
 def claim(run_folder: Path, its: GenerationClaim) -> GenerationClaim | None:
     """Claims a generation; returns None if that succeeded, else the claim that was there before.
 
+    The number of a void claim is nobody's: it is this claimer's own, to be passed over.
     Raises OSError if the folder cannot be written, or if the claim that was there cannot be read.
     """
     folder = run_folder / GENERATIONS
@@ -42,6 +43,8 @@ def claim(run_folder: Path, its: GenerationClaim) -> GenerationClaim | None:
     path = folder / generation_file(its.generation)
     if make_once(path, json.dumps(asdict(its))):
         return None
+    if is_void(path):
+        return its
     if (other := _read(path)) is None:
         why = f"{GENERATIONS}/{path.name}, which another supervisor has made, cannot be read"
         raise OSError(errno.EAGAIN, why, str(path))

@@ -21,7 +21,7 @@ overlay none of its lower layer (EXDEV), an old CIFS flushes no folder (EINVAL).
 NO_LINKS = (errno.EPERM, *NOT_OFFERED)
 """Answers of those without hard links: FAT, some of FUSE, some network file systems."""
 _VOID_S = 10.0
-"""Seconds after which an empty file of `make_once` is void: whoever made it has died before it was filled."""
+"""Seconds after which an empty file of `make_once` is void."""
 
 
 def write_whole(path: Path, text: str, *, private: bool = False) -> None:
@@ -37,14 +37,13 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> None:
 def make_once(path: Path, text: str, *, private: bool = False) -> bool:
     """Makes a file with the text in UTF-8; returns False if it is there already: the first to make it wins.
 
-    It appears whole; only on a file system without links may others see it empty for a moment. An empty file
-    that nobody fills for some seconds is void, and the next to make it takes its place. With `private`, only
-    the owner may read it. Raises OSError.
+    It appears whole; only on a file system without links may others see it empty for a moment, see `is_void`.
+    With `private`, only the owner may read it. Raises OSError.
     """
     beside = _beside(path)
     write_whole(beside, text, private=private)
     try:
-        return _link(beside, path) or _take_void(beside, path)
+        return _link(beside, path)
     finally:
         beside.unlink(missing_ok=True)
 
@@ -60,21 +59,14 @@ def _link(beside: Path, path: Path) -> bool:
     return True
 
 
-def _take_void(beside: Path, path: Path) -> bool:
-    """Puts the file in the place of a void one; returns False if that is none, or if another does this."""
-    guard = path.with_name(f".{path.name}.void")
-    try:
-        guard.mkdir()
-    except FileExistsError:
-        return False
-    try:
-        there, now = path.stat(), beside.stat()  # by the file system's own clock: those of nodes may differ
-        is_void = there.st_size == 0 and now.st_mtime - there.st_mtime > _VOID_S
-        if is_void:
-            os.replace(beside, path)
-        return is_void
-    finally:
-        guard.rmdir()
+def is_void(path: Path) -> bool:
+    """Returns whether a file of `make_once` is empty for good: whoever made it has died before it was filled.
+
+    Call it after `make_once`, which has just written to the folder. Raises OSError.
+    """
+    there = path.stat()
+    # both times are the file system's own: clocks of nodes may differ
+    return there.st_size == 0 and path.parent.stat().st_mtime - there.st_mtime > _VOID_S
 
 
 def offers(attempt: Callable[[], object], without: Collection[int] = NOT_OFFERED) -> bool:

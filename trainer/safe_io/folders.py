@@ -71,13 +71,10 @@ def try_folder(folder: Path) -> list[str]:
         ("make a folder", lambda: part.mkdir(parents=True)),
         ("write a file and rename it", lambda: write_whole(file, "one")),
         ("open a file again and add to it", lambda: append_line(file, "two")),
-        (
-            "link files (a claim is seen before its text)",
-            lambda: offers(lambda: os.link(file, trial / "link"), NO_LINKS),
-        ),
+        ("link files (claims begin empty)", lambda: offers(lambda: os.link(file, trial / "b"), NO_LINKS)),
         ("lock files (nothing keeps a second start out)", lambda: offers(lambda: _lock(file))),
         ("move a file to another folder", lambda: os.replace(file, part / "file")),
-        ("rename folders (their files are moved)", lambda: offers(lambda: os.rename(part, trial / "new"))),
+        ("rename folders (their files are moved)", lambda: offers(lambda: os.rename(part, trial / "c"))),
         ("flush folders (a power cut may cost a checkpoint)", lambda: flush_folder(trial)),
         ("remove a folder", lambda: shutil.rmtree(trial)),
     )

@@ -250,7 +250,7 @@ class ParentLoss:
         try:
             dead = await tree.rejoin(roster.succession, REJOIN_FACTOR * limits.silence_s + REJOIN_S)
         except TimeoutError:
-            self._ending.end_without_record(EXIT_FAILED, _cut_off(lost))
+            self._ending.end_without_record(EXIT_FAILED, cut_off(f"rank {lost.member} on {lost.node}"))
             return
         finally:
             self._rejoining = False
@@ -274,12 +274,8 @@ class ParentLoss:
         if lost.relayed:  # the supervisor that lost its own parent reports it
             self._ending.end(own)
         elif lost.cut:
-            self._ending.end_without_record(own, _cut_off(lost))
+            self._ending.end_without_record(own, cut_off(f"rank {lost.member} on {lost.node}"))
         else:
             # One that has had no rank is no part of the run, which the others may go on with.
             end = self._ending.end_unjoined if its is None else self._ending.end_alone
             await end(own, supervisor_lost(lost.reason), Missing(lost.member, lost.node))
-
-
-def _cut_off(lost: Orphaned) -> str:
-    return cut_off(f"rank {lost.member} on {lost.node}")

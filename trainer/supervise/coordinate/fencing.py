@@ -81,8 +81,7 @@ class Fence:
             except OSError as error:
                 if patient and await retry.lasts(error):
                     continue
-                why = error.strerror or error
-                run.leave(f"generation {number} cannot be claimed in the run folder: {why}")
+                run.leave(f"the run folder takes no claim of generation {number}: {error.strerror or error}")
                 return False
             if other is not None and not self._may_pass(other):
                 who = f"supervisor {other.member} on {other.node}"

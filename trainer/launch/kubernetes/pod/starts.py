@@ -18,7 +18,7 @@ from trainer.run.checkpoints import newest_step
 from trainer.run.layout import ARTEFACTS, CHECKPOINTS, PODS
 from trainer.run.retry import every, names_in, until
 from trainer.run.starts import StartsSoFar, starts_of
-from trainer.safe_io.atomic import make_once
+from trainer.safe_io.atomic import is_void, make_once
 from trainer.safe_io.plain import read_plain
 from trainer.safe_io.values import value_lines
 from trainer.world.rendezvous import Rendezvous
@@ -58,7 +58,7 @@ class PodsStart:
 
     def mark(self, index: int) -> bool:
         """Records that the pod of this index has come; returns False if one of this index came before."""
-        return make_once(self.folder / _MARKS / str(index), "here\n", private=True)
+        return make_once(self.folder / _MARKS / str(index), "", private=True)
 
     def unmark(self, index: int) -> None:
         """Takes the mark back: the pod leaves before the start has begun."""
@@ -115,9 +115,12 @@ def open_start(run_folder: Path, job: str) -> PodsStart:
     end = newest.end if newest.number else None
     goes_on = newest.number and (end is None or end.over)
     start = newest if goes_on else PodsStart(run_folder, job, newest.number + 1)
-    (start.folder / _MARKS).mkdir(parents=True, exist_ok=True)
-    make_once(start.folder / _TOKEN, secrets.token_hex(16), private=True)
-    return start
+    while True:
+        (start.folder / _MARKS).mkdir(parents=True, exist_ok=True)
+        token = start.folder / _TOKEN
+        if make_once(token, secrets.token_hex(16), private=True) or not is_void(token):
+            return start
+        start = PodsStart(run_folder, job, start.number + 1)
 
 
 def _folder(run_folder: Path, job: str) -> Path:
