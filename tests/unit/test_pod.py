@@ -24,7 +24,6 @@ from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_
 from trainer.launch.kubernetes.pod.launcher import ranks_command, told_variables
 from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
 from trainer.launch.kubernetes.pod.rank import environment, read_environment
-from trainer.launch.kubernetes.pod.starts import open_start
 from trainer.launch.kubernetes.pod.watch import WATCH_S, Watch
 from trainer.launch.start_again import asked_after
 from trainer.run.checkpoints import newest_step
@@ -332,16 +331,3 @@ def test_ranks_are_told_their_generation_by_mpirun_and_all_else_by_their_pods(
     found = environment(pod, own)
     assert (found["CLIPSHIP_GENERATION"], found["CLIPSHIP_STARTS_AGAIN"]) == ("3", "always")
     assert found["HOME"] == "/root"
-
-
-def test_a_start_whose_token_was_never_written_is_passed_over(tmp_path: Path) -> None:
-    """Its pod died between making the file and filling it, on a file system without links."""
-    first = open_start(tmp_path, "job")
-    assert open_start(tmp_path, "job") == first
-    token = first.folder / "token"
-    token.write_text("")
-    assert open_start(tmp_path, "job") == first, "it may be written just now"
-    os.utime(token, (0, 0))
-    second = open_start(tmp_path, "job")
-    assert (second.number, len(second.token)) == (2, 32)
-    assert open_start(tmp_path, "job") == second
