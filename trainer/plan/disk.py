@@ -26,7 +26,7 @@ class Disk:
     checkpoints: int
     """Checkpoints that the run folder holds already, whose place later ones take."""
     findings: Sequence[str] = ()
-    """What it does not offer, and whether it is too small for any run."""
+    """Sentences about what its file system lacks, or why no run can begin there."""
 
 
 def disk_of(job: Job, *, local: bool) -> Disk | None:

@@ -70,7 +70,7 @@ def try_place(job: Job, folder: Path) -> list[str]:
         raise InputError(
             f"the run folder {folder} has no room for a checkpoint beside the last one: each takes "
             f"{in_gb(size.total)}, and {place} has {in_gb(free)} free. Make room for {in_gb(needed - free)} "
-            "more, or set logging.runs to a folder on a larger disk"
+            "more, or set logging.runs to a folder on a larger disk."
         )
     return [f"{place}: its file system cannot {what}" for what in missing]
 

@@ -13,7 +13,7 @@ from secrets import token_hex
 
 from trainer.errors import InputError
 from trainer.safe_io.atomic import NO_LINKS, offers, write_whole
-from trainer.safe_io.plain import append_line
+from trainer.safe_io.plain import append_line, open_plain
 
 
 @contextmanager
@@ -91,5 +91,5 @@ def try_folder(folder: Path) -> list[str]:
 
 
 def _lock(path: Path) -> None:
-    with open(path, "a") as file:
+    with open(path, "a", opener=open_plain) as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
