@@ -65,4 +65,4 @@ async def test_the_claim_of_another_start_is_nobodys_own() -> None:
     fence, its = fenced(folder := Folder())
     folder.claims[2] = GenerationClaim("another", 2, 0, "a", world=WITHOUT_2.to_text())
     assert not await fence.is_ours(its, WHOLE)
-    assert folder.left == ["another start of the run goes on, by supervisor 0 on a"]
+    assert folder.left == ["another start has generation 2: supervisor 0 on a"]

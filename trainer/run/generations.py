@@ -35,8 +35,8 @@ class GenerationClaim:
 def claim(run_folder: Path, its: GenerationClaim) -> GenerationClaim | None:
     """Claims a generation; returns None if that succeeded, else the claim that was there before.
 
-    The number of a void claim is nobody's: it is this claimer's own, to be passed over.
-    Raises OSError if the folder cannot be written, or if the claim that was there cannot be read.
+    Where that is void, returns the claimer's own, so that the number is passed over. Raises OSError if the
+    folder cannot be written, or if the claim that was there cannot be read.
     """
     folder = run_folder / GENERATIONS
     folder.mkdir(parents=True, exist_ok=True)

@@ -85,8 +85,8 @@ class Fence:
                 return False
             if other is not None and not self._may_pass(other):
                 who = f"supervisor {other.member} on {other.node}"
-                is_newer = other.start != run.exit_files.start
-                run.leave(f"another start of the run goes on, by {who}" if is_newer else cut_off(who))
+                of_this_start = other.start == run.exit_files.start
+                run.leave(cut_off(who) if of_this_start else f"another start has generation {number}: {who}")
                 return False
             self._claimed[number] = text
             its.number = max(its.number, number + (other is not None))
