@@ -33,6 +33,7 @@ OPENS_ELSEWHERE = {
     "preflight/host_probe.py": "/sys",
     "report/page.py": "the package's own files",
     "run/model_identity.py": "a model's config, which the user names",
+    "safe_io/folders.py": "folders, to flush them",
     "safe_io/plain.py": "the reader itself",
     "search/cache.py": "the user's cache",
     "search/server.py": "the package's own files",

@@ -65,5 +65,5 @@ class StubActions:
     def generation_started(self) -> None:
         """It sends no roster."""
 
-    def leave(self, other: str) -> None:
-        self.left.append(other)
+    def leave(self, reason: str) -> None:
+        self.left.append(reason)

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -233,6 +234,26 @@ def test_a_failed_write_keeps_the_previous_checkpoint_and_says_so(
     assert _resumed(tmp_path, alone)[0] == 1
 
 
+def test_a_failed_write_speaks_of_no_checkpoint_that_is_not_there(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    writer, train = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0), _train(alone)
+    for step, says in ((2, "no step of it is saved yet"), (4, "the newest whole one is step-00000003")):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "save", denied)
+            writer.save(step, train, FACTS)
+            with caplog.at_level(logging.ERROR):
+                writer.wait()
+        assert caplog.text.count("NOT WRITTEN") == 1
+        assert f"(checkpoint.on_failure = continue); {says}." in caplog.text
+        caplog.clear()
+        writer.save(step + 1, train, FACTS)
+        writer.finish()
+
+
 def test_a_run_folder_that_is_renamed_under_a_run_is_named_and_not_made_again(
     tmp_path: Path, alone: Comm
 ) -> None:
@@ -411,7 +432,7 @@ def test_a_run_goes_back_to_an_older_checkpoint_of_its_own_once_later_ones_can_b
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", denied)
+        patch.setattr(os, "rename", denied)
         with pytest.raises(InputError, match=r"from step 1, .* cannot be moved aside: .*step-00000002"):
             _resumed(tmp_path, alone, job)
     assert _resumed(tmp_path, alone, job)[0] == 1

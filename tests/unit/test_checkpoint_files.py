@@ -1,6 +1,7 @@
 """Checkpoint folders: what stays, what goes, and what a rank tells of its part."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from trainer.checkpoint import files
 from trainer.checkpoint.files import Folder
 from trainer.run.best import BEST
+from trainer.run.checkpoints import newest_step, newest_whole
 
 
 def _content(path: Path) -> None:
@@ -115,3 +117,26 @@ def test_a_part_marked_as_failed_ends_the_wait_for_it(tmp_path: Path) -> None:
     folder.mark_failed(1, OSError(28, "No space left on device"))
     with pytest.raises(OSError, match=r"checkpoint of step 7: rank 1: .*No space left on device"):
         folder.publish(["mine", "theirs"], {}, timeout_s=1000.0)
+
+
+def test_copies_that_a_user_keeps_beside_the_checkpoints_are_neither_read_nor_touched(tmp_path: Path) -> None:
+    publish(tmp_path, 2, 4)
+    kept = {"step-00000002.keep", "step-00000002 (copy)", "step-best", "step-3", ".step-00000002.keep"}
+    for name in kept:
+        shutil.copytree(tmp_path / "step-00000002", tmp_path / name)
+    (tmp_path / "step-00000009").write_text("a note")
+    assert files.newest(tmp_path).name == "step-00000004"
+    assert newest_step(tmp_path) == 4
+    assert newest_whole(tmp_path) == (4, tmp_path / "step-00000004")
+    publish(tmp_path, 6)
+    files.prune(tmp_path, keep=1)
+    files.remove_leftovers(tmp_path)
+    assert [path.name for path in files.set_aside(tmp_path, 1)] == ["aside-step-00000006"]
+    assert set(names(tmp_path)) == {*kept, "aside-step-00000006", "step-00000009"}
+
+
+def test_checkpoints_are_in_the_order_of_their_steps_not_of_their_names(tmp_path: Path) -> None:
+    publish(tmp_path, 99_999_999, 100_000_000)
+    assert newest_step(tmp_path) == 100_000_000
+    files.prune(tmp_path, keep=1)
+    assert names(tmp_path) == ["step-100000000"]

@@ -1,6 +1,7 @@
 """Copies of checkpoints: whole or not there, as many as are kept, fetched and checked."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,19 @@ def test_pruning_a_run_whose_name_looks_like_a_glob_leaves_the_copies_of_other_r
     whole = {name: copy.whole() for name, copy in copies.items()}
     assert whole == {run: steps(20), "lr-1": steps(10, 20), "lr-2": steps(10, 20)}
     store.remove(root)
+
+
+def test_what_a_user_keeps_beside_the_copies_is_neither_fetched_nor_removed(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.copied(2)
+    place.copied(4)
+    far = Path(place.copy.address) / "checkpoints"
+    kept = {"step-00000002.keep", "step-best"}
+    for name in kept:
+        shutil.copytree(far / folder_name(2), far / name)
+    place.copy.prune(folder_name(4), 1, None)
+    assert {path.name for path in far.iterdir()} == {*kept, folder_name(4)}
+    assert place.copy.fetch(tmp_path / "new") == folder_name(4)
 
 
 def test_a_write_that_a_store_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

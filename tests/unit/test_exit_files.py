@@ -32,8 +32,8 @@ def keep(files: ExitFiles, reason: str) -> str:
 @pytest.mark.parametrize("start", ["now", ""], ids=["by a launcher", "by hand"])
 def test_the_first_exit_record_of_a_start_is_not_overwritten(tmp_path: Path, start: str) -> None:
     (tmp_path / GOODPUT_FILE).touch()
-    assert keep(ExitFiles(str(tmp_path), start, 0), "first") == str(tmp_path / EXIT_FILE)
-    keep(ExitFiles(str(tmp_path), start, 1), "second")
+    assert keep(ExitFiles(str(tmp_path), start), "first") == str(tmp_path / EXIT_FILE)
+    keep(ExitFiles(str(tmp_path), start), "second")
     found = exit_record_of(tmp_path, start)
     assert found is not None
     assert found.reason == "first"

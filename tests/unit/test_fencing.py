@@ -58,3 +58,11 @@ async def test_what_was_claimed_for_no_world_holds_for_each() -> None:
         assert await fence.is_ours(its, world)
     assert its.number == 2
     assert list(folder.claims) == [2]
+
+
+async def test_the_claim_of_another_start_is_nobodys_own() -> None:
+    """This one stood still until the run was started anew: each start has a supervisor of this number."""
+    fence, its = fenced(folder := Folder())
+    folder.claims[2] = GenerationClaim("another", 2, 0, "a", world=WITHOUT_2.to_text())
+    assert not await fence.is_ours(its, WHOLE)
+    assert folder.left == ["another start has generation 2: supervisor 0 on a"]

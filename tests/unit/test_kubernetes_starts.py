@@ -1,5 +1,6 @@
 """Starts of an Indexed Job's pods in the run folder."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -68,16 +69,29 @@ def test_what_is_done_and_what_cannot_work_end_for_good(tmp_path: Path) -> None:
     assert [open_start(tmp_path, job).number for job in "ab"] == [1, 1]
 
 
-def test_an_end_that_another_pod_is_writing_is_waited_for_and_never_read_by_half(
+def test_an_end_that_another_pod_is_making_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """It is whole or, on a file system without links, empty for a moment."""
     monkeypatch.setattr(starts, "_BEING_WRITTEN_S", 0.0)
     start = open_start(tmp_path, "uid")
     end = start.settle(EXIT_FAILED, "why", retries=1)
     whole = (start.folder / "end").read_text()
-    for length in range(len(whole.rstrip())):
-        (start.folder / "end").write_text(whole[:length])
-        with pytest.raises(OSError, match="has not filled it"):
-            _ = start.end
+    (start.folder / "end").write_text("")
+    with pytest.raises(OSError, match="has not filled it"):
+        _ = start.end
     (start.folder / "end").write_text(whole)
     assert start.end == end
+
+
+def test_a_start_whose_token_was_never_written_is_passed_over(tmp_path: Path) -> None:
+    """Its pod died between making the file and filling it, on a file system without links."""
+    first = open_start(tmp_path, "job")
+    assert open_start(tmp_path, "job") == first
+    token = first.folder / "token"
+    token.write_text("")
+    assert open_start(tmp_path, "job") == first, "it may be written just now"
+    os.utime(token, (0, 0))
+    second = open_start(tmp_path, "job")
+    assert (second.number, len(second.token)) == (2, 32)
+    assert open_start(tmp_path, "job") == second

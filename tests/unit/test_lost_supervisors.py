@@ -1,7 +1,9 @@
 """Real supervisors with stub ranks: who goes on when some of them are lost, and with which ranks."""
 
 import asyncio
+import errno
 import json
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -317,7 +319,9 @@ async def test_run_folder_that_does_not_answer_for_a_while_ends_nothing(
         tries.append(its.generation)
         if len(tries) == 2:  # the file is made after all, once nobody waits for the answer
             await claim(self, its)
-        return await claim(self, its) if len(tries) > 2 else GenerationClaim("", its.generation, -1, "")
+        if len(tries) <= 2:
+            raise TimeoutError("the run folder does not answer")
+        return await claim(self, its)
 
     monkeypatch.setattr(ExitFiles, "claim", answers_late)
     world = await four_nodes(tmp_path, limits=FEWER)
@@ -326,6 +330,48 @@ async def test_run_folder_that_does_not_answer_for_a_while_ends_nothing(
     assert await world.end() == [0] * 7
     assert tries == [2, 2, 2, 3], "the first number is taken, though by this coordinator"
     assert capfd.readouterr().err.count("the run folder does not answer; waiting up to 20 s") == 1
+
+
+async def test_a_disk_that_is_full_during_a_restart_is_named_at_once_and_ends_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await four_nodes(tmp_path, limits=FEWER)
+    full = refused_claims(monkeypatch, errno.ENOSPC, times=3)
+    world.lose(2)
+    await world.agreed(2, 7)
+    assert await world.end() == [0] * 7
+    assert len(full) == 3
+    said = capfd.readouterr().err
+    assert said.count(f"{tmp_path}: No space left on device; waiting up to 20 s for it") == 1
+    assert sorted(path.name for path in (tmp_path / "generations").iterdir()) == ["00002.json"]
+
+
+async def test_a_run_whose_disk_stays_full_ends_with_its_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await four_nodes(tmp_path, limits=replace(FEWER, init_s=0.5))
+    refused_claims(monkeypatch, errno.ENOSPC, times=100)
+    world.lose(2)
+    assert set(await asyncio.gather(*(node.task for node in world.members.values()))) == {1}
+    said = capfd.readouterr().err
+    assert "the run folder takes no claim of generation 2: No space left on device" in said
+    assert "lost the network" not in said
+
+
+def refused_claims(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[str]:
+    """Refuses so many writes of files of claims, as their file system would; returns the files."""
+    fsync = os.fsync
+    refused: list[str] = []
+
+    def failing(file: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{file}")
+        if "/generations/" in path and len(refused) < times:
+            refused.append(path)
+            raise OSError(number, os.strerror(number), path)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    return refused
 
 
 def late(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -36,7 +36,7 @@ SAMPLES: list[Message] = [
     messages.Meet(1, 2),
     messages.Start(2, {"A": "b"}, "0 1 n0"),
     messages.End(1),
-    messages.CutOff("rank 0 on n0"),
+    messages.CutOff(),
     messages.Roster(2, "0 1 n0", "0 2 n0", ((0, ("h", 1)),), ((1, ("h", 2)),)),
     messages.Beat(),
     messages.JoinAgain(),

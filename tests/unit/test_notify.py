@@ -31,9 +31,9 @@ def service() -> Iterator[Webhook]:
         yield its
 
 
-def files(folder: Path, service: Webhook, about: tuple[str, ...] = BOTH, writer: int = 0) -> ExitFiles:
+def files(folder: Path, service: Webhook, about: tuple[str, ...] = BOTH) -> ExitFiles:
     (folder / LOCK).touch()
-    return ExitFiles(str(folder), "now", writer, Notifier("demo", about, {ADDRESS: service.address}))
+    return ExitFiles(str(folder), "now", Notifier("demo", about, {ADDRESS: service.address}))
 
 
 def end(reason: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def end(reason: str) -> dict[str, Any]:
 
 def test_the_end_is_told_once_with_its_facts(tmp_path: Path, service: Webhook) -> None:
     asyncio.run(files(tmp_path, service).write(EXIT_FILE, end("no space left")))
-    asyncio.run(files(tmp_path, service, writer=1).write(EXIT_FILE, end("a consequence")))
+    asyncio.run(files(tmp_path, service).write(EXIT_FILE, end("a consequence")))
     assert service.got == [
         {
             "text": "demo: rank 3 on n1, generation 2, ended the run with exit code 1: no space left",

@@ -1,6 +1,7 @@
 """The lock of a run folder, between real processes."""
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from tests.support.processes import ended_on_failure
+from trainer.cli.main import main
 from trainer.comm.protocol import Comm
+from trainer.config.loader import dump_job
 from trainer.errors import InputError, MachineError, Preempted
 from trainer.run import lock
 from trainer.run.exit_files import ExitFiles, remove_other_exit_files
@@ -26,7 +29,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from trainer.run.lock import hold
-hold(Path(sys.argv[1]), "n1", "first", 1.0, print)
+hold(Path(sys.argv[1]), sys.argv[2], "first", 1.0, print)
 print("held", flush=True)
 time.sleep(600)
 """
@@ -41,9 +44,9 @@ print(who_holds(Path(sys.argv[1])).node, who_holds(Path(sys.argv[1])).generation
 
 
 @contextmanager
-def other_start(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def other_start(folder: Path, node: str = "n1") -> "Iterator[subprocess.Popen[bytes]]":
     """A process that holds the folder."""
-    command = [sys.executable, "-c", HOLDER, str(folder)]
+    command = [sys.executable, "-c", HOLDER, str(folder), node]
     with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
@@ -80,6 +83,20 @@ def test_another_start_is_refused_by_name_until_the_first_is_killed(tmp_path: Pa
     assert who_holds(tmp_path) is None
     hold(tmp_path, "n2", "second", 0.0, said.append)
     assert len(said) == 1
+
+
+def test_a_second_start_on_the_same_machine_is_refused_at_once_by_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tiny_job(logging={"runs": str(tmp_path)})
+    (tmp_path / "job.toml").write_text(dump_job(job))
+    (tmp_path / job.name).mkdir()
+    with other_start(tmp_path / job.name, os.uname().nodename) as other:
+        assert main(["run", str(tmp_path / "job.toml"), "--nproc", "1"]) == 1
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"process {other.pid} on {os.uname().nodename} since 20" in said
+        assert f"is writing to the run folder {tmp_path / job.name}: stop that start of the run first" in said
+        other.kill()
 
 
 def test_a_start_waits_for_the_end_of_the_one_before(tmp_path: Path) -> None:
@@ -125,6 +142,39 @@ def test_only_the_start_that_holds_the_folder_writes_and_keeps_exit_files(tmp_pa
     assert (tmp_path / EXIT_FILE).exists()
     remove_other_exit_files(tmp_path, "second")
     assert not (tmp_path / EXIT_FILE).exists()
+
+
+READER = """
+import os, sys
+from pathlib import Path
+from trainer.run import lock
+
+def stand_still(_):
+    print("looks", flush=True)
+    sys.stdin.read()
+
+os.close = stand_still
+getattr(lock, sys.argv[2])(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("look", ["is_held", "who_holds"])
+def test_whoever_looks_at_the_lock_never_counts_as_its_holder(tmp_path: Path, look: str) -> None:
+    """A reader that stands still in the midst of its look takes nothing, whoever held the folder last."""
+    with other_start(tmp_path) as other:
+        other.kill()
+    command = [sys.executable, "-c", READER, str(tmp_path), look]
+    pipe = subprocess.PIPE
+    with ended_on_failure(subprocess.Popen(command, stdin=pipe, stdout=pipe)) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"looks\n"
+        assert who_holds(tmp_path) is None
+        written = asyncio.run(ExitFiles(str(tmp_path), "second").write(EXIT_FILE, {"reason": "done"}))
+        assert written == str(tmp_path / EXIT_FILE)
+        said: list[str] = []
+        hold(tmp_path, "n2", "third", 0.0, said.append)
+        assert not said
+        reader.kill()
 
 
 def test_a_folder_that_was_never_locked_has_no_holder(tmp_path: Path) -> None:

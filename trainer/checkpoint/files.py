@@ -1,13 +1,15 @@
 """Checkpoint folders on disk: `step-0000NNNN` is complete or absent, and checksums show a changed bit.
 
 Imports no torch. A folder is filled beside its final place. Its files are flushed and sealed with size and
-SHA-256, and it is renamed when all parts are there. Leftovers of a kill begin with a dot and are removed at
-the next start.
+SHA-256, and it is renamed when all parts are there; where folders cannot be renamed, its manifest comes last.
+Leftovers of a kill begin with a dot and are removed at the next start. Folders of other names, such as copies
+that a user keeps, are neither read nor touched.
 """
 
 import hashlib
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,12 +19,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from trainer.run.best import BEST, folder_name, read_best
+from trainer.run.best import BEST, folder_name, read_best, step_folders
 from trainer.run.checkpoints import EMA_WEIGHTS as EMA_WEIGHTS
 from trainer.run.checkpoints import MANIFEST as MANIFEST
 from trainer.run.checkpoints import WEIGHTS as WEIGHTS
 from trainer.run.retry import every, until
 from trainer.safe_io.atomic import write_json, write_whole
+from trainer.safe_io.folders import flush_folder, move_folder
 from trainer.safe_io.plain import read_json, read_plain
 from trainer.text.wording import many
 
@@ -31,6 +34,7 @@ log = logging.getLogger("clipship")
 _POLL_S = 0.05
 _FAILED = ".failed"
 _ASIDE = "aside-"
+_LEFTOVER = re.compile(r"\.step-\d{8,}\.(partial|removed(-\d+)?)")
 _told: set[Path] = set()
 """Folders that cannot be removed, of which this process has warned."""
 
@@ -86,10 +90,10 @@ class Folder:
         for seal in seals.values():
             seal.unlink()
         write_json(self.partial / MANIFEST, {**about, "step": self.step, "files": parts})
-        _flush_names(self.partial)
+        flush_folder(self.partial)
         remove(self.final)
-        os.rename(self.partial, self.final)
-        _flush_names(self.checkpoints)
+        move_folder(self.partial, self.final, last=MANIFEST)
+        flush_folder(self.checkpoints)
         return self.final
 
     def record_metrics(self, metrics: Mapping[str, float | int]) -> None:
@@ -141,7 +145,7 @@ def require(folder: Path | str, manifest: object, kinds: Mapping[str, type]) -> 
 
 def newest_first(checkpoints: Path) -> Iterator[Path]:
     """Yields the folders with a final name, from the latest step on, complete or broken."""
-    return iter(sorted(checkpoints.glob("step-*"), reverse=True))
+    return reversed(step_folders(checkpoints).values())
 
 
 def newest(checkpoints: Path) -> Path:
@@ -168,7 +172,8 @@ def saved_ago_s(checkpoints: Path) -> float:
 def remove_leftovers(checkpoints: Path) -> None:
     """Removes folders that a killed run left half written or half removed."""
     for leftover in checkpoints.glob(".step-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        if _LEFTOVER.fullmatch(leftover.name):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def set_aside(checkpoints: Path, step: int) -> list[Path]:
@@ -177,11 +182,14 @@ def set_aside(checkpoints: Path, step: int) -> list[Path]:
     They belong to another run by now, or are broken. If the best checkpoint is one of them, it is no longer
     marked as best.
     """
-    later = [folder for folder in newest_first(checkpoints) if folder.name > folder_name(step)]
+    later = [folder for number, folder in step_folders(checkpoints).items() if number > step]
     best = read_best(checkpoints)
     if best is not None and best["step"] > step:
         (checkpoints / BEST).unlink()
-    return [folder.rename(_free_name(folder.with_name(f"{_ASIDE}{folder.name}"))) for folder in later]
+    return [
+        move_folder(folder, _free_name(folder.with_name(f"{_ASIDE}{folder.name}")), first=MANIFEST)
+        for folder in later
+    ]
 
 
 def _free_name(wanted: Path) -> Path:
@@ -223,7 +231,7 @@ def remove(folder: Path) -> None:
     """
     if folder.exists():
         doomed = _free_name(folder.with_name(f".{folder.name}.removed"))
-        os.rename(folder, doomed)
+        move_folder(folder, doomed, first=MANIFEST)
         try:
             shutil.rmtree(doomed)
         except OSError as error:
@@ -248,12 +256,3 @@ def _sealed(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _flush_names(folder: Path) -> None:
-    """Flushes a folder; without that, a rename in it would not survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

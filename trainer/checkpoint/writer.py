@@ -22,6 +22,7 @@ from trainer.checkpoint.files import Folder
 from trainer.comm import host_memory
 from trainer.config import Checkpoint
 from trainer.errors import MachineError
+from trainer.run.checkpoints import newest_whole
 from trainer.sysinfo.shortage import with_missing_room
 
 log = logging.getLogger("clipship")
@@ -183,10 +184,11 @@ class CheckpointWriter:
             )
             self._error = error
             if self._settings.on_failure == "continue":
+                newest = newest_whole(self._checkpoints)
                 log.error(
-                    "checkpoint   NOT WRITTEN: %s. The run goes on (checkpoint.on_failure = continue); "
-                    "the previous checkpoint is still good.",
+                    "checkpoint   NOT WRITTEN: %s. The run goes on (checkpoint.on_failure = continue); %s.",
                     error,
+                    f"the newest whole one is {newest[1].name}" if newest else "no step of it is saved yet",
                 )
             if self._rank:
                 folder.mark_failed(self._rank, error)

@@ -20,6 +20,7 @@ from trainer.cli.options import (
 from trainer.cli.output import print_lines
 from trainer.errors import EXIT_DONE, InputError
 from trainer.run.layout import Run
+from trainer.run.lock import refuse_second_start
 from trainer.text.live import waiting
 from trainer.text.table import by_topic
 from trainer.text.terminal import say, shown
@@ -92,6 +93,7 @@ def command(
     elif is_done(job):
         print_lines(by_topic([("result", shown(done_text(Run(run_folder(job)), job)))], 13))
         return EXIT_DONE
+    refuse_second_start(run_folder(job))
     spares = no_spares_here(job) if named_hosts is None else ()
     for warning in (*spares, *warnings(job, samples, local=True)):
         say(f"warning: {warning}")

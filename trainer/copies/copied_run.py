@@ -17,7 +17,7 @@ from trainer.config import Job
 from trainer.config.loader import dump_without_secrets
 from trainer.data.store import Seal, get, names, put, read, remove
 from trainer.errors import InputError
-from trainer.run.best import BEST, folder_name
+from trainer.run.best import BEST, folder_name, step_of
 from trainer.run.checkpoints import MANIFEST
 from trainer.run.layout import (
     CHECKPOINTS,
@@ -111,8 +111,8 @@ class CopiedRun:
         Those of later steps belong to a run that went back, and those that are not whole to nobody. Returns
         why some stay. Raises InputError or StorageError if a later one does, which would be fetched.
         """
-        kept = {name for name in self.whole() if name <= last}
-        kept = {*sorted(kept)[-keep:], *([best] if best in kept else [])}
+        whole = [name for name in self.whole() if _step(name) <= _step(last)]
+        kept = {*whole[-keep:], *([best] if best in whole else [])}
         stay = []
         for name in self._steps():
             if name not in kept:
@@ -120,7 +120,7 @@ class CopiedRun:
                     remove(self._at(CHECKPOINTS, name, MANIFEST))
                     remove(self._at(CHECKPOINTS, name))
                 except InputError as error:
-                    if name > last:
+                    if _step(name) > _step(last):
                         raise
                     stay.append(error)
         return stay
@@ -185,10 +185,15 @@ class CopiedRun:
             (folder / name).chmod(0o600)
 
     def _steps(self) -> list[str]:
-        return [name for name in names(self._at(CHECKPOINTS)) if name.startswith("step-")]
+        found = [name for name in names(self._at(CHECKPOINTS)) if step_of(name) is not None]
+        return sorted(found, key=_step)
 
     def _at(self, *parts: str) -> str:
         return "/".join((self.address, *parts))
+
+
+def _step(name: str) -> int:
+    return step_of(name) or 0
 
 
 def _files_of(folder: Path) -> dict[str, int]:

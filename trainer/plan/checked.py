@@ -12,6 +12,8 @@ from trainer.launch.local import ranks_of
 from trainer.launch.schedulers import scheduler
 from trainer.plan.check import check_job, check_without_files
 from trainer.plan.device import no_gpu_here
+from trainer.preflight.host_probe import try_place
+from trainer.run.folder import run_folder
 
 _ELSEWHERE = (
     "if only the cluster's nodes see the files of the job, use `clipship check --no-data`; for that, "
@@ -45,6 +47,9 @@ def checked(
         problems.append(str(problem))
         if image and files and job.schedulers:
             problems.append(_ELSEWHERE)
+    # `clipship check` without --nproc is about the cluster, if the job has one
+    if files and (not image or ranks is not None or not (job.resources.nodes > 1 or job.schedulers)):
+        problems += problems_of([lambda: try_place(job, run_folder(job))])
     if image and ranks is not None:
         problems += no_gpu_here(job, local=True)  # without --nproc another machine may be meant
     if image:

@@ -1,17 +1,19 @@
 """Text of `clipship check` about checkpoints: their size, and how many the disk takes. Imports no torch."""
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import Job
 from trainer.copies.copied_run import CopiedRun
+from trainer.errors import problems_of
 from trainer.estimate.size import checkpoint_bytes
 from trainer.model.catalog import known_models
+from trainer.preflight.host_probe import disk_bytes, try_place
+from trainer.run.best import step_folders
 from trainer.run.folder import run_folder
 from trainer.run.layout import CHECKPOINTS
-from trainer.text.wording import many
+from trainer.text.wording import in_gb, many
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Disk:
     free: int
     checkpoints: int
     """Checkpoints that the run folder holds already, whose place later ones take."""
+    findings: Sequence[str] = ()
+    """Sentences about what its file system lacks, or why no run can begin there."""
 
 
 def disk_of(job: Job, *, local: bool) -> Disk | None:
@@ -34,13 +38,12 @@ def disk_of(job: Job, *, local: bool) -> Disk | None:
     folder = run_folder(job)
     parents = (folder, *folder.parents)
     seen = next((path for path in (parents if local else parents[:3]) if path.is_dir()), None)
-    if seen is None or (not local and seen == Path(seen.anchor)):
+    free = None if seen is None or (not local and seen == Path(seen.anchor)) else disk_bytes(seen)
+    if seen is None or free is None:
         return None
-    try:
-        free = shutil.disk_usage(seen).free
-    except OSError:
-        return None
-    return Disk(seen, free, sum(1 for _ in (folder / CHECKPOINTS).glob("step-*")))
+    findings: list[str] = []
+    findings += problems_of([lambda: findings.extend(try_place(job, folder))])
+    return Disk(seen, free, len(step_folders(folder / CHECKPOINTS)), findings)
 
 
 def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
@@ -54,8 +57,7 @@ def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
     else:
         parts = f"weights {in_gb(size.weights)}, optimizer {in_gb(size.optimizer)}"
         parts += f", EMA {in_gb(size.ema)}" if size.ema else ""
-        text = f"{in_gb(size.total)} each ({parts})"
-        text = f"{text}, {kept}"
+        text = f"{in_gb(size.total)} each ({parts}), {kept}"
         room = (
             f"; {disk.free // size.total:,} fit the {in_gb(disk.free)} free in {disk.folder}" if disk else ""
         )
@@ -65,11 +67,12 @@ def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
 
 
 def too_little_disk(job: Job, disk: Disk | None) -> Iterator[str]:
-    """Yields a sentence if the disk does not hold the checkpoints that the job keeps.
+    """Yields what the disk lacks, and a sentence if it does not hold the checkpoints that the job keeps.
 
     A new one is written before the oldest is removed, so there is one more for a while.
     """
     size = checkpoint_bytes(job)
+    yield from disk.findings if disk is not None else ()
     if disk is None or size is None:
         return
     count = job.checkpoint.keep + 1 + (job.checkpoint.best is not None)
@@ -77,13 +80,7 @@ def too_little_disk(job: Job, disk: Disk | None) -> Iterator[str]:
     if needed > disk.free:
         yield (
             f"the run keeps up to {many(count, 'checkpoint')}, of which the last is being written: they take "
-            f"{in_gb(needed)}, and {disk.folder} has {in_gb(disk.free)} free: lower checkpoint.keep, or "
+            f"{in_gb(needed)}, and {disk.folder} has {in_gb(disk.free)} free: "
+            f"{'lower checkpoint.keep, or ' if job.checkpoint.keep > 1 else ''}"
             "set logging.runs to a folder on a larger disk"
         )
-
-
-def in_gb(size: int) -> str:
-    """Returns a number of bytes with three digits, such as `1.82 GB` or `84.3 MB`."""
-    if size >= 100e9:
-        return f"{size / 1e9:,.0f} GB"
-    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"

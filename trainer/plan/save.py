@@ -12,12 +12,11 @@ from trainer.config.sections import SECTIONS
 from trainer.estimate.architecture import planned_architecture
 from trainer.estimate.size import checkpoint_bytes
 from trainer.estimate.step_speed import step_speed
-from trainer.plan.disk import in_gb
 from trainer.report.folder import RunFacts, has_started, read_run
 from trainer.report.wording import span
 from trainer.run.folder import run_folder
 from trainer.telemetry.goodput import account, usual_step_s
-from trainer.text.wording import many
+from trainer.text.wording import in_gb, many
 
 ASSUMED_BYTES_S = 250e6
 """Bytes a second at which a checkpoint is assumed to be written: a network file system that others use too.

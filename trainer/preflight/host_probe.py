@@ -1,6 +1,6 @@
 """Probes a rank's node: memory shared between processes, open files, disk, RDMA devices, the GPU's own state.
 
-No torch.
+Probes the place of the run folder, too. No torch.
 """
 
 import os
@@ -11,10 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainer.config import Job
+from trainer.errors import InputError
+from trainer.estimate.size import checkpoint_bytes
 from trainer.preflight.measurements import Gpu, Placement, Rdma
+from trainer.run.best import step_folders
+from trainer.run.folder import check_writable_folder, not_written
+from trainer.run.layout import CHECKPOINTS
+from trainer.safe_io.folders import try_folder
 from trainer.sysinfo.nvml import gpu_handle, pci_address
 from trainer.sysinfo.topology import ROOT, closest_adapters, cpus_next_to, numa_node
-from trainer.text.wording import runs_text
+from trainer.text.wording import in_gb, runs_text
 
 SHARED_MEMORY = Path("/dev/shm")
 _RDMA_DEVICES, _OPEN_FILES = Path("/sys/class/infiniband"), Path("/proc/self/fd")
@@ -44,6 +51,28 @@ def disk_bytes(folder: Path) -> int | None:
         (_free(path) for path in (folder, *folder.parents) if path.exists()),
         None,
     )
+
+
+def try_place(job: Job, folder: Path) -> list[str]:
+    """Tries what the job's run needs of the place of its folder, and leaves nothing behind.
+
+    Returns a sentence for each thing that is missing and that a run can do without. Raises InputError if no
+    run can begin there. A checkpoint of unknown size always fits.
+    """
+    place = next(path for path in (folder, *folder.parents) if path.is_dir())
+    check_writable_folder(folder if place == folder else folder.parent)
+    try:
+        missing, free = try_folder(place), shutil.disk_usage(place).free
+    except OSError as error:
+        raise InputError(not_written(folder, error)) from None
+    size, count = checkpoint_bytes(job), 1 if step_folders(folder / CHECKPOINTS) else 2
+    if size is not None and (needed := count * size.total) > free:
+        raise InputError(
+            f"the run folder {folder} has no room for a checkpoint beside the last one: each takes "
+            f"{in_gb(size.total)}, and {place} has {in_gb(free)} free. Make room for {in_gb(needed - free)} "
+            "more, or set logging.runs to a folder on a larger disk."
+        )
+    return [f"{place}: its file system cannot {what}" for what in missing]
 
 
 def open_files() -> int:

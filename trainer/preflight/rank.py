@@ -14,6 +14,7 @@ import click
 from trainer.comm.connect import connect
 from trainer.comm.cpu_binding import bind_cpus
 from trainer.comm.gpu_memory import smallest_gpu_bytes
+from trainer.comm.rank_zero import of_rank_0
 from trainer.comm.shared_folder import check_future_folder
 from trainer.config import Job
 from trainer.config.batch_plan import plan
@@ -22,6 +23,7 @@ from trainer.data.storage import check_storage, use_storage
 from trainer.estimate.fit import with_micro_batch
 from trainer.model.build import build_model
 from trainer.preflight.check import preflight
+from trainer.preflight.host_probe import try_place
 from trainer.preflight.table import lines
 from trainer.run.folder import run_folder
 from trainer.run.job_limits import rank_job
@@ -65,6 +67,8 @@ def _run_preflight(job: Job, world: World, heartbeat: Heartbeat, folder: Path, a
     comm = connect(job, world, os.environ, heartbeat)
     log.info("%-12s %s on %s, %s", "backend", comm.name, comm.device, many(world.size, "rank"))
     check_future_folder(folder, comm)
+    for missing in of_rank_0(comm, lambda: try_place(job, folder)):
+        log.warning("%-12s %s", "run folder", missing)
     check_copies(job, comm)
     if job.optim.max_batch_size_per_gpu == "auto":
         job = with_micro_batch(job, world.size, smallest_gpu_bytes(comm))

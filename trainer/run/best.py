@@ -17,6 +17,21 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(name: str) -> int | None:
+    """Returns the step of a checkpoint's folder; None for each other name, such as that of a user's copy."""
+    digits = name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() and name == folder_name(int(digits)) else None
+
+
+def step_folders(checkpoints: Path) -> dict[int, Path]:
+    """Returns the checkpoint folders by their steps, oldest first, complete or broken.
+
+    Whatever else lies there is the user's: it is neither read nor touched.
+    """
+    steps = ((step_of(path.name), path) for path in checkpoints.glob("step-*"))
+    return dict(sorted((step, path) for step, path in steps if step is not None and path.is_dir()))
+
+
 def read_best(checkpoints: Path) -> dict[str, Any] | None:
     """Returns the recorded step, metric and value; None if none is recorded."""
     path = checkpoints / BEST

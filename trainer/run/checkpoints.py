@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError
-from trainer.run.best import best_folder
+from trainer.run.best import best_folder, step_folders, step_of
 from trainer.run.find import run_hint
 from trainer.run.layout import CHECKPOINTS, JOB_FILE
 from trainer.safe_io.plain import read_json, read_plain
@@ -78,7 +78,7 @@ def checkpoint_folder(given: str) -> Path:
     """Returns the checkpoint that a run folder or RUN/best stands for; another path unchanged."""
     path = Path(given)
     if os.path.isdir(path) and not os.path.isfile(path / MANIFEST):
-        return next(reversed(complete_checkpoints(path / CHECKPOINTS)), path)
+        return next(reversed(complete_checkpoints(path / CHECKPOINTS).values()), path)
     return best_folder(path) or path
 
 
@@ -88,9 +88,9 @@ def run_of_weights(weights: str | None) -> tuple[Path, int] | None:
     A checkpoint that was copied out of its run folder belongs to none.
     """
     checkpoint = Path(weights or "").parent
-    folder, step = checkpoint.parent.parent, checkpoint.name.removeprefix("step-")
+    folder, step = checkpoint.parent.parent, step_of(checkpoint.name)
     in_a_run = checkpoint.parent.name == CHECKPOINTS and (folder / JOB_FILE).is_file()
-    return (folder, int(step)) if in_a_run and step.isdecimal() else None
+    return (folder, step) if in_a_run and step is not None else None
 
 
 def check_resume(wanted: str, checkpoints: Path | None) -> None:
@@ -120,7 +120,7 @@ def check_no_file(wanted: str) -> None:
 
 
 def _resumed_from(wanted: str, checkpoints: Path | None) -> bool:
-    for folder in reversed(complete_checkpoints(checkpoints) if checkpoints else []):
+    for folder in reversed((complete_checkpoints(checkpoints) if checkpoints else {}).values()):
         # a broken checkpoint is passed over, as the start itself does
         with suppress(OSError, ValueError, KeyError, TypeError):
             return bool(
@@ -141,12 +141,12 @@ def open_clip_parameters(checkpoint: Path) -> dict[str, str]:
     return {name: value for name, value in reversed(pairs) if value}
 
 
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """Returns the checkpoint folders in `folder` that have a manifest, oldest first.
+def complete_checkpoints(folder: Path) -> dict[int, Path]:
+    """Returns the checkpoint folders in `folder` that have a manifest by their steps, oldest first.
 
     The manifest is written last, so each of them is complete.
     """
-    return sorted(part for part in folder.glob("step-*") if (part / MANIFEST).is_file())
+    return {step: part for step, part in step_folders(folder).items() if (part / MANIFEST).is_file()}
 
 
 def newest_whole(folder: Path) -> tuple[int, Path] | None:
@@ -154,11 +154,10 @@ def newest_whole(folder: Path) -> tuple[int, Path] | None:
 
     A run goes on there. Its metrics may not name it yet: it is recorded a step after it was written.
     """
-    for checkpoint in reversed(complete_checkpoints(folder)):
-        number = checkpoint.name.removeprefix("step-")
+    for step, checkpoint in reversed(complete_checkpoints(folder).items()):
         with suppress(OSError, ValueError):
-            if number.isdecimal() and isinstance(read_json(checkpoint / MANIFEST, links=True), dict):
-                return int(number), checkpoint
+            if isinstance(read_json(checkpoint / MANIFEST, links=True), dict):
+                return step, checkpoint
     return None
 
 
@@ -172,9 +171,7 @@ def goes_on_from(wanted: str, checkpoints: Path) -> Path | None:
 
 def newest_step(folder: Path) -> int:
     """Returns the step of the newest complete checkpoint in `folder`; 0 if there is none."""
-    checkpoints = complete_checkpoints(folder)
-    number = checkpoints[-1].name.rpartition("-")[2] if checkpoints else ""
-    return int(number) if number.isdigit() else 0
+    return max(complete_checkpoints(folder), default=0)
 
 
 def _newest(folder: Path) -> Path:
@@ -186,7 +183,7 @@ def _newest(folder: Path) -> Path:
             f"{folder} is not a checkpoint and contains none: give a run folder, or a folder with {MANIFEST} "
             f"and {WEIGHTS}"
         )
-    return checkpoints[-1]
+    return checkpoints[max(checkpoints)]
 
 
 def _from_run(folder: Path, weights: str = WEIGHTS) -> TrainedModel:

@@ -45,14 +45,12 @@ _FILES = (EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE)
 class ExitFiles:
     """Exit files of one start, written by one supervisor.
 
-    `writer` is the supervisor's rank, `start` the name of the start as in `Rendezvous.start`. Without a run
-    folder nothing is written. What is new in a file goes to the `notifier`, too.
+    `start` is its name as in `Rendezvous.start`. Without a run folder nothing is written. What is new in a
+    file goes to the `notifier`, too.
     """
 
-    def __init__(
-        self, run_folder: str, start: str = "", writer: int = 0, notifier: Notifier = SILENT
-    ) -> None:
-        self._folder, self._start, self._writer = Path(run_folder) if run_folder else None, start, writer
+    def __init__(self, run_folder: str, start: str = "", notifier: Notifier = SILENT) -> None:
+        self._folder, self.start = Path(run_folder) if run_folder else None, start
         self._notifier = notifier
         self._news: list[Callable[[], None]] = []
         """Messages of what is written, which are to be sent."""
@@ -92,7 +90,7 @@ class ExitFiles:
         """Returns whether a rank 0 of this start holds the run folder: then the run has not ended."""
         folder = self._folder
         holder = None if folder is None else await within(WAIT_S, lambda: who_holds(folder))
-        return holder is not None and holder.start == self._start
+        return holder is not None and holder.start == self.start
 
     async def request_start(self, its: StartRequest, *, if_killed: bool = False) -> None:
         """Asks the launcher to start all supervisors again as the generation that the request's record names.
@@ -108,42 +106,39 @@ class ExitFiles:
     async def requested_start(self) -> StartRequest | None:
         """Returns the last request of this start to start all supervisors again; None if there is none."""
         folder = self._folder
-        return None if folder is None else await within(WAIT_S, lambda: requested_start(folder, self._start))
+        return None if folder is None else await within(WAIT_S, lambda: requested_start(folder, self.start))
 
     async def claim(self, its: GenerationClaim) -> GenerationClaim | None:
         """Claims a generation; returns None if that succeeded, else the claim that is in the way.
 
-        Without a run folder, or if the folder cannot be written in time, nobody gets a generation: the claim
-        that is returned is then nobody's, with member -1.
+        Raises OSError if there is no run folder, or if it cannot be written in time: nobody gets a generation
+        then.
         """
         folder = self._folder
-        nobody = GenerationClaim("", its.generation, -1, "")
         if folder is None:
-            return nobody
-        done: list[GenerationClaim | None] = []
-        await within(WAIT_S, lambda: done.append(claim(folder, its)))
-        return done[0] if done else nobody
+            raise FileNotFoundError("there is no run folder")
+        return await answered(WAIT_S, lambda: claim(folder, its))
 
     async def end(self) -> ExitRecord | None:
         """Returns how this start has ended; None if it has not, or if the folder does not answer."""
         folder = self._folder
-        return None if folder is None else await within(WAIT_S, lambda: exit_record_of(folder, self._start))
+        return None if folder is None else await within(WAIT_S, lambda: exit_record_of(folder, self.start))
 
     async def newest_claim(self) -> GenerationClaim | None:
         """Returns the claim of this start's newest generation; None if there is none.
 
-        Raises TimeoutError if the folder does not answer in time.
+        Raises OSError if the folder does not answer in time.
         """
         folder = self._folder
-        return None if folder is None else await answered(WAIT_S, lambda: newest_claim(folder, self._start))
+        return None if folder is None else await answered(WAIT_S, lambda: newest_claim(folder, self.start))
 
     async def restarts(self) -> list[dict[str, Any]]:
         """Returns the restarts of this start so far, as restarts.json has them.
 
-        Raises TimeoutError if the folder does not answer in time.
+        Raises OSError if the folder does not answer in time.
         """
         folder = self._folder
-        return [] if folder is None else await answered(WAIT_S, lambda: restarts_of(folder, self._start))
+        return [] if folder is None else await answered(WAIT_S, lambda: restarts_of(folder, self.start))
 
     async def newest_checkpoint(self) -> int | None:
         """Returns the step of the newest whole checkpoint, 0 if there is none.
@@ -167,27 +162,27 @@ class ExitFiles:
     def _add_times(self, event: str, values: Mapping[str, Any]) -> None:
         """Adds a line to goodput.jsonl, which a run that was refused at its start does not have."""
         if self._folder is not None and (event != "end" or (self._folder / GOODPUT_FILE).exists()):
-            line = {"event": event, "start": self._start, **masked_values(values)}
+            line = {"event": event, "start": self.start, **masked_values(values)}
             with suppress(OSError):  # a full disk keeps no run from going on
                 goodput_log.append(self._folder, line)
 
     def _remove_old(self) -> None:
         if self._folder is not None:
-            remove_exit_files(self._folder, self._start)
+            remove_exit_files(self._folder, self.start)
 
     def _ask(self, its: StartRequest, if_killed: bool) -> None:
         if (folder := self._writable()) is not None:
             with self._writing:
-                launcher_word.ask(folder, self._start, its, if_killed=if_killed)
+                launcher_word.ask(folder, self.start, its, if_killed=if_killed)
 
     def _withdraw_start(self) -> None:
         if (folder := self._writable()) is not None:
             with self._writing:  # else the end, told meanwhile, would be withdrawn instead
-                launcher_word.withdraw(folder, self._start)
+                launcher_word.withdraw(folder, self.start)
 
     def _writable(self) -> Path | None:
         """Returns the folder, which is made if it is missing; None if this start may not write there."""
-        if self._folder is None or _is_held_by_other(self._folder, self._start):
+        if self._folder is None or _is_held_by_other(self._folder, self.start):
             return None
         if self._seen and not self._folder.is_dir():
             return None  # made again, it would stand in the way of the one that was renamed
@@ -201,14 +196,12 @@ class ExitFiles:
         path = folder / name
         with self._writing:
             # The first supervisor of this start to write wins.
-            if again or _read(path).get("start") != self._start:
-                told = {**masked_values(value), "start": self._start}
+            if again or _read(path).get("start") != self.start:
+                told = {**masked_values(value), "start": self.start}
                 if name == EXIT_FILE:  # a batch script reads its last word once the file is there
                     with suppress(OSError):  # the record serves those who read it all the same
-                        launcher_word.tell_end(folder, self._start, told)
-                temporary = path.with_name(f".{name}.of-{self._writer}")  # others may be writing meanwhile
-                write_json(temporary, told)
-                os.replace(temporary, path)
+                        launcher_word.tell_end(folder, self.start, told)
+                write_json(path, told)
                 if name == EXIT_FILE:
                     end = {each: value.get(each) for each in ("generation", "exit_code")}
                     self._add_times("end", {"began": self._began, "time": time.time(), **end})

@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -68,32 +69,28 @@ def do_file_work(work: Callable[[], None]) -> None:
 
 
 async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
-    """Returns the result of file work that runs in a thread.
+    """Returns the result of file work, as `answered` does; None where that raises OSError."""
+    with suppress(OSError):
+        return await answered(seconds, work)
+    return None
 
-    Returns None if the files cannot be read or written, or if the work cannot begin or takes longer than
-    `seconds`; its thread is then abandoned and keeps no process alive. Raises what else the work raises.
+
+async def answered(seconds: float, work: Callable[[], Result]) -> Result:
+    """Returns the result of file work that runs in a thread; raises what the work raises.
+
+    Raises TimeoutError if the work cannot begin or takes longer than `seconds`; its thread is then abandoned
+    and keeps no process alive.
     """
     loop = asyncio.get_running_loop()
-    result: asyncio.Future[Result | None] = loop.create_future()
-
-    def deliver(value: Result | None, error: Exception | None) -> None:
-        if result.done():
-            return
-        if error is None:
-            result.set_result(value)
-        else:
-            result.set_exception(error)
+    result: asyncio.Future[Result] = loop.create_future()
 
     def attempt() -> None:
-        value, problem = None, None
         try:
-            value = work()
-        except OSError:
-            pass
+            finish = partial(result.set_result, work())
         except Exception as error:
-            problem = error
+            finish = partial(result.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed: nobody waits for the result
-            loop.call_soon_threadsafe(deliver, value, problem)
+            loop.call_soon_threadsafe(lambda: result.done() or finish())
 
     _workers.do(attempt)
     with suppress(TimeoutError):
@@ -101,13 +98,4 @@ async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
         # task that polls then never ends, nor does its process.
         async with asyncio.timeout(seconds):
             return await result
-    return None
-
-
-async def answered(seconds: float, work: Callable[[], Result]) -> Result:
-    """Returns the result of file work; raises TimeoutError if that fails or takes longer than `seconds`."""
-    results: list[Result] = []
-    await within(seconds, lambda: results.append(work()))
-    if not results:
-        raise TimeoutError("the run folder does not answer")
-    return results[0]
+    raise TimeoutError("the run folder does not answer")

@@ -6,13 +6,14 @@ its supervisor at once, a rank without a supervisor by the kernel, and one whose
 its lease; so when a generation is claimed, no rank of the one before it writes any more. Imports no torch.
 """
 
+import errno
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.run.layout import GENERATIONS, generation_file
-from trainer.safe_io.atomic import make_once
+from trainer.safe_io.atomic import is_void, make_once
 from trainer.safe_io.plain import read_json
 
 
@@ -34,14 +35,20 @@ class GenerationClaim:
 def claim(run_folder: Path, its: GenerationClaim) -> GenerationClaim | None:
     """Claims a generation; returns None if that succeeded, else the claim that was there before.
 
-    Raises OSError if the folder cannot be written.
+    Where that is void, returns the claimer's own, so that the number is passed over. Raises OSError if the
+    folder cannot be written, or if the claim that was there cannot be read.
     """
     folder = run_folder / GENERATIONS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / generation_file(its.generation)
     if make_once(path, json.dumps(asdict(its))):
         return None
-    return _read(path) or GenerationClaim("", its.generation, -1, "")  # it is being written
+    if is_void(path):
+        return its
+    if (other := _read(path)) is None:
+        why = f"{GENERATIONS}/{path.name}, which another supervisor has made, cannot be read"
+        raise OSError(errno.EAGAIN, why, str(path))
+    return other
 
 
 def newest_claim(run_folder: Path, start: str) -> GenerationClaim | None:

@@ -8,6 +8,8 @@ import errno
 import fcntl
 import json
 import os
+import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +29,8 @@ That one's node is lost, or cut off and has ended its ranks by itself, so it wri
 system may keep its lock for long.
 """
 _TAKEN = (errno.EACCES, errno.EAGAIN)
+_FLOCK, _TYPE = ("hhqqi4x", 0) if sys.platform == "linux" else ("qqihh", 3)
+"""Layout of C's `struct flock`, and the place of `l_type` in it: on Linux, and on macOS and the BSDs."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,8 @@ def hold(
             if time.monotonic() > limit:
                 os.close(lock)
                 raise MachineError(
-                    f"{_holder(path)} is writing to the run folder {folder}: stop that start of the run "
-                    "first, or choose another name with --set name=... (if that node was lost, the file "
-                    "system may keep the lock for some minutes)"
+                    f"{_in_use(folder, _holder(path))} (if that node was lost, the file system may keep the "
+                    "lock for some minutes)"
                 )
             if stop_requested():
                 os.close(lock)
@@ -116,22 +119,30 @@ def who_holds(folder: Path) -> Holder | None:
 
     Returns None if there is none, or if the file system has no locks. The holder itself must not call this.
     """
-    path = folder / LOCK
-    try:
-        lock = open_plain(path, os.O_RDWR)
-    except OSError:
-        return None
-    try:
-        return None if _take(lock) else _holder(path)
-    finally:
-        os.close(lock)  # this releases the lock
+    held, holder = is_held(folder)
+    return holder if held else None
+
+
+def refuse_second_start(folder: Path) -> None:
+    """Raises MachineError if a process of this machine writes the run folder: waiting would be in vain."""
+    holder = who_holds(folder)
+    if holder is not None and holder.node == os.uname().nodename:
+        raise MachineError(_in_use(folder, holder))
+
+
+def _in_use(folder: Path, holder: Holder) -> str:
+    return (
+        f"{holder} is writing to the run folder {folder}: stop that start of the run first, or choose "
+        "another name with --set name=..."
+    )
 
 
 def is_held(folder: Path) -> tuple[bool | None, Holder]:
     """Returns whether a process holds the run folder, and the last process that did, which may be gone.
 
-    The first is None if the file system has no locks. Reading the lock file is enough, so it works on another
-    user's run. The holder itself must not call this.
+    The first is None if the file system has no locks. The lock is asked for and never taken, since a start or
+    another reader would take this process for the holder. Reading the lock file is enough, so it works on
+    another user's run. The holder itself must not call this: closing the file would release its lock.
     """
     path = folder / LOCK
     try:
@@ -139,12 +150,14 @@ def is_held(folder: Path) -> tuple[bool | None, Holder]:
     except OSError:
         return None, Holder()
     try:
-        fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        held: bool | None = False
-    except OSError as problem:
-        held = True if problem.errno in _TAKEN else None
+        fields = [0] * 5
+        fields[_TYPE] = fcntl.F_WRLCK
+        answer = fcntl.fcntl(lock, fcntl.F_GETLK, struct.pack(_FLOCK, *fields))
+        held: bool | None = struct.unpack(_FLOCK, answer)[_TYPE] != fcntl.F_UNLCK
+    except OSError:
+        held = None
     finally:
-        os.close(lock)  # this releases the lock
+        os.close(lock)
     return held, _holder(path)
 
 

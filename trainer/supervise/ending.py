@@ -11,7 +11,7 @@ from trainer.run.exit_record import ExitRecord, record_cause
 from trainer.run.launcher_word import StartRequest
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.context import SupervisorContext
-from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, cut_off, text
+from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, text
 from trainer.supervise.messages import CutOff
 from trainer.supervise.rank.own_rank import OwnRank
 from trainer.text.terminal import say, tell
@@ -70,21 +70,21 @@ class Ending:
         finally:
             self.end(record.exit_code)
 
-    def leave_cut_off(self, other: str) -> None:
-        """Ends this supervisor and all below it, since others go on without them."""
+    def leave(self, reason: str) -> None:
+        """Ends this supervisor and all below it, since others may go on without them."""
         if self._context.tree is not None:
             self._context.tree.ending = True
-            self._context.tree.down(CutOff(other))
-        self.end_cut_off(EXIT_FAILED, other)
+            self._context.tree.down(CutOff())
+        self.end_without_record(EXIT_FAILED, reason)
 
-    def end_cut_off(self, code: int, other: str) -> None:
+    def end_without_record(self, code: int, reason: str) -> None:
         """Ends this rank without writing into the run folder.
 
         That folder may be on another network; it is left to supervisors that still reach each other.
         """
         if self.code is None:
             node = self._context.world.node
-            self.show(ExitRecord(self._own.number, node, code, cut_off(other), time.time()))
+            self.show(ExitRecord(self._own.number, node, code, reason, time.time()))
             self.end(code)
 
     async def end_unjoined(self, code: int, reason: str, missing: Missing | None = None) -> None:

@@ -233,9 +233,7 @@ class End(Message):
 
 @dataclass(frozen=True)
 class CutOff(Message):
-    """All below leave: `other` goes on without them."""
-
-    other: str
+    """All below leave: others may go on without them."""
 
 
 SUCCESSORS = 8

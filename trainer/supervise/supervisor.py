@@ -142,7 +142,6 @@ class Supervisor:
             ExitFiles(
                 limits.run_folder,
                 rendezvous.start if rendezvous else "",
-                world.rank,
                 Notifier(limits.run, limits.notify, env),
             ),
             tree,
@@ -231,7 +230,7 @@ class Supervisor:
     async def _claimed(self) -> list[Address]:
         """Returns the address of the coordinator of the newest generation, as the run folder has it."""
         newest = None
-        with suppress(TimeoutError):
+        with suppress(OSError):
             newest = await self._context.exit_files.newest_claim()
         return [(newest.host, newest.port)] if newest is not None and newest.port else []
 

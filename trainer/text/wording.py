@@ -35,3 +35,10 @@ def runs_text(numbers: Iterable[int], between: str = ",") -> str:
         else:
             runs.append([number, number])
     return between.join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def in_gb(size: int) -> str:
+    """Returns a number of bytes with three digits, such as `1.82 GB` or `84.3 MB`."""
+    if size >= 100e9:
+        return f"{size / 1e9:,.0f} GB"
+    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"

@@ -16,6 +16,7 @@ from trainer.comm.shared_folder import check_shared, raise_together
 from trainer.config import Job
 from trainer.config.loader import dump_job
 from trainer.errors import InputError, MachineError, Preempted
+from trainer.preflight.host_probe import try_place
 from trainer.run.exit_files import remove_other_exit_files
 from trainer.run.folder import check_run_folder, not_written
 from trainer.run.layout import Run, rank_log
@@ -75,6 +76,8 @@ def _prepare(job: Job, run: Run, comm: "Comm") -> None:
             lambda: comm.heartbeat.stop_requested,
             comm.world.generation,
         )
+        for missing in try_place(job, run.folder) if comm.world.generation == 1 else ():
+            _say_of_folder(missing)
         remove_other_exit_files(run.folder, start)
         write_whole(run.job, dump_job(job), private=True)
     except OSError as error:

@@ -144,7 +144,7 @@ class Coordinator:
     def _on_cut(self, message: messages.Cut) -> None:
         """Records that a supervisor is cut off: it may live, and so may those whom it does not reach."""
         if self._run.keeps_going and message.member == self._run.member:
-            self._run.leave(message.other)
+            self._run.leave(cut_off(message.other))
             return
         self._record_lost(messages.Lost(message.member, message.node, cut_off(message.other), silent=True))
 

@@ -15,7 +15,7 @@ from trainer.run.exit_record import ExitRecord, supervisor_lost
 from trainer.run.generations import GenerationClaim
 from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate.coordinator import Coordinator
-from trainer.supervise.coordinate.diagnosis import Missing
+from trainer.supervise.coordinate.diagnosis import Missing, cut_off
 from trainer.supervise.coordinate.membership import Membership, runs_text
 from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.ending import Ending
@@ -130,8 +130,8 @@ class CoordinatorHost:
     def below(self, member: int) -> set[int]:
         return self._context.tree.plan.below(member) if self._context.tree is not None else set()
 
-    def leave(self, other: str) -> None:
-        self._ending.leave_cut_off(other)
+    def leave(self, reason: str) -> None:
+        self._ending.leave(reason)
 
     def finish(self, record: ExitRecord) -> None:
         """Ends the run.
@@ -250,7 +250,7 @@ class ParentLoss:
         try:
             dead = await tree.rejoin(roster.succession, REJOIN_FACTOR * limits.silence_s + REJOIN_S)
         except TimeoutError:
-            self._ending.end_cut_off(EXIT_FAILED, f"rank {lost.member} on {lost.node}")
+            self._ending.end_without_record(EXIT_FAILED, cut_off(f"rank {lost.member} on {lost.node}"))
             return
         finally:
             self._rejoining = False
@@ -274,7 +274,7 @@ class ParentLoss:
         if lost.relayed:  # the supervisor that lost its own parent reports it
             self._ending.end(own)
         elif lost.cut:
-            self._ending.end_cut_off(own, f"rank {lost.member} on {lost.node}")
+            self._ending.end_without_record(own, cut_off(f"rank {lost.member} on {lost.node}"))
         else:
             # One that has had no rank is no part of the run, which the others may go on with.
             end = self._ending.end_unjoined if its is None else self._ending.end_alone

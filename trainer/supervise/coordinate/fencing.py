@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 
 from trainer.run.generations import GenerationClaim
+from trainer.supervise.coordinate.diagnosis import cut_off
 from trainer.supervise.coordinate.generation_state import GenerationState
 from trainer.supervise.coordinate.membership import WorldPlan, place_in
 from trainer.supervise.coordinate.presence import ORPHANS_S, Presence
@@ -75,19 +76,28 @@ class Fence:
             # Each number since the last generation that ran here is claimed in turn: so two parts of a cut
             # network always meet at the first one.
             number = max(self._claimed, default=self._ran) + 1
-            other = await run.actions.claim(number, text)
-            if other is not None and other.member < 0 and patient and await retry.lasts():
-                continue
-            if other is not None and other.member != run.member and not self._is_void(other):
-                where = f"supervisor {other.member} on {other.node}" if other.node else "the run folder"
-                run.leave(where)
+            try:
+                other = await run.actions.claim(number, text)
+            except OSError as error:
+                if patient and await retry.lasts(error):
+                    continue
+                run.leave(f"the run folder takes no claim of generation {number}: {error.strerror or error}")
+                return False
+            if other is not None and not self._may_pass(other):
+                who = f"supervisor {other.member} on {other.node}"
+                of_this_start = other.start == run.exit_files.start
+                run.leave(cut_off(who) if of_this_start else f"another start has generation {number}: {who}")
                 return False
             self._claimed[number] = text
             its.number = max(its.number, number + (other is not None))
             if other is None and number >= its.number:
                 return True
 
-    def _is_void(self, other: GenerationClaim) -> bool:
-        """Returns whether the generation of another's claim has surely not begun, and never will."""
+    def _may_pass(self, other: GenerationClaim) -> bool:
+        """Returns whether a claim is this coordinator's, or one whose generation surely never begins."""
+        if other.start != self._run.exit_files.start:
+            return False  # claims of earlier starts are removed when one begins
+        if other.member == self._run.member:
+            return True
         is_dead = other.member in self._dead and other.generation <= self._claimed_before
         return is_dead or place_in(other.world, self._run.member) is not None

@@ -356,7 +356,7 @@ class Recovery:
         run = self._run
         run.go(Event.FAULT)  # those who join meanwhile have lost their ranks by this loss
         if await run.exit_files.end() is not None:  # while this process was stopped
-            run.leave("the others, which have ended the run")
+            run.leave("the others have ended the run meanwhile")
             return
         await self._fence.take_over(ran, dead)
         rows = await StorageRetry(run).answer(run.exit_files.restarts, ())

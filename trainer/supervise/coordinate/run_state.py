@@ -65,7 +65,10 @@ class Actions(Protocol):
         """Returns the variables by which the ranks of the next generation meet. Raises OSError."""
 
     async def claim(self, generation: int, world: str) -> GenerationClaim | None:
-        """Claims the generation of that number for a world; returns None, or the claim that is in the way."""
+        """Claims the generation of that number for a world; returns None, or the claim that is in the way.
+
+        Raises OSError if the run folder cannot be written.
+        """
 
     def below(self, member: int) -> set[int]:
         """Returns the members whose way to this supervisor leads through that one."""
@@ -85,8 +88,8 @@ class Actions(Protocol):
     def generation_started(self) -> None:
         """Is called when a generation has started, whose first step may be lost a moment later."""
 
-    def leave(self, other: str) -> None:
-        """Ends this supervisor as cut off from the others, without a word in the run folder."""
+    def leave(self, reason: str) -> None:
+        """Ends this supervisor, since others may go on, without a word in the run folder."""
 
 
 class RunState:
@@ -220,10 +223,10 @@ class RunState:
             self.history.record_new_step(self.moments())
             await self.history.write()
 
-    def leave(self, other: str) -> None:
-        """Leaves the run to another part of a cut network."""
+    def leave(self, reason: str) -> None:
+        """Leaves the run to another part of a cut network, or to another start."""
         self.go(Event.CUT_OFF)
-        self.actions.leave(other)
+        self.actions.leave(reason)
 
     def end(self, record: ExitRecord) -> None:
         """Ends the run with this record."""
@@ -270,29 +273,29 @@ class StorageRetry:
 
     def __init__(self, run: RunState) -> None:
         self._run, self._until = run, time.monotonic() + run.limits.init_s
-        self._told = False
+        self._told = ""
 
-    async def lasts(self) -> bool:
-        """Waits a moment; returns whether to try again."""
+    async def lasts(self, error: OSError) -> bool:
+        """Waits a moment; returns whether to try again after this error, which is told unless it was told."""
         run = self._run
         if not run.limits.run_folder or time.monotonic() >= self._until:
             return False
-        if not self._told:
-            self._told = True
+        if self._told != (why := error.strerror or str(error)):
+            self._told = why
             run.actions.say(
-                f"clipship: the run folder does not answer; waiting up to {run.limits.init_s:.0f} s for it "
+                f"clipship: {run.limits.run_folder}: {why}; waiting up to {run.limits.init_s:.0f} s for it "
                 "before the ranks start again"
             )
         await asyncio.sleep(_AGAIN_S)  # a file server that fails over answers after some seconds
         return True
 
     async def answer(self, ask: Callable[[], Awaitable[Answer]], otherwise: Otherwise) -> Answer | Otherwise:
-        """Returns the answer to a question that raises TimeoutError if the folder does not answer."""
+        """Returns the answer to a question that raises OSError if the folder does not answer."""
         while True:
             try:
                 return await ask()
-            except TimeoutError:
-                if not await self.lasts():
+            except OSError as error:
+                if not await self.lasts(error):
                     return otherwise
 
 

@@ -9,7 +9,6 @@ torch.
 import errno
 import os
 import secrets
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from trainer.run.checkpoints import newest_step
 from trainer.run.layout import ARTEFACTS, CHECKPOINTS, PODS
 from trainer.run.retry import every, names_in, until
 from trainer.run.starts import StartsSoFar, starts_of
-from trainer.safe_io.atomic import make_once
+from trainer.safe_io.atomic import is_void, make_once
 from trainer.safe_io.plain import read_plain
 from trainer.safe_io.values import value_lines
 from trainer.world.rendezvous import Rendezvous
@@ -86,7 +85,7 @@ class PodsStart:
         """End of this start, the same for every pod; None while it goes on."""
         names_in(self.folder)
         path = self.folder / _END
-        return starts_of(_written(path, _is_whole)) if path.exists() else None
+        return starts_of(_written(path)) if path.exists() else None
 
     def settle(self, code: int, message: str, retries: int) -> StartsSoFar:
         """Ends this start with the run's exit code; returns the end that the first pod has recorded."""
@@ -114,30 +113,22 @@ def open_start(run_folder: Path, job: str) -> PodsStart:
     folder.mkdir(parents=True, exist_ok=True)
     newest = PodsStart(run_folder, job, max((int(name) for name in os.listdir(folder)), default=0))
     end = newest.end if newest.number else None
-    if newest.number and (end is None or end.over):
-        return newest
-    start = PodsStart(run_folder, job, newest.number + 1)
-    (start.folder / _MARKS).mkdir(parents=True, exist_ok=True)
-    make_once(start.folder / _TOKEN, secrets.token_hex(16), private=True)
-    return start
+    goes_on = newest.number and (end is None or end.over)
+    start = newest if goes_on else PodsStart(run_folder, job, newest.number + 1)
+    while True:
+        (start.folder / _MARKS).mkdir(parents=True, exist_ok=True)
+        token = start.folder / _TOKEN
+        if make_once(token, secrets.token_hex(16), private=True) or not is_void(token):
+            return start
+        start = PodsStart(run_folder, job, start.number + 1)
 
 
 def _folder(run_folder: Path, job: str) -> Path:
     return run_folder / ARTEFACTS / PODS / job
 
 
-def _is_whole(text: str) -> bool:
-    with suppress(ValueError):
-        return text.endswith("\n") and bool(starts_of(text))
-    return False
-
-
-def _written(path: Path, is_whole: Callable[[str], bool] = bool) -> str:
+def _written(path: Path) -> str:
     """Returns a file's text; waits for it if another pod has only just made the file. Raises OSError."""
-
-    def read() -> str:
-        return text if is_whole(text := read_plain(path)) else ""
-
-    if text := until(read, every(0.1, _BEING_WRITTEN_S)):
+    if text := until(lambda: read_plain(path), every(0.1, _BEING_WRITTEN_S)):
         return text
     raise OSError(errno.ENODATA, "the pod that made this file has not filled it", str(path))
