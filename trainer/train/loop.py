@@ -4,10 +4,11 @@ One call of `run` is the whole training, from whatever step it starts at.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from trainer.comm.accelerator import on_accelerator
@@ -30,12 +31,20 @@ from trainer.train.host_pace import HostPace
 from trainer.train.keep_in_memory import summary_of
 from trainer.train.late_reads import LateReads
 from trainer.train.monitors import Monitors
-from trainer.train.prefetch import global_batches
+from trainer.train.prefetch import BatchMissing, global_batches
 from trainer.train.result import TrainResult
 from trainer.train.setup import TrainSetup
-from trainer.train.step import StepResult
+from trainer.train.step import MicroBatch, StepResult
 
 log = logging.getLogger("clipship")
+
+
+class _Void(Exception):
+    """Raised on all ranks alike after a step for which some rank had no batch."""
+
+    def __init__(self, step: int, skipped: Counter[str]) -> None:
+        """`skipped` counts the samples that this rank had skipped before the step."""
+        self.steps_done, self.skipped = step - 1, skipped
 
 
 class Loop:
@@ -53,6 +62,10 @@ class Loop:
         self._pace = HostPace(advises=setup.comm.world.rank == 0 and setup.train_step.would_replay)
         data = self._job.data
         self._reads_files = bool(FORMATS[data.kind].unit) and not data.streams
+        self._form: list[tuple[MicroBatch, Sequence[int], Sequence[int]]] = []
+        """The last micro-batches without their images, whose sizes and strides stand beside them."""
+        self._lacks_batch = False
+        self._record_of_step: Future[Mapping[str, object]] = Future()
         self._failure: str | None = None
         """Why the last evaluation has no metrics, if it failed."""
 
@@ -66,20 +79,17 @@ class Loop:
         metrics, stop = self._finish_step_of_memory()
         # This phase includes the first batch, since the loaders start.
         self._comm.heartbeat.begin_phase("first step", first)
-        for step in range(first, self._steps + 1) if not stop else ():
-            stop, save = self._requests_of_all(step)
-            rate = learning_rate(self._job.optim, self._schedule.own(step) - 1, self._schedule.own_steps)
-            result = self._traced_step(step, rate)
-            is_logged = step == first or self._is_due(step, self._job.logging.every_steps)
-            record = self._record(step, rate, result) if is_logged else self._known()
-            if self._setup.keeper is not None:
-                self._setup.keeper.keep(step, record, monitors.skipped.of_steps, monitors.skipped.before)
-            if self._is_due(step, self._job.comm.check_replicas_steps):
-                check_replicas(self._comm, self._setup.train_step.shards, self._setup.train_step.optimizer)
-            metrics, stop = self._save_and_evaluate(step, stop, save)
-            done = step
-            if stop:
-                break
+        try:
+            for step in range(first, self._steps + 1) if not stop else ():
+                metrics, stop = self._step(step)
+                done = step
+                if stop:
+                    break
+        except _Void as void:
+            self._record_of_step.cancel()  # who keeps the step in memory waits for it
+            monitors.skipped.of_steps = void.skipped
+            done, stop = void.steps_done, True
+            self._save_and_evaluate(done, stop=True, save=False)
         # This start has no step left: the run was killed or stopped between the last checkpoint and the
         # result.
         if self._steps_done == self._steps and self._setup.start.memory is None:
@@ -96,6 +106,19 @@ class Loop:
             bad_samples=monitors.all_skipped(self._comm),
             summary={**monitors.summary(), **summary_of(self._setup.keeper), **copies},
         )
+
+    def _step(self, step: int) -> tuple[Metrics, bool]:
+        """Collective: runs one step and what is due after it; returns metrics and whether to stop."""
+        stop, save = self._requests_of_all(step)
+        rate = learning_rate(self._job.optim, self._schedule.own(step) - 1, self._schedule.own_steps)
+        result = self._traced_step(step, rate)
+        is_logged = step == self._steps_done + 1 or self._is_due(step, self._job.logging.every_steps)
+        record = self._record_of_step = self._record(step, rate, result) if is_logged else self._known()
+        if (keeper := self._setup.keeper) is not None:
+            keeper.keep(step, record, self._monitors.skipped.of_steps, self._monitors.skipped.before)
+        if self._is_due(step, self._job.comm.check_replicas_steps):
+            check_replicas(self._comm, self._setup.train_step.shards, self._setup.train_step.optimizer)
+        return self._save_and_evaluate(step, stop, save)
 
     def _finish_step_of_memory(self) -> tuple[Metrics, bool]:
         """Collective: does what was due after a step that comes from memory and was not done any more.
@@ -167,15 +190,16 @@ class Loop:
         """
         clock, train_step = self._monitors.clock, self._setup.train_step
         is_first = step == self._steps_done + 1
+        skipped = self._monitors.skipped.of_steps
         with self._monitors.stragglers.step():
             if not is_first:
                 self._comm.heartbeat.begin_phase("data", step)
             with clock.spent_on("data_s"):
-                batches = next(self._batches)
+                batches = self._next_batches(step)
             if not is_first:
                 self._comm.heartbeat.begin_phase("step", step)
             set_learning_rate(train_step.optimizer, rate)
-            result = train_step(batches, self._schedule.own(step) - 1)
+            result = train_step(batches, self._schedule.own(step) - 1, void=self._lacks_batch)
             if is_first:  # from now on there is something to save
                 self._comm.heartbeat.begin_phase("step", step)
                 self._setup.writer.reserve(train_step)
@@ -183,8 +207,44 @@ class Loop:
                 self._reads.settle()  # the step before this one
         clock.step_done()
         values, keys = result.on_host(), [key for batch in batches for key in batch.keys]
-        self._reads.add(lambda: self._monitors.non_finite.check(step, values(), keys))
+        self._reads.add(lambda: self._check(step, values(), keys, skipped))
         return result
+
+    def _next_batches(self, step: int) -> Sequence[MicroBatch]:
+        """Returns this rank's micro-batches; some of the same form, for a void step, if none come.
+
+        The other ranks have theirs and wait in the step, which every rank has to take part in.
+        """
+        if not self._lacks_batch:
+            try:
+                batches = next(self._batches)
+                self._form = [
+                    (
+                        replace(batch, images=batch.images.new_empty(0)),
+                        batch.images.shape,
+                        batch.images.stride(),
+                    )
+                    for batch in batches
+                ]
+                return batches
+            except BatchMissing:
+                self._lacks_batch = True
+        log.error("%-12s NO BATCH for step %d: storage is silent, and the run is asked to stop", "data", step)
+        if not self._form:
+            raise Preempted(
+                f"asked to stop before the first batch had come: step {self._policy.saved_step} of "
+                f"{self._schedule.last} is saved, and the run can go on"
+            )
+        return [
+            replace(batch, images=batch.images.new_empty_strided(size, stride).zero_())
+            for batch, size, stride in self._form
+        ]
+
+    def _check(self, step: int, result: StepResult, keys: Sequence[str], skipped: Counter[str]) -> None:
+        """Collective: judges a step's gradient. Raises _Void if it is that of a void step."""
+        if not result.finite and any(self._comm.all_gather_object(self._lacks_batch)):
+            raise _Void(step, skipped)
+        self._monitors.non_finite.check(step, result, keys)
 
     def _known(self) -> "Future[Mapping[str, object]]":
         """Returns a future without values, which is done when the gradient of the last step is known.
