@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from trainer.comm.accelerator import on_accelerator
@@ -31,10 +31,10 @@ from trainer.train.host_pace import HostPace
 from trainer.train.keep_in_memory import summary_of
 from trainer.train.late_reads import LateReads
 from trainer.train.monitors import Monitors
-from trainer.train.prefetch import BatchMissing, global_batches
+from trainer.train.prefetch import Awaited, global_batches
 from trainer.train.result import TrainResult
 from trainer.train.setup import TrainSetup
-from trainer.train.step import MicroBatch, StepResult
+from trainer.train.step import StepResult
 
 log = logging.getLogger("clipship")
 
@@ -57,14 +57,12 @@ class Loop:
         self._schedule = setup.schedule
         self._steps_done, self._steps = setup.start.steps_done, setup.schedule.steps
         self._consensus = StepConsensus(setup.comm)
-        self._batches = global_batches(setup, monitors.skipped)
+        self._loaded = Awaited(setup)
+        self._batches = global_batches(setup, monitors.skipped, self._loaded)
         self._reads = LateReads(late=on_accelerator(setup.comm.device))
         self._pace = HostPace(advises=setup.comm.world.rank == 0 and setup.train_step.would_replay)
         data = self._job.data
         self._reads_files = bool(FORMATS[data.kind].unit) and not data.streams
-        self._form: list[tuple[MicroBatch, Sequence[int], Sequence[int]]] = []
-        """The last micro-batches without their images, whose sizes and strides stand beside them."""
-        self._lacks_batch = False
         self._record_of_step: Future[Mapping[str, object]] = Future()
         self._failure: str | None = None
         """Why the last evaluation has no metrics, if it failed."""
@@ -195,11 +193,11 @@ class Loop:
             if not is_first:
                 self._comm.heartbeat.begin_phase("data", step)
             with clock.spent_on("data_s"):
-                batches = self._next_batches(step)
+                batches = next(self._batches)
             if not is_first:
                 self._comm.heartbeat.begin_phase("step", step)
             set_learning_rate(train_step.optimizer, rate)
-            result = train_step(batches, self._schedule.own(step) - 1, void=self._lacks_batch)
+            result = train_step(batches, self._schedule.own(step) - 1, void=self._loaded.missing)
             if is_first:  # from now on there is something to save
                 self._comm.heartbeat.begin_phase("step", step)
                 self._setup.writer.reserve(train_step)
@@ -210,39 +208,12 @@ class Loop:
         self._reads.add(lambda: self._check(step, values(), keys, skipped))
         return result
 
-    def _next_batches(self, step: int) -> Sequence[MicroBatch]:
-        """Returns this rank's micro-batches; some of the same form, for a void step, if none come.
-
-        The other ranks have theirs and wait in the step, which every rank has to take part in.
-        """
-        if not self._lacks_batch:
-            try:
-                batches = next(self._batches)
-                self._form = [
-                    (
-                        replace(batch, images=batch.images.new_empty(0)),
-                        batch.images.shape,
-                        batch.images.stride(),
-                    )
-                    for batch in batches
-                ]
-                return batches
-            except BatchMissing:
-                self._lacks_batch = True
-        log.error("%-12s NO BATCH for step %d: storage is silent, and the run is asked to stop", "data", step)
-        if not self._form:
-            raise Preempted(
-                f"asked to stop before the first batch had come: step {self._policy.saved_step} of "
-                f"{self._schedule.last} is saved, and the run can go on"
-            )
-        return [
-            replace(batch, images=batch.images.new_empty_strided(size, stride).zero_())
-            for batch, size, stride in self._form
-        ]
-
     def _check(self, step: int, result: StepResult, keys: Sequence[str], skipped: Counter[str]) -> None:
         """Collective: judges a step's gradient. Raises _Void if it is that of a void step."""
-        if not result.finite and any(self._comm.all_gather_object(self._lacks_batch)):
+        if not result.finite and any(missing := self._comm.all_gather_object(self._loaded.missing)):
+            if self._comm.world.rank == 0:
+                text = "%-12s storage has given rank %d no batch for step %d: it is left out"
+                log.warning(text, "data", missing.index(True), step)
             raise _Void(step, skipped)
         self._monitors.non_finite.check(step, result, keys)
 

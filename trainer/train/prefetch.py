@@ -28,6 +28,7 @@ from trainer.data.streams import loader_processes
 from trainer.data.targets import StoredTeacher
 from trainer.data.tokens import with_mask
 from trainer.data.views import crop_of_views
+from trainer.errors import Preempted
 from trainer.model.caption_length import CaptionLength
 from trainer.model.packed_captions import Packed, pack
 from trainer.model.teacher import Judgement
@@ -50,20 +51,17 @@ _LOOKS = 10
 """Looks after which a run that is asked to stop waits no longer for a batch."""
 
 
-class BatchMissing(Exception):
-    """Raised if the next batch does not come within 5 s of a request to stop."""
-
-
 class Awaited:
-    """A rank's micro-batches, fetched ahead in a thread, so that a wait for storage can end without them.
+    """A rank's micro-batches, fetched ahead in a thread, so that a wait for silent storage can end.
 
     The loader processes start when they are iterated.
     """
 
-    def __init__(self, load: Callable[[], Iterator[Batch]], ahead: int, stop: Callable[[], bool]) -> None:
-        """`load` starts the loader, `ahead` counts micro-batches, `stop` says if the run is asked to stop."""
-        self._load, self._ahead, self._stop = load, ahead, stop
+    def __init__(self, setup: TrainSetup) -> None:
+        self._setup = setup
         self._coming: deque[Future[Batch | None]] = deque()
+        self.missing = False
+        """True once a batch has not come within 5 s of a request to stop; the last one comes in its place."""
 
     @property
     def ready(self) -> bool:
@@ -71,26 +69,33 @@ class Awaited:
         return all(batch.done() for batch in self._coming)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the micro-batches. Raises BatchMissing."""
-        loaded, pool = self._load(), ThreadPoolExecutor(1, "batches")
-        self._coming.extend(pool.submit(next, loaded, None) for _ in range(self._ahead))
-        while (batch := self._first()) is not None:
+        """Yields the micro-batches. Raises Preempted if the first one is missing."""
+        loaded, pool = _loaded(self._setup), ThreadPoolExecutor(1, "batches")
+        last: Batch | None = None
+        self._coming.extend(pool.submit(next, loaded, None) for _ in range(self._setup.plan.accumulation))
+        while self._has_come() and (last := self._coming.popleft().result()) is not None:
             self._coming.append(pool.submit(next, loaded, None))
-            yield batch
+            yield last
+        while self.missing:
+            if last is None:
+                raise Preempted("asked to stop before storage has given a batch; the run can go on")
+            yield last
 
-    def _first(self) -> Batch | None:
-        first, looks = self._coming.popleft(), 0
-        while wait([first], _LOOK_S).not_done:
-            looks = looks + 1 if self._stop() else 0
-            if looks > _LOOKS:
-                raise BatchMissing
-        return first.result()
+    def _has_come(self) -> bool:
+        looks = 0
+        while not self.missing and wait([self._coming[0]], _LOOK_S).not_done:
+            looks = looks + 1 if self._setup.requests.stop else 0
+            self.missing = looks > _LOOKS
+        return not self.missing
 
 
-def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBatch]]:
+def global_batches(
+    setup: TrainSetup, skipped: Skipped, loaded: Awaited | None = None
+) -> Iterator[list[MicroBatch]]:
     """Yields this rank's micro-batches of each global batch that is left, on the device.
 
-    `skipped` counts the bad samples among them. Loader processes start with the first batch.
+    `loaded` are those of its loader, whose processes start with the first batch. `skipped` counts the bad
+    samples among them.
     """
     dtype = torch.float64 if setup.job.model.precision == "fp64" else torch.float32
     clip = setup.clip
@@ -103,8 +108,7 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
     prefetcher = Prefetcher(
         setup.comm.device, dtype, *channels, rule, whole_steps, by_length, normalise, parts, teachers
     )
-    accumulation = setup.plan.accumulation
-    loaded = Awaited(partial(_loaded, setup), accumulation, lambda: setup.requests.stop)
+    accumulation, loaded = setup.plan.accumulation, loaded or Awaited(setup)
     batches = _fetched(_recorded(setup, loaded, skipped), accumulation, skipped)
     return _begun(prefetcher.steps(batches, accumulation, lambda: loaded.ready), skipped)
 
