@@ -22,10 +22,11 @@ def wait_for(ready: Callable[[], bool], wait: Callable[[float], object]) -> None
 def watch(
     write: Callable[[float | None], Path | str], goes_on: Callable[[], bool], wait: Callable[[float], object]
 ) -> Path | str:
-    """Writes the page every EVERY_S, or less often if that takes long, until the run no longer goes on; returns its path or address.
+    """Writes the page every EVERY_S until the run no longer goes on; returns its path or address.
 
-    `write` gets the seconds after which a browser loads the page again, None for the last page. An interrupt
-    leaves a last page, too, and goes on to the caller. `wait` gets seconds.
+    It writes less often if that takes long. `write` gets the seconds after which a browser loads the page
+    again, None for the last page. An interrupt leaves a last page, too, and goes on to the caller. `wait`
+    gets seconds.
     """
     try:
         while goes_on():
