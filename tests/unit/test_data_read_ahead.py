@@ -174,7 +174,8 @@ def test_memory_is_given_back_when_the_last_batch_of_a_block_has_come(shards: st
     ahead = ReadAhead(source, requests, ahead_bytes=20_000)
     held = []
     for request in ahead:
-        assert request is not None and all(place.shift is not None for place in request.places)
+        assert request is not None
+        assert all(place.shift is not None for place in request.places)
         held.append(ahead.arena.held_bytes)
         ahead.done()
     assert len(held) == 90
