@@ -53,9 +53,8 @@ class PartWriter:
         """This rank's range of each buffer, uint8 [end - begin]."""
         self._maps = [self._open(buffer) for buffer in range(BUFFERS)]
         self._cleared: set[int] = set()
-        self._sealed = 0
         self._unseen: set[str] = set()
-        """Headers of the step sealed last that have not told of it yet."""
+        """Headers that have not told of the step sealed last yet."""
 
     def _open(self, buffer: int) -> mmap.mmap:
         path = self._folder / data_file(self.layout.digest, buffer)
@@ -100,7 +99,6 @@ class PartWriter:
         checksum = _checksum(block_sums(self.rows[buffer]))
         its = self._header(buffer, step, checksum, about)
         write_header(self._folder, its)
-        self._sealed = step
         self._unseen = {replace(its, part=part).name for part in range(self._parts)}
 
     def others_have(self, step: int) -> bool:
@@ -108,13 +106,11 @@ class PartWriter:
 
         Headers are read until they tell of it, and then not again.
         """
-        headers = {name: read_header(self._folder, name) for name in self._unseen}
-        self._unseen = {
-            name
-            for name, header in headers.items()
-            if header is None or (header.start, header.step) != (self._start, self._sealed)
-        }
-        return step == self._sealed and not self._unseen
+        for name in [*self._unseen]:
+            its = read_header(self._folder, name)
+            if its is not None and (its.start, its.step) == (self._start, step):
+                self._unseen.remove(name)
+        return not self._unseen
 
     def _header(self, buffer: int, step: int, checksum: str, about: Mapping[str, Any]) -> Header:
         return Header(self._start, self.layout.digest, buffer, step, self._part, self._parts, checksum, about)

@@ -15,14 +15,11 @@ def use_streams() -> None:
     Both hold for the processes that this one starts, too. Where the locale has another encoding, the program
     starts again: Python chooses its encoding before anything of ours runs.
     """
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_RDWR)
-            os.dup2(opened, number)
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
             os.set_inheritable(number, True)
-            if opened != number:
-                os.close(opened)
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
     if locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8") and _UTF8 not in os.environ:
         os.environ[_UTF8] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
