@@ -1,4 +1,4 @@
-"""What it takes to look at a run, and to start it again, does not grow with its steps."""
+"""Looking at a run and starting it again take no longer for many steps."""
 
 import json
 from pathlib import Path

@@ -48,8 +48,8 @@ class _Lasting(io.FileIO):
 def outlive_readers() -> None:
     """Lets the readers of stdout and stderr go away: that ends nothing and changes no exit code."""
     for number, name in ((1, "stdout"), (2, "stderr")):
-        raw, at_once = _Lasting(number, "w", closefd=False), getattr(sys, name).line_buffering
-        buffer = io.BufferedWriter(raw)
+        stream, buffer = getattr(sys, name), io.BufferedWriter(_Lasting(number, "w", closefd=False))
+        at_once = stream.line_buffering or stream.write_through  # the latter by PYTHONUNBUFFERED
         setattr(sys, name, io.TextIOWrapper(buffer, "utf-8", "backslashreplace", line_buffering=at_once))
 
 
