@@ -50,7 +50,8 @@ def outlive_readers() -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream, buffer = getattr(sys, name), io.BufferedWriter(_Lasting(number, "w", closefd=False))
         at_once = stream.line_buffering or stream.write_through  # the latter by PYTHONUNBUFFERED
-        setattr(sys, name, io.TextIOWrapper(buffer, "utf-8", "backslashreplace", line_buffering=at_once))
+        errors = "backslashreplace" if stream.errors == "strict" else stream.errors
+        setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=at_once))
 
 
 def reader_is_gone(stream: TextIO) -> bool:
