@@ -19,6 +19,7 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Batch, Pixels, train_batches
 from trainer.data.pixels import RandomCrop
+from trainer.data.read_ahead import AHEAD_BYTES
 from trainer.data.source import Source, open_source
 from trainer.data.tokens import quick
 
@@ -34,6 +35,8 @@ def batches_of(
     workers: int,
     epochs: int | None = None,
     pixels: Pixels = PIXELS,
+    order: Lanes = ORDER,
+    ahead_bytes: int = AHEAD_BYTES,
 ) -> Iterator[Batch]:
     """Yields batches as a training loop takes them from loader processes."""
     return train_batches(
@@ -41,11 +44,12 @@ def batches_of(
         plan=BatchPlan(1, BATCH, BATCH, BATCH, 1),
         rank=0,
         seed=0,
-        order=ORDER,
+        order=order,
         pixels=pixels,
         tokenizer=quick(get_tokenizer("ViT-B-32")),
         workers=workers,
         epochs=epochs,
+        ahead_bytes=ahead_bytes,
     )
 
 

@@ -4,9 +4,10 @@ The server waits before the first byte and limits the rate of a connection, as o
 (`benchmarks/slow_store.py`). Both sides read the same addresses, take turns and are pinned to one core, with
 two loader processes to two. Ours has its index; theirs needs none.
 
-Then it measures the time from opening 102 shards to the first batch, without their index and with it, and an
-epoch of ours on a slow local disk from a cold page cache (`benchmarks/slow_disk.py`; left out with a word
-where the kernel cannot). The last line on stdout is JSON.
+Then it measures the time from opening 102 shards to the first batch, without their index and with it, the
+batches that come within a second while one block is late by 4 s, and an epoch of ours on a slow local disk
+from a cold page cache (`benchmarks/slow_disk.py`; left out with a word where the kernel cannot). The last
+line on stdout is JSON.
 """
 
 import json
@@ -29,9 +30,10 @@ TWO_MS = 30
 """Wait at which two loader processes are measured, too, on two cores."""
 MB_PER_S = 100
 EPOCHS = 3
-OURS, START, SLOW = (
+STALL_S = 4
+OURS, START, STALL, SLOW = (
     [sys.executable, "-m", f"benchmarks.{name}"]
-    for name in ("data_remote_ours", "data_remote_start", "slow_disk")
+    for name in ("data_remote_ours", "data_remote_start", "data_remote_stall", "slow_disk")
 )
 COPIES = 17
 """Addresses of each of six shards where a start is measured: those of 102."""
@@ -92,6 +94,15 @@ def starts(pattern: str, turns: int, cores: set[int]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
+def in_a_stall(pattern: str, turns: int) -> float:
+    """Returns the batches that come within a second while a block is late."""
+    folder, names = Path(pattern).parent, Path(pattern).name
+    cores = os.sched_getaffinity(0)
+    with store(folder, TWO_MS) as address:
+        words = [f"{address}/{names}", str(STALL_S)]
+        return statistics.median(float(run_alone([*STALL, *words], cores)) for _ in range(turns))
+
+
 def on_a_slow_disk(pattern: str, turns: int, cores: set[int]) -> dict[str, float]:
     """Returns samples per second and reads of an epoch on a slow disk, if it can be slow."""
     rates, reads = [], []
@@ -136,6 +147,7 @@ def main(turns: int, core: int, cache: Path) -> None:
         report[f"ratio_{TWO_MS}ms_two"] = round(medians["rate"] / medians["theirs"], 2)
         report[f"local_share_{TWO_MS}ms_two"] = round(medians["rate"] / medians["local"], 3)
     worst |= starts(pattern, turns, {core})
+    report["batches_in_a_stall"] = in_a_stall(pattern, turns)
     report |= on_a_slow_disk(pattern, turns, {core})
     print(json.dumps({**report, **{name: round(value, 4) for name, value in worst.items()}}))
 

@@ -108,7 +108,6 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
     import trainer.train.opened as opened
     import trainer.train.prefetch as prefetch
     from trainer.config.loader import dump_job
-    from trainer.data.bad_samples import Skipped
     from trainer.data.loader import Batch
     from trainer.train.setup import TrainSetup
 
@@ -120,7 +119,7 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
     images = page_locked(torch.randint(0, 256, (size, 4, *case.shape.image_size), dtype=torch.uint8))
     batch = Batch(images, tokens_of(case, size), 0, 0, 0, torch.arange(size), [""] * size, [""] * size)
 
-    def loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
+    def loaded(setup: TrainSetup) -> Iterator[Batch]:
         return iter([batch] * steps * case.accumulation)
 
     prefetch._loaded = loaded

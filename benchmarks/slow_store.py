@@ -1,7 +1,8 @@
 """A web server that waits before its first byte and limits the rate of a connection, as object stores do.
 
 `python -m benchmarks.slow_store FOLDER WAIT_MS MB_PER_S` prints its address and serves the files. GET
-/counts gives the requests and bytes since the last such GET, as JSON. It sends from the kernel's cache
+/counts gives the requests and bytes since the last such GET, as JSON; after GET /stall/SECONDS the next file
+that is asked for comes that much later. It sends from the kernel's cache
 without touching the bytes, so that it takes little of the processor from what is measured.
 """
 
@@ -23,7 +24,7 @@ class SlowStore(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     root: Path
-    wait_s = 0.0
+    wait_s = stall_s = 0.0
     bytes_per_s = 1e8
     counting = threading.Lock()
     requests = sent = 0
@@ -34,6 +35,10 @@ class SlowStore(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/counts":
             self._counts()
+        elif self.path.startswith("/stall/"):
+            SlowStore.stall_s = float(self.path.rpartition("/")[2])
+            self.send_response(204)
+            self.end_headers()
         else:
             self._answer(body=True)
 
@@ -48,7 +53,9 @@ class SlowStore(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def _answer(self, body: bool) -> None:
-        time.sleep(self.wait_s)
+        with SlowStore.counting:
+            stall_s, SlowStore.stall_s = SlowStore.stall_s, 0.0
+        time.sleep(self.wait_s + stall_s)
         try:
             path = self.path.lstrip("/")
             file = os.open(

@@ -65,6 +65,35 @@ def test_run_that_was_stopped_goes_on_with_the_losses_of_one_that_was_not(
     assert losses(again.folder) == losses(whole.folder)
 
 
+@pytest.mark.fault("SIGTERM to the launcher")
+@starts(CLIPSHIP)
+def test_a_run_whose_storage_is_silent_saves_the_step_before_and_goes_on_with_the_same_losses(
+    tmp_path: Path, backend: str, launcher: str
+) -> None:
+    """Rank 1's batch never comes; rank 0 has its own and waits for rank 1 in the step."""
+
+    def start(folder: str, fault: str = "", steps: int = 12) -> Running:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        checkpoint, data = {"every_steps": 1000}, {"workers": 1}
+        how = {"steps": steps, "checkpoint": checkpoint, "data": data, "deterministic": True}
+        return begin(tmp_path / folder, backend, launcher, fault, **how)  # type: ignore[arg-type]
+
+    silent = start("silent", "worker-stop:1:step:3")
+    while not silent.moment.exists():
+        time.sleep(0.05)
+    time.sleep(1)  # the batches that were ready are trained on
+    silent.process.send_signal(signal.SIGTERM)
+    end = silent.end()
+    assert end.code == 75, end.errors
+    step = int(end.output.partition("asked to stop: step ")[2].split()[0])
+    assert 3 <= step < 12
+    assert f"step-{step:08d}" in end.checkpoints
+    again, whole = start("silent").end(), start("whole").end()
+    assert (again.code, whole.code) == (0, 0), again.errors
+    assert losses(again.folder) == losses(whole.folder)
+    assert not ranks_left(silent)
+
+
 def losses(folder: Path) -> dict[int, float]:
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {event["step"]: event["loss"] for event in events if "loss" in event}

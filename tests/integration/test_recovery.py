@@ -301,6 +301,14 @@ def test_mpirun_that_ends_with_a_supervisor_is_started_again_and_changes_no_bit(
 
 
 @full
+@pytest.mark.fault("supervisor SIGKILLed, rank 0's too", goes_on=True)
+def test_run_whose_first_supervisor_is_killed_before_the_others_reach_it_goes_on(tmp_path: Path) -> None:
+    end = start(tmp_path, "gone:0:start:0", timeouts={"init_s": 60.0})
+    assert end.code == 0, end.errors
+    assert "rank 0's supervisor is started again" in end.errors
+    assert [step for step, _ in losses(end.folder)] == list(range(1, STEPS + 1))
+
+
 @pytest.mark.fault("supervisor SIGKILLed, rank 0's too")
 def test_lost_supervisor_ends_the_run_when_restarts_are_used_up(tmp_path: Path) -> None:
     # The next generation goes on from step 2 or, if the ranks have kept it until they are ended, from step 3.

@@ -21,7 +21,8 @@ rank gets wrong sums while the preflight checks the collectives.
 
 Deeds of the phase `start`, before the supervisor begins:
 
-- absent (the rank never comes), port and meeting (another process has the port);
+- absent (the rank never comes), gone (its supervisor is killed, once);
+- port and meeting (another process has the port);
 - unreachable (MASTER_ADDR leads nowhere), path (OTHER_PATH comes first for its modules).
 
 LOCK_WAIT_S, with or without a fault, is the time for which a start waits for the run folder.
@@ -51,7 +52,7 @@ from trainer.world.launchers import detect
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.state_folder import MEMORY
 from trainer.world.state_parts import newest_step
-from trainer.world.variables import NODE
+from trainer.world.variables import NODE, RESPAWNED
 
 MOMENT = "FAULT_MOMENT"
 """A file that gets the time at which the fault happened."""
@@ -141,6 +142,8 @@ def begin_badly(fault: str) -> None:
     match deed:
         case "absent":
             time.sleep(600)
+        case "gone" if RESPAWNED not in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)
         case "port":
             keep_busy(int(os.environ["MASTER_PORT"]))
         case "meeting":

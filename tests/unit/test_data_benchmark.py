@@ -40,6 +40,10 @@ def test_the_slow_store_waits_gives_ranges_and_counts(tmp_path: Path) -> None:
         pattern = f"{address}/{{0..3}}.tar"
         assert counts(pattern) == {"requests": 2, "bytes": 210}
         assert counts(pattern) == {"requests": 0, "bytes": 0}
+        urlopen(f"{address}/stall/0.1").close()
+        start = time.monotonic()
+        urlopen(f"{address}/0.tar").close()
+        assert time.monotonic() - start >= 0.1
     assert counts("/data/{0..3}.tar") == {"requests": 0, "bytes": 0}
 
 

@@ -174,6 +174,7 @@ def test_memory_is_given_back_when_the_last_batch_of_a_block_has_come(shards: st
     ahead = ReadAhead(source, requests, ahead_bytes=20_000)
     held = []
     for request in ahead:
+        assert request is not None
         assert all(place.shift is not None for place in request.places)
         held.append(ahead.arena.held_bytes)
         ahead.done()
@@ -465,3 +466,34 @@ def test_a_table_that_is_gone_ends_the_loader_with_its_name(tables: Path, tmp_pa
     path.unlink()
     with pytest.raises(StorageError, match=rf"{path}: cannot be read"):
         next(batches(source, Lanes(ROWS, 4)))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_batches_that_are_ready_come_while_a_later_block_is_read(
+    shards: str, accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, order, plan = opened(shards), Lanes(40, 1), plan_of(1, accumulation)
+    goes_on, waited_in_vain, read = Event(), Event(), ShardSource.read_block
+    blocks: list[set[tuple[int, int]]] = []
+    """Those that each micro-batch is the first to need."""
+    for request in TrainRequests(source.shard_sizes(), None, plan, 0, 3, order, 30, 1, 0, 0):
+        assert request.pieces is not None
+        pieces = zip(request.pieces.firsts.tolist(), request.pieces.counts.tolist(), strict=True)
+        blocks.append({source.block_of(*piece) for piece in pieces}.difference(*blocks))
+    stalled = next(number for number in range(12 * accumulation, len(blocks)) if blocks[number])
+
+    def slow(self: ShardSource, first: int, count: int, arena: Arena) -> Block:
+        if (first, count) in blocks[stalled] and not goes_on.wait(10):
+            waited_in_vain.set()
+        return read(self, first, count, arena)
+
+    monkeypatch.setattr(ShardSource, "read_block", slow)
+    stream = batches(source, order, accumulation=accumulation, workers=4, epochs=1)
+    came = list(islice(stream, stalled // accumulation * accumulation))
+    withheld = waited_in_vain.is_set()
+    goes_on.set()
+    came += stream
+    assert not withheld, "a batch was withheld until the block had come"
+    expected = batches(opened(shards), order, accumulation=accumulation, epochs=1)
+    assert [batch.keys for batch in came] == [batch.keys for batch in expected]

@@ -329,7 +329,7 @@ def test_a_source_is_pickled_without_its_open_files(tmp_path: Path) -> None:
     assert copy.read(0).image == b"image of a"
 
 
-@pytest.mark.parametrize("text", [b"-1", b"seven", b"1.5", "²".encode()])
+@pytest.mark.parametrize("text", [b"-1", b"seven", b"1.5", "²".encode(), b"1" + 30 * b"0"])
 def test_a_label_that_is_no_class_number_is_refused(tmp_path: Path, text: bytes) -> None:
     shard = write_tar(tmp_path / "0.tar", [("a.jpg", b"i"), ("a.cls", text)])
     source = open_labelled(Eval(zero_shot=(str(shard),), class_names=("x",)))

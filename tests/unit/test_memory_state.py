@@ -432,3 +432,31 @@ def test_a_run_whose_ranks_all_keep_nothing_goes_on(alone: Comm) -> None:
     keeper.receive(keeper.own_need, ranks=1)
     keep([keeper], 1)
     assert "cost_of_each_step" not in str(summary_of(keeper))
+
+
+def test_a_header_that_tells_of_the_step_is_not_read_again(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, parts = Layout.of(named_tensors(_train(alone)), None), 4
+    writers = [PartWriter(tmp_path, START, layout, part, parts) for part in range(parts)]
+    asks, read = writers[0], []
+
+    def counted(path: Path) -> object:
+        read.append(path)
+        return json.loads(path.read_text())
+
+    monkeypatch.setattr("trainer.world.state_parts.read_json", counted)
+    for step in (1, 2, 3):
+        for writer in writers[:3]:
+            writer.open_buffer(step % 2)
+            writer.seal(step % 2, step, {})
+        assert not asks.others_have(step), "the last one still has the step that the buffer held before"
+        read.clear()
+        for _ in range(10):
+            assert not asks.others_have(step)
+        assert len(read) == 10
+        writers[3].open_buffer(step % 2)
+        writers[3].seal(step % 2, step, {})
+        assert asks.others_have(step)
+        assert asks.others_have(step)
+        assert len(read) == 11

@@ -52,6 +52,24 @@ def test_a_stop_that_comes_while_the_supervisor_starts_reaches_a_single_rank(mee
     assert done.returncode == 75, done.stderr
 
 
+BESIDE_A_LARGER_CHILD = """
+import os, subprocess, sys
+from trainer.supervise.limits import Limits
+from trainer.supervise.supervisor import supervise
+from trainer.world.launchers import World
+
+subprocess.run([sys.executable, "-c", "bytearray(b'x' * 2**30)"], check=True)
+command = ["sh", "-c", "sleep 2; kill -KILL $$"]
+sys.exit(supervise(World(0, 1, 0, 1, "here", "by hand"), command, os.environ, Limits))
+"""
+
+
+def test_a_killed_ranks_peak_is_its_own_and_not_that_of_the_largest_child() -> None:
+    done = subprocess.run([sys.executable, "-c", BESIDE_A_LARGER_CHILD], capture_output=True, text=True)
+    assert "killed by SIGKILL" in done.stderr
+    assert "the rank held 0.0 GiB at its peak" in done.stderr
+
+
 @pytest.mark.parametrize("signalled", [True, False])
 def test_a_supervisor_says_when_it_joins_whether_it_got_the_request_to_stop_itself(signalled: bool) -> None:
     env = Rendezvous("127.0.0.1", 1, "a token").variables()

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from trainer.world.state_parts import (
     data_file,
     headers_of_buffer,
     layout_file,
+    read_header,
     remove_headers,
     whole_steps,
     write_header,
@@ -52,6 +53,8 @@ class PartWriter:
         """This rank's range of each buffer, uint8 [end - begin]."""
         self._maps = [self._open(buffer) for buffer in range(BUFFERS)]
         self._cleared: set[int] = set()
+        self._unseen: set[str] = set()
+        """Headers that have not told of the step sealed last yet."""
 
     def _open(self, buffer: int) -> mmap.mmap:
         path = self._folder / data_file(self.layout.digest, buffer)
@@ -94,11 +97,20 @@ class PartWriter:
     def seal(self, buffer: int, step: int, about: Mapping[str, Any]) -> None:
         """Marks this rank's range of a buffer as complete, with the checksum of its bytes."""
         checksum = _checksum(block_sums(self.rows[buffer]))
-        write_header(self._folder, self._header(buffer, step, checksum, about))
+        its = self._header(buffer, step, checksum, about)
+        write_header(self._folder, its)
+        self._unseen = {replace(its, part=part).name for part in range(self._parts)}
 
     def others_have(self, step: int) -> bool:
-        """Returns whether all ranks of the node have completed the step."""
-        return any(whole.step == step for whole in whole_steps(self._folder, self._start))
+        """Returns whether all ranks of the node have completed the step that this one has sealed last.
+
+        Headers are read until they tell of it, and then not again.
+        """
+        for name in [*self._unseen]:
+            its = read_header(self._folder, name)
+            if its is not None and (its.start, its.step) == (self._start, step):
+                self._unseen.remove(name)
+        return not self._unseen
 
     def _header(self, buffer: int, step: int, checksum: str, about: Mapping[str, Any]) -> Header:
         return Header(self._start, self.layout.digest, buffer, step, self._part, self._parts, checksum, about)

@@ -2,7 +2,6 @@
 
 import atexit
 import gc
-import io
 import os
 import sys
 
@@ -18,15 +17,13 @@ def main() -> int:
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # a job means the same, whatever is installed
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
     atexit.register(gc.freeze)  # so that the collection at the interpreter's end finds nothing to scan
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by the shell (`>&-`)
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # stderr never is
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from trainer.cli.main import main as run
         from trainer.sysinfo.signals import reset_inherited_signals
+        from trainer.sysinfo.streams import outlive_readers, use_streams
 
+        use_streams()
+        outlive_readers()
         reset_inherited_signals()
         return run()
     except KeyboardInterrupt:

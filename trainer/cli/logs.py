@@ -8,6 +8,7 @@ import click
 from trainer.cli.options import Command, run_argument
 from trainer.launch.schedulers import find_submission, reachable
 from trainer.run.exit_files import last_exit
+from trainer.sysinfo.streams import reader_is_gone
 from trainer.text.fitting import fit_to
 from trainer.text.paste import word
 from trainer.text.terminal import shown
@@ -34,6 +35,8 @@ def command(run: str, follow: bool, rank: int | None) -> None:
     for line in lines if lines is not None else log_lines(folder, rank, follow=follow):
         sys.stdout.write(shown(line) + "\n")
         sys.stdout.flush()
+        if reader_is_gone(sys.stdout):
+            return
     if cause := _cause(folder):
         click.echo(fit_to(sys.stderr, shown(cause)), err=True)
     elif lines is None and is_dead(folder):

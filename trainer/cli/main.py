@@ -102,9 +102,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BAD_INPUT
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of stdout has left (`clipship check job.toml | head -1`)
-        return EXIT_FAILED
     except OSError as problem:
         if problem.errno not in _OF_THE_SYSTEM:
             raise

@@ -117,4 +117,4 @@ def _goes_on(folder: Path) -> bool:
 
     if not has_started(folder):
         return _is_queued(folder)
-    return inspect(folder, read_run(folder)).state not in ("ended", "dead")
+    return inspect(folder, read_run(folder, recent=True)).state not in ("ended", "dead")

@@ -22,8 +22,8 @@ from trainer.text.wording import many
 from trainer.world.launchers import World, cross_of, master_address
 from trainer.world.variables import CROSS, HOST
 
-_LARGEST = 2**16
-"""Bytes of the largest value that the server takes; a rank tells it a few addresses for each other rank."""
+_LARGEST = 2**24
+"""Bytes of the largest value that the server takes; a rank tells some 140 for each other rank."""
 
 
 class _Handler(RendezvousHandler):  # type: ignore[misc]
@@ -40,7 +40,7 @@ class _Handler(RendezvousHandler):  # type: ignore[misc]
         length = self.headers.get("Content-Length", "")
         if not self._names_a_key():
             return
-        if re.fullmatch(r"[0-9]{1,5}", length) and int(length) <= _LARGEST:
+        if re.fullmatch(r"[0-9]{1,8}", length) and int(length) <= _LARGEST:
             super().do_PUT()
         else:
             self.send_status_code(413)

@@ -12,6 +12,7 @@ from trainer.data.read_ahead import AHEAD_BYTES, ReadAhead
 from trainer.data.sample import Source
 from trainer.data.sample_requests import SampleRequest
 from trainer.errors import InputError
+from trainer.sysinfo.shortage import PREFETCHED
 
 Loaded = TypeVar("Loaded")
 
@@ -46,7 +47,7 @@ def loaded(
         return load(
             dataset_of(None), (request._replace(pieces=None) for request in requests), workers, pin_memory
         )
-    ahead = ReadAhead(source, requests, ahead_bytes)
+    ahead = ReadAhead(source, requests, ahead_bytes, requests.of_a_batch, PREFETCHED * workers)
     return _giving_back(load(dataset_of(ahead.arena), ahead, workers, pin_memory), ahead, requests.of_a_batch)
 
 

@@ -28,6 +28,7 @@ from trainer.internals import look_every, name_resources, process_server, spawn,
 from trainer.run.exit_record import RANK_DIR
 from trainer.sysinfo.forks import fork, threads_lost
 from trainer.sysinfo.parent import end_with_parent
+from trainer.sysinfo.shortage import PREFETCHED
 from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
@@ -135,15 +136,19 @@ def load(
 ) -> Iterator[Loaded]:
     """Yields the data set's answers to the requests, in order; loader processes live as long as the iterator.
 
+    A request may be None, which has no answer: torch's loader asks for the next request before it gives a
+    batch that is ready, so a request that is not known yet would withhold that batch.
+
     An InputError travels as a value and is raised here: torch would wrap it in a worker's traceback.
     """
     number = next(_loader_numbers)
     look_every(LOOK_S)
     loader = DataLoader(
-        dataset,
+        _Answering(dataset),
         sampler=requests,
         batch_size=None,
         num_workers=workers,
+        prefetch_factor=PREFETCHED if workers else None,
         collate_fn=_unchanged,
         pin_memory=pin_memory,
         multiprocessing_context=_process_context() if workers else None,
@@ -154,6 +159,16 @@ def load(
     loaded = iter(loader)
     weakref.finalize(loaded, _borrowed.forget, number).atexit = False
     return _unwrapped(loaded, workers)
+
+
+class _Answering(Dataset[Any]):
+    """A data set that answers None with None."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, request: Any) -> Any:
+        return None if request is None else self._dataset[request]
 
 
 def empty_to_send(*shape: int, room: int = 0) -> Tensor:
@@ -204,12 +219,13 @@ def _unchanged(loaded: Loaded) -> Loaded:
     return loaded
 
 
-def _unwrapped(loaded: Iterator[Loaded | InputError], workers: int) -> Iterator[Loaded]:
+def _unwrapped(loaded: Iterator[Loaded | InputError | None], workers: int) -> Iterator[Loaded]:
     try:
         for item in loaded:
             if isinstance(item, InputError):
                 raise item
-            yield item
+            if item is not None:
+                yield item
     except (RuntimeError, ConnectionError, EOFError) as error:
         # The last two mean that a loader process died while it handed a batch over.
         if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):

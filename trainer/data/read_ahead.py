@@ -38,15 +38,23 @@ class _Held:
 class ReadAhead:
     """A rank's requests, each with the places of its samples, which are in the arena by then.
 
-    About `ahead_bytes` are read before their first sample is asked for, and always what the next request
-    needs.
+    About `ahead_bytes` are read before their first sample is asked for, and always what the requests need
+    that the loader works on at once, and the next. As long as a batch is on its way, None is given in place
+    of a request that is still being read: a loader that waited for it would withhold that batch.
     """
 
     def __init__(
-        self, source: InBlocks, requests: Iterable[SampleRequest], ahead_bytes: int = AHEAD_BYTES
+        self,
+        source: InBlocks,
+        requests: Iterable[SampleRequest],
+        ahead_bytes: int = AHEAD_BYTES,
+        of_a_batch: int = 1,
+        at_once: int = 0,
     ) -> None:
+        """`of_a_batch` is the number of requests for a batch; the loader works on `at_once` requests."""
         self.arena = Arena()
         self._source, self._requests, self._ahead_bytes = source, requests, ahead_bytes
+        self._of_a_batch, self._at_once = of_a_batch, at_once
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="blocks")
         self._held: dict[tuple[int, int], _Held] = {}
         """Blocks by first sample and number of samples."""
@@ -55,14 +63,14 @@ class ReadAhead:
         self._pieces: dict[tuple[int, int], tuple[int, int]] = {}
         """Block of each piece that is needed, by epoch and number of the piece."""
         self._given: deque[tuple[int, int]] = deque()
-        """Epoch and batch of the requests that were given and are not done, each batch once."""
+        """Epoch and number of the batches whose requests were all given and that are not done."""
         self._waiting: dict[tuple[int, int], int] = {}
         """Samples that were read for pieces to which no request has come yet."""
         self._last_uses: list[tuple[int, int, int]] = []
         """Epoch, last batch and number of each piece, as a heap."""
         self._read_samples, self._read_bytes = 1, USUAL_BYTES
 
-    def __iter__(self) -> Iterator[SampleRequest]:
+    def __iter__(self) -> Iterator[SampleRequest | None]:
         upcoming = iter(self._requests)
         ahead: deque[SampleRequest] = deque()
         while True:
@@ -71,10 +79,13 @@ class ReadAhead:
                 ahead.append(request)
             if not ahead:
                 return
-            request = ahead.popleft()
-            if not request.micro_batch:
+            if self._given and not self._is_read(ahead[0]):
+                yield None
+                continue
+            request = self._placed(ahead.popleft())
+            if request.micro_batch + 1 == self._of_a_batch:
                 self._given.append((request.epoch, request.batch_in_epoch))
-            yield self._placed(request)
+            yield request
 
     def done(self) -> None:
         """Gives back what only the first batch needed that is not done: all of its samples have come."""
@@ -96,6 +107,8 @@ class ReadAhead:
         """Returns whether to look further ahead than the requests that are begun and have not been given."""
         if not requests or requests >= MOST_REQUESTS:
             return not requests
+        if len(self._given) * self._of_a_batch + requests < self._at_once:
+            return True
         return sum(self._waiting.values()) * self._read_bytes / self._read_samples < self._ahead_bytes
 
     def _begin(self, request: SampleRequest) -> None:
@@ -126,6 +139,11 @@ class ReadAhead:
             del self._held[key], self._unused[key]
             for kept in block.ranges:
                 self.arena.free(kept)
+
+    def _is_read(self, request: SampleRequest) -> bool:
+        assert request.pieces is not None
+        pieces = {(request.epoch, number) for number in request.pieces.numbers.tolist()}
+        return all(self._held[self._pieces[piece]].block.done() for piece in pieces)
 
     def _placed(self, request: SampleRequest) -> SampleRequest:
         """Returns the request with the places of its samples, as soon as these have been read.

@@ -32,6 +32,8 @@ from trainer.data.tar import Rows, Selection, apart, halves_of
 from trainer.errors import InputError, StorageError
 from trainer.text.wording import many
 
+_MOST_DIGITS = 7
+"""Digits of the largest class number: figures of classes are arrays of as many."""
 Meaning = Literal["captions", "label"]
 """Kind of content of a sample's text member."""
 
@@ -251,9 +253,12 @@ def damages(index: Index) -> list[InputError]:
 
 def parse_label(text: bytes) -> int:
     """Returns a class number from 0; raises ValueError for anything else."""
-    if not text.strip().isdigit():
-        raise ValueError(f"label must be a class number from 0, given {text[:40]!r}")
-    return int(text)
+    digits = text.strip()
+    if not digits.isdigit() or len(digits.lstrip(b"0")) > _MOST_DIGITS:
+        raise ValueError(
+            f"label must be a class number from 0 to {10**_MOST_DIGITS - 1:,}, given {text[:40]!r}"
+        )
+    return int(digits)
 
 
 def _nothing_usable(index: Index, selection: Selection, meaning: Meaning) -> str:

@@ -99,7 +99,7 @@ def save_time(job: Job, batch_plan: BatchPlan, *, files: bool = True) -> SaveTim
 
 def _facts_of(job: Job) -> RunFacts | None:
     folder = run_folder(job)
-    return read_run(folder) if has_started(folder) else None
+    return read_run(folder, recent=True) if has_started(folder) else None
 
 
 def _waited_s(facts: RunFacts) -> float | None:

@@ -92,6 +92,5 @@ def gpu_hours(facts: RunFacts) -> float | None:
 
 def energy_j(facts: RunFacts) -> float | None:
     """Returns the joules that the GPUs took in steps that counted; None where no GPU counts them."""
-    joules = [record.get("gpu_joules", 0.0) for record in facts.metrics.records]
-    whole = sum(value for value in joules if math.isfinite(value) and value > 0)
-    return whole or None
+    whole = facts.metrics.total("gpu_joules")
+    return whole if math.isfinite(whole) and whole > 0 else None

@@ -8,7 +8,8 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
@@ -33,9 +34,16 @@ from trainer.run.layout import (
     RESULT_FILE,
     rank_log,
 )
-from trainer.safe_io.plain import MOST_BYTES, MOST_LINES_BYTES, last_text, parse_json, read_plain
+from trainer.safe_io.plain import (
+    MOST_BYTES,
+    MOST_LINES_BYTES,
+    last_text,
+    lines_from_end,
+    parse_json,
+    read_plain,
+)
 from trainer.telemetry.goodput import GenerationTimes, generations
-from trainer.telemetry.records import Record
+from trainer.telemetry.records import SO_FAR, Record
 from trainer.text.masking import masked, masked_values
 
 T = TypeVar("T")
@@ -47,6 +55,7 @@ _ABOUT_LINES = {"generation"}
 _EVALUATED = ("zero_shot_", "retrieval_", EMA, MIX)
 """Prefixes of the names of evaluation metrics; result.json has other numbers beside them."""
 _LARGEST = 1e300
+_RECENT = 64
 _LOG_LINES = 40
 _LOG_BYTES = 64 * 1024
 _LOGS = 8
@@ -63,6 +72,13 @@ class Metrics:
     """Evaluations: `step` and the metrics."""
     checkpoints: Sequence[Mapping[str, Any]] = ()
     """Checkpoints: `step`, `checkpoint`, and its cost."""
+    so_far: Numbers = field(default_factory=dict)
+    """Sums over all records of the run, which the last one has; empty if it has none."""
+
+    def total(self, name: str) -> float:
+        """Returns the sum of a figure over all records, also where only the last ones were read."""
+        known = self.so_far.get(name)
+        return sum(record.get(name, 0) for record in self.records) if known is None else known
 
 
 @dataclass(frozen=True)
@@ -100,8 +116,8 @@ def has_started(folder: Path) -> bool:
     return any((folder / name).exists() for name in (JOB_FILE, METRICS_FILE, EXIT_FILE))
 
 
-def read_run(folder: Path) -> RunFacts:
-    """Reads a run folder. Raises InputError if it is none."""
+def read_run(folder: Path, *, recent: bool = False) -> RunFacts:
+    """Reads a run folder; with `recent`, of its records the last _RECENT. Raises InputError if it is none."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give a run folder, e.g. runs/first-run")
     if not has_started(folder):
@@ -112,7 +128,7 @@ def read_run(folder: Path) -> RunFacts:
     remarks: list[str] = []
     table = partial(_json, folder, kind=dict, remarks=remarks)
     result, exit_, diagnosis = table(RESULT_FILE), table(EXIT_FILE), table(DIAGNOSIS_FILE)
-    metrics = _with_result(read_metrics(folder / METRICS_FILE, remarks), result)
+    metrics = _with_result(read_metrics(folder / METRICS_FILE, remarks, recent=recent), result)
     job, job_text = _job(folder / JOB_FILE, remarks)
     ranks = _json(folder, ENVIRONMENT_FILE, list, remarks)
     return RunFacts(
@@ -151,9 +167,12 @@ def read_job(folder: Path) -> Mapping[str, Any]:
     return _job(folder / JOB_FILE, [])[0]
 
 
-def read_metrics(path: Path, remarks: list[str]) -> Metrics:
-    """Sorts the lines of metrics.jsonl by kind; adds a remark about lines that are no events."""
-    lines = _text(path, remarks, MOST_LINES_BYTES).splitlines()
+def read_metrics(path: Path, remarks: list[str], *, recent: bool = False) -> Metrics:
+    """Sorts the lines of metrics.jsonl by kind; adds a remark about lines that are no events.
+
+    With `recent`, only the last records are looked at if they tell the sums over all.
+    """
+    lines = (recent and _last_records(path)) or _text(path, remarks, MOST_LINES_BYTES).splitlines()
     events = [event for line in lines if (event := _event(line)) is not None]
     if len(events) < len(lines):
         remarks.append(f"metrics.jsonl: {len(lines) - len(events)} of {len(lines)} lines cannot be read")
@@ -166,9 +185,31 @@ def read_metrics(path: Path, remarks: list[str]) -> Metrics:
         if "loss" not in numbers
     ]
     evaluations = [numbers for numbers in others if numbers.keys() - _RECORD]
+    so_far = next((event.get(SO_FAR) for event in reversed(events) if "loss" in event), None)
     return Metrics(
-        _in_order(records), _in_order(evaluations), sorted(checkpoints, key=lambda event: event["step"])
+        _in_order(records),
+        _in_order(evaluations),
+        sorted(checkpoints, key=lambda event: event["step"]),
+        _numbers(so_far) if isinstance(so_far, dict) else {},
     )
+
+
+def _last_records(path: Path) -> list[str]:
+    """Returns the lines from the last evaluation and the last records on; none if these tell no sums."""
+    lines: list[bytes] = []
+    records, evaluated = 0, False
+    with suppress(OSError):
+        for _, line in lines_from_end(path) if path.stat().st_size <= MOST_LINES_BYTES else ():
+            is_record = b'"loss"' in line
+            if not is_record or records < _RECENT:
+                lines.append(line)
+            if is_record and not records and f'"{SO_FAR}"'.encode() not in line:
+                return []
+            records += is_record
+            evaluated |= not is_record and b'"checkpoint"' not in line and b'"slow_rank"' not in line
+            if records >= _RECENT and evaluated:
+                break
+    return [line.decode(errors="replace") for line in reversed(lines)] if records else []
 
 
 def clean(text: str) -> str:
@@ -223,9 +264,7 @@ def _with_result(metrics: Metrics, result: Mapping[str, Any]) -> Metrics:
     steps = result.get("steps")
     if not final or not _is_step(steps) or any(event["step"] == steps for event in metrics.evaluations):
         return metrics
-    return Metrics(
-        metrics.records, _in_order([*metrics.evaluations, {"step": steps, **final}]), metrics.checkpoints
-    )
+    return replace(metrics, evaluations=_in_order([*metrics.evaluations, {"step": steps, **final}]))
 
 
 def _job(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:

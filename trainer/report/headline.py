@@ -100,7 +100,6 @@ def _measured(evaluations: Sequence[Numbers]) -> Iterator[Tile]:
 
 
 def _speed(facts: RunFacts) -> Iterator[Tile]:
-    records = facts.metrics.records
     usual = usual_records(facts)
     speeds = [
         record["samples_per_s"] for record in usual if math.isfinite(record.get("samples_per_s", math.nan))
@@ -123,7 +122,7 @@ def _speed(facts: RunFacts) -> Iterator[Tile]:
     times = account(facts.times)
     if times.useful_share is not None:
         yield Tile("useful time", percent(times.useful_share), "in steps that counted")
-    if (reading := reading_of(records)) is not None:
+    if (reading := reading_of(facts.metrics)) is not None:
         requests = f"in {many(int(reading['requests']), 'request')}"
         yield Tile("read", size_of(reading["bytes"]), cache_text(reading) or requests)
     yield from _cost(facts, ranks)

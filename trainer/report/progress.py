@@ -36,7 +36,7 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
     if not has_started(folder):
         yield "step", "none: no rank has started"
         return
-    facts = read_run(folder)
+    facts = read_run(folder, recent=True)
     records = facts.metrics.records
     liveness = inspect(folder, facts)
     if not records:
@@ -53,7 +53,7 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
     if facts.copies:
         yield "copies", _copies(facts.copies)
     yield from _times(facts, wide=wide)
-    if (reading := reading_of(records)) is not None:
+    if (reading := reading_of(facts.metrics)) is not None:
         yield "reading", reading_text(reading)
     yield from _restarts(facts.restarts)
     if facts.result.get("reason"):

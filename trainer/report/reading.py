@@ -1,8 +1,6 @@
 """Sums up what a run's data have cost to read, over its records. Pure; no torch."""
 
-from collections.abc import Sequence
-
-from trainer.report.folder import Numbers
+from trainer.report.folder import Metrics
 from trainer.report.wording import percent, size_of, span
 from trainer.text.wording import many
 
@@ -15,11 +13,11 @@ NAMES = {
 """Fields of a record, all ranks, by their names in `clipship status --json`."""
 
 
-def reading_of(records: Sequence[Numbers]) -> dict[str, float] | None:
+def reading_of(metrics: Metrics) -> dict[str, float] | None:
     """Returns the sums over the records; None if none of them read anything."""
-    if not any("read_requests" in record for record in records):
+    if not any("read_requests" in record for record in (metrics.so_far, *metrics.records)):
         return None
-    return {name: sum(record.get(field, 0) for record in records) for name, field in NAMES.items()}
+    return {name: metrics.total(field) for name, field in NAMES.items()}
 
 
 def reading_text(sums: dict[str, float]) -> str:

@@ -21,7 +21,7 @@ def state_of(folder: Path) -> dict[str, Any]:
     """
     if not has_started(folder):
         return {"state": "none"}
-    facts = read_run(folder)
+    facts = read_run(folder, recent=True)
     liveness = inspect(folder, facts)
     return {
         "state": liveness.state,
@@ -32,7 +32,7 @@ def state_of(folder: Path) -> dict[str, Any]:
         "checkpoint": _checkpoint(facts),
         "copies": dict(facts.copies) or None,
         **_costs(facts),
-        "reading": reading_of(facts.metrics.records),
+        "reading": reading_of(facts.metrics),
         "restarts": len(facts.restarts),
         "end": {name: facts.exit.get(name) for name in _ENDS} if facts.exit else None,
         "remarks": list(facts.remarks),

@@ -5,6 +5,7 @@ run folder is opened here. Imports no torch.
 """
 
 import errno
+import io
 import json
 import os
 import stat
@@ -14,6 +15,7 @@ from typing import Any
 
 MOST_BYTES = 64 * 2**20
 """Limit of a file that is read whole: ten times what the largest job writes into one."""
+_BLOCK = 2**16
 MOST_LINES_BYTES = 2**30
 """Limit of a file to which every step of a run may add a line, where it is read whole."""
 
@@ -65,6 +67,26 @@ def read_lines(path: Path, *, most: int = MOST_BYTES) -> Iterator[bytes]:
     with open(path, "rb", opener=open_plain) as file:
         while line := file.readline(most):
             yield line
+
+
+def lines_from_end(path: Path, *, most: int = MOST_BYTES) -> Iterator[tuple[int, bytes]]:
+    """Yields where each line begins and the line with its end, the last one first.
+
+    It reads as far as it is asked. A line of more than `most` bytes comes in parts. Raises OSError as
+    `open_plain` does.
+    """
+    with open(path, "rb", opener=open_plain) as file:
+        end, size = file.seek(0, os.SEEK_END), _BLOCK
+        while end:
+            begin = file.seek(max(0, end - size))
+            lines = io.BytesIO(file.read(end - begin)).readlines()
+            if begin and len(lines) == 1 and size < most:
+                size *= 2  # the line may have begun earlier
+                continue
+            for line in reversed(lines[1:] if begin and len(lines) > 1 else lines):
+                end -= len(line)
+                yield end, line
+            size = _BLOCK
 
 
 def append_line(path: Path, line: str) -> None:

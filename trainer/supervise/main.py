@@ -27,6 +27,7 @@ from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.supervisor import supervise
 from trainer.sysinfo.shortage import LEAST_OPEN_FILES, raise_open_files_limit, shortage
 from trainer.sysinfo.signals import collect_requests, reset_inherited_signals
+from trainer.sysinfo.streams import use_streams
 from trainer.sysinfo.variables import name_problems
 from trainer.text.terminal import say
 from trainer.world.launchers import detect
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
         job_limits = read_limits(arguments, collect_requests())
         return job_limits if restarts else replace(job_limits, max_restarts=0)
 
+    use_streams()
     reset_inherited_signals()
     try:
         world = detect(os.environ, os.uname().nodename)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.file_work import prepare_file_work
+from trainer.run.generations import newest_claim
 from trainer.run.notify import Notifier
 from trainer.supervise import messages
 from trainer.supervise.background import on_error
@@ -68,6 +70,9 @@ def supervise(
     fork_server = fork_server or ForkServer(command, use=False)
     early = collect_requests()  # until the event loop handles them
     start_rank = partial(RankOfGeneration, fork_server=fork_server)
+    job_limits = limits() if env.get(RESPAWNED) else None
+    if job_limits is not None and world.rank == 0 and _was_alone(job_limits, env):
+        env = {name: value for name, value in env.items() if name != RESPAWNED}
     first = first_world(world, env)
     generation = None
     if first is not None:
@@ -75,7 +80,7 @@ def supervise(
         generation = start_rank(world.generation, env={**env, **own}, is_root=first.rank == 0)
     supervisor: Supervisor | None = None
     try:
-        job_limits = limits()
+        job_limits = job_limits or limits()
         prepare_file_work()  # after the last fork of this process
         fork_server.keep_if(job_limits.max_restarts > 0)
         if generation is not None:
@@ -91,6 +96,17 @@ def supervise(
         if last is not None:
             last.close()
         fork_server.close()
+
+
+def _was_alone(limits: Limits, env: Mapping[str, str]) -> bool:
+    """Returns whether rank 0's supervisor was killed before any other had reached it.
+
+    Then all still call it, nobody else can be the root, and it begins as if for the first time.
+    """
+    rendezvous = Rendezvous.from_env(env)
+    if rendezvous is None or not limits.run_folder:
+        return False
+    return newest_claim(Path(limits.run_folder), rendezvous.start) is None
 
 
 def _run(supervisor: "Supervisor", early: Sequence[int]) -> int:
@@ -163,6 +179,8 @@ class Supervisor:
             tree.at_root = self._host.receive
             tree.from_above = self._receive
             tree.about = self._joined
+            if self._context.keeps_going and self._host.coordinator is not None:
+                tree.before_first = partial(self._host.claim, world.generation, "")
 
     @property
     def generation(self) -> RankOfGeneration | None:

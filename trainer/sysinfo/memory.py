@@ -53,6 +53,11 @@ def killed_hint(peak_kb: int, ranks: int) -> str:
     return f"the kernel does this when memory runs out: {hint(peak_kb)}"
 
 
+def peak_kb(pid: int) -> int:
+    """Returns the most memory that a running process has held, in KiB; 0 for one that has ended."""
+    return int(_fields(Path(f"/proc/{pid}/status")).get("VmHWM", "0 kB").split()[0])
+
+
 def host_bytes() -> int:
     """Returns the bytes of memory of this machine, or of its container or job if that has fewer."""
     total = int(_fields(Path("/proc/meminfo"))["MemTotal"].split()[0]) * 1024

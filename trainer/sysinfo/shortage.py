@@ -19,8 +19,8 @@ LEAST_OPEN_FILES = 256
 """Lowest number of open files that a process needs. A launcher, or a rank with a few loader processes, has
 about 100 files open; each further rank of the world takes one or two."""
 _ENOUGH_OPEN_FILES = 4096
-_PREFETCHED = 2
-"""Batches that each loader process of torch keeps ready."""
+PREFETCHED = 2
+"""Batches that each loader process works on or keeps ready."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 _NO_FILES_TEXTS = ("Too many open files", "items of ancdata")
@@ -99,7 +99,7 @@ def loader_bytes(ranks: int, workers: int, batch_bytes: int) -> int:
 
     `batch_bytes` is the size of one micro-batch of uint8 images.
     """
-    return ranks * workers * _PREFETCHED * batch_bytes
+    return ranks * workers * PREFETCHED * batch_bytes
 
 
 def shortage(error: BaseException) -> str:

@@ -109,8 +109,11 @@ class GoodputRecorder:
             self._own = replace(self._own, first=steps)
         else:
             self._sum = steps if self._sum is None else self._sum + steps
+        assert self._own.first is not None
+        whole = asdict(self._own.first if self._sum is None else self._own.first + self._sum)
         line = {name: round(value, 6) for name, value in asdict(steps).items()}
-        self._write_now({"event": "steps", **line})
+        so_far = {name: round(whole[name], 6) for name in goodput_log.SUMMED}
+        self._write_now({"event": "steps", **line, goodput_log.SO_FAR: so_far})
 
     def _write_now(self, event: Mapping[str, Any]) -> None:
         at = round(self._now(), 3)

@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import IO, Any
 
 from trainer.run.layout import METRICS_FILE
-from trainer.safe_io.atomic import json_text, replacing
-from trainer.safe_io.plain import open_plain, read_lines
+from trainer.safe_io.atomic import json_text
+from trainer.safe_io.plain import lines_from_end, open_plain
 from trainer.telemetry.gaps import Gaps
 from trainer.telemetry.pictures import Picture
-from trainer.telemetry.records import Lap, Record
+from trainer.telemetry.records import SO_FAR, SUMMED, Lap, Record
 from trainer.telemetry.writers import MetricWriter
 from trainer.text.wording import duration
 
@@ -88,8 +88,10 @@ class Telemetry:
         self._steps, self._steps_done, self._writers = steps, steps_done, writers
         self._generation = generation
         self._gaps = Gaps()
+        self._so_far: dict[str, float] = {}
         if path is not None:
             drop_after(path, steps_done)
+            self._so_far = dict(_last_record(path).get(SO_FAR, {}))
         # `__exit__` closes the file.
         self._file: IO[str] | None = (
             open(path, "a", opener=open_plain) if path is not None else None  # noqa: SIM115
@@ -123,11 +125,18 @@ class Telemetry:
         """Writes one line of metrics.jsonl, flushed, and passes it to the metric writers.
 
         It is a record, an evaluation or a checkpoint's cost; each has its `step`, and gets its `generation`.
+        A record also gets the sums over the run, so that nobody has to read all of it for them.
         """
         values = {**values, "generation": self._generation}
+        line = values
+        if "loss" in values:
+            for name, value in values.items() if self._file is not None else ():
+                if name in SUMMED and isinstance(value, int | float):
+                    self._so_far[name] = round(self._so_far.get(name, 0) + value, 6)
+            line = {**values, SO_FAR: self._so_far} if self._so_far else values
         with self._gaps.tolerated_in(METRICS_FILE):
             if self._file is not None:
-                self._file.write(json_text(values) + "\n")
+                self._file.write(json_text(line) + "\n")
                 self._file.flush()
         self._tell(lambda writer: writer.write(values))
 
@@ -146,14 +155,20 @@ class Telemetry:
 def drop_after(path: Path, steps_done: int) -> None:
     """Removes the lines of steps after `steps_done`, which a killed run did and which come again.
 
-    It also removes an unfinished line.
+    It also removes lines at the end that are unfinished. No more is read than that: what stands before the
+    record of a step is about that step or earlier ones.
     """
-    if not path.exists():
-        return
-    with replacing(path) as kept:
-        for line, event in _events(path):
-            if event["step"] <= steps_done:
-                kept.write(line.rstrip() + b"\n")
+    begin, kept = 0, []
+    for at, line, event in _from_end(path):
+        if event["step"] <= steps_done:
+            kept.append(line.rstrip() + b"\n")
+            if _is_record(event):
+                begin = at
+                break
+    with suppress(FileNotFoundError), open(path, "r+b", opener=open_plain) as file:
+        file.seek(begin)
+        file.writelines(reversed(kept))
+        file.truncate()
 
 
 def is_recorded(path: Path, step: int) -> bool:
@@ -170,27 +185,34 @@ def evaluation_of(path: Path, step: int) -> dict[str, float | int] | None:
 
 
 def _events_of(path: Path, step: int) -> Iterator[dict[str, Any]]:
-    return (event for _, event in _events(path) if event["step"] == step)
+    for _, _, event in _from_end(path):
+        if event["step"] == step:
+            yield event
+        elif event["step"] < step and _is_record(event):
+            return
 
 
-def _events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yields the lines of a file and what each says, but those that say nothing of a step.
+def _is_record(event: Mapping[str, Any]) -> bool:
+    """Returns whether a line of metrics.jsonl or ranks.jsonl is the record of its step."""
+    return "loss" in event or "rss_bytes" in event
 
-    The file grows with steps and ranks, so it is never held whole.
-    """
-    for line in read_lines(path) if path.exists() else ():
+
+def _from_end(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """Yields where each line that tells of a step begins, the line and what it says, the last one first."""
+    for begin, line in lines_from_end(path) if path.exists() else ():
         with suppress(ValueError, RecursionError):
             event = json.loads(line)
             if isinstance(event, dict) and isinstance(event.get("step"), int):
-                yield line, event
+                yield begin, line, event
+
+
+def _last_record(path: Path) -> Mapping[str, Any]:
+    return next((event for *_, event in _from_end(path) if "loss" in event), {})
 
 
 def last_loss(path: Path) -> float | None:
     """Returns the loss of the last record in metrics.jsonl; None if there is none."""
-    loss = None
-    for _, event in _events(path):
-        loss = event.get("loss", loss)
-    return loss
+    return _last_record(path).get("loss")
 
 
 def console_line(record: Record, steps: int, first: bool = False) -> str:

@@ -5,6 +5,10 @@ The modules that write them are elsewhere.
 
 from dataclasses import asdict, astuple, dataclass
 
+SO_FAR = "so_far"
+"""Name of a table in each record of metrics.jsonl: the sums of the figures in SUMMED since the run began."""
+SUMMED = ("gpu_joules", "read_requests", "read_bytes", "read_wait_s", "cache_hits")
+
 
 @dataclass(frozen=True)
 class Record:

@@ -4,7 +4,8 @@ One call of `run` is the whole training, from whatever step it starts at.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -30,12 +31,20 @@ from trainer.train.host_pace import HostPace
 from trainer.train.keep_in_memory import summary_of
 from trainer.train.late_reads import LateReads
 from trainer.train.monitors import Monitors
-from trainer.train.prefetch import global_batches
+from trainer.train.prefetch import Awaited, global_batches
 from trainer.train.result import TrainResult
 from trainer.train.setup import TrainSetup
 from trainer.train.step import StepResult
 
 log = logging.getLogger("clipship")
+
+
+class _Void(Exception):
+    """Raised on all ranks alike after a step for which some rank had no batch."""
+
+    def __init__(self, step: int, skipped: Counter[str]) -> None:
+        """`skipped` counts the samples that this rank had skipped before the step."""
+        self.steps_done, self.skipped = step - 1, skipped
 
 
 class Loop:
@@ -48,11 +57,13 @@ class Loop:
         self._schedule = setup.schedule
         self._steps_done, self._steps = setup.start.steps_done, setup.schedule.steps
         self._consensus = StepConsensus(setup.comm)
-        self._batches = global_batches(setup, monitors.skipped)
+        self._loaded = Awaited(setup)
+        self._batches = global_batches(setup, monitors.skipped, self._loaded)
         self._reads = LateReads(late=on_accelerator(setup.comm.device))
         self._pace = HostPace(advises=setup.comm.world.rank == 0 and setup.train_step.would_replay)
         data = self._job.data
         self._reads_files = bool(FORMATS[data.kind].unit) and not data.streams
+        self._record_of_step: Future[Mapping[str, object]] = Future()
         self._failure: str | None = None
         """Why the last evaluation has no metrics, if it failed."""
 
@@ -66,20 +77,17 @@ class Loop:
         metrics, stop = self._finish_step_of_memory()
         # This phase includes the first batch, since the loaders start.
         self._comm.heartbeat.begin_phase("first step", first)
-        for step in range(first, self._steps + 1) if not stop else ():
-            stop, save = self._requests_of_all(step)
-            rate = learning_rate(self._job.optim, self._schedule.own(step) - 1, self._schedule.own_steps)
-            result = self._traced_step(step, rate)
-            is_logged = step == first or self._is_due(step, self._job.logging.every_steps)
-            record = self._record(step, rate, result) if is_logged else self._known()
-            if self._setup.keeper is not None:
-                self._setup.keeper.keep(step, record, monitors.skipped.of_steps, monitors.skipped.before)
-            if self._is_due(step, self._job.comm.check_replicas_steps):
-                check_replicas(self._comm, self._setup.train_step.shards, self._setup.train_step.optimizer)
-            metrics, stop = self._save_and_evaluate(step, stop, save)
-            done = step
-            if stop:
-                break
+        try:
+            for step in range(first, self._steps + 1) if not stop else ():
+                metrics, stop = self._step(step)
+                done = step
+                if stop:
+                    break
+        except _Void as void:
+            self._record_of_step.cancel()  # who keeps the step in memory waits for it
+            monitors.skipped.of_steps = void.skipped
+            done, stop = void.steps_done, True
+            self._save_and_evaluate(done, stop=True, save=False)
         # This start has no step left: the run was killed or stopped between the last checkpoint and the
         # result.
         if self._steps_done == self._steps and self._setup.start.memory is None:
@@ -96,6 +104,19 @@ class Loop:
             bad_samples=monitors.all_skipped(self._comm),
             summary={**monitors.summary(), **summary_of(self._setup.keeper), **copies},
         )
+
+    def _step(self, step: int) -> tuple[Metrics, bool]:
+        """Collective: runs one step and what is due after it; returns metrics and whether to stop."""
+        stop, save = self._requests_of_all(step)
+        rate = learning_rate(self._job.optim, self._schedule.own(step) - 1, self._schedule.own_steps)
+        result = self._traced_step(step, rate)
+        is_logged = step == self._steps_done + 1 or self._is_due(step, self._job.logging.every_steps)
+        record = self._record_of_step = self._record(step, rate, result) if is_logged else self._known()
+        if (keeper := self._setup.keeper) is not None:
+            keeper.keep(step, record, self._monitors.skipped.of_steps, self._monitors.skipped.before)
+        if self._is_due(step, self._job.comm.check_replicas_steps):
+            check_replicas(self._comm, self._setup.train_step.shards, self._setup.train_step.optimizer)
+        return self._save_and_evaluate(step, stop, save)
 
     def _finish_step_of_memory(self) -> tuple[Metrics, bool]:
         """Collective: does what was due after a step that comes from memory and was not done any more.
@@ -167,6 +188,7 @@ class Loop:
         """
         clock, train_step = self._monitors.clock, self._setup.train_step
         is_first = step == self._steps_done + 1
+        skipped = self._monitors.skipped.of_steps
         with self._monitors.stragglers.step():
             if not is_first:
                 self._comm.heartbeat.begin_phase("data", step)
@@ -175,7 +197,7 @@ class Loop:
             if not is_first:
                 self._comm.heartbeat.begin_phase("step", step)
             set_learning_rate(train_step.optimizer, rate)
-            result = train_step(batches, self._schedule.own(step) - 1)
+            result = train_step(batches, self._schedule.own(step) - 1, void=self._loaded.missing)
             if is_first:  # from now on there is something to save
                 self._comm.heartbeat.begin_phase("step", step)
                 self._setup.writer.reserve(train_step)
@@ -183,8 +205,17 @@ class Loop:
                 self._reads.settle()  # the step before this one
         clock.step_done()
         values, keys = result.on_host(), [key for batch in batches for key in batch.keys]
-        self._reads.add(lambda: self._monitors.non_finite.check(step, values(), keys))
+        self._reads.add(lambda: self._check(step, values(), keys, skipped))
         return result
+
+    def _check(self, step: int, result: StepResult, keys: Sequence[str], skipped: Counter[str]) -> None:
+        """Collective: judges a step's gradient. Raises _Void if it is that of a void step."""
+        if not result.finite and any(missing := self._comm.all_gather_object(self._loaded.missing)):
+            if self._comm.world.rank == 0:
+                text = "%-12s storage has given rank %d no batch for step %d: it is left out"
+                log.warning(text, "data", missing.index(True), step)
+            raise _Void(step, skipped)
+        self._monitors.non_finite.check(step, result, keys)
 
     def _known(self) -> "Future[Mapping[str, object]]":
         """Returns a future without values, which is done when the gradient of the last step is known.

@@ -3,7 +3,9 @@
 On a GPU the next step's micro-batches are copied while this step computes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -26,6 +28,7 @@ from trainer.data.streams import loader_processes
 from trainer.data.targets import StoredTeacher
 from trainer.data.tokens import with_mask
 from trainer.data.views import crop_of_views
+from trainer.errors import Preempted
 from trainer.model.caption_length import CaptionLength
 from trainer.model.packed_captions import Packed, pack
 from trainer.model.teacher import Judgement
@@ -43,10 +46,56 @@ Sent = tuple[list[Any], Sequence[str], Sequence[int] | None]
 keys, and their places if they are in another order."""
 
 
-def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBatch]]:
+_LOOK_S = 0.5
+_LOOKS = 10
+"""Looks after which a run that is asked to stop waits no longer for a batch."""
+
+
+class Awaited:
+    """A rank's micro-batches, fetched ahead in a thread, so that a wait for silent storage can end.
+
+    The loader processes start when they are iterated.
+    """
+
+    def __init__(self, setup: TrainSetup) -> None:
+        self._setup = setup
+        self._coming: deque[Future[Batch | None]] = deque()
+        self.missing = False
+        """True once a batch has not come within 5 s of a request to stop; the last one comes in its place."""
+
+    @property
+    def ready(self) -> bool:
+        """True if what is fetched ahead has come."""
+        return all(batch.done() for batch in self._coming)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the micro-batches. Raises Preempted if the first one is missing."""
+        loaded, pool = _loaded(self._setup), ThreadPoolExecutor(1, "batches")
+        last: Batch | None = None
+        self._coming.extend(pool.submit(next, loaded, None) for _ in range(self._setup.plan.accumulation))
+        while self._has_come() and (last := self._coming.popleft().result()) is not None:
+            self._coming.append(pool.submit(next, loaded, None))
+            yield last
+        while self.missing:
+            if last is None:
+                raise Preempted("asked to stop before storage has given a batch; the run can go on")
+            yield last
+
+    def _has_come(self) -> bool:
+        looks = 0
+        while not self.missing and wait([self._coming[0]], _LOOK_S).not_done:
+            looks = looks + 1 if self._setup.requests.stop else 0
+            self.missing = looks > _LOOKS
+        return not self.missing
+
+
+def global_batches(
+    setup: TrainSetup, skipped: Skipped, loaded: Awaited | None = None
+) -> Iterator[list[MicroBatch]]:
     """Yields this rank's micro-batches of each global batch that is left, on the device.
 
-    `skipped` counts the bad samples among them. Loader processes start with the first batch.
+    `loaded` are those of its loader, whose processes start with the first batch. `skipped` counts the bad
+    samples among them.
     """
     dtype = torch.float64 if setup.job.model.precision == "fp64" else torch.float32
     clip = setup.clip
@@ -59,8 +108,9 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
     prefetcher = Prefetcher(
         setup.comm.device, dtype, *channels, rule, whole_steps, by_length, normalise, parts, teachers
     )
-    batches = _fetched(_loaded(setup, skipped), setup.plan.accumulation, skipped)
-    return _begun(prefetcher.steps(batches, setup.plan.accumulation), skipped)
+    accumulation, loaded = setup.plan.accumulation, loaded or Awaited(setup)
+    batches = _fetched(_recorded(setup, loaded, skipped), accumulation, skipped)
+    return _begun(prefetcher.steps(batches, accumulation, lambda: loaded.ready), skipped)
 
 
 def _fetched(batches: Iterator[Batch], accumulation: int, skipped: Skipped) -> Iterator[Batch]:
@@ -76,12 +126,12 @@ def _begun(steps: Iterator[list[MicroBatch]], skipped: Skipped) -> Iterator[list
         yield step
 
 
-def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
-    """Yields this rank's micro-batches as the loader gives them, and counts skipped samples."""
+def _loaded(setup: TrainSetup) -> Iterator[Batch]:
+    """Returns this rank's micro-batches as the loader gives them."""
     job, steps_done, targets = setup.job, setup.start.steps_done, setup.targets
     views, crop = targets.views if targets else 0, setup.clip.images.crop
     epoch, batch = divmod(setup.schedule.own(steps_done), setup.schedule.epoch_steps)
-    stream = train_batches(
+    return train_batches(
         targets.beside(setup.source) if targets else setup.source,
         plan=setup.plan,
         rank=setup.comm.world.rank,
@@ -101,10 +151,14 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         pin_memory=pins_memory(setup.comm.device),
         ahead_bytes=job.data.read_ahead_mb * 2**20,
     )
-    micro_batches = (setup.schedule.steps - steps_done) * setup.plan.accumulation
+
+
+def _recorded(setup: TrainSetup, batches: Iterable[Batch], skipped: Skipped) -> Iterator[Batch]:
+    """Yields the micro-batches that are left, and counts skipped samples."""
+    micro_batches = (setup.schedule.steps - setup.start.steps_done) * setup.plan.accumulation
     captions = _caption_monitor(setup, micro_batches * setup.plan.micro_batch_size)
     unchanged = Unchanged(setup.source)
-    for micro_batch in islice(stream, micro_batches):
+    for micro_batch in islice(batches, micro_batches):
         unchanged.check(micro_batch.bad)
         skipped.record(len(micro_batch.keys), micro_batch.bad, micro_batch.alone)
         captions.record(micro_batch.captions)
@@ -171,24 +225,26 @@ class Prefetcher:
             for each in teachers
         ]
 
-    def steps(self, batches: Iterator[Batch], accumulation: int) -> Iterator[list[MicroBatch]]:
+    def steps(
+        self, batches: Iterator[Batch], accumulation: int, ready: Callable[[], bool] = lambda: True
+    ) -> Iterator[list[MicroBatch]]:
         """Yields the micro-batches of each step.
 
-        On a GPU one step is fetched ahead, on a stream of its own.
+        On a GPU the next step is sent ahead, on a stream of its own, if its batches are `ready`.
         """
         groups = iter(lambda: list(islice(batches, accumulation)), [])
         if not on_accelerator(self._device):
             return ([self._micro(*batch) for batch in self._cut(group)] for group in groups)
-        return self._ahead(groups)
+        return self._ahead(groups, ready)
 
-    def _ahead(self, groups: Iterator[list[Batch]]) -> Iterator[list[MicroBatch]]:
+    def _ahead(self, groups: Iterator[list[Batch]], ready: Callable[[], bool]) -> Iterator[list[MicroBatch]]:
         stream = self._runtime.Stream(self._device)
         waiting, arrived = self._sent(groups, stream)
         while waiting:
-            following, arrives = self._sent(groups, stream)
+            following = self._sent(groups, stream) if ready() else None
             self._runtime.current_stream(self._device).wait_event(arrived)
             yield [self._received(*batch) for batch in waiting]
-            waiting, arrived = following, arrives
+            waiting, arrived = following or self._sent(groups, stream)
 
     def _sent(self, groups: Iterator[list[Batch]], stream: torch.Stream) -> tuple[list[Sent], torch.Event]:
         """Starts to copy the next step's bytes; returns them and the event that marks their arrival.

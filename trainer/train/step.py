@@ -145,10 +145,15 @@ class TrainStep:
         """True if the job could ask for CUDA graphs and does not, and a step waits for nothing else."""
         self.first: FirstWeights = first_weights(self.shards.parameters, job)
         self.ema = Ema(self.optimizer, job.optim)
+        self._void = False
         self.scaler = torch.amp.GradScaler(comm.device.type, enabled=job.model.precision == "fp16")
 
-    def __call__(self, batches: Sequence[MicroBatch], step: int) -> StepResult:
-        """Runs global batch `step` (from 0) with this rank's micro-batches, in order and of equal size."""
+    def __call__(self, batches: Sequence[MicroBatch], step: int, *, void: bool = False) -> StepResult:
+        """Runs global batch `step` (from 0) with this rank's micro-batches, in order and of equal size.
+
+        If `void` is true on any rank, the gradient is NaN on all, and the model stays as it was.
+        """
+        self._void = void
         statistics = self._statistics.copy()
         loss_share = self.gradients(batches, step)
         self._statistics.average(self._comm)
@@ -294,7 +299,7 @@ class TrainStep:
 
         Reducers average over the ranks, but shares add up: hence the factor, the number of ranks.
         """
-        return self.scaler.scale(share * self._comm.world.size)
+        return self.scaler.scale(share * (math.nan if self._void else self._comm.world.size))
 
 
 def _carried(out: Outputs, grads: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor | None]]:

@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn, TextIO
 
@@ -127,8 +128,9 @@ def exit_now(exit_code: int) -> NoReturn:
     That clean-up may wait for other ranks, or abort because of a library's threads.
     """
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader has gone
+            stream.flush()
     os._exit(exit_code)
 
 

@@ -124,9 +124,15 @@ def _headers(folder: Path) -> list[Header]:
     found = []
     with suppress(OSError):
         for name in sorted(os.listdir(folder)):
-            if _HEADER.fullmatch(name):
-                with suppress(OSError, ValueError, TypeError):
-                    header = Header(**read_json(folder / name))
-                    if header.name == name:
-                        found.append(header)
+            if _HEADER.fullmatch(name) and (header := read_header(folder, name)) is not None:
+                found.append(header)
     return found
+
+
+def read_header(folder: Path, name: str) -> Header | None:
+    """Returns the header of that name; None if there is none, or not a whole one."""
+    with suppress(OSError, ValueError, TypeError):
+        header = Header(**read_json(folder / name))
+        if header.name == name:
+            return header
+    return None

@@ -65,6 +65,9 @@ class Tree:
         """Callback at the root for each message from below."""
         self.from_above: Callable[[Message], None] = lambda message: None
         """Callback for each message from the root, and for `Orphaned` when the supervisor above is gone."""
+        self.before_first: Callable[[], Awaitable[object]] | None = None
+        """Function that is awaited before the first other supervisor is answered."""
+        self._first: asyncio.Future[object] | None = None
         self.ending = False
         """True once the run is ending: links that close from now on are not reported."""
         self._silence_s = silence_s
@@ -376,6 +379,9 @@ class Tree:
         if link.rank != OUTSIDER:
             joined = messages.from_table(hello.get("joined"))
             link.joined = joined if isinstance(joined, messages.Joined) else None
+        if self.before_first is not None and link.rank != OUTSIDER:
+            self._first = self._first or asyncio.ensure_future(self.before_first())
+            await asyncio.shield(self._first)
         parent = None
         if self.is_root and link.rank != OUTSIDER:
             parent = self.plan.parent(link.rank, link.node, (link.host(), int(hello["port"])))

@@ -5,6 +5,7 @@ belongs to one of these times is in one object, which the supervisor replaces. N
 """
 
 import asyncio
+import resource
 from collections.abc import Mapping
 from contextlib import ExitStack
 
@@ -38,6 +39,9 @@ class RankOfGeneration:
         """True once the rank is being ended for the next generation: its end is then no news."""
         self.ended = False
         """True once the rank and all that it started are gone, after `end`."""
+        self.seen_kb = 0
+        """Most memory that the rank had held when it was last looked at."""
+        self._others_kb = _most_of_ended_kb()
         self._clean_up = ExitStack()
         try:
             self.folder = self._clean_up.enter_context(rank_folder())
@@ -49,6 +53,15 @@ class RankOfGeneration:
         except BaseException:
             self._clean_up.close()
             raise
+
+    @property
+    def peak_kb(self) -> int:
+        """Most memory that the rank, which has ended, has held.
+
+        The kernel tells that of the largest child that has ended, which may be the rank before.
+        """
+        most_kb = _most_of_ended_kb()
+        return self.seen_kb if self.seen_kb and most_kb <= self._others_kb else most_kb
 
     async def end(self) -> None:
         """Kills the rank and all that it started, and waits until the kernel has ended it, however long."""
@@ -67,6 +80,10 @@ class RankOfGeneration:
         """Kills the rank and all that it started, if that is not done yet, and removes its folder."""
         end_rank(self.rank)
         self._clean_up.close()
+
+
+def _most_of_ended_kb() -> int:
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 
 
 def fresh_variables(env: Mapping[str, str], address: str = "") -> dict[str, str]:

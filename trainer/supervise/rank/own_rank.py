@@ -4,7 +4,6 @@ No torch.
 """
 
 import asyncio
-import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -137,6 +136,7 @@ class OwnRank:
                 generation.reported_end = True
                 self._report_end(generation, code)
             return
+        generation.seen_kb = memory.peak_kb(generation.rank.pid) or generation.seen_kb
         if self._context.keeps_going:
             heartbeat.renew_lease(generation.memory, self._context.limits.silence_s)
         if self._context.limits.max_restarts > 0 and self._stopped.is_lasting(generation.rank.pid):
@@ -217,9 +217,8 @@ class OwnRank:
         )
 
     def _killed(self, generation: RankOfGeneration, number: int) -> ExitRecord:
-        most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # that of the rank, which has ended
         ranks = self._context.world.local_size
-        hint = f"; {memory.killed_hint(most_kb, ranks)}" if number == signal.SIGKILL else ""
+        hint = f"; {memory.killed_hint(generation.peak_kb, ranks)}" if number == signal.SIGKILL else ""
         stack = generation.folder / STACK_FILE
         details = stack.read_text(errors="replace")[:4000] if stack.exists() else ""
         return self._record(EXIT_FAILED, f"killed by {signal_name(number)} in {self._where()}{hint}", details)
