@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from trainer.config import is_remote
-from trainer.config.stores import StoreRow, store_of
+from trainer.config.stores import Address, StoreRow, store_of
 from trainer.data.answers import Purpose, asked_wait_s, denied_text, is_absent, is_beyond_end, is_denied
 from trainer.data.hops import Hopping
 from trainer.data.reading import TALLY, Reading, counted
@@ -331,13 +331,15 @@ def _introduce(row: StoreRow | None) -> None:
 def file_system(path: str) -> Any:
     """Returns fsspec's file system for a URL or a path, the same object for each call in a process.
 
-    Raises InputError if a package for it is missing.
+    Raises InputError if a package for it is missing, and for a chain of file systems.
     """
     import fsspec
 
+    if not is_remote(path):
+        return fsspec.filesystem("file")
     try:
         _introduce(store_of(path))
-        return fsspec.core.url_to_fs(path, **client_options(path))[0]
+        return fsspec.core.url_to_fs(Address(path), **client_options(path))[0]
     except (ImportError, ValueError) as error:
         row = store_of(path)
         advice = f"; python -m pip install {installed_by(row)}" if row else ""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.config import Job
+from trainer.config import Job, is_remote
+from trainer.config.stores import Address
 from trainer.data.bad_samples import ANY
 from trainer.data.feature_files import DTYPES, KEY, SHARD, about_model, read_about
 from trainer.data.files import opened, persistent
@@ -41,6 +42,8 @@ class ShardPictures:
         return decode(self._opened(shard).read(row), self._job.data.max_image_pixels)
 
     def _open(self, shard: str) -> "Source":
+        if is_remote(shard):  # the features' file says so, and it may come from others
+            Address.of_data(shard)
         return open_source(self._job.retrieval_data.model_copy(update={"train": (shard,)}), allowed=ANY)
 
 
