@@ -2,7 +2,8 @@
 
 A shard is kept in parts of `PART_BYTES`, so what is kept does not depend on the blocks of an order. Each part
 is a file that is whole or not there, with a checksum, under a name that the shard's size and time of change
-go into. Ranks and jobs may share a folder. Parts that were not used for longest go. No torch.
+go into. Ranks and jobs of one user share a folder, which others cannot enter. Parts that were not used for
+longest go. No torch.
 """
 
 import logging
@@ -11,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
@@ -18,7 +20,8 @@ from threading import Lock
 from trainer.config import Data, is_remote
 from trainer.data.reading import TALLY, Reading
 from trainer.safe_io.atomic import replacing
-from trainer.safe_io.plain import open_regular
+from trainer.safe_io.plain import open_plain
+from trainer.sysinfo.user_cache import private_folder
 from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
@@ -34,14 +37,23 @@ _LEFT_S = 3600
 
 
 class BlockCache:
-    """Parts of shards in a folder, about `limit_bytes` of them."""
+    """Parts of shards in this user's part of a folder, about `limit_bytes` of them."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self._folder, self._limit = folder, limit_bytes
+        self._given, self._limit = folder, limit_bytes
         self._written = limit_bytes  # so that the first part that is written looks at what is there
         self._writes = self._tells = True
         self._locks = [Lock() for _ in range(_LOCKS)]
         self._looking = Lock()
+
+    @cached_property
+    def _folder(self) -> Path | None:
+        try:
+            self._given.mkdir(parents=True, exist_ok=True)
+            return private_folder(self._given)
+        except OSError as error:
+            self._stop_writing(error)
+            return None
 
     def read(
         self, path: str, version: tuple[int, str], begin: int, end: int, fetch: Callable[[int, int], bytes]
@@ -54,48 +66,59 @@ class BlockCache:
         if not version[1]:
             self._tell_unkept(path)
             return fetch(begin, end)
+        if self._folder is None:
+            return fetch(begin, end)
         first = begin // PART_BYTES * PART_BYTES
         parts = []
         for at in range(first, end, PART_BYTES):
-            part = self._part(path, version, at, min(version[0], at + PART_BYTES), fetch)
+            part = self._part(self._folder, path, version, at, min(version[0], at + PART_BYTES), fetch)
             if part is None:
                 return fetch(begin, end)
             parts.append(part)
         return b"".join(parts)[begin - first : end - first]
 
     def _part(
-        self, path: str, version: tuple[int, str], begin: int, end: int, fetch: Callable[[int, int], bytes]
+        self,
+        folder: Path,
+        path: str,
+        version: tuple[int, str],
+        begin: int,
+        end: int,
+        fetch: Callable[[int, int], bytes],
     ) -> bytes | None:
         """Returns a part; None if it is not kept and will not be: then no more than is needed is fetched."""
         place = path if is_remote(path) else os.path.abspath(path)
         name = blake2b(repr((place, *version, begin)).encode(), digest_size=16).hexdigest()
-        file = self._folder / name[:2] / f"{name}.part"
+        file = folder / name[:2] / f"{name}.part"
         with self._locks[int(name[:8], 16) % _LOCKS]:  # neighbours that two threads read share a part
             content = _kept(file, end - begin)
             if content is not None:
                 TALLY.add(Reading(cache_hits=1))
             elif self._writes:
                 content = fetch(begin, end)
-                self._keep(file, content)
+                self._keep(folder, file, content)
         return content
 
-    def _keep(self, file: Path, content: bytes) -> None:
+    def _keep(self, folder: Path, file: Path, content: bytes) -> None:
         if not self._writes:
             return
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(exist_ok=True)
             with replacing(file) as made:
                 made.write(zlib.crc32(content).to_bytes(_SUM_BYTES, "little"))
                 made.write(content)
-            self._count(len(content))
+            self._count(folder, len(content))
         except OSError as error:
-            self._writes = False
-            log.warning(
-                "%-12s nothing more is kept in %s, and is read from where it lies: %s",
-                "data.cache",
-                self._folder,
-                error.strerror or error,
-            )
+            self._stop_writing(error)
+
+    def _stop_writing(self, error: OSError) -> None:
+        self._writes = False
+        log.warning(
+            "%-12s nothing more is kept in %s, and is read from where it lies: %s",
+            "data.cache",
+            error.filename or self._given,
+            error.strerror or error,
+        )
 
     def _tell_unkept(self, path: str) -> None:
         if self._tells:
@@ -107,15 +130,15 @@ class BlockCache:
                 masked(path),
             )
 
-    def _count(self, size: int) -> None:
+    def _count(self, folder: Path, size: int) -> None:
         """Removes what was not used for longest if the folder is full; it looks now and then."""
         with self._looking:
             self._written += size
             if self._written * _LOOKS < self._limit:
                 return
             self._written = 0
-            _remove_leftovers(self._folder)
-            found = sorted(_parts(self._folder))
+            _remove_leftovers(folder)
+            found = sorted(_parts(folder))
             total = sum(size for _, size, _ in found)
             if total <= _FULL * self._limit:
                 return
@@ -153,11 +176,11 @@ def _parts(folder: Path) -> list[tuple[float, int, str]]:
 def _kept(file: Path, size: int) -> bytes | None:
     """Returns a part if it is there, whole and undamaged."""
     try:
-        with open(file, "rb", opener=open_regular) as kept:
+        with open(file, "rb", opener=open_plain) as kept:
             total, content = kept.read(_SUM_BYTES), kept.read(size + 1)
         if len(content) != size or zlib.crc32(content).to_bytes(_SUM_BYTES, "little") != total:
             return None
-        with suppress(OSError):  # it may be another user's
+        with suppress(OSError):  # its disk may have become read-only
             os.utime(file)
     except OSError:
         return None
