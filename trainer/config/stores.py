@@ -104,7 +104,8 @@ class Address(str):
         return cls(text)
 
 
-_OF_DATA = ("http://", "https://", *(f"{name}://" for row in STORES for name in row.protocols))
+WEB = ("http://", "https://")
+_OF_DATA = (*WEB, *(f"{name}://" for row in STORES for name in row.protocols))
 
 
 def stores_of(addresses: Iterable[str]) -> dict[str, StoreRow]:

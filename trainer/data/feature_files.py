@@ -28,6 +28,7 @@ from trainer.data.shard_names import expand_names
 from trainer.data.store import names, put
 from trainer.errors import InputError
 from trainer.run.model_identity import model_identity
+from trainer.safe_io.plain import parse_json
 from trainer.text.masking import masked
 from trainer.text.wording import many
 
@@ -211,7 +212,7 @@ def read_about(file: str) -> About:
             return parquet.read_metadata(content).metadata or {}
 
     try:
-        values = json.loads(persistent(file, metadata)[ABOUT.encode()])
+        values = parse_json(persistent(file, metadata)[ABOUT.encode()])
         about = About(**{each.name: values[each.name] for each in fields(About)})
         if about.width < 1:
             raise ValueError("features without values")

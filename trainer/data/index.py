@@ -25,7 +25,14 @@ from trainer.data.files import Stamp, opened, persistent, persistent_each, stamp
 from trainer.data.tar import Rows
 from trainer.errors import InputError, StorageError
 from trainer.safe_io.atomic import replacing
-from trainer.safe_io.plain import MOST_BYTES, MOST_LINES_BYTES, open_plain, open_regular, read_plain
+from trainer.safe_io.plain import (
+    MOST_BYTES,
+    MOST_LINES_BYTES,
+    open_plain,
+    open_regular,
+    parse_json,
+    read_plain,
+)
 from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
@@ -69,11 +76,10 @@ class Index:
 
         def mapped() -> mmap.mmap | None:
             with open(file, "rb", opener=open_regular) as rows:
-                return (
-                    mmap.mmap(rows.fileno(), 0, access=mmap.ACCESS_READ)
-                    if os.fstat(rows.fileno()).st_size
-                    else None
-                )
+                if not os.fstat(rows.fileno()).st_size:
+                    return None
+                # Some file systems in user space map nothing that is shared.
+                return mmap.mmap(rows.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 
         content = persistent(str(file), mapped, was_there=True)
         payload = memoryview(content or b"")[_begin_of_rows(content or b"") :]
@@ -241,8 +247,8 @@ def read_catalogue(folder: Path, selection: Selects) -> dict[str, Entry]:
     except (OSError, ValueError):
         return {}
     try:
-        return {str(name): _entry(entry) for name, entry in json.loads(text)["shards"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return {str(name): _entry(entry) for name, entry in parse_json(text)["shards"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         file = catalogue_file(folder, selection)
         log.warning(
             "%-12s malformed, so it is not used and is made again: %s (%s: %s)",
@@ -329,8 +335,8 @@ def read_entry(file: Path) -> Entry | None:
             if rows.readline(len(MAGIC)) != MAGIC:
                 return None
             sealed = rows.readline(MOST_BYTES) + rows.readline(MOST_BYTES)
-        return _entry(json.loads(_unsealed(sealed.removesuffix(b"\n"))))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return _entry(parse_json(_unsealed(sealed.removesuffix(b"\n"))))
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 

@@ -200,7 +200,7 @@ def _identity(files: Sequence[str], columns: Sequence[str]) -> str:
 
 def _seal(file: str, columns: Sequence[str]) -> str:
     if file.endswith(_LISTS):
-        return _hash(read(file) or b"").hexdigest()
+        return _hash(read(file, most=None) or b"").hexdigest()
     from pyarrow import parquet
 
     seal = _hash(stem(file).encode())
@@ -279,7 +279,7 @@ def _list(file: str, scores: Scores) -> KeyTable:
             f"data.scores: {file} is a list of keys and has no column {lacking[0]}: "
             f'"scores:{LISTED} == true" keeps the samples in it'
         )
-    content = read(file) or b""
+    content = read(file, most=None) or b""
     try:
         if file.endswith(".txt"):
             return KeyTable(_digests(filter(None, map(str.strip, content.decode("utf-8-sig").splitlines()))))

@@ -153,6 +153,10 @@ def _in_store(pattern: str) -> Sequence[str]:
         matches = files.glob(pattern, detail=True).items()
         found = [f"{protocol}://{name}" for name, about in matches if about["type"] == "file"]
         files.invalidate_cache()  # else it would know a changed file by this list
+        if len(found) > _MOST_NAMES:
+            raise InputError(
+                f"{pattern}: {many(len(found), 'file')} match; at most {_MOST_NAMES:,} are allowed"
+            )
         return found
 
     if found := persistent(pattern, listed):

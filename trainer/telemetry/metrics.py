@@ -1,6 +1,5 @@
 """Console lines and metrics.jsonl of a run: one of each every N steps, with the time split by part."""
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import IO, Any
 
 from trainer.run.layout import METRICS_FILE
 from trainer.safe_io.atomic import json_text, replacing
-from trainer.safe_io.plain import open_plain, read_lines
+from trainer.safe_io.plain import open_plain, parse_json, read_lines
 from trainer.telemetry.gaps import Gaps
 from trainer.telemetry.pictures import Picture
 from trainer.telemetry.records import Lap, Record
@@ -179,8 +178,8 @@ def _events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     The file grows with steps and ranks, so it is never held whole.
     """
     for line in read_lines(path) if path.exists() else ():
-        with suppress(ValueError, RecursionError):
-            event = json.loads(line)
+        with suppress(ValueError):
+            event = parse_json(line)
             if isinstance(event, dict) and isinstance(event.get("step"), int):
                 yield line, event
 
