@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data.block_cache import PART_BYTES, BlockCache
+from trainer.config import Data
+from trainer.data.block_cache import PART_BYTES, BlockCache, cache_of
 
 SIZE = PART_BYTES + 5000
 CONTENT = bytes(range(251)) * (SIZE // 251 + 1)
@@ -173,19 +174,21 @@ def test_parts_on_a_read_only_disk_count_and_what_a_killed_rank_left_goes(
 def test_a_part_that_another_user_may_have_put_there_is_not_read(
     tmp_path: Path, trap: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, elsewhere = Store(), tmp_path / "elsewhere"
-    read(BlockCache(tmp_path, ALL), store, 0, PART_BYTES)
-    (part,) = tmp_path.rglob("*.part")
-    own = part.parent.parent
+    store, data = Store(), Data(train=("0.tar",), cache=str(tmp_path / "cache"))
+    cache = cache_of(data)
+    assert cache is not None
+    read(cache, store, 0, PART_BYTES)
+    (own,) = (tmp_path / "cache").iterdir()
+    assert own.stat().st_mode & 0o077 == 0
+    (part,) = own.rglob("*.part")
     wrong = bytes(PART_BYTES)
     part.write_bytes(zlib.crc32(wrong).to_bytes(4, "little") + wrong)
     if trap == "a link":
-        own.rename(elsewhere)
-        own.symlink_to(elsewhere)
+        own.rename(tmp_path / "elsewhere")
+        own.symlink_to(tmp_path / "elsewhere")
     else:
         own.chmod(0o777)
-    read(BlockCache(tmp_path, ALL), store, 0, PART_BYTES)
-    assert len(store.fetched) == 2
+    assert cache_of(data) is None
     assert "another user's, or others can enter it" in caplog.text
 
 

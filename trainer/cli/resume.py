@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,26 +154,17 @@ def _check_code(address: str, accepted: bool, job_file: Path) -> None:
     try:
         job = tomllib.loads(read_plain(job_file))
         env = sorted(dict(job.get("env", {})))
-        streams = [text for text in _texts_in(job) if text.startswith("pipe:")]
+        streams = ["a stream (pipe:COMMAND)"] if "pipe:" in repr(job) else []
     except (TypeError, ValueError, RecursionError) as problem:
         raise InputError(f"{address}: its {JOB_FILE} cannot be read: {problem}") from None
     if env:
         say(f"{address}: its job sets in [env]: {', '.join(env)}")
-    found = [f"{name} in [env]" for name in env if _LOADS_CODE.fullmatch(name)]
-    found += [f"the stream {one_line(text)[:80]}" for text in streams]
+    found = [*(f"{name} in [env]" for name in env if _LOADS_CODE.fullmatch(name)), *streams]
     if found and not accepted:
         raise InputError(
             f"{address}: its job runs code that whoever wrote the copy has chosen: {', '.join(found)}. If "
             "that was you, give --accept-code"
         )
-
-
-def _texts_in(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts_in(item)
 
 
 def _job_path(folder: Path, *, may_be_done: bool) -> Path:

@@ -12,7 +12,6 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
@@ -37,23 +36,14 @@ _LEFT_S = 3600
 
 
 class BlockCache:
-    """Parts of shards in this user's part of a folder, about `limit_bytes` of them."""
+    """Parts of shards in a folder, about `limit_bytes` of them."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self._given, self._limit = folder, limit_bytes
+        self._folder, self._limit = folder, limit_bytes
         self._written = limit_bytes  # so that the first part that is written looks at what is there
         self._writes = self._tells = True
         self._locks = [Lock() for _ in range(_LOCKS)]
         self._looking = Lock()
-
-    @cached_property
-    def _folder(self) -> Path | None:
-        try:
-            self._given.mkdir(parents=True, exist_ok=True)
-            return private_folder(self._given)
-        except OSError as error:
-            self._stop_writing(error)
-            return None
 
     def read(
         self, path: str, version: tuple[int, str], begin: int, end: int, fetch: Callable[[int, int], bytes]
@@ -66,59 +56,43 @@ class BlockCache:
         if not version[1]:
             self._tell_unkept(path)
             return fetch(begin, end)
-        if self._folder is None:
-            return fetch(begin, end)
         first = begin // PART_BYTES * PART_BYTES
         parts = []
         for at in range(first, end, PART_BYTES):
-            part = self._part(self._folder, path, version, at, min(version[0], at + PART_BYTES), fetch)
+            part = self._part(path, version, at, min(version[0], at + PART_BYTES), fetch)
             if part is None:
                 return fetch(begin, end)
             parts.append(part)
         return b"".join(parts)[begin - first : end - first]
 
     def _part(
-        self,
-        folder: Path,
-        path: str,
-        version: tuple[int, str],
-        begin: int,
-        end: int,
-        fetch: Callable[[int, int], bytes],
+        self, path: str, version: tuple[int, str], begin: int, end: int, fetch: Callable[[int, int], bytes]
     ) -> bytes | None:
         """Returns a part; None if it is not kept and will not be: then no more than is needed is fetched."""
         place = path if is_remote(path) else os.path.abspath(path)
         name = blake2b(repr((place, *version, begin)).encode(), digest_size=16).hexdigest()
-        file = folder / name[:2] / f"{name}.part"
+        file = self._folder / name[:2] / f"{name}.part"
         with self._locks[int(name[:8], 16) % _LOCKS]:  # neighbours that two threads read share a part
             content = _kept(file, end - begin)
             if content is not None:
                 TALLY.add(Reading(cache_hits=1))
             elif self._writes:
                 content = fetch(begin, end)
-                self._keep(folder, file, content)
+                self._keep(file, content)
         return content
 
-    def _keep(self, folder: Path, file: Path, content: bytes) -> None:
+    def _keep(self, file: Path, content: bytes) -> None:
         if not self._writes:
             return
         try:
-            file.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             with replacing(file) as made:
                 made.write(zlib.crc32(content).to_bytes(_SUM_BYTES, "little"))
                 made.write(content)
-            self._count(folder, len(content))
+            self._count(len(content))
         except OSError as error:
-            self._stop_writing(error)
-
-    def _stop_writing(self, error: OSError) -> None:
-        self._writes = False
-        log.warning(
-            "%-12s nothing more is kept in %s, and is read from where it lies: %s",
-            "data.cache",
-            error.filename or self._given,
-            error.strerror or error,
-        )
+            self._writes = False
+            _tell(self._folder, error)
 
     def _tell_unkept(self, path: str) -> None:
         if self._tells:
@@ -130,15 +104,15 @@ class BlockCache:
                 masked(path),
             )
 
-    def _count(self, folder: Path, size: int) -> None:
+    def _count(self, size: int) -> None:
         """Removes what was not used for longest if the folder is full; it looks now and then."""
         with self._looking:
             self._written += size
             if self._written * _LOOKS < self._limit:
                 return
             self._written = 0
-            _remove_leftovers(folder)
-            found = sorted(_parts(folder))
+            _remove_leftovers(self._folder)
+            found = sorted(_parts(self._folder))
             total = sum(size for _, size, _ in found)
             if total <= _FULL * self._limit:
                 return
@@ -151,8 +125,24 @@ class BlockCache:
 
 
 def cache_of(data: Data) -> BlockCache | None:
-    """Returns the cache that a job asks for; None for none."""
-    return None if data.cache is None else BlockCache(Path(data.cache), data.cache_gb * 10**9)
+    """Returns this user's part of the cache that a job asks for; None for none, and if it cannot be made."""
+    if data.cache is None:
+        return None
+    try:
+        Path(data.cache).mkdir(parents=True, exist_ok=True)
+        return BlockCache(private_folder(Path(data.cache)), data.cache_gb * 10**9)
+    except OSError as error:
+        _tell(Path(error.filename or data.cache), error)
+        return None
+
+
+def _tell(folder: Path, error: OSError) -> None:
+    log.warning(
+        "%-12s nothing more is kept in %s, and is read from where it lies: %s",
+        "data.cache",
+        folder,
+        error.strerror or error,
+    )
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -44,6 +44,8 @@ Dtype = Literal["fp16", "fp32"]
 DTYPES: Mapping[Dtype, type] = {"fp16": np.float16, "fp32": np.float32}
 _NAME_BYTES = 255
 """Largest number of bytes of a file's name."""
+MOST_FACTOR = 1e6
+"""Largest logit scale and logit bias; those of models are some hundreds at most."""
 FORMAT = 1
 """Number that changes with the way in which features are computed."""
 READ_BY = (
@@ -214,13 +216,26 @@ def read_about(file: str) -> About:
     try:
         values = parse_json(persistent(file, metadata)[ABOUT.encode()])
         about = About(**{each.name: values[each.name] for each in fields(About)})
-        if about.width < 1:
-            raise ValueError("features without values")
+        _check_about(about)
     except (KeyError, ValueError, TypeError):
         raise InputError(
             f"{file} is no file of features that this Clipship has written: give another --out, or remove it"
         ) from None
     return about
+
+
+def _check_about(about: About) -> None:
+    """Raises ValueError or TypeError for values that no model and no shard has."""
+    counts = (about.size, about.samples, about.rows, about.views, about.width - 1)
+    factors = (about.logit_scale, about.logit_bias or 0.0)
+    texts, tables = (about.made_by, about.model, about.changed), (about.bad, about.read_by)
+    if not (
+        all(type(count) is int and count >= 0 for count in counts)
+        and all(abs(factor) <= MOST_FACTOR for factor in factors)
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(table, dict) for table in tables)
+    ):
+        raise ValueError
 
 
 class FeatureWriter:

@@ -69,12 +69,14 @@ def check_first_samples(shards: Sequence[str], data: Data, allowed: Allowed) -> 
         return
     selection = shard_selection(data)
     found = content.entry
+    if not any(each is None or each.entry.endings for each in (first_content(s, data) for s in shards[:3])):
+        raise InputError(f"{shards[0]}: {found.damage or 'nothing is in it'}")
     if not len(found) and found.endings:
         looked_at = None if content.whole else sum(found.left_out.values())
         raise InputError(
             nothing_usable(shards[0], found.endings, found.left_out, selection, "captions", looked_at)
         )
-    if content.whole and len(shards) == 1 and len(found) and not data.filters:
+    if content.whole and len(shards) == 1 and not data.filters:
         open_indexed(in_memory(shards, [content]), selection, "captions", allowed)
 
 

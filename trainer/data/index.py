@@ -16,6 +16,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,7 +61,12 @@ class Index:
 
     def rows(self, number: int) -> Rows:
         """Returns the rows of one shard. Raises as `payload` does."""
-        return Rows.of(self.payload(number), self.entries[number].samples)
+        try:
+            return Rows.of(self.payload(number), self.entries[number].samples)
+        except (ValueError, IndexError):
+            raise InputError(
+                f"the index of {self.paths[number]} is damaged: remove it and run `clipship index` again"
+            ) from None
 
     def payload(self, number: int) -> memoryview:
         """Returns what is stored of one file, which is mapped into memory if it is on disk.
@@ -261,11 +267,18 @@ def read_catalogue(folder: Path, selection: Selects) -> dict[str, Entry]:
 
 
 def _entry(values: dict[str, Any]) -> Entry:
-    """Returns the entry. Raises TypeError if a value is of another type than its field."""
+    """Returns the entry. Raises TypeError or ValueError for a value that no entry has."""
     entry = Entry(**values)
     for name, kind in _KINDS.items():
         if not isinstance(getattr(entry, name), kind):
             raise TypeError(f"{name} is {getattr(entry, name)!r}")
+    tables = (entry.left_out, entry.endings, entry.filtered)
+    of_causes = chain.from_iterable(table.values() for table in tables)
+    counts = (entry.size, entry.samples, entry.lost, *entry.groups, *of_causes)
+    if not all(type(count) is int and 0 <= count < 2**53 for count in counts):
+        raise ValueError("it counts what no file has")
+    if not all(len(flaw) == 2 for flaw in entry.flaws):
+        raise ValueError("a flaw is no key with its cause")
     return entry
 
 

@@ -87,8 +87,12 @@ def pictures_in(file: str) -> Any:
             return parquet.read_table(content, columns=[SHARD, KEY, "row", "caption", "image"])
 
     table = persistent(file, read)
-    first = compute.equal(table["caption"], 0)
-    return table.filter(compute.and_(first, compute.is_valid(table["image"])))
+    with readable(file):
+        first = compute.equal(table["caption"], 0)
+        pictures = table.filter(compute.and_(first, compute.is_valid(table["image"])))
+        if pictures.num_rows and not np.isfinite(vectors_of(pictures["image"])).all():
+            raise ValueError("its features are no finite numbers")
+    return pictures
 
 
 def _named(shards: Sequence[str], keys: Sequence[str], numbers: Sequence[int]) -> dict[str, tuple[str, int]]:
@@ -101,7 +105,11 @@ def _named(shards: Sequence[str], keys: Sequence[str], numbers: Sequence[int]) -
 
 
 def vectors_of(column: Any) -> Features:
-    """Returns the features [n, D] in a column of lists, pyarrow.ChunkedArray."""
+    """Returns the features [n, D] in a column of lists, pyarrow.ChunkedArray. Raises ValueError."""
+    from pyarrow import types
+
+    if not types.is_fixed_size_list(column.type):
+        raise ValueError(f"its features are {column.type}")
     values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
     vectors: Features = values.reshape(len(column), -1)
     return vectors
