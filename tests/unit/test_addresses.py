@@ -80,7 +80,7 @@ def test_a_checkpoint_chooses_no_endpoint_and_no_folder(
 
     job = evaluated(trained_by(tmp_path / "runs" / "own", **theirs))
     assert (job.data.storage.given, job.data.cache, job.model.cache_dir) == ({}, None, None)
-    assert "data.cache and data.storage of the run that trained it are not used" in capsys.readouterr().err
+    assert "data.storage and data.cache of the run that trained it are not used" in capsys.readouterr().err
     file = tmp_path / "job.toml"
     text = dump_job(tiny_job(name="own", logging={"runs": str(tmp_path / "runs")}, **own))
     for path in (file, tmp_path / "runs" / "own" / "job.toml"):

@@ -192,7 +192,6 @@ def test_check_names_a_filter_that_orders_true_and_false(tmp_path: Path) -> None
     [
         {"samples": -1},
         {"samples": 2**60},
-        {"samples": True},
         {"left_out": {"x": "y"}},
         {"endings": {"png": -1}},
         {"groups": "abc"},

@@ -16,9 +16,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
+
+from pydantic import BaseModel, TypeAdapter
 
 from trainer.config import is_remote
 from trainer.data.entry import Content, Entry, Selects
@@ -26,14 +27,7 @@ from trainer.data.files import Stamp, opened, persistent, persistent_each, stamp
 from trainer.data.tar import Rows
 from trainer.errors import InputError, StorageError
 from trainer.safe_io.atomic import replacing
-from trainer.safe_io.plain import (
-    MOST_BYTES,
-    MOST_LINES_BYTES,
-    open_plain,
-    open_regular,
-    parse_json,
-    read_plain,
-)
+from trainer.safe_io.plain import MOST_BYTES, MOST_LINES_BYTES, open_plain, open_regular, read_plain
 from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
@@ -253,8 +247,8 @@ def read_catalogue(folder: Path, selection: Selects) -> dict[str, Entry]:
     except (OSError, ValueError):
         return {}
     try:
-        return {str(name): _entry(entry) for name, entry in parse_json(text)["shards"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _Catalogue.model_validate_json(text, strict=True).shards
+    except ValueError as error:
         file = catalogue_file(folder, selection)
         log.warning(
             "%-12s malformed, so it is not used and is made again: %s (%s: %s)",
@@ -266,27 +260,11 @@ def read_catalogue(folder: Path, selection: Selects) -> dict[str, Entry]:
         return {}
 
 
-def _entry(values: dict[str, Any]) -> Entry:
-    """Returns the entry. Raises TypeError or ValueError for a value that no entry has."""
-    entry = Entry(**values)
-    for name, kind in _KINDS.items():
-        if not isinstance(getattr(entry, name), kind):
-            raise TypeError(f"{name} is {getattr(entry, name)!r}")
-    tables = (entry.left_out, entry.endings, entry.filtered)
-    of_causes = chain.from_iterable(table.values() for table in tables)
-    counts = (entry.size, entry.samples, entry.lost, *entry.groups, *of_causes)
-    if not all(type(count) is int and 0 <= count < 2**53 for count in counts):
-        raise ValueError("it counts what no file has")
-    if not all(len(flaw) == 2 for flaw in entry.flaws):
-        raise ValueError("a flaw is no key with its cause")
-    return entry
+class _Catalogue(BaseModel):
+    shards: dict[str, Entry]
 
 
-_KINDS: Mapping[str, type] = {
-    "size": int, "changed": str, "samples": int, "digest": str,
-    "left_out": dict, "endings": dict, "flaws": list, "damage": str, "lost": int,
-    "filtered": dict, "groups": Sequence
-}  # fmt: skip
+_ENTRY = TypeAdapter(Entry)
 
 
 def open_index(
@@ -348,8 +326,8 @@ def read_entry(file: Path) -> Entry | None:
             if rows.readline(len(MAGIC)) != MAGIC:
                 return None
             sealed = rows.readline(MOST_BYTES) + rows.readline(MOST_BYTES)
-        return _entry(parse_json(_unsealed(sealed.removesuffix(b"\n"))))
-    except (OSError, ValueError, TypeError, AttributeError):
+        return _ENTRY.validate_json(_unsealed(sealed.removesuffix(b"\n")), strict=True)
+    except (OSError, ValueError):
         return None
 
 

@@ -28,12 +28,14 @@ from trainer.data.entry import Entry
 from trainer.data.feature_files import (
     KEY,
     About,
+    Vectors,
     feature_files,
     files_in,
     folder_named,
     key_text,
     read_about,
     read_by,
+    values_in,
 )
 from trainer.data.files import Stamp
 from trainer.data.index import THREADS, Index, raise_all, versions_of
@@ -54,7 +56,6 @@ _COLUMNS = (KEY, "row", "image", "text", "problem")
 _CAUSE = "no stored target"
 _TWICE = "its key comes twice"
 _UNSEEN = Entry(0, "", 0, "", {}, {})
-Vectors = NDArray[np.floating[Any]]
 
 
 class StoredTeacher(NamedTuple):
@@ -247,24 +248,11 @@ class _Features:
         for begin, end in pairwise([*begins, len(keys)]):
             if rows.setdefault(keys[begin], range(begin, end))[0] != begin:
                 problems[rows[keys[begin]][0]] = _TWICE
-        images = _vectors(table["image"]).reshape(-1, *self._shape)
-        texts = _vectors(table["text"]).reshape(-1, self._shape[1])
+        images = values_in(table["image"]).reshape(-1, *self._shape)
+        texts = values_in(table["text"]).reshape(-1, self._shape[1])
         if not len(images) == len(texts) == valid.sum():
             raise ValueError("it has not one feature for each row without a problem")
         return _Group(rows, problems, np.cumsum(valid) - 1, images, texts)
-
-
-def _vectors(column: Any) -> Vectors:
-    """Returns the values in a column of lists, without those that are null."""
-    from pyarrow import types
-
-    values = column.combine_chunks()
-    while types.is_fixed_size_list(values.type):
-        values = values.flatten()
-    vectors: Vectors = values.to_numpy(zero_copy_only=False)
-    if vectors.dtype.kind != "f" or not np.isfinite(vectors).all():
-        raise ValueError("its features are no finite numbers")
-    return vectors
 
 
 class Targets:

@@ -9,10 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
 from trainer.config import Job, is_remote
-from trainer.config.keys import path_of, section_of
 from trainer.config.loader import job_from_table, load_job
 from trainer.config.storage import Storage
 from trainer.config.stores import Address
@@ -20,7 +17,7 @@ from trainer.data.image_folder import image_folder
 from trainer.errors import InputError
 from trainer.launch.submission import find_run
 from trainer.plan.check import check_evaluated
-from trainer.run.checkpoints import MANIFEST, find_trained
+from trainer.run.checkpoints import find_trained
 from trainer.text.masking import MASK
 from trainer.text.terminal import say
 
@@ -34,6 +31,10 @@ _OF_TRAINING: Mapping[str, Any] = {
     "targets": [],
     "grad_checkpointing": False,
 }
+_OF_THE_USER = {"data": ("storage", "cache", "index"), "model": ("cache_dir",)}
+"""Keys by which storage is reached, and of folders that are made: a checkpoint, which may come from others,
+chooses neither. The user's own job file in its place does."""
+_NO_STORAGE = Storage().model_dump()
 _NO_TRAINING_DATA: Mapping[str, Any] = {"train": [], "weights": None, "filters": [], "scores": []}
 
 
@@ -93,33 +94,18 @@ def _table_of_trained(checkpoint: str, model: str | None) -> tuple[dict[str, Any
 
 
 def _said_by(checkpoint: str, job: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
-    """Returns a section of the job that trained a checkpoint, which may come from others.
-
-    It chooses no folder that is made and no way to storage: the user's own job file does, in its place.
-    """
-    section = (job or {}).get(name) or {}
-    kind = section_of(Job.model_fields[name])
-    if not isinstance(section, Mapping) or kind is None:
-        raise InputError(f"{checkpoint}: its {MANIFEST} is malformed: [{name}] of its job is no table")
-    users = {key for key, field in kind.model_fields.items() if _is_the_users(field)}
-    own = getattr(load_job(Path(checkpoint)), name) if users and _is_job_file(checkpoint) else None
-    if own is not None:
-        return {**section, **own.model_dump(mode="json", include=users)}
-    if left := [f"{name}.{key}" for key in sorted(users) if _is_set(section.get(key))]:
+    """Returns a section of the job that trained a checkpoint, without the keys that are the user's."""
+    section = dict((job or {}).get(name) or {})
+    left = {key: section.pop(key) for key in _OF_THE_USER.get(name, ()) if key in section}
+    if left and _is_job_file(checkpoint):
+        own = getattr(load_job(Path(checkpoint)), name)
+        return {**section, **own.model_dump(mode="json", include=left.keys())}
+    if named := [f"{name}.{key}" for key, value in left.items() if value and value != _NO_STORAGE]:
         say(
-            f"{checkpoint}: {' and '.join(left)} of the run that trained it are not used, since a checkpoint "
-            "may come from others: name the run by its job file, or set them with --set"
+            f"{checkpoint}: {' and '.join(named)} of the run that trained it are not used, since a "
+            "checkpoint may come from others: name the run by its job file, or set them with --set"
         )
-    return {key: value for key, value in section.items() if key not in users}
-
-
-def _is_the_users(field: FieldInfo) -> bool:
-    mark = path_of(field)
-    return section_of(field) is Storage or (mark is not None and mark.made)
-
-
-def _is_set(value: object) -> bool:
-    return any(value.values()) if isinstance(value, Mapping) else bool(value)
+    return section
 
 
 def _check_addresses(checkpoint: str, evaluation: Mapping[str, Any]) -> None:
