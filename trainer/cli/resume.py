@@ -163,7 +163,7 @@ def _check_code(address: str, accepted: bool, job_file: Path) -> None:
     if found and not accepted:
         raise InputError(
             f"{address}: its job runs code that whoever wrote the copy has chosen: {', '.join(found)}. If "
-            "that was you, give --accept-code"
+            "that was you, give --accept-code."
         )
 
 
