@@ -441,7 +441,10 @@ def test_a_small_file_of_a_copy_has_a_limit(place: Place, tmp_path: Path) -> Non
         ({"env": {"PYTHONSTARTUP": "/x.py"}}, "PYTHONSTARTUP in [env]"),
         ({"env": {"PYTHONPATH": "/x"}}, "PYTHONPATH in [env]"),
         ({"env": {"NCCL_NET_PLUGIN": "/x.so"}}, "NCCL_NET_PLUGIN in [env]"),
-        ({"data": {"train": ("pipe:touch x",), "stream_samples": 9, "format": "webdataset"}}, "a stream (pipe:COMMAND)"),
+        (
+            {"data": {"train": ("pipe:touch x",), "stream_samples": 9, "format": "webdataset"}},
+            "a stream (pipe:",
+        ),
         ({"env": {"NCCL_DEBUG": "INFO"}}, ""),
     ],
 )
