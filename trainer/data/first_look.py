@@ -69,8 +69,9 @@ def check_first_samples(shards: Sequence[str], data: Data, allowed: Allowed) -> 
         return
     selection = shard_selection(data)
     found = content.entry
-    if not any(each is None or each.entry.endings for each in (first_content(s, data) for s in shards[:3])):
-        raise InputError(f"{shards[0]}: {found.damage or 'nothing is in it'}")
+    looked_into = [first_content(shard, data) for shard in shards[:3]]
+    if all(each and each.entry.damage and not each.entry.endings for each in looked_into):
+        raise InputError(f"{shards[0]}: {found.damage}")
     if not len(found) and found.endings:
         looked_at = None if content.whole else sum(found.left_out.values())
         raise InputError(
