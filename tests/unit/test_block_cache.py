@@ -1,13 +1,15 @@
 """Parts of shards on a node's disk: read once, checked, bounded, and nothing breaks when the disk does."""
 
 import os
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from trainer.data.block_cache import PART_BYTES, BlockCache
+from trainer.config import Data
+from trainer.data.block_cache import PART_BYTES, BlockCache, cache_of
 
 SIZE = PART_BYTES + 5000
 CONTENT = bytes(range(251)) * (SIZE // 251 + 1)
@@ -91,7 +93,7 @@ def replace_by_folder(file: Path) -> None:
 def test_a_damaged_part_is_fetched_again(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     store, cache = Store(), BlockCache(tmp_path, ALL)
     read(cache, store, 0, 9)
-    (file,) = tmp_path.glob("*/*.part")
+    (file,) = tmp_path.rglob("*.part")
     harm(file)
     read(cache, store, 0, 9)
     assert len(store.fetched) == 2
@@ -101,12 +103,12 @@ def test_what_was_not_used_for_longest_goes(tmp_path: Path) -> None:
     store, cache = Store(), BlockCache(tmp_path, 10 * PART_BYTES)
     for number in range(9):
         read(cache, store, 0, 9, f"{number}.tar")
-        for file in tmp_path.glob("*/*.part"):
+        for file in tmp_path.rglob("*.part"):
             os.utime(file, (file.stat().st_mtime - 60,) * 2)
     read(cache, store, 0, 9, "0.tar")  # used just now
     before = len(store.fetched)
     read(cache, store, 0, 9, "9.tar")
-    assert sum(file.stat().st_size for file in tmp_path.glob("*/*.part")) <= 0.8 * 10 * PART_BYTES
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.part")) <= 0.8 * 10 * PART_BYTES
     read(cache, store, 0, 9, "0.tar")
     assert len(store.fetched) == before + 1
     read(cache, store, 0, 9, "1.tar")
@@ -145,12 +147,12 @@ def test_parts_that_are_kept_serve_when_the_disk_takes_no_more(
     assert store.fetched[-1] == (PART_BYTES - 3, PART_BYTES + 9)
 
 
-def test_parts_of_another_user_count_and_what_a_killed_rank_left_goes(
+def test_parts_on_a_read_only_disk_count_and_what_a_killed_rank_left_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
     read(BlockCache(tmp_path, ALL), store, 0, 9)
-    (file,) = tmp_path.glob("*/*.part")
+    (file,) = tmp_path.rglob("*.part")
     old, new = (file.with_name(f".0.part.{number}.partial") for number in range(2))
     old.touch()
     new.touch()
@@ -166,3 +168,37 @@ def test_parts_of_another_user_count_and_what_a_killed_rank_left_goes(
     read(BlockCache(tmp_path, ALL), store, PART_BYTES, SIZE)
     assert not old.exists()
     assert new.exists(), "another rank may be writing it"
+
+
+@pytest.mark.parametrize("trap", ["a link", "open to all"])
+def test_a_part_that_another_user_may_have_put_there_is_not_read(
+    tmp_path: Path, trap: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, data = Store(), Data(train=("0.tar",), cache=str(tmp_path / "cache"))
+    cache = cache_of(data)
+    assert cache is not None
+    read(cache, store, 0, PART_BYTES)
+    (own,) = (tmp_path / "cache").iterdir()
+    assert own.stat().st_mode & 0o077 == 0
+    (part,) = own.rglob("*.part")
+    wrong = bytes(PART_BYTES)
+    part.write_bytes(zlib.crc32(wrong).to_bytes(4, "little") + wrong)
+    if trap == "a link":
+        own.rename(tmp_path / "elsewhere")
+        own.symlink_to(tmp_path / "elsewhere")
+    else:
+        own.chmod(0o777)
+    assert cache_of(data) is None
+    assert "another user's, or others can enter it" in caplog.text
+
+
+def test_no_link_among_the_parts_is_followed(tmp_path: Path) -> None:
+    store, victim = Store(), tmp_path / "victim"
+    read(BlockCache(tmp_path / "cache", ALL), store, 0, 9)
+    (part,) = tmp_path.rglob("*.part")
+    part.rename(victim)
+    part.symlink_to(victim)
+    before = victim.stat().st_mtime_ns
+    read(BlockCache(tmp_path / "cache", ALL), store, 0, 9)
+    assert len(store.fetched) == 2
+    assert victim.stat().st_mtime_ns == before

@@ -14,6 +14,7 @@ from trainer.config import Data, Eval, Job
 from trainer.config.loader import dump_job, load_job
 from trainer.data.check import check_data
 from trainer.data.sample_counts import recorded_sizes
+from trainer.data.shard_files import write_shard
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError, StorageError
 from trainer.evaluate.inputs import check_evaluation, class_names, templates
@@ -31,7 +32,7 @@ JOB = 'name = "run"\n[data]\ntrain = "*.tar"\n[optim]\nglobal_batch_size = 4\nst
 def folder(tmp_path: Path) -> Path:
     """Three empty shards and a job file over them."""
     for number in (1, 2, 10):
-        (tmp_path / f"s-{number}.tar").touch()
+        write_shard([("k", {"png": b"png", "txt": b"text"})], tmp_path / f"s-{number}.tar")
     (tmp_path / "job.toml").write_text(JOB)
     return tmp_path
 

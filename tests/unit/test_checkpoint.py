@@ -667,3 +667,30 @@ def test_counts_of_samples_that_a_manifest_cannot_have_are_passed_over(
     job = small_job()
     found = restore(job, alone, tmp_path, _train(alone, steps=0), RunIdentity(job, SAMPLES))
     assert (found.steps_done, found.bad_samples) == (2, {"right": 2} if recorded == {"right": 2} else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("optimizer", []),
+        ("optimizer", {}),
+        ("optimizer", {"state": 5, "scaler": {}}),
+        ("optimizer", {"state": {"logit_scale": 5}, "scaler": {}}),
+        ("optimizer", {"state": {"logit_scale": {"exp_avg": "x"}}, "scaler": {}}),
+        ("model", []),
+        ("model", {}),
+        ("model", {"logit_scale": 5}),
+        ("model", 5),
+    ],
+)
+def test_state_of_another_form_is_refused(name: str, content: object, tmp_path: Path, alone: Comm) -> None:
+    folder = _save(tmp_path, _train(alone), 2)
+    (path,) = folder.glob(f"{name}*.pt")
+    torch.save(content, path)
+    manifest = json.loads((folder / files.MANIFEST).read_text())
+    manifest["files"][path.name] = files._sealed(path)
+    (folder / files.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(
+        InputError, match=r"step-00000002: its (state is malformed|weights belong to another)"
+    ):
+        _resumed(tmp_path, alone)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.cli import main as cli
+from trainer.data.shard_files import write_shard
 from trainer.plan.describe import Facts, all_warnings
 from trainer.preflight.findings import find_problems
 from trainer.preflight.measurements import Measurements, Needs
@@ -381,7 +382,7 @@ def test_render_writes_utf_8_whatever_the_terminal_has(
 
 def test_check_says_that_shards_without_record_are_counted_later(job: str, capsys: Capture) -> None:
     for number in (1, 2):
-        Path(f"{number}.tar").touch()
+        write_shard([("k", {"png": b"png", "txt": b"text"})], Path(f"{number}.tar"))
     assert check("data.format=auto", "data.train=*.tar") == 0
     shown = capsys.readouterr().out
     assert "2 shards, samples are counted at the start" in shown

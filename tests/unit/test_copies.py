@@ -1,6 +1,7 @@
 """Copies of checkpoints: whole or not there, as many as are kept, fetched and checked."""
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from tests.support.jobs import tiny_job
 from trainer.checkpoint import files
 from trainer.checkpoint.files import Folder
 from trainer.checkpoint.identity import RunIdentity
+from trainer.cli.main import main
 from trainer.cli.resume import _fetched, _is_copy
 from trainer.config.loader import dump_job, load_job
 from trainer.copies import copied_run, copier
@@ -369,7 +371,7 @@ def test_a_secret_that_no_copy_has_is_asked_for(
     (tmp_path / "new").mkdir()
     monkeypatch.chdir(tmp_path / "new")
     with pytest.raises(InputError, match=r"runs/tiny/job\.toml has \*\*\* in place of a secret"):
-        _fetched(place.copy.address)
+        _fetched(place.copy.address, accept_code=True)
     assert "abcdefghijklmnop" not in (Path(place.copy.address) / "job.toml").read_text()
 
 
@@ -425,3 +427,73 @@ def test_a_place_that_cannot_be_written_is_refused(copy_to: str, data: dict[str,
 def test_the_job_of_a_copy_loads_to_an_equal_job(place: Place) -> None:
     place.copy.put_run(place.run.folder, place.job)
     assert dump_job(load_job(Path(place.copy.address) / "job.toml")) == dump_job(place.job)
+
+
+def test_an_older_copy_is_fetched_where_the_newest_lacks_a_file(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (4, 8):
+        place.copied(step)
+    store.remove(f"{place.copy.address}/checkpoints/{folder_name(8)}/optimizer.pt")
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    fetched = _fetched(place.copy.address) / "checkpoints"
+    assert [folder.name for folder in files.newest_first(fetched)] == steps(4)
+
+
+def test_a_small_file_of_a_copy_has_a_limit(place: Place, tmp_path: Path) -> None:
+    place.copied(4)
+    os.truncate(f"{place.copy.address}/checkpoints/{folder_name(4)}/manifest.json", 2**26 + 1)
+    with pytest.raises(InputError, match=r"manifest.json: its size in bytes is 67,108,865, above the limit"):
+        place.copy.manifest(folder_name(4))
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"env": {"LD_PRELOAD": "/x.so", "NCCL_DEBUG": "INFO"}}, "LD_PRELOAD in [env]"),
+        ({"env": {"PYTHONSTARTUP": "/x.py"}}, "PYTHONSTARTUP in [env]"),
+        ({"env": {"PYTHONPATH": "/x"}}, "PYTHONPATH in [env]"),
+        ({"env": {"NCCL_NET_PLUGIN": "/x.so"}}, "NCCL_NET_PLUGIN in [env]"),
+        (
+            {"data": {"train": ("pipe:touch x",), "stream_samples": 9, "format": "webdataset"}},
+            "a stream (pipe:",
+        ),
+        ({"env": {"NCCL_DEBUG": "INFO"}}, ""),
+    ],
+)
+def test_a_copy_whose_job_runs_code_is_refused_unless_that_is_accepted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sections: dict[str, Any],
+    named: str,
+) -> None:
+    place = Place(tmp_path / "old")
+    place.job = tiny_job(**{"logging": {"runs": str(tmp_path / "old" / "runs")}, **sections})
+    place.copied(4)
+    started: list[Path] = []
+
+    def start(folder: Path, _job: Path) -> tuple[str, ...]:
+        started.append(folder)
+        return ()
+
+    monkeypatch.setattr("trainer.cli.resume._overrides", start)
+    monkeypatch.setattr("trainer.plan.checked.checked", lambda *_, **__: 1 / 0)
+    monkeypatch.chdir(tmp_path)
+    words = ["resume", place.copy.address, "--nproc", "1"]
+    if named:
+        assert main(words) == 2
+        assert "its job runs code that whoever wrote the copy has chosen: " in (
+            told := capsys.readouterr().err
+        )
+        assert named in told
+        assert not started
+        assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+        words.append("--accept-code")
+    with pytest.raises(ZeroDivisionError):
+        main(words)
+    assert started == [Path("runs/tiny")]
+    told = capsys.readouterr().err
+    assert ("its job sets in [env]: " in told) == ("env" in sections)
+    assert all(name in told for name in sections.get("env", {}))

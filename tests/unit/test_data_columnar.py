@@ -109,7 +109,7 @@ def test_a_cell_holds_bytes_a_path_a_struct_or_a_url(tmp_path: Path) -> None:
         (None, "no image", "its image is empty"),
         (b"", "no image", "its image is empty"),
         (7, "no image", "neither bytes nor a path but int"),
-        ("file:///etc/passwd", "no image", "an address of none of http://, https://, s3://, gs://"),
+        ("file:///etc/passwd", "no image", "passwd is an address of none of http://, https://, s3://, gs://"),
         ("simplecache::http://127.0.0.1:9/a.png", "no image", "an address of none of"),
         ("http://127.0.0.1:9/a.png", "image not fetched", "cannot be fetched"),
         (b"x" * 2000, "too large", "2,000 bytes; data.max_member_bytes allows 1,000"),

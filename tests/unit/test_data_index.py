@@ -3,9 +3,11 @@
 Only new shards are read, damage is found, and URLs are read by range.
 """
 
+import errno
 import io
 import json
 import logging
+import mmap
 import os
 import pickle
 import shutil
@@ -534,3 +536,25 @@ def test_an_interrupt_waits_only_for_shards_that_are_being_read(
     with pytest.raises(KeyboardInterrupt):
         make([f"{number}.tar" for number in range(300)], tmp_path, interrupt)
     assert len(begun) < 150
+
+
+def test_an_index_is_read_where_nothing_shared_can_be_mapped(
+    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s: list[float] = []
+
+    class PrivateAlone(mmap.mmap):
+        refused = mmap.MAP_SHARED
+
+        def __new__(cls, file: int, size: int, flags: int = mmap.MAP_SHARED, **more: Any) -> "PrivateAlone":
+            if flags & cls.refused:
+                raise OSError(errno.ENODEV, "No such device")
+            return super().__new__(cls, file, size, flags=flags, **more)
+
+    monkeypatch.setattr("trainer.run.retry.time.sleep", waits_s.append)
+    monkeypatch.setattr(mmap, "mmap", PrivateAlone)
+    assert made(shards, tmp_path).read(0).key
+    monkeypatch.setattr(PrivateAlone, "refused", mmap.MAP_SHARED | mmap.MAP_PRIVATE)
+    with pytest.raises(StorageError, match=r"cannot be read: No such device"):
+        made(shards, tmp_path).read(0)
+    assert not waits_s, "it would not pass"

@@ -354,7 +354,7 @@ def test_a_second_epoch_and_a_second_start_read_nothing_from_the_store(shards: s
             assert keys(source, Lanes(7, 16)) == expected
             asked, server.failures = len(server.asked), 0
         assert asked == 0
-    assert len(list((tmp_path / "cache").glob("*/*.part"))) == SHARDS
+    assert len(list((tmp_path / "cache").rglob("*.part"))) == SHARDS
 
 
 GROUPS, ROWS = 12, 40

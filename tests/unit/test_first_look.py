@@ -100,9 +100,10 @@ def test_login_node_without_numpy_looks_into_no_shard(
     assert check_data(Data(train=(shard(tmp_path / "a.tar", 5, "json"),))) is None
 
 
-def test_shards_that_cannot_be_read_as_such_are_left_to_the_ranks(tmp_path: Path) -> None:
+def test_a_file_that_is_no_tar_is_refused_as_a_run_refuses_it(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(b"no tar" * 1000)
-    assert check_data(Data(train=(str(tmp_path / "a.tar"),))) is None
+    with pytest.raises(InputError, match=r"a.tar: not a readable tar file"):
+        check_data(Data(train=(str(tmp_path / "a.tar"),)))
 
 
 def test_one_check_reads_the_first_headers_once_until_the_shard_changes(

@@ -13,7 +13,7 @@ from trainer.errors import MachineError
 from trainer.launch.local import start_ranks
 from trainer.model import compile as compile_module
 from trainer.model.compile import keep_kernels
-from trainer.sysinfo.user_cache import _node_disks, node_cache
+from trainer.sysinfo.user_cache import _node_disks, node_cache, user_cache
 
 
 def own(disk: Path) -> Path:
@@ -83,3 +83,23 @@ def test_kernels_are_kept_there_unless_the_environment_says_where(
     given = {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}
     assert keep_kernels(given) == "/elsewhere"
     assert given == {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}
+
+
+@pytest.mark.parametrize("trap", ["link", "open", "no home"])
+def test_a_cache_in_which_others_may_write_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    folder = user_cache("search")
+    assert folder == tmp_path / ".cache" / "clipship" / "search"
+    folder.mkdir(mode=0o700, parents=True)
+    assert user_cache("search") == folder
+    if trap == "link":
+        folder.rename(tmp_path / "other")
+        folder.symlink_to(tmp_path / "other")
+    elif trap == "open":
+        folder.chmod(0o777)
+    else:
+        monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
+    assert user_cache("search") is None

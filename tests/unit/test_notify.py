@@ -190,3 +190,12 @@ def test_a_job_that_tells_needs_an_address() -> None:
     assert "secret" not in str(raised.value).replace("secret:SECRET:KEY", "")
     check_address(BOTH, {ADDRESS: "https://hooks.example.org/secret"})
     check_address((), {})
+
+
+def test_an_answer_that_is_nested_deeply_stops_nothing(
+    service: Webhook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.answer = b"[" * 10_000
+    Notifier("demo", BOTH, {ADDRESS: service.address}).tell("end", "done")
+    assert len(service.got) == 1
+    assert not capsys.readouterr().err

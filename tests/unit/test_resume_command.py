@@ -1,9 +1,7 @@
 """`clipship resume`: what it starts from a run folder, and what it refuses."""
 
-import io
 import json
 import os
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from trainer.config import Job
 from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import dump_job, load_job
 from trainer.config.resume_rule import differences
+from trainer.data.shard_files import write_shard
 from trainer.errors import InputError
 from trainer.launch.hosts import Host, hosts_text
 from trainer.launch.submission import Submission, make_artefacts_folder, record
@@ -246,9 +245,7 @@ def of_shards(tmp_path: Path) -> Path:
     """A run of 2 epochs of shards that nobody has counted; by its checkpoint an epoch has 10 steps."""
     its = folder(tmp_path)
     shard = tmp_path / "a.tar"
-    with tarfile.open(shard, "w") as tar:
-        for name in ("a.png", "a.txt"):
-            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    write_shard([("a", {"png": b"png", "txt": b"text"})], shard)
     (its / "job.toml").write_text(SHARDS.format(runs=tmp_path / "runs", resume="auto", shards=shard))
     return its
 

@@ -60,6 +60,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("trainer.run.retry.time", SimpleNamespace(sleep=clock.sleep))
     monkeypatch.setattr(files, "STORE_WAITS_S", WAITS_S)
+    monkeypatch.setattr(files, "_ANSWERING_PARTS", set())
     return clock
 
 
@@ -148,9 +149,19 @@ def test_a_server_that_sends_the_whole_file_for_a_part_is_refused(
 ) -> None:
     address, server = store
     server.faults.append("whole")
-    with pytest.raises(InputError, match=r"5,000 bytes came where 20 were asked for: .*\(Range\)"):
+    with pytest.raises(InputError, match=r"more than the 20 bytes came that were asked for: .*\(Range\)"):
         Files().read(f"{address}/0.tar", 10, 20)
     assert not clock.waits_s
+
+
+def test_a_server_that_sends_the_whole_file_once_is_asked_again(
+    content: bytes, store: tuple[str, type[Ranges]], clock: Clock
+) -> None:
+    address, server = store
+    for fault in ("", "whole"):
+        server.faults.append(fault)
+        assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30]
+    assert len(clock.waits_s) == 1
 
 
 @pytest.mark.parametrize("left", [4000, 100])

@@ -6,7 +6,8 @@ started again go on from a step that a node has in memory, if there is one (`mem
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -231,8 +232,18 @@ def _restore_here(
     """Returns where to begin and what was read; model and optimizer have it, too, unless they are split."""
     start, whole = _read_here(job, wanted, checkpoints, train, run)
     if whole is not None and not train.shards.split:
-        state.put_optimizer(whole.optimizer, train.shards.parameters, train.optimizer)
+        with _malformed(start.source):
+            state.put_optimizer(whole.optimizer, train.shards.parameters, train.optimizer)
     return start, whole
+
+
+@contextmanager
+def _malformed(folder: Path | None) -> Iterator[None]:
+    """Turns what is raised for state of another form into BrokenCheckpoint, which names the folder."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BrokenCheckpoint(f"{folder}: its state is malformed: {error!r}") from error
 
 
 def _read_here(
@@ -252,9 +263,10 @@ def _read_here(
     _refuse_another_run(folder, manifest, run)
     for change in run.other_figures(manifest):
         log.warning("resume       %s", change)
-    whole = state.load(folder, manifest["files"].keys())
     try:
-        state.put_weights(whole.weights, train)
+        with _malformed(folder):
+            whole = state.load(folder, manifest["files"].keys())
+            state.put_weights(whole.weights, train)
     except RuntimeError as error:
         raise BrokenCheckpoint(f"{folder}: its weights belong to another model: {error}") from error
     step: int = manifest["step"]

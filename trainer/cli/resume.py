@@ -1,5 +1,8 @@
 """The command `clipship resume`: goes on with a run from its folder alone. Imports no torch."""
 
+import re
+import tomllib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +27,13 @@ if TYPE_CHECKING:
     from trainer.plan.new_length import NewLength
 
 
+_LOADS_CODE = re.compile(
+    r"(?:LD|DYLD|BASH|OMPI|PMIX|PRTE)_.*|PYTHON.*|(?:.*_)?(?:AUDIT|CACHE|CC|COMMAND|CXX|DIR|ENV|HOME|MODULES?"
+    r"|PATH|PLUGIN|PRELOAD|SHELL|STARTUP)"
+)
+"""Variables by which a process loads code, or looks for it in other places."""
+
+
 @click.command(cls=Command)
 @run_argument
 @set_option
@@ -35,6 +45,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Of a run that is submitted again: do not check the data here, if only the cluster's nodes see it.",
 )
+@click.option(
+    "--accept-code",
+    is_flag=True,
+    help="Of a copy: accept what its job runs as code, by LD_PRELOAD or its like in [env] or by streams.",
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -45,6 +60,7 @@ def command(
     longer: "NewLength | None",
     shorter: "NewLength | None",
     no_check: bool,
+    accept_code: bool,
 ) -> Any:
     """Go on with RUN from its newest checkpoint: its folder has the job, with every --set.
 
@@ -53,7 +69,8 @@ def command(
     says otherwise.
 
     RUN may be the copy of a run, in a folder or at an address, which checkpoint.copy_to has made: its newest
-    whole checkpoint is fetched into ./runs, and the run goes on there.
+    whole checkpoint is fetched into ./runs, and the run goes on there. Who wrote the copy chose its job: the
+    names in its [env] are printed.
 
     Examples:
       clipship resume first-run
@@ -68,7 +85,7 @@ def command(
     from trainer.cli.submit import command as submit
     from trainer.plan.new_length import one_length, with_length
 
-    folder = _fetched(run) if _is_copy(run) else find_run(run)
+    folder = _fetched(run, accept_code) if _is_copy(run) else find_run(run)
     submission = read_record(folder)
     length = one_length(longer, shorter)
     job_path = _job_path(folder)
@@ -109,7 +126,7 @@ def _is_copy(run: str) -> bool:
     return "://" in run or (Path(run) / COPY_FILE).is_file()
 
 
-def _fetched(address: str) -> Path:
+def _fetched(address: str, accept_code: bool = False) -> Path:
     """Fetches the copy of a run into the folder of its name in ./runs; returns that folder.
 
     Raises InputError if a run is there already, if no copy of a checkpoint is whole, or if the job lacks a
@@ -126,7 +143,7 @@ def _fetched(address: str) -> Path:
             "it away first"
         )
     with progress(f"fetching {one_line(address)}", "fetched", "byte") as done:
-        newest = CopiedRun(address).fetch(out, done)
+        newest = CopiedRun(address).fetch(out, done, partial(_check_code, address, accept_code))
     say(f"{out}: fetched {newest} from {address}")
     if MASK in read_plain(out / JOB_FILE):
         raise InputError(
@@ -136,8 +153,26 @@ def _fetched(address: str) -> Path:
     return out
 
 
+def _check_code(address: str, accepted: bool, job_file: Path) -> None:
+    """Prints the names in [env] of a copy's job. Raises InputError if the job runs code of its own."""
+    try:
+        job = tomllib.loads(read_plain(job_file))
+        env = sorted(dict(job.get("env", {})))
+        streams = ["a stream (pipe:COMMAND)"] if "pipe:" in repr(job) else []
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise InputError(f"{address}: its {JOB_FILE} cannot be read: {problem}") from None
+    if env:
+        say(f"{address}: its job sets in [env]: {', '.join(env)}")
+    found = [*(f"{name} in [env]" for name in env if _LOADS_CODE.fullmatch(name)), *streams]
+    if found and not accepted:
+        raise InputError(
+            f"{address}: its job runs code that whoever wrote the copy has chosen: {', '.join(found)}. If "
+            "that was you, give --accept-code."
+        )
+
+
 def _job_path(folder: Path) -> Path:
-    """Returns the run's job file: its own, or that of the last start if no rank came to write it.
+    """Returns the run's job file: its own, or that of the last start if no rank came to write one.
 
     Raises InputError if there is nothing to go on with.
     """

@@ -176,7 +176,7 @@ class Data(Section):
     beside those in use. Slow storage wants more."""
     cache: Annotated[Text | None, JobPath("folder", made=True), MAY_CHANGE, _AHEAD] = None
     """Shards and Parquet: folder on each node's own disk that keeps what was read, for later epochs and
-    starts. The node's ranks and other jobs may share it. None: nothing is kept."""
+    starts. The node's ranks and the user's other jobs share it. None: nothing is kept."""
     cache_gb: Annotated[Positive, MAY_CHANGE, _CACHED] = 100
     """Size of the cache in 10^9 bytes, about; what was not used for longest goes. All ranks and jobs that
     share the folder should say the same."""

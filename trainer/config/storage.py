@@ -40,7 +40,7 @@ class Storage(Section):
     """S3 and Google: agree to be billed for what is read, which some buckets ask for."""
     ca_bundle: Annotated[Text, JobPath()] | None = None
     """S3: file of the certificates (PEM) that the endpoint's own is checked against, if no public authority
-    has signed it. The other packages read SSL_CERT_FILE or REQUESTS_CA_BUNDLE."""
+    has signed it. None: AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE or SSL_CERT_FILE, which the other packages read."""
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from trainer.errors import InputError
 from trainer.sysinfo.own_table import own_table
 
 
@@ -76,6 +77,35 @@ def store_of(address: str) -> StoreRow | None:
     """Returns the row of an address; None for a path, a stream or another kind of address."""
     protocol = address.partition("://")[0] if "://" in address else ""
     return next((row for row in STORES if protocol in row.protocols), None)
+
+
+class Address(str):
+    """An address, `scheme://...`, that fsspec may open; `of_data` makes one that stands in others' data.
+
+    fsspec also joins file systems to chains (`a::b://`), some of which run code: no address is a chain.
+    Raises InputError for one.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> "Address":
+        if "::" in text:
+            raise InputError(f"{text[:200]} is a chain of file systems (::), which are not opened")
+        return super().__new__(cls, text)
+
+    @classmethod
+    def of_data(cls, text: str) -> "Address":
+        """Takes an address from a table, features or a checkpoint, which may name few protocols.
+
+        fsspec knows others, which read this machine's files or run code. Raises InputError for them.
+        """
+        if not text.startswith(_OF_DATA):
+            raise InputError(f"{text[:200]} is an address of none of {', '.join(_OF_DATA)}")
+        return cls(text)
+
+
+WEB = ("http://", "https://")
+_OF_DATA = (*WEB, *(f"{name}://" for row in STORES for name in row.protocols))
 
 
 def stores_of(addresses: Iterable[str]) -> dict[str, StoreRow]:

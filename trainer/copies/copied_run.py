@@ -4,7 +4,6 @@ It has the layout of a run folder, `ADDRESS/checkpoints/step-...`, with the file
 go on. A checkpoint's manifest is written last and removed first, so that half a copy is never taken for one.
 """
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from trainer.checkpoint.files import BrokenCheckpoint, verify
 from trainer.config import Job
 from trainer.config.loader import dump_without_secrets
 from trainer.data.store import Seal, get, names, put, read, remove
-from trainer.errors import InputError
+from trainer.errors import InputError, StorageError
 from trainer.run.best import BEST, folder_name, step_of
 from trainer.run.checkpoints import MANIFEST
 from trainer.run.layout import (
@@ -31,7 +30,7 @@ from trainer.run.layout import (
 )
 from trainer.safe_io.atomic import json_text
 from trainer.safe_io.folders import whole_folder
-from trainer.safe_io.plain import MOST_LINES_BYTES, read_part, read_plain
+from trainer.safe_io.plain import MOST_LINES_BYTES, parse_json, read_json, read_part, read_plain
 
 log = logging.getLogger("clipship")
 Progress = Callable[[int, int], None]
@@ -43,6 +42,10 @@ _NOTE = "A copy that Clipship made of a run: `clipship resume` with its address 
 
 
 def _no_progress(_done: int, _total: int) -> None:
+    return None
+
+
+def _unchecked(_job_file: Path) -> None:
     return None
 
 
@@ -65,7 +68,7 @@ class CopiedRun:
     def manifest(self, name: str) -> dict[str, Any] | None:
         """Returns the manifest of a checkpoint's copy; None if the copy is not whole."""
         try:
-            manifest = json.loads(read(self._at(CHECKPOINTS, name, MANIFEST)) or b"null")
+            manifest = parse_json(read(self._at(CHECKPOINTS, name, MANIFEST)) or b"null")
         except ValueError:
             return None
         return manifest if isinstance(manifest, dict) else None
@@ -76,7 +79,7 @@ class CopiedRun:
         Raises InputError or StorageError, and OSError or ValueError if the folder cannot be read.
         """
         text = read_plain(folder / MANIFEST, links=True)
-        files: dict[str, Any] = json.loads(text)["files"]
+        files: dict[str, Any] = parse_json(text)["files"]
         there = self.manifest(folder.name)
         if there is None or there.get("files") != files:
             remove(self._at(CHECKPOINTS, folder.name, MANIFEST))
@@ -125,11 +128,14 @@ class CopiedRun:
                     stay.append(error)
         return stay
 
-    def fetch(self, out: Path, progress: Progress = _no_progress) -> str:
+    def fetch(
+        self, out: Path, progress: Progress = _no_progress, check: Callable[[Path], object] = _unchecked
+    ) -> str:
         """Fetches the newest whole checkpoint, and the best one, into a run folder; returns its name.
 
-        `out` appears when all is there and its checksums are right. A copy that is damaged is passed over.
-        Raises InputError if there is none, StorageError if the store does not answer.
+        `out` appears when all is there and its checksums are right. A copy that is damaged, or lacks a file,
+        is passed over. `check` gets the job file before any checkpoint is fetched. Raises what it raises,
+        InputError if there is no whole copy, and StorageError if the store does not answer.
         """
         whole = self.whole()
         if not whole:
@@ -141,6 +147,7 @@ class CopiedRun:
                 self._get_if_there(name, beside)
             if not (beside / JOB_FILE).is_file():
                 raise InputError(f"{self.address}: the copy lacks its {JOB_FILE}")
+            check(beside / JOB_FILE)
             newest = self._fetch_newest(whole, beside / CHECKPOINTS, progress)
             self._fetch_best(newest, whole, beside / CHECKPOINTS)
         return newest
@@ -150,19 +157,23 @@ class CopiedRun:
             try:
                 self._fetch_checkpoint(checkpoints / name, progress)
                 return name
-            except BrokenCheckpoint as error:
+            except (BrokenCheckpoint, InputError) as error:
+                if isinstance(error, StorageError):
+                    raise
                 log.warning("copy         passed over: %s", error)
                 shutil.rmtree(checkpoints / name)
-        raise InputError(f"{self.address}: every copy of a checkpoint is damaged")
+        raise InputError(f"{self.address}: every copy of a checkpoint is damaged, or lacks a file")
 
     def _fetch_best(self, newest: str, whole: list[str], checkpoints: Path) -> None:
         record = read(self._at(CHECKPOINTS, BEST))
         try:
-            best = folder_name(json.loads(record or b"null")["step"])
+            best = folder_name(parse_json(record or b"null")["step"])
             if best != newest and best in whole:
                 self._fetch_checkpoint(checkpoints / best, _no_progress)
             get(self._at(CHECKPOINTS, BEST), checkpoints / BEST)
-        except (BrokenCheckpoint, ValueError, TypeError, KeyError):  # a run goes on without it
+        except StorageError:
+            raise
+        except (BrokenCheckpoint, InputError, ValueError, TypeError, KeyError):  # a run goes on without it
             return
 
     def _fetch_checkpoint(self, folder: Path, progress: Progress) -> None:
@@ -180,7 +191,7 @@ class CopiedRun:
         verify(folder)
 
     def _get_if_there(self, name: str, folder: Path) -> None:
-        if (content := read(self._at(name))) is not None:
+        if (content := read(self._at(name), MOST_LINES_BYTES)) is not None:
             (folder / name).write_bytes(content)
             (folder / name).chmod(0o600)
 
@@ -199,7 +210,7 @@ def _step(name: str) -> int:
 def _files_of(folder: Path) -> dict[str, int]:
     """Returns the files of a manifest with their sizes. Raises BrokenCheckpoint if it does not name them."""
     try:
-        files = json.loads(read_plain(folder / MANIFEST, links=True))["files"]
+        files = read_json(folder / MANIFEST, links=True)["files"]
         return {name: int(seal["bytes"]) for name, seal in files.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BrokenCheckpoint(f"{folder}: its {MANIFEST} is malformed: {error!r}") from None

@@ -2,7 +2,8 @@
 
 A shard is kept in parts of `PART_BYTES`, so what is kept does not depend on the blocks of an order. Each part
 is a file that is whole or not there, with a checksum, under a name that the shard's size and time of change
-go into. Ranks and jobs may share a folder. Parts that were not used for longest go. No torch.
+go into. Ranks and jobs of one user share a folder, which others cannot enter. Parts that were not used for
+longest go. No torch.
 """
 
 import logging
@@ -18,7 +19,8 @@ from threading import Lock
 from trainer.config import Data, is_remote
 from trainer.data.reading import TALLY, Reading
 from trainer.safe_io.atomic import replacing
-from trainer.safe_io.plain import open_regular
+from trainer.safe_io.plain import open_plain
+from trainer.sysinfo.user_cache import private_folder
 from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
@@ -90,12 +92,7 @@ class BlockCache:
             self._count(len(content))
         except OSError as error:
             self._writes = False
-            log.warning(
-                "%-12s nothing more is kept in %s, and is read from where it lies: %s",
-                "data.cache",
-                self._folder,
-                error.strerror or error,
-            )
+            _tell(self._folder, error)
 
     def _tell_unkept(self, path: str) -> None:
         if self._tells:
@@ -128,8 +125,24 @@ class BlockCache:
 
 
 def cache_of(data: Data) -> BlockCache | None:
-    """Returns the cache that a job asks for; None for none."""
-    return None if data.cache is None else BlockCache(Path(data.cache), data.cache_gb * 10**9)
+    """Returns this user's part of the cache that a job asks for; None for none, and if it cannot be made."""
+    if data.cache is None:
+        return None
+    try:
+        Path(data.cache).mkdir(parents=True, exist_ok=True)
+        return BlockCache(private_folder(Path(data.cache)), data.cache_gb * 10**9)
+    except OSError as error:
+        _tell(Path(error.filename or data.cache), error)
+        return None
+
+
+def _tell(folder: Path, error: OSError) -> None:
+    log.warning(
+        "%-12s nothing more is kept in %s, and is read from where it lies: %s",
+        "data.cache",
+        folder,
+        error.strerror or error,
+    )
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -153,11 +166,11 @@ def _parts(folder: Path) -> list[tuple[float, int, str]]:
 def _kept(file: Path, size: int) -> bytes | None:
     """Returns a part if it is there, whole and undamaged."""
     try:
-        with open(file, "rb", opener=open_regular) as kept:
+        with open(file, "rb", opener=open_plain) as kept:
             total, content = kept.read(_SUM_BYTES), kept.read(size + 1)
         if len(content) != size or zlib.crc32(content).to_bytes(_SUM_BYTES, "little") != total:
             return None
-        with suppress(OSError):  # it may be another user's
+        with suppress(OSError):  # its disk may have become read-only
             os.utime(file)
     except OSError:
         return None

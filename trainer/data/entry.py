@@ -2,34 +2,39 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import Annotated, BinaryIO, NamedTuple, Protocol
+
+from pydantic import Field
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+"""Number of bytes or of things, within what any file has where a file says it."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """Counts of a file's contents, as the catalogue of an index has them."""
 
-    size: int
+    size: Count
     """Bytes of the file, and its time of change, when it was indexed; 0 and empty in an index in memory."""
     changed: str
-    samples: int
+    samples: Count
     digest: str
     """Digest of what is stored of the samples; empty in an index in memory."""
-    left_out: Mapping[str, int]
+    left_out: Mapping[str, Count]
     """Samples that cannot be used, counted by cause."""
-    endings: Mapping[str, int]
+    endings: Mapping[str, Count]
     """All members of a shard, counted by ending."""
     flaws: Sequence[tuple[str, str]] = ()
     """Keys and causes of the first samples that were left out."""
     damage: str = ""
     """Reason why nothing can be read after these samples; empty if the file was read to its end."""
-    lost: int = 0
+    lost: Count = 0
     """Estimate of the samples after the damage, if they are as large as those before it; 0 if nothing
     follows.
     """
-    filtered: Mapping[str, int] = field(default_factory=dict)
+    filtered: Mapping[str, Count] = field(default_factory=dict)
     """Samples that a filter has left out, counted by it."""
-    groups: Sequence[int] = ()
+    groups: Sequence[Count] = ()
     """Samples of each row group, if the file has row groups."""
 
     def __len__(self) -> int:

@@ -14,13 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter
 
 from trainer.config import Data, Job, is_remote
 from trainer.config.formats import FORMATS
+from trainer.data.entry import Count
 from trainer.data.files import Stamp, opened, persistent, stamp
 from trainer.data.index import THREADS
 from trainer.data.row_groups import readable
@@ -28,9 +30,11 @@ from trainer.data.shard_names import expand_names
 from trainer.data.store import names, put
 from trainer.errors import InputError
 from trainer.run.model_identity import model_identity
+from trainer.safe_io.plain import parse_json
 from trainer.text.masking import masked
 from trainer.text.wording import many
 
+Vectors = NDArray[np.floating[Any]]
 FOLDER = "features"
 """Folder beside a shard that has its features, unless another one is named."""
 KEY, SHARD, COSINE = "key", "shard", "cosine"
@@ -52,6 +56,10 @@ READ_BY = (
 """Keys of [data] that say what a sample's image and captions are, and which of them is the first."""
 
 
+Factor = Annotated[float, Field(ge=-1e6, le=1e6)]
+"""Logit scale or bias: those of models are some hundreds at most."""
+
+
 @dataclass(frozen=True)
 class About:
     """Content of the metadata of a file of features."""
@@ -60,27 +68,30 @@ class About:
     """Digest of the model, its weights and the type of the features."""
     model: str
     """The same in words."""
-    size: int
+    size: Count
     """Bytes of the shard and its time of change when it was read."""
     changed: str
-    samples: int = 0
+    samples: Count = 0
     """Samples that have features."""
-    rows: int = 0
-    bad: Mapping[str, int] = field(default_factory=dict)
+    rows: Count = 0
+    bad: Mapping[str, Count] = field(default_factory=dict)
     """Samples that have none, by cause."""
-    width: int = 0
+    width: Count = 0
     """Number of a feature's values; 0 until the model is built."""
-    logit_scale: float = 0.0
+    logit_scale: Factor = 0.0
     """Factor by which the model multiplies cosines, and what it adds then; None: it adds nothing."""
-    logit_bias: float | None = None
+    logit_bias: Factor | None = None
     read_by: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the job by which samples were read, of those that tell one picture and caption from another."""
-    views: int = 0
+    views: Count = 0
     """Pictures of each sample, as training augments them, that have features; 0: the whole picture has."""
 
     def is_of(self, version: Stamp) -> bool:
         """Returns whether the features are those of this version of the shard."""
         return (self.size, self.changed) == version
+
+
+_ABOUT = TypeAdapter(About)
 
 
 def about_model(job: Job, dtype: Dtype, views: int = 0) -> About:
@@ -211,15 +222,29 @@ def read_about(file: str) -> About:
             return parquet.read_metadata(content).metadata or {}
 
     try:
-        values = json.loads(persistent(file, metadata)[ABOUT.encode()])
-        about = About(**{each.name: values[each.name] for each in fields(About)})
-        if about.width < 1:
-            raise ValueError("features without values")
-    except (KeyError, ValueError, TypeError):
+        held = persistent(file, metadata)[ABOUT.encode()]
+        about = _ABOUT.validate_json(held, strict=True)
+        if about.width < 1 or {each.name for each in fields(About)} - parse_json(held).keys():
+            raise ValueError("features without values, or of another form")
+    except (KeyError, ValueError):
         raise InputError(
             f"{file} is no file of features that this Clipship has written: give another --out, or remove it"
         ) from None
     return about
+
+
+def values_in(column: Any) -> Vectors:
+    """Returns the features in a column of lists, without those that are null. Raises ValueError."""
+    from pyarrow import types
+
+    values = column.combine_chunks()
+    are_lists = types.is_fixed_size_list(values.type)
+    while types.is_fixed_size_list(values.type):
+        values = values.flatten()
+    vectors: Vectors = values.to_numpy(zero_copy_only=False)
+    if not are_lists or vectors.dtype.kind != "f" or not np.isfinite(vectors).all():
+        raise ValueError("its features are no finite numbers")
+    return vectors
 
 
 class FeatureWriter:

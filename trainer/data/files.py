@@ -3,6 +3,7 @@
 Storage that fails for a while is asked again. Imports no torch.
 """
 
+import errno
 import logging
 import os
 from collections import OrderedDict
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from trainer.config import is_remote
-from trainer.config.stores import StoreRow, store_of
+from trainer.config.stores import Address, StoreRow, store_of
 from trainer.data.answers import Purpose, asked_wait_s, denied_text, is_absent, is_beyond_end, is_denied
 from trainer.data.hops import Hopping
 from trainer.data.reading import TALLY, Reading, counted
@@ -41,6 +42,12 @@ _WERE_GOOD = (
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "updated", "Last-Modified", "last_modified")
 """Names by which clients of fsspec's say which version of a file there is, the surest first."""
+
+
+_ANSWERING_PARTS: set[str] = set()
+"""Servers that have answered a request for a part of a file: where one does not once, it is asked again."""
+_LASTING = {errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+"""Errors of a file system that stay."""
 
 
 class Stamp(NamedTuple):
@@ -152,7 +159,7 @@ def persistent(
     waits_s = _waits(path) if waits_s is None else waits_s
 
     def may_pass(error: Exception) -> bool:
-        if purpose == "write" and is_absent(error):  # the bucket
+        if _lasts(error) or (purpose == "write" and is_absent(error)):  # the bucket
             return False
         return not _will_not_pass(path, error) and (was_there or not is_denied(path, error))
 
@@ -219,7 +226,11 @@ def persistent_each(
 
 
 def _is_left(result: object) -> bool:
-    return isinstance(result, Exception) and not isinstance(result, InputError)
+    return isinstance(result, Exception) and not (isinstance(result, InputError) or _lasts(result))
+
+
+def _lasts(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _LASTING
 
 
 def _will_not_pass(path: str, error: Exception) -> bool:
@@ -301,11 +312,16 @@ def _part(path: str, offset: int, size: int) -> bytes:
         if not is_beyond_end(error):
             raise
         content = b""
+    server = path.split("/", 3)[2]
     if len(content) > size:
+        if server in _ANSWERING_PARTS:
+            raise OSError(f"more than the {many(size, 'byte')} came that were asked for")
         raise InputError(
-            f"{path}: {many(len(content), 'byte')} came where {size:,} were asked for: the server does not "
+            f"{path}: more than the {many(size, 'byte')} came that were asked for: the server does not "
             "answer requests for a part of a file (Range), which reading shards takes"
         )
+    if offset:
+        _ANSWERING_PARTS.add(server)
     if len(content) < size and stamp(path).size >= offset + size:
         raise OSError(f"only {len(content):,} of {many(size, 'byte')} came")
     return content
@@ -331,13 +347,15 @@ def _introduce(row: StoreRow | None) -> None:
 def file_system(path: str) -> Any:
     """Returns fsspec's file system for a URL or a path, the same object for each call in a process.
 
-    Raises InputError if a package for it is missing.
+    Raises InputError if a package for it is missing, and for a chain of file systems.
     """
     import fsspec
 
+    if not is_remote(path):
+        return fsspec.filesystem("file")
     try:
         _introduce(store_of(path))
-        return fsspec.core.url_to_fs(path, **client_options(path))[0]
+        return fsspec.core.url_to_fs(Address(path), **client_options(path))[0]
     except (ImportError, ValueError) as error:
         row = store_of(path)
         advice = f"; python -m pip install {installed_by(row)}" if row else ""

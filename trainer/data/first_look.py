@@ -69,12 +69,15 @@ def check_first_samples(shards: Sequence[str], data: Data, allowed: Allowed) -> 
         return
     selection = shard_selection(data)
     found = content.entry
+    looked_into = [first_content(shard, data) for shard in shards[:3]]
+    if all(each and each.entry.damage and not each.entry.endings for each in looked_into):
+        raise InputError(f"{shards[0]}: {found.damage}")
     if not len(found) and found.endings:
         looked_at = None if content.whole else sum(found.left_out.values())
         raise InputError(
             nothing_usable(shards[0], found.endings, found.left_out, selection, "captions", looked_at)
         )
-    if content.whole and len(shards) == 1 and len(found) and not data.filters:
+    if content.whole and len(shards) == 1 and not data.filters:
         open_indexed(in_memory(shards, [content]), selection, "captions", allowed)
 
 

@@ -7,15 +7,12 @@ from typing import Any
 
 from trainer.config import is_remote
 from trainer.config.caption_key import Path
-from trainer.config.stores import STORES
+from trainer.config.stores import Address
 from trainer.data.captions import field_value
 from trainer.data.files import fetch, persistent, read_file
 from trainer.data.sample import BadSample, check_bytes, check_file
 from trainer.errors import InputError
 
-SCHEMES = ("http://", "https://", *(f"{name}://" for row in STORES for name in row.protocols))
-"""Beginnings of addresses that a table may name; fsspec knows others, which read this machine's files or run
-chains of file systems."""
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 WAITS_S = (0.5, 1.0)
 """Pauses in seconds before an address is asked again: among many, some are dead."""
@@ -87,12 +84,12 @@ def _file(path: str, table: str, key: str, most_bytes: int) -> bytes:
 
 
 def _fetched(url: str, table: str, key: str, most_bytes: int) -> bytes:
-    if not url.startswith(SCHEMES):
-        raise BadSample(
-            table, key, "no image", f"its image {url} has an address of none of {', '.join(SCHEMES)}"
-        )
     try:
-        content = persistent(url, lambda: fetch(url, most_bytes), WAITS_S)
+        address = Address.of_data(url)
+    except InputError as problem:
+        raise BadSample(table, key, "no image", f"its image cannot be fetched: {problem}") from None
+    try:
+        content = persistent(url, lambda: fetch(address, most_bytes), WAITS_S)
     except InputError as error:
         raise BadSample(table, key, "image not fetched", f"its image cannot be fetched: {error}") from error
     check_bytes(table, key, "image", len(content), most_bytes)

@@ -17,7 +17,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
+
+from pydantic import BaseModel, TypeAdapter
 
 from trainer.config import is_remote
 from trainer.data.entry import Content, Entry, Selects
@@ -53,7 +55,12 @@ class Index:
 
     def rows(self, number: int) -> Rows:
         """Returns the rows of one shard. Raises as `payload` does."""
-        return Rows.of(self.payload(number), self.entries[number].samples)
+        try:
+            return Rows.of(self.payload(number), self.entries[number].samples)
+        except (ValueError, IndexError):
+            raise InputError(
+                f"the index of {self.paths[number]} is damaged: remove it and run `clipship index` again"
+            ) from None
 
     def payload(self, number: int) -> memoryview:
         """Returns what is stored of one file, which is mapped into memory if it is on disk.
@@ -69,11 +76,10 @@ class Index:
 
         def mapped() -> mmap.mmap | None:
             with open(file, "rb", opener=open_regular) as rows:
-                return (
-                    mmap.mmap(rows.fileno(), 0, access=mmap.ACCESS_READ)
-                    if os.fstat(rows.fileno()).st_size
-                    else None
-                )
+                if not os.fstat(rows.fileno()).st_size:
+                    return None
+                # Some file systems in user space map nothing that is shared.
+                return mmap.mmap(rows.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 
         content = persistent(str(file), mapped, was_there=True)
         payload = memoryview(content or b"")[_begin_of_rows(content or b"") :]
@@ -241,8 +247,8 @@ def read_catalogue(folder: Path, selection: Selects) -> dict[str, Entry]:
     except (OSError, ValueError):
         return {}
     try:
-        return {str(name): _entry(entry) for name, entry in json.loads(text)["shards"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return _Catalogue.model_validate_json(text, strict=True).shards
+    except ValueError as error:
         file = catalogue_file(folder, selection)
         log.warning(
             "%-12s malformed, so it is not used and is made again: %s (%s: %s)",
@@ -254,20 +260,11 @@ def read_catalogue(folder: Path, selection: Selects) -> dict[str, Entry]:
         return {}
 
 
-def _entry(values: dict[str, Any]) -> Entry:
-    """Returns the entry. Raises TypeError if a value is of another type than its field."""
-    entry = Entry(**values)
-    for name, kind in _KINDS.items():
-        if not isinstance(getattr(entry, name), kind):
-            raise TypeError(f"{name} is {getattr(entry, name)!r}")
-    return entry
+class _Catalogue(BaseModel):
+    shards: dict[str, Entry]
 
 
-_KINDS: Mapping[str, type] = {
-    "size": int, "changed": str, "samples": int, "digest": str,
-    "left_out": dict, "endings": dict, "flaws": list, "damage": str, "lost": int,
-    "filtered": dict, "groups": Sequence
-}  # fmt: skip
+_ENTRY = TypeAdapter(Entry)
 
 
 def open_index(
@@ -329,8 +326,8 @@ def read_entry(file: Path) -> Entry | None:
             if rows.readline(len(MAGIC)) != MAGIC:
                 return None
             sealed = rows.readline(MOST_BYTES) + rows.readline(MOST_BYTES)
-        return _entry(json.loads(_unsealed(sealed.removesuffix(b"\n"))))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return _ENTRY.validate_json(_unsealed(sealed.removesuffix(b"\n")), strict=True)
+    except (OSError, ValueError):
         return None
 
 

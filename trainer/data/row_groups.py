@@ -93,10 +93,16 @@ class ParquetGroups:
             if part.path_in_schema.partition(".")[0] in columns or part.path_in_schema in columns
         ]
 
-    def limits(self, column: str) -> list[tuple[Any, Any]]:
-        """Returns the least and the largest value of a column in each group, which the file must say."""
-        every = (self._chunks(group, [column])[0].statistics for group in range(len(self.sizes)))
-        return [(known.min, known.max) for known in every]
+    def limits(self, column: str, kind: type) -> list[tuple[Any, Any]]:
+        """Returns the least and the largest value of a column in each group.
+
+        Raises ValueError if the file does not say them, or if they are not of this kind.
+        """
+        every = [self._chunks(group, [column])[:1] for group in range(len(self.sizes))]
+        found = [(known.min, known.max) for parts in every for part in parts if (known := part.statistics)]
+        if len(found) < len(every) or not all(isinstance(value, kind) for pair in found for value in pair):
+            raise ValueError(f"it does not say the least and the largest {column} of each row group")
+        return found
 
     def fetch(self, group: int, columns: Sequence[str], most_gap: int) -> None:
         """Reads the columns of a group at once, if there are at most `most_gap` bytes between them."""
@@ -232,7 +238,7 @@ def readable(path: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (pyarrow.ArrowException, ValueError, OSError) as error:
+    except (pyarrow.ArrowException, ValueError, KeyError, OSError) as error:
         # pyarrow raises OSError without a number for what it cannot decode, and with one if reading fails.
         if isinstance(error, OSError) and (error.errno is not None or is_remote(path)):
             raise

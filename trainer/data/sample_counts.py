@@ -1,6 +1,5 @@
 """Counts the samples of training data, as files beside it or an index record them. Imports no torch."""
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import TypeVar
 from trainer.config import Data, is_remote
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
-from trainer.safe_io.plain import MOST_BYTES, read_json
+from trainer.safe_io.plain import parse_json, read_json
 from trainer.text.wording import many
 
 Result = TypeVar("Result")
@@ -137,18 +136,10 @@ def samples_of_an_epoch(sizes: Sequence[int], data: Data) -> int:
 
 def _json(file: str) -> dict[str, object]:
     """Returns the JSON object in a file, a mere hint beside the data; empty if it cannot be read."""
+    from trainer.data.store import read
+
     try:
-        read = json.loads(_fetched(file)) if is_remote(file) else read_json(Path(file), links=True)
-    except (OSError, ValueError):
+        found = parse_json(read(file) or b"{}") if is_remote(file) else read_json(Path(file), links=True)
+    except (InputError, OSError, ValueError):
         return {}
-    return read if isinstance(read, dict) else {}
-
-
-def _fetched(url: str) -> bytes:
-    """Returns the content behind a URL. Raises OSError."""
-    from trainer.data.files import fetch
-
-    try:
-        return fetch(url, MOST_BYTES)
-    except Exception as error:  # clients of object stores raise errors of their own
-        raise OSError(str(error)) from error
+    return found if isinstance(found, dict) else {}

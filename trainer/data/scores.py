@@ -167,10 +167,13 @@ def kept_of_all(scores: Scores, filters: Sequence[str]) -> tuple[int, int]:
     table = _read(scores.files, scores)
     conditions = scored(filters)
     found = zip(*(table.every(column) for column, _ in conditions), strict=True)
-    passed = [
-        all(each.holds(value) for (_, each), value in zip(conditions, values, strict=True))
-        for values in found
-    ]
+    try:
+        passed = [
+            all(each.holds(value) for (_, each), value in zip(conditions, values, strict=True))
+            for values in found
+        ]
+    except ValueError as problem:
+        raise InputError(f"data.filters: {problem}") from None
     return sum(passed), len(passed)
 
 
@@ -200,7 +203,7 @@ def _identity(files: Sequence[str], columns: Sequence[str]) -> str:
 
 def _seal(file: str, columns: Sequence[str]) -> str:
     if file.endswith(_LISTS):
-        return _hash(read(file) or b"").hexdigest()
+        return _hash(read(file, most=None) or b"").hexdigest()
     from pyarrow import parquet
 
     seal = _hash(stem(file).encode())
@@ -279,18 +282,19 @@ def _list(file: str, scores: Scores) -> KeyTable:
             f"data.scores: {file} is a list of keys and has no column {lacking[0]}: "
             f'"scores:{LISTED} == true" keeps the samples in it'
         )
-    content = read(file) or b""
+    content = read(file, most=None) or b""
     try:
         if file.endswith(".txt"):
             return KeyTable(_digests(filter(None, map(str.strip, content.decode("utf-8-sig").splitlines()))))
-        found = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError) as problem:
-        raise InputError(f"data.scores: {file} cannot be read as a list of keys: {problem}") from None
-    if found.dtype.kind in "US":
-        return KeyTable(_digests(found.astype(str).tolist()))
-    if found.dtype.names and len(found.dtype.names) == 2:  # DataComp's two halves of a uid
-        found = np.stack([found[name] for name in found.dtype.names], axis=1)
-    if found.dtype != np.uint64 or found.shape[1:] != (2,):
+        found = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+        if found.dtype.kind in "US" and found.ndim == 1:
+            return KeyTable(_digests(found.astype(str).tolist()))
+        if found.dtype.names and len(found.dtype.names) == 2:  # DataComp's two halves of a uid
+            found = np.stack([found[name] for name in found.dtype.names], axis=1)
+    except Exception as problem:  # damaged bytes can make numpy raise anything
+        why = "it holds objects of Python" if "allow_pickle" in str(problem) else problem
+        raise InputError(f"data.scores: {file} cannot be read as a list of keys: {why}") from None
+    if found.dtype != np.uint64 or found.ndim != 2 or found.shape[1] != 2:
         raise InputError(
             f"data.scores: {file} holds {found.dtype} of shape {found.shape}: a list holds texts, or uids as "
             "two numbers of 64 bits each"

@@ -14,6 +14,7 @@ from itertools import count
 from braceexpand import braceexpand
 
 from trainer.config import is_remote, is_stream
+from trainer.config.stores import Address
 from trainer.data.answers import is_absent, is_denied
 from trainer.data.files import file_system, persistent
 from trainer.errors import InputError, StorageError
@@ -121,8 +122,10 @@ def _expand(pattern: str) -> list[str]:
 def _listed(address: str) -> Sequence[str]:
     """Returns the files that an address with a glob names; any other address, and a stream, as it is."""
     web = address.startswith(("http://", "https://"))
-    if is_stream(address) or not ("*" in address.partition("?")[0] if web else glob.has_magic(address)):
+    if is_stream(address):
         return [address]
+    if not ("*" in address.partition("?")[0] if web else glob.has_magic(address)):
+        return [str(Address(address))]  # it is no chain
     if web:
         raise InputError(
             f"{address}: a web server does not list its files: name them with braces ({{0000..0099}})"
@@ -150,6 +153,10 @@ def _in_store(pattern: str) -> Sequence[str]:
         matches = files.glob(pattern, detail=True).items()
         found = [f"{protocol}://{name}" for name, about in matches if about["type"] == "file"]
         files.invalidate_cache()  # else it would know a changed file by this list
+        if len(found) > _MOST_NAMES:
+            raise InputError(
+                f"{pattern}: {many(len(found), 'file')} match; at most {_MOST_NAMES:,} are allowed"
+            )
         return found
 
     if found := persistent(pattern, listed):

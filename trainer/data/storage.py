@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.config import Job
 from trainer.config.storage import addressed
-from trainer.config.stores import StoreRow, store_of, stores_of
+from trainer.config.stores import WEB, StoreRow, store_of, stores_of
 from trainer.errors import InputError
 
 SETTINGS = "CLIPSHIP_STORAGE"
@@ -72,10 +72,23 @@ def _options(row: StoreRow, given: dict[str, Any]) -> dict[str, Any]:
 def client_options(path: str) -> dict[str, Any]:
     """Returns the options with which fsspec opens an address, keys from the environment among them."""
     row = store_of(path)
+    if path.startswith(WEB):
+        from trainer.data.web import web_options
+
+        return web_options(path)
     if row is None:
         return {}
     keys = {option: os.environ[name] for option, name in row.from_variables.items() if name in os.environ}
-    return {**keys, **_said(os.environ.get(SETTINGS, "{}")).get(path.partition("://")[0], {})}
+    options = {**keys, **_said(os.environ.get(SETTINGS, "{}")).get(path.partition("://")[0], {})}
+    if "ca_bundle" in row.options and not os.environ.get("AWS_CA_BUNDLE") and (file := certificate_file()):
+        section, name = row.options["ca_bundle"].name.split(".")
+        options[section] = {name: file, **options.get(section, {})}
+    return options
+
+
+def certificate_file() -> str | None:
+    """Returns the file of certificates that the environment names."""
+    return os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
 
 
 @cache

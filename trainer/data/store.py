@@ -18,7 +18,7 @@ from trainer.data.answers import is_absent
 from trainer.data.files import file_system, persistent
 from trainer.errors import InputError
 from trainer.safe_io.atomic import replacing
-from trainer.safe_io.plain import open_regular
+from trainer.safe_io.plain import MOST_BYTES, open_regular
 
 _PART = 16 * 2**20
 """Bytes of one request for what is read back or fetched."""
@@ -86,12 +86,20 @@ def get(address: str, path: Path) -> None:
     persistent(address, fetch)
 
 
-def read(address: str) -> bytes | None:
-    """Returns the content of a small file; None if there is none. Raises InputError and StorageError."""
+def read(address: str, most: int | None = MOST_BYTES) -> bytes | None:
+    """Returns the content of a file; None if there is none.
+
+    Raises InputError, also for one of more than `most` bytes, and StorageError.
+    """
 
     def content() -> bytes | None:
         with _absent_passed_over():
-            return b"".join(_parts(address, _size(address)))
+            size = _size(address)
+            if most is not None and size > most:
+                raise InputError(
+                    f"{address}: its size in bytes is {size:,}, above the limit of {most:,} for such a file"
+                )
+            return b"".join(_parts(address, size))
         return None
 
     return persistent(address, content)

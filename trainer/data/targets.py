@@ -28,12 +28,14 @@ from trainer.data.entry import Entry
 from trainer.data.feature_files import (
     KEY,
     About,
+    Vectors,
     feature_files,
     files_in,
     folder_named,
     key_text,
     read_about,
     read_by,
+    values_in,
 )
 from trainer.data.files import Stamp
 from trainer.data.index import THREADS, Index, raise_all, versions_of
@@ -54,7 +56,6 @@ _COLUMNS = (KEY, "row", "image", "text", "problem")
 _CAUSE = "no stored target"
 _TWICE = "its key comes twice"
 _UNSEEN = Entry(0, "", 0, "", {}, {})
-Vectors = NDArray[np.floating[Any]]
 
 
 class StoredTeacher(NamedTuple):
@@ -213,7 +214,8 @@ class _Features:
         import pyarrow.compute
 
         groups = cast(ParquetGroups, self._reader.groups(file))
-        firsts, limits = [first for first, _ in groups.limits("row")], groups.limits(KEY)
+        with readable(file):
+            firsts, limits = [first for first, _ in groups.limits("row", int)], groups.limits(KEY, str)
         meeting = (
             group
             for group, (low, high) in enumerate(limits)
@@ -232,7 +234,12 @@ class _Features:
     def _read(self, file: str, group: int) -> _Group:
         import pyarrow
 
-        table = pyarrow.Table.from_batches([batch for batch, _ in self._reader.batches(file, group)])
+        with readable(file):
+            batches = [batch for batch, _ in self._reader.batches(file, group)]
+            return self._group(pyarrow.Table.from_batches(batches))
+
+    def _group(self, table: Any) -> _Group:
+        """Raises ValueError and KeyError if the table is none of features."""
         keys, problems = table[KEY].to_pylist(), table["problem"].to_pylist()
         numbers = table["row"].to_numpy()
         begins = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]).tolist()
@@ -241,24 +248,11 @@ class _Features:
         for begin, end in pairwise([*begins, len(keys)]):
             if rows.setdefault(keys[begin], range(begin, end))[0] != begin:
                 problems[rows[keys[begin]][0]] = _TWICE
-        return _Group(
-            rows,
-            problems,
-            np.cumsum(valid) - 1,
-            _vectors(table["image"]).reshape(-1, *self._shape),
-            _vectors(table["text"]).reshape(-1, self._shape[1]),
-        )
-
-
-def _vectors(column: Any) -> Vectors:
-    """Returns the values in a column of lists, without those that are null."""
-    from pyarrow import types
-
-    values = column.combine_chunks()
-    while types.is_fixed_size_list(values.type):
-        values = values.flatten()
-    vectors: Vectors = values.to_numpy(zero_copy_only=False)
-    return vectors
+        images = values_in(table["image"]).reshape(-1, *self._shape)
+        texts = values_in(table["text"]).reshape(-1, self._shape[1])
+        if not len(images) == len(texts) == valid.sum():
+            raise ValueError("it has not one feature for each row without a problem")
+        return _Group(rows, problems, np.cumsum(valid) - 1, images, texts)
 
 
 class Targets:

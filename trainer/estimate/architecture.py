@@ -3,7 +3,6 @@
 Knows the transformers that open_clip defines, and the image towers of SigLIP, which timm defines.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 from trainer.config import Model
 from trainer.model.catalog import config_file
 from trainer.model.image_tokens import image_tokens
+from trainer.safe_io.plain import read_json
 
 _CHANNELS = 3
 _SIGLIP_NAME = re.compile(r"(naflex)?vit_(base|large|so400m|giantopt)_patch(\d+)_siglip(?:_\d+)?")
@@ -134,7 +134,7 @@ def planned_architecture(model: Model) -> Architecture | None:
 def architecture(model: Model) -> Architecture | None:
     """Returns the sizes of a model; None if its config cannot be read, or does not say them."""
     try:
-        config = json.loads(config_file(model.name).read_text(encoding="utf-8"))
+        config = read_json(config_file(model.name), links=True)
         config = config.get("model_cfg", config)
         if "multimodal_cfg" in config:
             return None

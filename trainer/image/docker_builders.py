@@ -3,7 +3,6 @@
 Uses the Docker SDK; imports no torch.
 """
 
-import json
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from trainer.image.builder import SHARED_MEMORY, Builder, BuildFailed, Stored, f
 from trainer.image.context import Entry, write_tar
 from trainer.image.daemon import buildkit_command, daemon, disk_of, stored_image
 from trainer.image.source import revision
+from trainer.safe_io.plain import parse_json, read_json
 
 _ADVICE = (
     "`docker login HOST` stores a password for a registry; a registry without TLS must be in the daemon's "
@@ -154,7 +154,7 @@ class Buildkit(Classic):
                 follow(self._follow(words, folder))
             except ClusterError as problem:
                 raise ClusterError(f"{tag} was not pushed ({_ADVICE}): {problem}") from None
-            told = json.loads((Path(folder) / "metadata.json").read_text())
+            told = read_json(Path(folder) / "metadata.json")
         digest = str(told.get("containerimage.digest", ""))
         if not self._is_pushed_as(form, f"{name_and_version(tag)[0]}@{digest}"):
             raise ClusterError(
@@ -170,7 +170,7 @@ class Buildkit(Classic):
         read = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if read.returncode:
             raise ClusterError(f"{name} was pushed, but cannot be read back: {read.stderr.strip()}")
-        layers = json.loads(read.stdout)["layers"]
+        layers = parse_json(read.stdout)["layers"]
         if form == "estargz":
             return all(_FILES_OF_ESTARGZ in layer.get("annotations", {}) for layer in layers)
         return all(layer["mediaType"].endswith(f"+{form}") for layer in layers)

@@ -3,7 +3,6 @@
 Both put localhost/ before a name without a registry, and find it by the short name too. Imports no torch.
 """
 
-import json
 import os
 import subprocess
 import tempfile
@@ -16,6 +15,7 @@ from trainer.config import Job
 from trainer.config.image_name import full_name, name_and_version, registry_host
 from trainer.errors import ClusterError, InputError
 from trainer.image.builder import SHARED_MEMORY, Builder, Stored
+from trainer.safe_io.plain import parse_json
 from trainer.sysinfo.addresses import is_loopback
 from trainer.text.terminal import say
 
@@ -52,7 +52,7 @@ class Podman(Builder):
             raise ClusterError(
                 f"there is no image {image} on this machine: build or pull it with {self.name}"
             )
-        return self.described(json.loads(answer.stdout))
+        return self.described(parse_json(answer.stdout))
 
     def described(self, about: Any) -> Stored:
         """Returns the image of an answer to `about`."""

@@ -1,6 +1,5 @@
 """Inspects an image by running it: the self-test, and the list of its packages. Imports no torch."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from trainer.errors import ClusterError
 from trainer.image.build_errors import likely_cause
 from trainer.image.builder import Builder, Stored
 from trainer.image.builders import found
+from trainer.safe_io.plain import parse_json
 from trainer.text.paste import command as paste
 
 _PYTHON = "/opt/clipship/bin/python"
@@ -24,8 +24,11 @@ def verify(image: str, builder: str) -> tuple[str | None, dict[str, Any], StackR
     """
     holder, stored = found(image, builder)
     output = _run(holder, stored, image, [_PYTHON, *_SELFTEST, *_expectations(stored)])
-    facts: dict[str, Any] = json.loads(output)
-    row = table().matching(facts["torch"], facts["cuda"], facts["nccl"])
+    try:
+        facts: dict[str, Any] = parse_json(output)
+        row = table().matching(facts["torch"], facts["cuda"], facts["nccl"])
+    except (ValueError, KeyError, TypeError):
+        raise ClusterError(f"{image}: its self-test answers with something else than its facts") from None
     own = stored.labels.get("org.clipship.torch") == OF_BASE
     name = OF_BASE if own else None if row is None else row.torch
     return name, facts, row

@@ -3,20 +3,17 @@
 Imports no torch.
 """
 
-import os
 import shlex
 import textwrap
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trainer.sysinfo.template_folder import FOLDER
-from trainer.sysinfo.user_cache import user_cache
 from trainer.text.yaml_text import yaml, yaml_block
 
 if TYPE_CHECKING:
-    from jinja2 import BytecodeCache, Environment
+    from jinja2 import Environment
 
 
 def render(name: str, **values: Any) -> str:
@@ -38,7 +35,6 @@ def _environment() -> "Environment":
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,  # the texts are no HTML: each value passes one of the filters
-        bytecode_cache=_compiled(),
     )
     environment.filters |= {
         "sh": sh,
@@ -50,24 +46,6 @@ def _environment() -> "Environment":
     }
     environment.filters |= {"dockerfile": dockerfile}
     return environment
-
-
-def _compiled() -> "BytecodeCache | None":
-    """Returns a cache of compiled templates in the user's cache folder.
-
-    Compiling takes longer than rendering. If the folder is not writable, nothing is cached. Returns None if
-    there is no absolute path.
-    """
-    from jinja2.bccache import Bucket, FileSystemBytecodeCache
-
-    class Kept(FileSystemBytecodeCache):
-        def dump_bytecode(self, bucket: Bucket) -> None:
-            with suppress(OSError):
-                os.makedirs(self.directory, mode=0o700, exist_ok=True)
-                super().dump_bytecode(bucket)
-
-    folder = user_cache("templates")
-    return None if folder is None else Kept(str(folder))
 
 
 def sh(value: object) -> str:

@@ -46,6 +46,7 @@ from trainer.model.text_source import TextSource, text_source
 from trainer.model.text_tower import check_caption_length, text_notes, use_our_text_towers
 from trainer.model.weight_names import take_off_prefixes
 from trainer.run.checkpoints import MODEL_CONFIG
+from trainer.safe_io.plain import read_json
 
 use_our_text_towers()
 take_off_prefixes()
@@ -339,7 +340,7 @@ def model_config(name: str, cache_dir: str | None) -> dict[str, Any] | None:
         file = download_pretrained_from_hf(
             name.removeprefix(HUB), filename="open_clip_config.json", cache_dir=cache_dir
         )
-        found = json.loads(Path(file).read_text("utf-8"))
+        found = read_json(Path(file), links=True)
         config = found.get("model_cfg", found)
     else:
         config = open_clip.get_model_config(name)

@@ -2,7 +2,6 @@
 
 import difflib
 import importlib.util
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from trainer.errors import InputError
 from trainer.model.config_keys import check_keys, check_parts
 from trainer.model.tags import clean_tag, has_tags, known_tags
 from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG, WEIGHTS, checkpoint_folder
+from trainer.safe_io.plain import read_json
 from trainer.sysinfo.own_table import own_table
 
 _CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
@@ -205,8 +205,8 @@ def config_file(name: str) -> Path:
 def read_config(name: str) -> Mapping[str, Any]:
     """Returns the model's config in open_clip's format; empty if it cannot be read."""
     try:
-        config = json.loads(config_file(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = read_json(config_file(name), links=True)
+    except (OSError, ValueError):
         return {}
     parts = config.get("model_cfg", config) if isinstance(config, dict) else None
     return parts if isinstance(parts, dict) else {}
@@ -255,10 +255,10 @@ def _check_config(path: Path) -> None:
 def _json(path: Path) -> Any:
     """Returns the content of a config file; raises InputError if it has none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, links=True)
     except FileNotFoundError:
         raise InputError(f"model.name: no such config file: {path}") from None
     except OSError as problem:
         raise InputError(f"model.name: {path} cannot be read: {problem.strerror}") from None
-    except (ValueError, RecursionError) as problem:
+    except ValueError as problem:
         raise InputError(f"model.name: {path} is not JSON: {problem}") from None

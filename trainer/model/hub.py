@@ -1,7 +1,6 @@
 """Folders with the files of a model on a hub: in the cache if they are there, else downloaded."""
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Literal
 from trainer.config.hubs import hub_of
 from trainer.errors import InputError, StorageError
 from trainer.model.hub_clients import client_of
+from trainer.safe_io.plain import read_json
 
 Parts = Collection[Literal["config", "tokenizer", "weights"]]
 """Parts of a model that are wanted."""
@@ -192,5 +192,5 @@ def has_weights(folder: Path) -> bool:
     best = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
     if best is None or best.suffix != ".json":
         return best is not None
-    parts = json.loads(best.read_text(encoding="utf-8"))["weight_map"].values()
+    parts = read_json(best, links=True)["weight_map"].values()
     return all((folder / part).is_file() for part in parts)

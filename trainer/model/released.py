@@ -4,7 +4,6 @@ Shapes do not tell the activation, the number of heads, the preprocessing or the
 `preprocessor_config.json` and the tokenizer's files do. What neither tells is said, not guessed.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from trainer.errors import InputError
 from trainer.model.catalog import known_models, read_config
 from trainer.model.hub import VOCABULARIES
 from trainer.model.key_names import Format, Weights
+from trainer.safe_io.plain import read_json
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 UNKNOWN = "?"
@@ -203,10 +203,10 @@ def _odd_pictures(found: Released, about: Mapping[str, Any]) -> Iterator[str]:
 def _json(path: Path) -> dict[str, Any] | None:
     """Returns the content of a file; None if there is none. Raises InputError for one that is no table."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path, links=True)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as problem:
+    except (OSError, ValueError) as problem:
         raise InputError(f"{path} cannot be read: {problem}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} holds no table of keys")

@@ -3,7 +3,6 @@
 The file is that of the folder, of the hub's cache, or a row of `HUB_TOWERS`.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from trainer.config.training import HUB_TEXT
 from trainer.model.catalog import read_config
 from trainer.model.hub_towers import HUB_TOWERS
 from trainer.model.text_config import text_config
+from trainer.safe_io.plain import read_json
 
 _BERTS = ("bert", "roberta", "xlm-roberta")
 """Kinds of towers of which the arithmetic here is that of transformers."""
@@ -60,8 +60,8 @@ def _config(name: str, cache_dir: str | None) -> Mapping[str, Any]:
         return HUB_TOWERS[name]
     for folder in [Path(name)] if name.startswith("/") else _snapshots(name, cache_dir):
         try:
-            content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            content = read_json(folder / "config.json", links=True)
+        except (OSError, ValueError):
             continue
         if isinstance(content, dict):
             return content

@@ -1,6 +1,5 @@
 """Another length of a run than its own, which it goes on to (--longer, --shorter). Imports no torch."""
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from trainer.errors import InputError
 from trainer.run.checkpoints import MANIFEST, newest_whole
 from trainer.run.folder import run_folder
 from trainer.run.layout import JOB_FILE, Run
-from trainer.safe_io.plain import read_plain
+from trainer.safe_io.plain import read_json
 from trainer.text.wording import many
 
 _FORM = re.compile(r"(steps|epochs)=([1-9][0-9]{0,11})")
@@ -114,7 +113,7 @@ def _reached(folder: Path) -> tuple[int, int | None]:
     if newest is None:
         return 0, None
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return newest[0], int(json.loads(read_plain(newest[1] / MANIFEST, links=True))["data_samples"])
+        return newest[0], int(read_json(newest[1] / MANIFEST, links=True)["data_samples"])
     return newest[0], None
 
 

@@ -5,17 +5,21 @@ Imports no torch.
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Job
-from trainer.config.loader import job_from_table
+from trainer.config import Job, is_remote
+from trainer.config.loader import job_from_table, load_job
+from trainer.config.storage import Storage
+from trainer.config.stores import Address
 from trainer.data.image_folder import image_folder
 from trainer.errors import InputError
 from trainer.launch.submission import find_run
 from trainer.plan.check import check_evaluated
 from trainer.run.checkpoints import find_trained
 from trainer.text.masking import MASK
+from trainer.text.terminal import say
 
 LONGEST_S = 6 * 3600.0
 """Default time limit of an evaluation, in seconds. Nothing else waits for it, as training would; a longer
@@ -27,6 +31,10 @@ _OF_TRAINING: Mapping[str, Any] = {
     "targets": [],
     "grad_checkpointing": False,
 }
+_OF_THE_USER = {"data": ("storage", "cache", "index"), "model": ("cache_dir",)}
+"""Keys by which storage is reached, and of folders that are made: a checkpoint, which may come from others,
+chooses neither. The user's own job file in its place does."""
+_NO_STORAGE = Storage().model_dump()
 _NO_TRAINING_DATA: Mapping[str, Any] = {"train": [], "weights": None, "filters": [], "scores": []}
 
 
@@ -44,11 +52,13 @@ def evaluation_job(
     lists every problem.
     """
     table, before = _table_of_trained(checkpoint, model)
+    kept = _kept(before, asked, suite or {})
+    _check_addresses(checkpoint, kept)
     table |= {
         "name": "eval",
         "optim": {"global_batch_size": nproc, "steps": 1},
         "timeouts": {"eval_s": LONGEST_S},
-        "eval": {**_kept(before, asked, suite or {}), **asked},
+        "eval": {**kept, **asked},
     }
     if MASK in json.dumps(table["eval"]):
         raise InputError(
@@ -74,21 +84,51 @@ def _table_of_trained(checkpoint: str, model: str | None) -> tuple[dict[str, Any
     name = model or trained.model
     if name is None:
         raise InputError(f"{checkpoint}: no file beside these weights names their model: give --model NAME")
-    before: Mapping[str, Any] = trained.job or {}
+    data, before = (_said_by(checkpoint, trained.job, each) for each in ("data", "model"))
     table = {
-        "data": {**before.get("data", {}), "format": "synthetic", **_NO_TRAINING_DATA},
+        "data": {**data, "format": "synthetic", **_NO_TRAINING_DATA},
         # Where training began, what was trained, and how, no longer counts.
-        "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained, **_OF_TRAINING},
+        "model": {**before, "name": name, "pretrained": trained.pretrained, **_OF_TRAINING},
     }
-    return table, before.get("eval", {})
+    return table, _said_by(checkpoint, trained.job, "eval")
+
+
+def _said_by(checkpoint: str, job: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    """Returns a section of the job that trained a checkpoint, without the keys that are the user's."""
+    section = dict((job or {}).get(name) or {})
+    left = {key: section.pop(key) for key in _OF_THE_USER.get(name, ()) if key in section}
+    if left and _is_job_file(checkpoint):
+        own = getattr(load_job(Path(checkpoint)), name)
+        return {**section, **own.model_dump(mode="json", include=left.keys())}
+    if named := [f"{name}.{key}" for key, value in left.items() if value and value != _NO_STORAGE]:
+        say(
+            f"{checkpoint}: {' and '.join(named)} of the run that trained it are not used, since a "
+            "checkpoint may come from others: name the run by its job file, or set them with --set"
+        )
+    return section
+
+
+def _check_addresses(checkpoint: str, evaluation: Mapping[str, Any]) -> None:
+    """Raises InputError if a run was evaluated on an address that a checkpoint may not name."""
+    for name in chain.from_iterable(evaluation.get(key) or () for key in ("retrieval", "zero_shot")):
+        if is_remote(str(name)):
+            try:
+                Address.of_data(name)
+            except InputError as problem:
+                raise InputError(
+                    f"{checkpoint}: of the data that its run was evaluated on, {problem}: give the data with "
+                    "--data or --zero-shot"
+                ) from None
 
 
 def _run_or_weights(name: str) -> str:
     """Returns the run folder of a job file, or of a run in ./runs; else the name itself."""
-    is_job = name.endswith(".toml") and Path(name).is_file()
-    return (
-        str(find_run(name)) if is_job or (Path("runs", name).is_dir() and not Path(name).exists()) else name
-    )
+    is_run = _is_job_file(name) or (Path("runs", name).is_dir() and not Path(name).exists())
+    return str(find_run(name)) if is_run else name
+
+
+def _is_job_file(name: str) -> bool:
+    return name.endswith(".toml") and Path(name).is_file()
 
 
 def _kept(before: Mapping[str, Any], asked: Mapping[str, Any], suite: Mapping[str, Any]) -> dict[str, Any]:

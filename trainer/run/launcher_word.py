@@ -4,7 +4,6 @@ It is one file of lines `NAME=value`, so that a batch script can read it. A star
 written, and after its end no other. Imports no torch.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from trainer.run.exit_record import STOPPED_THEN, SUPERVISOR_LOST, ExitRecord
 from trainer.run.layout import ARTEFACTS, LAUNCHER_FILE
 from trainer.safe_io.atomic import json_text, write_whole
+from trainer.safe_io.plain import parse_json
 from trainer.safe_io.values import read_values, value_lines
 from trainer.text.masking import masked_values
 
@@ -85,7 +85,7 @@ def requested_start(run_folder: Path, start: str) -> StartRequest | None:
     if (values.get("start"), values.get("word")) != (start, "again"):
         return None
     with suppress(KeyError, ValueError, TypeError):
-        found = dict(json.loads(values["request"]))
+        found = dict(parse_json(values["request"]))
         record = ExitRecord(**found.pop("record"))
         at = float(values.get("time", record.time))
         return StartRequest(ExitRecord(**{**vars(record), "time": at}), **found)

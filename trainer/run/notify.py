@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 from trainer.errors import InputError
 from trainer.run.exit_record import ExitRecord, rank_name
+from trainer.safe_io.plain import parse_json
 from trainer.text.masking import masked
 from trainer.text.terminal import say
 
@@ -110,7 +111,7 @@ def _post(address: str, body: Mapping[str, Any]) -> None:
     with urlopen(request, timeout=SEND_S) as answer:
         said = answer.read(10_000)
     try:
-        told = json.loads(said)
+        told = parse_json(said)
     except ValueError:
         return  # most services answer a word
     if _form_of(address) is None or not isinstance(told, dict):

@@ -106,7 +106,7 @@ def read_json(path: Path, *, links: bool = False) -> Any:
     return parse_json(read_plain(path, links=links))
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Returns the value of JSON text; a whole number beyond all floats is infinite. Raises ValueError."""
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))

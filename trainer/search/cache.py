@@ -24,6 +24,7 @@ from trainer.data.pictures import MOST_PIXELS, decode
 from trainer.data.sample import MOST_BYTES, RawSample, check_file
 from trainer.run.model_identity import model_identity
 from trainer.safe_io.atomic import replacing
+from trainer.safe_io.plain import parse_json
 from trainer.search.pictures import Picture
 from trainer.sysinfo.user_cache import user_cache
 from trainer.text.terminal import one_line
@@ -58,7 +59,7 @@ def read(path: Path | None) -> dict[Picture, Features]:
         return {}
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
-            rows = json.loads(content["pictures"].tobytes())
+            rows = parse_json(content["pictures"].tobytes())
             features = content["features"]
         if features.dtype != np.float32 or features.shape[:1] != (len(rows),) or features.ndim != 2:
             return {}

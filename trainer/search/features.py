@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.config import Job
+from trainer.config import Job, is_remote
+from trainer.config.stores import Address
 from trainer.data.bad_samples import ANY
-from trainer.data.feature_files import DTYPES, KEY, SHARD, about_model, read_about
+from trainer.data.feature_files import DTYPES, KEY, SHARD, about_model, read_about, values_in
 from trainer.data.files import opened, persistent
 from trainer.data.pictures import decode
 from trainer.data.row_groups import readable
@@ -41,6 +42,8 @@ class ShardPictures:
         return decode(self._opened(shard).read(row), self._job.data.max_image_pixels)
 
     def _open(self, shard: str) -> "Source":
+        if is_remote(shard):  # the features' file says so, and it may come from others
+            Address.of_data(shard)
         return open_source(self._job.retrieval_data.model_copy(update={"train": (shard,)}), allowed=ANY)
 
 
@@ -84,8 +87,11 @@ def pictures_in(file: str) -> Any:
             return parquet.read_table(content, columns=[SHARD, KEY, "row", "caption", "image"])
 
     table = persistent(file, read)
-    first = compute.equal(table["caption"], 0)
-    return table.filter(compute.and_(first, compute.is_valid(table["image"])))
+    with readable(file):
+        first = compute.equal(table["caption"], 0)
+        pictures = table.filter(compute.and_(first, compute.is_valid(table["image"])))
+        values_in(pictures["image"])
+    return pictures
 
 
 def _named(shards: Sequence[str], keys: Sequence[str], numbers: Sequence[int]) -> dict[str, tuple[str, int]]:
@@ -98,7 +104,5 @@ def _named(shards: Sequence[str], keys: Sequence[str], numbers: Sequence[int]) -
 
 
 def vectors_of(column: Any) -> Features:
-    """Returns the features [n, D] in a column of lists, pyarrow.ChunkedArray."""
-    values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
-    vectors: Features = values.reshape(len(column), -1)
-    return vectors
+    """Returns the features [n, D] in a column of lists, pyarrow.ChunkedArray. Raises ValueError."""
+    return values_in(column).astype(np.float32).reshape(len(column), -1)

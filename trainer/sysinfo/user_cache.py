@@ -1,5 +1,6 @@
 """Folders of the user: for what can be made again, for what is remembered, and on the node's own disk."""
 
+import errno
 import os
 import stat
 import tempfile
@@ -20,9 +21,9 @@ def _node_disks() -> Iterator[Path]:
 
 
 def user_cache(name: str) -> Path | None:
-    """Returns Clipship's folder of this name in the user's cache; None if the user has none.
+    """Returns Clipship's folder of this name in the user's cache; None if the user has none of their own.
 
-    It may not exist yet.
+    It may not exist yet. Others cannot write in it.
     """
     return _own_folder("XDG_CACHE_HOME", "~/.cache", name)
 
@@ -36,8 +37,15 @@ def user_state(name: str) -> Path | None:
 
 
 def _own_folder(variable: str, default: str, name: str) -> Path | None:
-    folder = os.path.expanduser(os.environ.get(variable) or default)
-    return Path(folder, "clipship", name) if os.path.isabs(folder) else None
+    given = os.environ.get(variable)
+    folder = Path(os.path.expanduser(given or default))
+    if not folder.is_absolute() or (not given and not os.path.isdir(os.path.expanduser("~"))):
+        return None
+    own = folder / "clipship" / name
+    with suppress(OSError):  # it is not there yet, or cannot be
+        if not is_own_folder(own) or stat.S_IMODE(own.lstat().st_mode) & 0o022:
+            return None
+    return own
 
 
 def node_cache(name: str, disks: Iterable[Path] | None = None) -> Path | None:
@@ -49,9 +57,19 @@ def node_cache(name: str, disks: Iterable[Path] | None = None) -> Path | None:
     with suppress(OSError):  # there is no folder for temporary files
         for disk in _node_disks() if disks is None else disks:
             with suppress(OSError):  # read-only, full, or another user's
-                own = disk / f"clipship-{os.geteuid()}"
-                own.mkdir(mode=0o700, exist_ok=True)
-                if is_own_folder(own) and not stat.S_IMODE(own.lstat().st_mode) & 0o077:
-                    (own / name).mkdir(exist_ok=True)
-                    return own / name
+                folder = private_folder(disk) / name
+                folder.mkdir(exist_ok=True)
+                return folder
     return None
+
+
+def private_folder(place: Path) -> Path:
+    """Returns this user's folder in a place where others may write, which others cannot enter.
+
+    It is made if it is missing. Raises OSError if that fails, or if another user has made it or can enter it.
+    """
+    own = place / f"clipship-{os.geteuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    if not is_own_folder(own) or stat.S_IMODE(own.lstat().st_mode) & 0o077:
+        raise PermissionError(errno.EPERM, "it is another user's, or others can enter it", str(own))
+    return own

@@ -1,6 +1,5 @@
 """Console lines and metrics.jsonl of a run: one of each every N steps, with the time split by part."""
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import IO, Any
 
 from trainer.run.layout import METRICS_FILE
 from trainer.safe_io.atomic import json_text
-from trainer.safe_io.plain import lines_from_end, open_plain
+from trainer.safe_io.plain import lines_from_end, open_plain, parse_json
 from trainer.telemetry.gaps import Gaps
 from trainer.telemetry.pictures import Picture
 from trainer.telemetry.records import SO_FAR, SUMMED, Lap, Record
@@ -200,8 +199,8 @@ def _is_record(event: Mapping[str, Any]) -> bool:
 def _from_end(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """Yields where each line that tells of a step begins, the line and what it says, the last one first."""
     for begin, line in lines_from_end(path) if path.exists() else ():
-        with suppress(ValueError, RecursionError):
-            event = json.loads(line)
+        with suppress(ValueError):
+            event = parse_json(line)
             if isinstance(event, dict) and isinstance(event.get("step"), int):
                 yield begin, line, event
 

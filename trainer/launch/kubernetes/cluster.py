@@ -4,7 +4,6 @@ The client takes a second to import: only this module imports it, and only comma
 this module. Imports no torch.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
 from trainer.launch.kubernetes.kind_row import KindRow, Known
-from trainer.safe_io.plain import read_plain
+from trainer.safe_io.plain import parse_json, read_plain
 from trainer.text.terminal import say
 
 _ANSWER_S = 20.0
@@ -262,7 +261,7 @@ def warn(text: str) -> None:
 def _message(problem: ApiException) -> str:
     """Returns the API server's own sentence."""
     try:
-        status: Mapping[str, Any] = json.loads(problem.body or "")
+        status: Mapping[str, Any] = parse_json(problem.body or "")
         return str(status["message"])
     except (ValueError, KeyError, TypeError):
         return " ".join(str(problem.body or problem.reason).split()) or f"HTTP {problem.status}"

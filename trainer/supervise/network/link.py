@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from trainer.safe_io.plain import parse_json
 from trainer.supervise.messages import Joined, Message, StopRequest, from_table, to_line, to_table
 from trainer.supervise.network.tree_plan import Address
 from trainer.world.rendezvous import Message as Table
@@ -57,8 +58,8 @@ class Link:
     async def receive_table(self) -> Table | None:
         """Returns the next table; None if the neighbour has gone or sends what cannot be read."""
         try:
-            table = json.loads(await self._reader.readuntil(b"\n"))
-        except (OSError, ValueError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            table = parse_json(await self._reader.readuntil(b"\n"))
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return None
         self.last_received = time.monotonic()
         return table if isinstance(table, dict) else None
@@ -138,10 +139,10 @@ def _ask(rendezvous: Rendezvous, number: int, again: bool) -> bool:
         socket.create_connection((rendezvous.host, rendezvous.port), ANSWER_S) as connection,
         connection.makefile("rwb") as file,
     ):
-        nonces = str(json.loads(file.readline(_LINE))["nonce"]), secrets.token_hex(16)
+        nonces = str(parse_json(file.readline(_LINE))["nonce"]), secrets.token_hex(16)
         about = {"rank": OUTSIDER, "node": "", "port": 0, "nonce": nonces[1]}
         _send(file, signed(rendezvous.token, "newcomer", nonces, about))
-        if not is_signed(rendezvous.token, "host", nonces, dict(json.loads(file.readline(_LINE)))):
+        if not is_signed(rendezvous.token, "host", nonces, dict(parse_json(file.readline(_LINE)))):
             return False
         _send(file, to_table(StopRequest(number, 0, rendezvous.host, again, outside=True)))
         return True

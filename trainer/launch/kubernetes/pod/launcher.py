@@ -7,7 +7,6 @@ shows. Imports no torch.
 """
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -46,7 +45,7 @@ from trainer.run.goodput_log import BEGAN
 from trainer.run.layout import CHECKPOINTS, METRICS_FILE, Run
 from trainer.run.retry import every, shown, until
 from trainer.run.starts import StartsSoFar, add_starts, read_starts
-from trainer.safe_io.plain import last_text
+from trainer.safe_io.plain import last_text, parse_json
 from trainer.supervise.network.link import REPEAT_S, send_stop_request
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
@@ -312,7 +311,7 @@ def ssh_variables(port: int, known_hosts: Path) -> dict[str, str]:
 def _last_step(folder: Path) -> str:
     try:
         lines = last_text(folder / METRICS_FILE, 65536).splitlines()[-20:]
-        records = [json.loads(line) for line in lines if line.endswith("}") and line.startswith("{")]
+        records = [parse_json(line) for line in lines if line.endswith("}") and line.startswith("{")]
         steps = [record["step"] for record in records if isinstance(record.get("step"), int)]
     except (OSError, ValueError):
         steps = []
