@@ -42,7 +42,7 @@ from trainer.model.preprocessing import preprocessing_of, said_beside, tokenizer
 from trainer.model.recomputing import not_recomputed
 from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
-from trainer.model.text_source import TextSource, text_source
+from trainer.model.text_source import TextSource, fit_tokenizer, text_source
 from trainer.model.text_tower import check_caption_length, text_notes, use_our_text_towers
 from trainer.model.weight_names import take_off_prefixes
 from trainer.run.checkpoints import MODEL_CONFIG
@@ -211,7 +211,11 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         notes.append(f"the weights have no logit bias; it begins at {_FIRST_BIAS:g} (arXiv 2303.15343)")
     torch.manual_seed(job.seed)  # what follows draws the same values, however many the model drew
     with loading(job, None):
-        tokenizer = _tokenizer_of(job.model, name, config, text)
+        if text is not None:
+            text, tokenizer, told = fit_tokenizer(text, model)
+            notes += told
+        else:
+            tokenizer = _tokenizer(name, job.model.cache_dir, job.model.context_length, json.dumps(config))
     preprocess = preprocessing_of(model)
     return Clip(
         model,
@@ -279,14 +283,6 @@ def preload_tokenizer(job: Job) -> None:
     config = model_config(name, job.model.cache_dir)
     if config is not None and not config["text_cfg"].keys() & {"hf_tokenizer_name", "tokenizer_type"}:
         _tokenizer(name, job.model.cache_dir, job.model.context_length, json.dumps(config))
-
-
-def _tokenizer_of(
-    settings: Model, name: str, config: dict[str, Any] | None, text: TextSource | None
-) -> Tokenizer:
-    if text is not None:
-        return text.tokenizer()
-    return _tokenizer(name, settings.cache_dir, settings.context_length, json.dumps(config))
 
 
 @cache
