@@ -228,6 +228,10 @@ class Data(Section):
     max_image_pixels: Annotated[Positive, _FILES] = 50_000_000
     """Largest image in pixels; a larger one is a bad sample and is not decoded. 50 million pixels take 150
     MB."""
+    transparency: Annotated[Literal["white", "drop_alpha"], _FILES] = "white"
+    """Colour of a picture's transparent parts. white: as a viewer shows them; drop_alpha: the colour that
+    lies in the file, often black, as open_clip takes them. drop_alpha is the default where checkpoint.resume
+    names a file of open_clip_train (.pt)."""
     max_member_bytes: Annotated[int, Field(ge=1, le=4_000_000_000), MAY_CHANGE, _FILES] = 256_000_000
     """Largest image or caption in bytes, in shards, streams, tables and folders alike; a larger one is a bad
     sample and is not read. The default is 256 x 10^6 bytes."""

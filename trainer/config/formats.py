@@ -30,6 +30,7 @@ class FormatRow:
 
 _IN_FILES = (
     "max_image_pixels",
+    "transparency",
     "max_member_bytes",
     "max_bad_share",
     "on_bad_sample",

@@ -106,7 +106,9 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
     unchanged = Unchanged(setup.source)
     for micro_batch in islice(stream, micro_batches):
         unchanged.check(micro_batch.bad)
-        skipped.record(len(micro_batch.keys), micro_batch.bad, micro_batch.alone)
+        skipped.record(
+            len(micro_batch.keys), micro_batch.bad, micro_batch.alone, micro_batch.reading.transparent
+        )
         captions.record(micro_batch.captions)
         TALLY.add(micro_batch.reading)
         yield micro_batch
