@@ -18,7 +18,9 @@ from trainer.text.wording import many
 @click.argument("table")
 @click.argument("out")
 @count_option("--samples-per-shard", "Samples per shard.", default=1000)
-@data_options("image_column", "caption_column", "caption_template", "separator", "quotes", "encoding")
+@data_options(
+    "image_column", "caption_column", "caption_template", "empty_captions", "separator", "quotes", "encoding"
+)
 @click.option(
     "--shard-mb",
     type=Finite(min=0, min_open=True),

@@ -133,6 +133,9 @@ class Data(Section):
     """Shards: ending of the member that holds the captions (see caption_lines). JSON needs a colon and the
     path of the field: "json:caption", "json:meta.texts[0]", or "json:captions[*]" for every text of a list.
     Several paths into one JSON give a sample the captions of all: ["json:caption", "json:alt"]."""
+    empty_captions: Annotated[tuple[Text, ...], _CAPTIONS] = ("nan", "NaN", "None", "null", "NULL", "<NA>")
+    """Captions that count as none, as pandas and others write a missing value. A sample without any other
+    caption is a bad sample, which is counted and named. [] trains on them."""
     caption_lines: Annotated[Literal["several", "one"], _SHARDS, _PLAIN_TEXT] = "several"
     """Shards: meaning of the lines of a plain text. several: each is a caption; one: all are one caption, as
     open_clip takes them."""

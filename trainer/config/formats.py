@@ -36,6 +36,7 @@ _IN_FILES = (
     "on_bad_sample",
     "caption_weights",
     "caption_template",
+    "empty_captions",
     "filters",
     "group_by",
 )

@@ -23,7 +23,7 @@ from trainer.data.arena import Arena
 from trainer.data.bad_samples import WHOLE, Allowed, NothingUsable
 from trainer.data.block_cache import cache_of
 from trainer.data.blocks import Block, BlockReader
-from trainer.data.captions import Captions, captions_in, field_value
+from trainer.data.captions import Captions, bad_captions, captions_in, field_value
 from trainer.data.entry import Content, Entry
 from trainer.data.groups import NO_GROUP, number_at
 from trainer.data.image_cells import image_bytes, image_cell
@@ -63,6 +63,8 @@ class Columns(NamedTuple):
     """Captions made of several fields, instead of `captions`."""
     group: Path = ()
     """Place of the id of a row's group; empty if no groups are asked for."""
+    empty: tuple[str, ...] = ()
+    """Texts that count as no caption."""
 
     @classmethod
     def by(cls, data: Data) -> "Columns":
@@ -73,6 +75,7 @@ class Columns(NamedTuple):
                 tuple(column_path("data.caption_column", name) for name in data.caption_column),
                 tuple(map(parse_template, data.caption_template)),
                 one_column_path("data.group_by", data.group_by) if data.group_by is not None else (),
+                data.empty_captions,
             )
         except ValueError as error:  # a job's retrieval set may be of another format than its training data
             raise InputError(str(error)) from None
@@ -438,9 +441,9 @@ def _image(cells: Mapping[str, Any], place: Path, path: str, key: str, most_byte
 def captions_at(cells: Mapping[str, Any], columns: Columns, path: str, key: str) -> Captions:
     """Returns the captions of a row. Raises BadSample."""
     try:
-        return captions_in(cells, columns.captions, columns.templates)
+        return captions_in(cells, columns.captions, columns.templates, columns.empty)
     except ValueError as error:
-        raise BadSample(path, key, "bad captions", str(error)) from error
+        raise bad_captions(path, key, error) from error
 
 
 def _group(cells: Mapping[str, Any], place: Path, path: str, key: str) -> int:

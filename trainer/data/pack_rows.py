@@ -7,16 +7,16 @@ shard, group by group.
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from trainer.config import Data
 from trainer.config.formats import FORMATS, row_of
-from trainer.data.captions import captions_in
+from trainer.data.captions import Captions, captions_in
 from trainer.data.columnar import Columns, check_columns
 from trainer.data.files import Stamp, stamp
 from trainer.data.image_cells import drive_advice, image_cell, is_url, named_image
@@ -37,16 +37,22 @@ class PackRow(NamedTuple):
     """The path of the image file, or what a cell has in its place: bytes, a path or a URL as text."""
     origin: str
     """Table and row, for messages."""
-    captions: str
-    """A caption in each line; empty if the row has none."""
+    captions: str | ValueError
+    """A caption in each line; or why the row has none."""
     other: str
     """The other columns as JSON; empty if there are none."""
     table: str = ""
     """Path of the table, at whose folder a relative path of a cell starts."""
-    flaw: str = "captions are empty"
-    """Why there are no captions, if there are none."""
     bytes_in: tuple[str, ...] = ()
     """Other columns whose cells hold bytes, which JSON does not have: they are null there."""
+
+
+def lines(captions: Callable[[], Captions]) -> str | ValueError:
+    """Returns a row's captions, one a line; or why it has none."""
+    try:
+        return "\n".join(captions().texts)
+    except ValueError as error:
+        return error
 
 
 class Rows(Protocol):
@@ -116,7 +122,7 @@ class TextRows:
                 row,
                 self._image(row),
                 self.table.origin(row),
-                self._captions(row),
+                lines(partial(self.table.captions_of, row)),
                 _json(others[row]),
             )
             for row in range(begin, end)
@@ -128,10 +134,6 @@ class TextRows:
         if not name:
             return None
         return name if is_url(name) else self.table.image_path(row).absolute()
-
-    def _captions(self, row: int) -> str:
-        """Returns a row's captions, one a line; empty if it has none."""
-        return "\n".join(texts[row] for texts in self.table.captions if texts[row])
 
     def image_bytes(self) -> Iterator[int]:
         for row, (name, file) in enumerate(zip(self.table.images, self._files, strict=True)):
@@ -208,23 +210,18 @@ class GroupRows:
         )
 
     def __iter__(self) -> Iterator[PackRow]:
-        names = list(dict.fromkeys([*self.columns.names, *self.others]))
+        columns = self.columns
+        names = list(dict.fromkeys([*columns.names, *self.others]))
         for number, cells in self._cells(names):
-            captions = flaw = ""
-            try:
-                captions = "\n".join(captions_in(cells, self.columns.captions, self.columns.templates).texts)
-            except ValueError as error:
-                flaw = str(error)
             others = {name: cells[name] for name in self.others}
-            image = image_cell(cells, self.columns.image)
+            image = image_cell(cells, columns.image)
             yield PackRow(
                 number,
                 image,
                 self._origin(number),
-                captions,
+                lines(partial(captions_in, cells, columns.captions, columns.templates, columns.empty)),
                 _json(others),
                 self.path,
-                flaw,
                 tuple(name for name, cell in others.items() if _has_bytes(cell)),
             )
 

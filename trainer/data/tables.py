@@ -16,7 +16,7 @@ from trainer.config import Data, is_remote
 from trainer.config.caption_template import Template, filled, parse_template
 from trainer.config.filters import Filter, parse_filter
 from trainer.data.bad_samples import Allowed
-from trainer.data.captions import Captions, gathered
+from trainer.data.captions import Captions, bad_captions, gathered
 from trainer.data.files import open_at_once, read_file
 from trainer.data.groups import NO_GROUP, id_number
 from trainer.data.image_cells import drive_advice, image_bytes, is_url, local_path
@@ -60,6 +60,8 @@ class TableColumns:
     """Conditions on columns that a row must fulfil."""
     group: str | None = None
     """Column with the id of a row's group."""
+    empty: tuple[str, ...] = ()
+    """Texts that count as no caption."""
 
     @classmethod
     def by(cls, data: Data) -> "TableColumns":
@@ -73,6 +75,7 @@ class TableColumns:
             data.quotes,
             tuple(map(parse_filter, data.filters)),
             data.group_by,
+            data.empty_captions,
         )
 
     @property
@@ -104,6 +107,8 @@ class Table:
     """Number of rows that a filter has left out, by filter."""
     groups: tuple[int, ...] = ()
     """Number of each row's group; none if no groups were asked for."""
+    empty: tuple[str, ...] = ()
+    """Texts that count as no caption."""
 
     def image_path(self, number: int) -> Path:
         """Returns the image file of a row, counted from 0 without the header, if its image is no URL."""
@@ -111,7 +116,7 @@ class Table:
 
     def captions_of(self, number: int) -> Captions:
         """Returns the captions of a row. Raises ValueError if it has none."""
-        return gathered([[texts[number]] for texts in self.captions])
+        return gathered([[texts[number]] for texts in self.captions], self.empty)
 
     def origin(self, number: int) -> str:
         """Returns table and row, for messages."""
@@ -212,8 +217,10 @@ def _flaw(table: Table, place: int, columns: TableColumns) -> BadSample | None:
     if not table.images[place]:
         what = f"column {columns.image!r} is empty"
         return BadSample(table.origin(place), "(no image)", "no image", what)
-    if not any(texts[place] for texts in table.captions):
-        return BadSample(table.origin(place), table.images[place], "bad captions", "captions are empty")
+    try:
+        table.captions_of(place)
+    except ValueError as error:
+        return bad_captions(table.origin(place), table.images[place], error)
     return None
 
 
@@ -283,6 +290,7 @@ def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) ->
         groups=()
         if columns.group is None
         else tuple(id_number(_cell(row, places[columns.group])) for _, row in kept),
+        empty=columns.empty,
     )
 
 
@@ -399,9 +407,13 @@ def _captions(
         # A cell may hold line breaks; in a shard each line would be a caption of its own.
         return " ".join(_cell(row, places[column]).split())
 
+    def field(row: Sequence[str], column: str) -> str:
+        found = text(row, column)
+        return "" if found in columns.empty else found
+
     if columns.templates:
         return tuple(
-            tuple(filled(template, partial(text, row)) for row in rows) for template in columns.templates
+            tuple(filled(template, partial(field, row)) for row in rows) for template in columns.templates
         )
     return tuple(tuple(text(row, column) for row in rows) for column in columns.captions)
 
