@@ -158,7 +158,8 @@ class Data(Section):
     hold the image's bytes, and may lie in a column: "sample.image"."""
     caption_column: Annotated[tuple[Text, ...], _TABLES, _NO_TEMPLATE] = ("caption",)
     """Tables: column with the caption. A row has one caption of each of several columns. In Parquet and Arrow
-    a path as after the colon of caption_key: "captions[*]", "meta.title"."""
+    a path as after the colon of caption_key: "captions[*]", "meta.title"; a column that has a dot in its name
+    stands in quotes: '"meta.caption"'."""
     separator: Annotated[
         Annotated[str, StringConstraints(min_length=1, max_length=1)] | None, _TEXT_TABLES
     ] = None

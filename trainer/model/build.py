@@ -34,7 +34,7 @@ from trainer.model.image_positions import check_not_reshaped
 from trainer.model.image_tokens import check_image_tokens, image_tokens
 from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
-from trainer.model.loading import check_weights, loading, pretrained_file
+from trainer.model.loading import check_finite, check_weights, loading, pretrained_file
 from trainer.model.locking import lock_towers
 from trainer.model.lora import adapt
 from trainer.model.open_clip_api import LOGGERS
@@ -204,6 +204,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
             initialise_decoder(model)
         if initial_weights and job.model.init not in (None, TIMM):
             notes += init_from(model, Path(weights_file(str(job.model.init))), job.model)
+        check_finite(model, begin if initial_weights else None)
     if text is not None:
         check_caption_length(model, text.config["context_length"])
     new_bias = LOSSES[job.optim.loss].has_bias and initial_weights and _give_bias(model, pretrained)
