@@ -57,6 +57,8 @@ def command(
     OUT may be an address, such as s3://bucket/shards, whose keys come from the environment. Each shard goes
     there when it is complete and is compared there; sizes.json comes last, and a run makes the index.
 
+    Of Chinese-CLIP's pair of files, NAME_imgs.tsv and NAME_texts.jsonl, TABLE is the first.
+
     Examples:
       clipship pack cc3m.tsv shards/
       clipship pack cc3m.tsv s3://bucket/cc3m

@@ -105,5 +105,5 @@ def format_of(names: Sequence[str]) -> FormatRow:
 
 def row_of(name: str) -> FormatRow:
     """Returns the format of one file by its ending."""
-    ending = PurePosixPath(name).suffix
+    ending = PurePosixPath(name).suffix.lower()
     return next((row for row in FORMATS.values() if ending in row.endings), SHARDS)

@@ -19,7 +19,7 @@ from trainer.data.bad_samples import Allowed
 from trainer.data.captions import Captions, bad_captions, gathered
 from trainer.data.files import open_at_once, read_file
 from trainer.data.groups import NO_GROUP, id_number
-from trainer.data.image_cells import drive_advice, image_bytes, is_url, local_path
+from trainer.data.image_cells import INSIDE, drive_advice, image_bytes, is_url, local_path, named_or_inside
 from trainer.data.indexed import NAMED_IN_ALL
 from trainer.data.sample import (
     MOST_BYTES,
@@ -114,6 +114,11 @@ class Table:
         """Returns the image file of a row, counted from 0 without the header, if its image is no URL."""
         return Path(local_path(str(self.path.parent), self.images[number]))
 
+    def key(self, number: int) -> str:
+        """Returns the name of a row's image, or the row if the table holds the picture itself."""
+        name = self.images[number]
+        return f"row {self.rows[number]}" if name.startswith(INSIDE) else name
+
     def captions_of(self, number: int) -> Captions:
         """Returns the captions of a row. Raises ValueError if it has none."""
         return gathered([[texts[number]] for texts in self.captions], self.empty)
@@ -156,7 +161,7 @@ class TableSource:
         table = self._tables[table_number]
         captions = table.captions_of(number)
         return RawSample(
-            table.images[number],
+            table.key(number),
             table.origin(number),
             table.read_image(number, self._most_bytes),
             captions.texts,
@@ -190,7 +195,7 @@ class ImageSource:
         table, number = self._rows[index][0]
         captions = tuple(text for of, row in self._rows[index] for text in of.captions_of(row).texts)
         return RawSample(
-            table.images[number], table.origin(number), table.read_image(number, self._most_bytes), captions
+            table.key(number), table.origin(number), table.read_image(number, self._most_bytes), captions
         )
 
 
@@ -220,7 +225,7 @@ def _flaw(table: Table, place: int, columns: TableColumns) -> BadSample | None:
     try:
         table.captions_of(place)
     except ValueError as error:
-        return bad_captions(table.origin(place), table.images[place], error)
+        return bad_captions(table.origin(place), table.key(place), error)
     return None
 
 
@@ -269,7 +274,7 @@ def read_table(path: str | Path, columns: TableColumns, keep_others: bool = Fals
 
 def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) -> Table:
     """Reads a table as `read_table` does, also one whose rows lack an image or a caption."""
-    separator = columns.separator or ("\t" if path.suffix == ".tsv" else ",")
+    separator = columns.separator or ("\t" if path.suffix.lower() == ".tsv" else ",")
     rows = _rows(path, separator, columns)
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     places = _places(path, header, columns)
@@ -280,7 +285,7 @@ def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) ->
     used = {places[name] for name in [columns.image, *([] if columns.templates else columns.captions)]}
     return Table(
         path,
-        images=tuple(_cell(row, places[columns.image]).strip() for _, row in kept),
+        images=tuple(named_or_inside(_cell(row, places[columns.image]).strip()) for _, row in kept),
         captions=_captions([row for _, row in kept], columns, places),
         rows=tuple(number for number, _ in kept),
         others=tuple(_others(header, row, used) for _, row in kept)
