@@ -143,3 +143,27 @@ def test_a_text_for_a_cluster_without_its_sections_says_what_it_asks_for(tmp_pat
     assert "neither [slurm] nor [resources], so this asks for 1 node with 1 GPU" in done.stderr
     (tmp_path / "job.toml").write_text(f"{JOB}[resources]\ngpus_per_node = 1\n[slurm]\n")
     assert "neither" not in CliRunner().invoke(render, ["slurm", str(tmp_path / "job.toml")]).stderr
+
+
+@pytest.mark.parametrize(("ending", "separator"), [("csv", "\t"), ("parquet", None)])
+def test_a_table_with_other_columns_is_met_with_their_names(
+    tmp_path: Path, ending: str, separator: str | None
+) -> None:
+    path = tmp_path / f"a.{ending}"
+    if ending == "csv":
+        path.write_text("filepath\ttitle\na.png\ta cat\n")
+    else:
+        parquet(path, 2)
+    with pytest.raises(InputError, match=r"column 'image'; did you mean '(filepath|jpg)'\?"):
+        check_data(Data(train=(str(path),), separator=separator))
+
+
+def test_several_tables_of_open_clip_keep_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture())
+    for number in range(2):
+        rows = "".join(f"a.png\tcaption {row}\n" for row in range(30))
+        (tmp_path / f"birds-{number}.csv").write_text(f"filepath\ttitle\n{rows}")
+    job, said = init_at(tmp_path, "birds-*.csv")
+    assert "1 file of 2 are held out, 50% of the samples" in said
+    assert (job["data"]["image_column"], job["data"]["caption_column"]) == ("filepath", "title")
+    assert check_data(load_job(tmp_path / "job.toml").data) == 30

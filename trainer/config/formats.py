@@ -5,6 +5,7 @@ How a format is read is a class, in the table of `trainer.data.formats`. Pure; o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -95,6 +96,19 @@ _SYNTHETIC = FormatRow(
 
 FORMATS: dict[str, FormatRow] = {row.name: row for row in (SHARDS, _TABLE, *_IN_ROW_GROUPS, _SYNTHETIC)}
 """Rows by name."""
+
+
+OTHER_COLUMNS = {
+    "image": ("jpg", "filepath", "png", "webp", "image_path", "file_name"),
+    "caption": ("title", "text", "txt"),
+}
+"""Columns that tables of img2dataset, open_clip and others have for the usual ones."""
+
+
+def column_meant(name: str, columns: Sequence[str]) -> str:
+    """Returns the column of a table that one which it lacks may stand for; empty if there is none."""
+    others = [other for other in OTHER_COLUMNS.get(name, ()) if other in columns]
+    return next(iter(others or get_close_matches(name, columns, n=1)), "")
 
 
 def format_of(names: Sequence[str]) -> FormatRow:

@@ -6,7 +6,6 @@ A row group is the unit of order, as a shard is. Columns are named by paths into
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from functools import cached_property
 from itertools import count, repeat
 from operator import attrgetter
@@ -19,6 +18,7 @@ from trainer.config import Data
 from trainer.config.caption_key import Path, column_path, one_column_path
 from trainer.config.caption_template import Template, field_path, parse_template
 from trainer.config.filters import BY_KEY, MEASURES, Filter, parse_filter, rules_of, score_column
+from trainer.config.formats import column_meant
 from trainer.data.arena import Arena
 from trainer.data.bad_samples import WHOLE, Allowed, NothingUsable
 from trainer.data.block_cache import cache_of
@@ -240,8 +240,8 @@ def check_columns(path: str, groups: Groups, names: Sequence[str]) -> None:
     """Raises InputError if the table lacks a column; the message lists those that it has."""
     for name in names:
         if name not in groups.columns:
-            near = get_close_matches(name, groups.columns, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
+            near = column_meant(name, groups.columns)
+            hint = f"; did you mean {near!r}?" if near else "."
             raise InputError(
                 f"{path}: there is no column {name!r}{hint} Its columns are: "
                 f"{', '.join(map(repr, groups.columns)) or 'none'}"

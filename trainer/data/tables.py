@@ -7,7 +7,6 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
@@ -15,6 +14,7 @@ from typing import BinaryIO, Literal, TypeVar
 from trainer.config import Data, is_remote
 from trainer.config.caption_template import Template, filled, parse_template
 from trainer.config.filters import Filter, parse_filter
+from trainer.config.formats import column_meant
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import Captions, bad_captions, gathered
 from trainer.data.files import open_at_once, read_file
@@ -542,8 +542,8 @@ def _cell(row: Sequence[str], column: int) -> str:
 
 
 def _near(name: str, header: Sequence[str]) -> str:
-    near = get_close_matches(name, header, n=1)
-    return f"; did you mean {near[0]!r}?" if near else "."
+    near = column_meant(name, header)
+    return f"; did you mean {near!r}?" if near else "."
 
 
 def unfilled(table: Table, columns: TableColumns) -> list[str]:

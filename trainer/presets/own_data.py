@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.config.formats import FORMATS, row_of
+from trainer.config.formats import FORMATS, OTHER_COLUMNS, row_of
 from trainer.errors import InputError
 from trainer.text.paste import as_pattern, with_home
 from trainer.text.terminal import say
@@ -33,8 +33,6 @@ _FEWEST = 40
 _LARGEST_SHARE = 0.1
 """Share of the samples from which a held-out part is named."""
 _NAMED_IN_A_LIST = 64
-_IMAGES, _CAPTIONS = ("jpg", "filepath", "png", "webp", "image_path", "file_name"), ("title", "text", "txt")
-"""Columns of images and captions in tables of img2dataset, open_clip and others, that `init` looks for."""
 _EVERYONES = {"captions", "data", "dataset", "images", "pictures", "shards", "metadata", "train", "table"}
 """Names of files and folders that say nothing of what is in them."""
 
@@ -113,7 +111,7 @@ def columns_of(file: str) -> dict[str, str]:
     if form == "table":
         with open(file, encoding="utf-8-sig", errors="replace") as text:
             header = text.readline(_HEADER).rstrip("\r\n")
-        if "\t" in header and "," not in header and not file.endswith(".tsv"):
+        if "\t" in header and "," not in header and not file.lower().endswith(".tsv"):
             keys["separator"] = "\t"
         names = re.split("[,\t]", header)
     elif form in ("parquet", "arrow"):
@@ -121,9 +119,9 @@ def columns_of(file: str) -> dict[str, str]:
             names = list(groups.columns)
     else:
         return {}
-    for key, usual, others in (("image_column", "image", _IMAGES), ("caption_column", "caption", _CAPTIONS)):
+    for usual, others in OTHER_COLUMNS.items():
         if usual not in names and (found := next(filter(names.__contains__, others), None)):
-            keys[key] = found
+            keys[f"{usual}_column"] = found
     return keys
 
 
