@@ -1,4 +1,4 @@
-"""What users of open_clip, img2dataset and others bring along is taken, or the way to it is said."""
+"""Users of open_clip, img2dataset and others bring tables, keys and weights: taken, or led to ours."""
 
 import csv
 import io
@@ -125,7 +125,8 @@ def test_weights_with_nan_are_named(tmp_path: Path, key: str) -> None:
 def test_weights_are_found_however_the_system_writes_their_accents(tmp_path: Path) -> None:
     name = "caf\u00e9.pt"
     torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / unicodedata.normalize("NFD", name))
-    untrained(tiny_job(model={"pretrained": str(tmp_path / unicodedata.normalize("NFC", name))}))
+    clip = untrained(tiny_job(model={"pretrained": str(tmp_path / unicodedata.normalize("NFC", name))}))
+    assert clip.model is not None
 
 
 def test_a_column_with_a_dot_in_its_name_can_be_named(tmp_path: Path) -> None:

@@ -349,3 +349,15 @@ def test_a_tower_that_pools_another_token_than_the_captions_end_is_refused(tmp_p
     (tmp_path / "model.json").write_text(json.dumps(plain))
     with pytest.raises(InputError, match='set "pool_type": "eos" and "eos_id": 3'):
         untrained(tiny_job(model={"name": str(tmp_path / "model.json")}))
+
+
+def test_special_tokens_without_a_row_are_read_as_their_letters(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = make_tower(tmp_path)
+    words = AutoTokenizer.from_pretrained(folder)
+    words.add_special_tokens({"additional_special_tokens": ["<a>"]})
+    words.save_pretrained(folder)
+    assert words("<a>").input_ids[1] == 21, "the tower has 21 rows"
+    clip = untrained(job_with(folder))
+    assert int(clip.tokenizer(["a <a> digit"]).max()) < 21

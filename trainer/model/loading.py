@@ -89,7 +89,7 @@ def check_finite(model: nn.Module, file: Path | None) -> None:
     if bad := [name for name, tensor in state if not bool(tensor.isfinite().all())]:
         raise InputError(
             f"the weights in {file} hold NaN or infinity in {many(len(bad), 'tensor')}: "
-            f"{', '.join(bad[:3])}{', ...' if len(bad) > 3 else ''}. Choose others"
+            f"{', '.join(bad[:3])}{', ...' if len(bad) > 3 else ''}; choose others"
         )
 
 

@@ -114,7 +114,7 @@ def fit_tokenizer(source: TextSource, model: nn.Module) -> tuple[TextSource, Tok
     if problems:
         raise InputError(
             f"model: the tokenizer {folder} does not fit the text tower: {'; '.join(problems)}. Give the "
-            "tokenizer that the tower was made for"
+            "tokenizer that the tower was made for."
         )
     notes = [
         f"the tokenizer {folder} pads on the left, where the text tower starts to read: padded on the right"
