@@ -283,3 +283,11 @@ def test_a_tokenizer_with_openais_words_and_other_settings_is_not_replaced(tmp_p
     import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
     config = json.loads((tmp_path / "out.json").read_text())
     assert config["text_cfg"]["hf_tokenizer_name"] == str(tmp_path)
+
+
+def test_odd_lists_of_added_tokens_are_no_traceback(tmp_path: Path) -> None:
+    clip_model("gelu").save_pretrained(tmp_path)
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0}))
+    for odd in (1, ["a", None], [{"id": 1}]):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": odd}))
+        import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")

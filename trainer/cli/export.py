@@ -67,11 +67,11 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
         )
     for note in notes:
         say(note)
-    white = ", and how to put transparent pictures on white, as in training: this form does not"
-    say(
-        f"wrote {form} to {one_line(str(folder))}; its README.md says how to load it"
-        f"{white if on_white(manifest) and form != 'onnx' else ''}"
+    white = on_white(manifest) and form != "onnx"  # whose pictures are the user's own business
+    more = (
+        ", and how to put transparent pictures on white, as in training: this form does not" if white else ""
     )
+    say(f"wrote {form} to {one_line(str(folder))}; its README.md says how to load it{more}")
 
 
 def _remove_written(folder: Path) -> None:

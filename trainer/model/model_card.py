@@ -33,13 +33,8 @@ def model_card(name: str, to: str, license_name: str, manifest: Mapping[str, Any
     head = (
         f"---\nlicense: {yaml(license_name or 'unknown')}\nlibrary_name: {_LIBRARY[to]}\ntags:\n- clip\n---\n"
     )
-    parts = [
-        head,
-        f"# {name}\n",
-        _summary(job, manifest),
-        _metrics(manifest),
-        _how_to_load(to, on_white(manifest)),
-    ]
+    use = _how_to_load(to, white=on_white(manifest))
+    parts = [head, f"# {name}\n", _summary(job, manifest), _metrics(manifest), use]
     if job:
         parts.append(f"## Job file\n\n{_ABOUT_JOB}\n\n```toml\n{tomli_w.dumps(_of_the_model(job))}```\n")
     return "\n".join(part for part in parts if part)
@@ -77,7 +72,7 @@ def on_white(manifest: Mapping[str, Any]) -> bool:
     return bool(manifest.get("job")) and manifest["job"]["data"].get("transparency") == "white"
 
 
-def _how_to_load(to: str, white: bool) -> str:
+def _how_to_load(to: str, *, white: bool) -> str:
     uses = own_table(__file__, "model_card.toml")
     picture = uses["picture"] + (uses["on_white"] if white else "")
     return f"## Use\n\n```python\n{uses[to].replace('PICTURE', picture)}\n```\n"

@@ -159,9 +159,11 @@ def _tokenizer(found: Released, folder: Path) -> None:
             "beside the weights"
         )
         return
-    added = [*(whole or {}).get("added_tokens", ())]
+    listed = (whole or {}).get("added_tokens")
+    added = [*listed] if isinstance(listed, list) else []
     added += _part(_json(folder / "tokenizer_config.json"), "added_tokens_decoder").values()
-    names = {token["content"] for token in added} | (_json(folder / "added_tokens.json") or {}).keys()
+    names = {str(token.get("content")) for token in added if isinstance(token, dict)}
+    names |= (_json(folder / "added_tokens.json") or {}).keys()
     simple = SimpleTokenizer(context_length=text["context_length"])
     text["hf_tokenizer_name"] = str(folder.absolute())
     if _plain(words) != _plain(simple.encoder) or len(words.keys() | names) != len(simple.encoder):
