@@ -48,6 +48,7 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
 
 def run(code: str, *extras: str) -> subprocess.CompletedProcess[str]:
     modules = {module for extra in extras for module in EXTRAS[extra] if "." not in module}
+    modules |= {"tokenizers"} if "text" in extras else set()  # transformers brings it
     program = WITHOUT.format(modules=modules) + code
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
