@@ -290,4 +290,5 @@ def test_odd_lists_of_added_tokens_are_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0}))
     for odd in (1, ["a", None], [{"id": 1}]):
         (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": odd}))
-        import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
+        imported = import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
+        assert imported.keys["name"] == str(tmp_path / "out.json")
