@@ -12,14 +12,29 @@ EXIT_LEFT_OUT = 77
 """Code of a pod that leaves a run which goes on without it; no run ends with it."""
 EXIT_TIMED_OUT = 124
 EXIT_INTERRUPTED = 130
+_LONGEST_LINE, _SHOWN = 4000, 1500
+"""Most characters of a line of a message, and those of its beginning and of its end that stay."""
 
 
 class InputError(Exception):
     """The user's input cannot work: shown without a traceback, exit code 2.
 
     The text says what is wrong, what was given, what is allowed and what to do. Several problems found
-    together are listed one per line.
+    together are listed one per line. A line that a value from others makes too long loses its middle.
     """
+
+    def __init__(self, *about: object) -> None:
+        super().__init__(*(bounded(part) if isinstance(part, str) else part for part in about))
+
+
+def bounded(text: str) -> str:
+    """Returns the text with the middle of each line left out that is too long for a message."""
+    return "\n".join(
+        line
+        if len(line) <= _LONGEST_LINE
+        else f"{line[:_SHOWN]} ... ({len(line) - 2 * _SHOWN:,} more characters) ... {line[-_SHOWN:]}"
+        for line in text.split("\n")
+    )
 
 
 class StorageError(InputError):

@@ -22,6 +22,7 @@ OPENS_ELSEWHERE = {
     "config/stack_table.py": "the package's own files",
     "data/files.py": "data, which the user names",
     "data/pack.py": "shards that this command makes",
+    "data/pack_rows.py": "tables, which the user names",
     "demo/__main__.py": "the package's own files",
     "estimate/architecture.py": "models' configs, which users name",
     "evaluate/inputs.py": "class names and templates, which the user names",

@@ -24,6 +24,8 @@ from trainer.plan.first_samples import FirstSamples
 
 SHORT, LONG = "a dog", "一只棕色的狗在绿色的草地上追着一个红色的球"
 CAPTIONS = [SHORT, LONG, "Curly “quotes” &amp; naïve words, l'eau", ""]
+CAPTIONS_ARE_POSITIVES = {"positives": "captions"}
+"""Equal captions, which these tests have, are then no reason for a warning."""
 
 
 def shards(folder: Path, long: int, short: int) -> str:
@@ -80,18 +82,23 @@ def test_a_tokenizer_of_transformers_counts_with_the_ends_that_it_adds() -> None
 
 
 def test_check_says_how_many_captions_lose_their_end_and_what_to_do(tmp_path: Path) -> None:
-    job = tiny_job(data={"format": "auto", "train": (shards(tmp_path, long=2, short=18),)})
+    job = tiny_job(
+        data={"format": "auto", "train": (shards(tmp_path, long=2, short=18),)}, optim=CAPTIONS_ARE_POSITIVES
+    )
     text = describe(job, 1, 20, local=True)
     assert "in 20 captions; the model takes 16: 10.0% lose their end" in text
     (warning,) = FirstSamples(job).warnings()
     assert "10% of the captions have more than the 16 tokens that the model takes" in warning
     assert "set model.context_length = " in warning
-    masked = tiny_job(data={"format": "auto", "train": job.data.train, "text_mask": "random"})
+    data = {"format": "auto", "train": job.data.train, "text_mask": "random"}
+    masked = tiny_job(data=data, optim=CAPTIONS_ARE_POSITIVES)
     assert not list(FirstSamples(masked).warnings()), "that key says which tokens stay"
 
 
 def test_one_caption_in_a_hundred_is_no_reason_for_a_warning(tmp_path: Path) -> None:
-    job = tiny_job(data={"format": "auto", "train": (shards(tmp_path, long=1, short=99),)})
+    job = tiny_job(
+        data={"format": "auto", "train": (shards(tmp_path, long=1, short=99),)}, optim=CAPTIONS_ARE_POSITIVES
+    )
     assert "1.0% lose their end" in dict(FirstSamples(job).rows())["captions"]
     assert not list(FirstSamples(job).warnings())
 
@@ -164,12 +171,13 @@ def test_gbk_that_is_valid_utf_8_is_found(text: str, tmp_path: Path) -> None:
     rows = ["image,caption", "gone.jpg,a dog", *[f"gone.jpg,{text}"] * 3]
     path.write_bytes("\n".join(rows).encode("gbk"))
     data = {"format": "auto", "train": (str(path),)}
-    (warning,) = FirstSamples(tiny_job(data=data)).warnings()
+    (warning,) = FirstSamples(tiny_job(data=data, optim=CAPTIONS_ARE_POSITIVES)).warnings()
     assert warning == (
         f'3 of 3 captions that are not ASCII, such as "{read}", seem to be GBK, which is also valid UTF-8 '
         f'("{text}"): set data.encoding = "gb18030"'
     )
-    assert not list(FirstSamples(tiny_job(data={**data, "encoding": "gb18030"})).warnings())
+    named = tiny_job(data={**data, "encoding": "gb18030"}, optim=CAPTIONS_ARE_POSITIVES)
+    assert not list(FirstSamples(named).warnings())
 
 
 @pytest.mark.parametrize(

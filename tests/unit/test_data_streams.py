@@ -184,7 +184,7 @@ def test_a_stream_of_images_first_and_texts_behind_is_told_to_be_sorted(tmp_path
             found.read(0)
     with pytest.raises(
         InputError,
-        match=r"Found \.jpg \(2\), \.txt \(2\).* 2 with image and .*tar --sort=name puts them together",
+        match=r"Found \.jpg \(2\), \.txt \(2\).* 2 with image and .*sort . tar cf NEW",
     ) as ended:
         found.read(0)
     assert not isinstance(ended.value, BadSample)

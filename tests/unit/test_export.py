@@ -320,7 +320,8 @@ def test_a_model_that_transformers_lacks_is_refused_with_the_reason(tmp_path: Pa
 def with_tokenizer(folder: Path, tokenizer: Path) -> Path:
     """A checkpoint of a model whose tokenizer alone comes from a folder of Hugging Face's."""
     config = json.loads(Path(VIT).read_text())
-    config["text_cfg"]["hf_tokenizer_name"] = str(tokenizer)
+    end = AutoTokenizer.from_pretrained(tokenizer)("").input_ids[-1]
+    config["text_cfg"] |= {"hf_tokenizer_name": str(tokenizer), "pool_type": "eos", "eos_id": end}
     (folder / "tiny-words.json").write_text(json.dumps(config))
     return checkpoint(folder / "step", tiny_job(model={"name": str(folder / "tiny-words.json")}))[0]
 

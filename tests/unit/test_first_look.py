@@ -73,9 +73,8 @@ def test_a_first_shard_of_several_is_only_an_example(tmp_path: Path) -> None:
     assert check_data(data) is None
     assert left_out_first(paths[0], data) == f"{paths[0]}: 9 of its 29 samples are not used: 9 with {DOTS}"
     assert left_out_first(paths[1], data) == ""
-    assert list(FirstSamples(tiny_job(data={"format": "auto", "train": tuple(paths)})).warnings()) == [
-        left_out_first(paths[0], data)
-    ]
+    job = tiny_job(data={"format": "auto", "train": tuple(paths)}, optim={"positives": "captions"})
+    assert list(FirstSamples(job).warnings()) == [left_out_first(paths[0], data)]
 
 
 def test_login_node_without_numpy_says_how_to_check_without_the_data(
@@ -117,7 +116,7 @@ def test_one_check_reads_the_first_headers_once_until_the_shard_changes(
 
     monkeypatch.setattr("trainer.data.first_look.read_headers", counted)
     data = {"format": "webdataset", "train": (shard(tmp_path / "a.tar", 5, "txt"),)}
-    job = tiny_job(data=data)
+    job = tiny_job(data=data, optim={"positives": "captions"})
     for number, samples in enumerate((5, 9), 1):
         shard(tmp_path / "a.tar", samples, "txt")
         check_data(job.data)

@@ -238,3 +238,57 @@ def test_the_command_prints_the_keys_and_replaces_nothing_unasked(tmp_path: Path
     assert isinstance(again.exception, InputError)
     wrong = CliRunner().invoke(command, [str(source), str(tmp_path / "out.pt"), "--force"])
     assert "must end with .safetensors" in str(wrong.exception)
+
+
+def openai_files(folder: Path, *added: str, **changes: Any) -> None:
+    """Writes OpenAI's tokenizer as transformers does, with added tokens and other settings."""
+    simple = open_clip.tokenizer.SimpleTokenizer()
+    special = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}
+    words = {special.get(word, word): number for word, number in simple.encoder.items()}
+    (folder / "vocab.json").write_text(json.dumps(words))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, simple.bpe_ranks)))
+    tokenizer = transformers().CLIPTokenizer.from_pretrained(folder, **changes)
+    tokenizer.add_tokens(list(added))
+    tokenizer.save_pretrained(folder)
+
+
+def test_openais_tokenizer_is_told_from_one_with_added_tokens(tmp_path: Path) -> None:
+    for folder, added in ((tmp_path / "plain", ()), (tmp_path / "added", ("<sks>",))):
+        rows = 49408 + len(added)
+        theirs = clip_model("gelu", vocab_size=rows, eos_token_id=49407, bos_token_id=49406)
+        theirs.save_pretrained(folder)
+        openai_files(folder, *added)
+        keys = import_weights(folder / "model.safetensors", folder / "out.safetensors").keys
+        ours = untrained(tiny_job(model={key: keys[key] for key in ("name", "pretrained")}))
+        ours.model.eval()
+        config = json.loads((folder / "out.json").read_text())
+        assert ("hf_tokenizer_name" in config["text_cfg"]) == bool(added)
+        own = transformers().AutoTokenizer.from_pretrained(folder)
+        for caption in ("a photo of a cat", "a photo of <sks> Dog"):
+            found = ours.model.encode_text(ours.tokenizer([caption]))  # type: ignore[operator]
+            out = theirs.get_text_features(**own([caption], return_tensors="pt"))
+            features = out if isinstance(out, torch.Tensor) else out.pooler_output
+            torch.testing.assert_close(found, features, atol=1e-5, rtol=0)
+
+
+def test_a_tokenizer_with_openais_words_and_other_settings_is_not_replaced(tmp_path: Path) -> None:
+    clip_model("gelu", vocab_size=49408, eos_token_id=49407, bos_token_id=49406).save_pretrained(tmp_path)
+    openai_files(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    about = json.loads(path.read_text())
+    about["normalizer"] = {"type": "NFC"}  # it keeps capitals
+    path.write_text(json.dumps(about))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
+    config = json.loads((tmp_path / "out.json").read_text())
+    assert config["text_cfg"]["hf_tokenizer_name"] == str(tmp_path)
+
+
+def test_odd_lists_of_added_tokens_are_no_traceback(tmp_path: Path) -> None:
+    clip_model("gelu").save_pretrained(tmp_path)
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0}))
+    for odd in (1, ["a", None], [{"id": 1}]):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": odd}))
+        imported = import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
+        assert imported.keys["name"] == str(tmp_path / "out.json")

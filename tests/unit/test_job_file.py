@@ -71,7 +71,7 @@ def test_every_problem_is_told_at_once_with_line_and_key(job_path: Path) -> None
     [
         ("nmae = 1", "nmae: unknown key; did you mean name?"),
         ("data.trian = 1", "data.trian: unknown key; did you mean data.train?"),
-        ("learning_rate = 1", "learning_rate: unknown key; a job file has: name, seed, data"),
+        ("learning_rate = 1", "learning_rate: unknown key; here it is optim.lr"),
         (
             "optim.lrate = 1",
             "optim.lrate: unknown key; the nearest are optim.lr, ",

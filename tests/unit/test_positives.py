@@ -264,7 +264,7 @@ def test_samples_without_an_id_are_counted_and_the_first_are_named(caplog: pytes
     skipped.record(8, ())
     skipped.record(8, (), ("a", "b\n", "c", "d"))
     skipped.record(8, (), ("e",))
-    assert skipped.figures == {"bad_samples": 0, "samples_without_group": 5}
+    assert skipped.figures.items() >= {"bad_samples": 0, "samples_without_group": 5}.items()
     [message] = caplog.messages
     assert "4 of the last 8 samples, such as a, b\\n, c. metrics" in message
 

@@ -302,6 +302,23 @@ def test_copies_on_a_nodes_own_disk_are_not_looked_into_one_by_one(
         versions.check(paths[-1], Stamp(1, "3"))
 
 
+def test_another_file_among_copies_of_a_node_is_found(shards: str, tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number}.tar") for number in range(COPIES + 2)]
+    for path in paths:
+        Path(path).write_bytes(Path(expand_shards([shards])[0]).read_bytes())
+    selection = shard_selection(Data(train=tuple(paths)))
+    write_catalogue(tmp_path, selection, index_shards(stale(paths, selection, tmp_path), selection, tmp_path))
+    versions = Versions(open_index(paths, selection, tmp_path))
+    for path in paths[:-1]:
+        os.utime(path, (1, 1))
+        versions.check(path, stamp(path))
+    size = Path(paths[-1]).stat().st_size
+    Path(paths[-1]).write_bytes(recaptioned(Path(paths[-1])))
+    assert Path(paths[-1]).stat().st_size == size
+    with pytest.raises(InputError, match=rf"{paths[-1]}: the file has changed under the run"):
+        versions.check(paths[-1], stamp(paths[-1]))
+
+
 def test_a_server_without_etags_tells_versions_by_their_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,8 @@ def test_another_tokenizer_than_that_of_the_weights_is_told(tmp_path: Path, key:
     other = str(make_tower(tmp_path / "other", weights=False))
     torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / "weights.pt")
     plain = json.loads(Path(VIT).read_text())
-    theirs = {**plain, "text_cfg": {**plain["text_cfg"], "hf_tokenizer_name": other}}
+    words = {"hf_tokenizer_name": other, "pool_type": "eos", "eos_id": 3}
+    theirs = {**plain, "text_cfg": {**plain["text_cfg"], **words}}
     (tmp_path / "theirs.json").write_text(json.dumps(theirs))
 
     def told(name: str) -> list[str]:
@@ -303,3 +304,60 @@ def test_a_recomputed_pass_gives_the_same_gradient(towers: dict[str, Path]) -> N
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name])
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_tokenizer_that_pads_on_the_left_gives_the_features_of_captions_without_padding(
+    tmp_path: Path, pooling: str
+) -> None:
+    folder = make_tower(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"padding_side": "left"}))
+    clip = untrained(job_with(folder, text_pooling=pooling))
+    clip.model.eval()
+    encode: Any = clip.model.encode_text
+    for caption in TEXTS:
+        whole = clip.tokenizer([caption])
+        ids = whole[whole != 0][None]
+        torch.testing.assert_close(encode(whole), encode(ids), atol=1e-5, rtol=0)
+    assert any("pads on the left" in note for note in clip.notes)
+    kept = json.loads(clip.files["model.json"])["text_cfg"]["tokenizer_kwargs"]
+    assert kept == {"padding_side": "right"}
+
+
+def test_a_tokenizer_with_more_tokens_than_the_tower_has_rows_is_refused(tmp_path: Path) -> None:
+    folder = make_tower(tmp_path)
+    with (folder / "vocab.txt").open("a") as file:
+        file.write("kitten\n")
+    with pytest.raises(InputError, match="such as 'kitten', have no row among the tower's 21"):
+        untrained(job_with(folder))
+
+
+def test_a_tokenizer_that_pads_with_another_token_is_refused(tmp_path: Path) -> None:
+    folder = make_tower(tmp_path)
+    edit_json(folder / "config.json", pad_token_id=4)
+    with pytest.raises(InputError, match="pads with token 0, and the tower's config has pad_token_id = 4"):
+        untrained(job_with(folder))
+
+
+def test_a_tower_that_pools_another_token_than_the_captions_end_is_refused(tmp_path: Path) -> None:
+    plain = json.loads(Path(VIT).read_text())
+    plain["text_cfg"]["hf_tokenizer_name"] = str(make_tower(tmp_path / "words", weights=False))
+    (tmp_path / "model.json").write_text(json.dumps(plain))
+    with pytest.raises(InputError, match='set "pool_type": "eos" and "eos_id": 3'):
+        untrained(tiny_job(model={"name": str(tmp_path / "model.json")}))
+
+
+def test_special_tokens_without_a_row_are_read_as_their_letters(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = make_tower(tmp_path)
+    words = AutoTokenizer.from_pretrained(folder)
+    words.add_special_tokens({"additional_special_tokens": ["<a>"]})
+    words.save_pretrained(folder)
+    assert words("<a>").input_ids[1] == 21, "the tower has 21 rows"
+    clip = untrained(job_with(folder))
+    assert int(clip.tokenizer(["a <a> digit"]).max()) < 21

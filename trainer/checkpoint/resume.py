@@ -383,4 +383,9 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
     )
     if note:
         log.warning("resume       %s", note)
+    if job.data.transparency == "white":
+        log.warning(
+            "resume       transparent parts of pictures are white from here on, and open_clip_train took the "
+            'colour that lies in the file: set data.transparency = "drop_alpha" to go on with that'
+        )
     return StartPoint(steps, path, is_own=False), whole

@@ -117,14 +117,19 @@ def _names(path: Path) -> list[str]:
             "give a file that holds tensors by name"
         ) from None
     tensors = content.get("state_dict", content) if isinstance(content, dict) else None
-    if not isinstance(tensors, dict) or not any(
-        isinstance(value, torch.Tensor) for value in tensors.values()
-    ):
+    if not isinstance(tensors, dict) or not _has_tensors(tensors):
+        parts = content.items() if isinstance(content, dict) else ()
+        inside = [name for name, part in parts if _has_tensors(part)]
+        more = f"; {inside[0]!r:.80} in it does: save that part as a file of its own" if inside else ""
         raise InputError(
             f"{path} holds no weights (it is a {type(content).__name__} without tensors): "
-            "give a file that holds tensors by name"
+            f"give a file that holds tensors by name, at its top or under 'state_dict'{more}"
         )
     return [str(name) for name in tensors]
+
+
+def _has_tensors(part: object) -> bool:
+    return isinstance(part, dict) and any(isinstance(value, torch.Tensor) for value in part.values())
 
 
 def cause(error: Exception) -> str:

@@ -20,6 +20,7 @@ SOURCE = data_options(
     "caption_key",
     "caption_lines",
     "caption_template",
+    "empty_captions",
     "filters",
     "scores",
     "scores_by",

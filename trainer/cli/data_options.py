@@ -18,6 +18,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "caption_key": {"multiple": True, "metavar": "KEY", "help": "[default: txt]"},
     "caption_lines": {"metavar": "several|one", "help": "[default: several]"},
     "caption_template": {"multiple": True, "metavar": "TEXT"},
+    "empty_captions": {
+        "multiple": True,
+        "metavar": "TEXT",
+        "help": "[default: nan, None, null and their like]",
+    },
     "filters": {"multiple": True, "metavar": "FILTER"},
     "scores": {"multiple": True, "metavar": "FILE"},
     "scores_by": {"metavar": "NAME", "help": "[default: key]"},

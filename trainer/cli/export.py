@@ -48,7 +48,7 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
         with waiting(f"writing {one_line(str(folder))}"):
             from trainer.checkpoint.weights import with_loss_alone
             from trainer.model.export import export
-            from trainer.model.model_card import model_card
+            from trainer.model.model_card import model_card, on_white
 
             try:
                 notes = export(with_loss_alone(job), folder, form)
@@ -67,7 +67,11 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
         )
     for note in notes:
         say(note)
-    say(f"wrote {form} to {one_line(str(folder))}; its README.md says how to load it")
+    white = on_white(manifest) and form != "onnx"  # whose pictures are the user's own business
+    more = (
+        ", and how to put transparent pictures on white, as in training: this form does not" if white else ""
+    )
+    say(f"wrote {form} to {one_line(str(folder))}; its README.md says how to load it{more}")
 
 
 def _remove_written(folder: Path) -> None:

@@ -18,7 +18,9 @@ from trainer.text.wording import many
 @click.argument("table")
 @click.argument("out")
 @count_option("--samples-per-shard", "Samples per shard.", default=1000)
-@data_options("image_column", "caption_column", "caption_template", "separator", "quotes", "encoding")
+@data_options(
+    "image_column", "caption_column", "caption_template", "empty_captions", "separator", "quotes", "encoding"
+)
 @click.option(
     "--shard-mb",
     type=Finite(min=0, min_open=True),
@@ -54,6 +56,8 @@ def command(
 
     OUT may be an address, such as s3://bucket/shards, whose keys come from the environment. Each shard goes
     there when it is complete and is compared there; sizes.json comes last, and a run makes the index.
+
+    Of Chinese-CLIP's pair of files, NAME_imgs.tsv and NAME_texts.jsonl, TABLE is the first.
 
     Examples:
       clipship pack cc3m.tsv shards/

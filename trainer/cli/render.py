@@ -13,6 +13,7 @@ import click
 from trainer.cli.options import NearGroup, job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.text.terminal import say
+from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.config import Job
@@ -79,6 +80,13 @@ def _command(kind: str) -> click.Command:
         place = scheduler(kind)
         [job] = settled([job], kind)
         _print(place.render(job))
+        asked = job.resources
+        if kind not in job.model_fields_set and "resources" not in job.model_fields_set:
+            say(
+                f"warning: the job has neither [{kind}] nor [resources], so this asks for "
+                f"{many(asked.nodes, 'node')} with {many(asked.ranks_per_node, 'GPU')} and the defaults of "
+                f"[{kind}], which `clipship explain {kind}` lists"
+            )
         for text in (*place.warnings(job), *not_fetched(job), *secret_warnings(job)):
             say(f"warning: {text}")
 

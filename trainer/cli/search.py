@@ -118,11 +118,12 @@ def _index(job: "Job", images: Path, pictures: "Sequence[Picture]", left_out: "_
     """Loads the model, and lets the pictures pass it whose features are not kept."""
     _say_loading(job, f"{many(len(pictures), 'picture')} in {one_line(str(images))}")
     with progress("loading the model", "embedded", "picture") as done:
+        from trainer.data.pictures import Decoding
         from trainer.search.cache import PictureFolder, cache_file
         from trainer.search.index import open_index
         from trainer.search.model import SearchModel
 
-        folder = PictureFolder(images, job.data.max_member_bytes, job.data.max_image_pixels)
+        folder = PictureFolder(images, job.data.max_member_bytes, Decoding.by(job.data))
         return open_index(SearchModel(job), folder, pictures, cache_file(job, images), done, left_out)
 
 

@@ -4,8 +4,8 @@
     PATH = STEP { "." NAME | "[" NUMBER "]" | "[*]" }
     STEP = NAME | "[" NUMBER "]" | "[*]"
 
-Several keys name several places in one member. A NAME is a key of an object: any characters but . [ ]. A
-NUMBER is a place in a list, counted from 0; * is every place. Pure; opens no file.
+Several keys name several places in one member. A NAME is a key of an object: any characters but . [ ], or any
+in double quotes. A NUMBER is a place in a list, counted from 0; * is every place. Pure; opens no file.
 """
 
 import re
@@ -27,7 +27,8 @@ MOST_STEPS = 32
 
 _JSON = re.compile(r"(?:^|\.)json$", re.IGNORECASE)
 _JSON_LINES = re.compile(r"(?:^|\.)jsonl(?::|$)", re.IGNORECASE)
-_STEP = re.compile(r"(?:^|(?<=.)\.)(?P<name>[^.\[\]]+)|\[(?:(?P<number>[0-9]{1,9})|\*)\]", re.DOTALL)
+_NAME = r'(?:"(?P<quoted>[^"]+)"|(?P<name>[^.\[\]]+))'
+_STEP = re.compile(rf"(?:^|(?<=.)\.){_NAME}|\[(?:(?P<number>[0-9]{{1,9}})|\*)\]", re.DOTALL)
 
 
 class CaptionKey(NamedTuple):
@@ -117,8 +118,15 @@ def one_column_path(key: str, name: str) -> Path:
 
 def path_text(path: Path) -> str:
     """Returns the steps as a job file writes them."""
-    steps = (f".{step}" if isinstance(step, str) else f"[{'*' if step is EVERY else step}]" for step in path)
+    steps = (
+        f".{_quoted(step)}" if isinstance(step, str) else f"[{'*' if step is EVERY else step}]"
+        for step in path
+    )
     return "".join(steps).removeprefix(".")
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"' if re.search(r"[.\[\]]", name) else name
 
 
 def parse_path(key: str, path: str) -> Path:
@@ -127,7 +135,7 @@ def parse_path(key: str, path: str) -> Path:
     place = 0
     while match := _STEP.match(path, place):
         number = match["number"]
-        steps.append(match["name"] or (EVERY if number is None else int(number)))
+        steps.append(match["quoted"] or match["name"] or (EVERY if number is None else int(number)))
         place = match.end()
     if not steps or place < len(path) or len(steps) > MOST_STEPS:
         raise ValueError(

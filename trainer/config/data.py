@@ -133,6 +133,9 @@ class Data(Section):
     """Shards: ending of the member that holds the captions (see caption_lines). JSON needs a colon and the
     path of the field: "json:caption", "json:meta.texts[0]", or "json:captions[*]" for every text of a list.
     Several paths into one JSON give a sample the captions of all: ["json:caption", "json:alt"]."""
+    empty_captions: Annotated[tuple[Text, ...], _CAPTIONS] = ("nan", "NaN", "None", "null", "NULL", "<NA>")
+    """Captions that count as none, as pandas and others write a missing value. A sample without any other
+    caption is a bad sample, which is counted and named. [] trains on them."""
     caption_lines: Annotated[Literal["several", "one"], _SHARDS, _PLAIN_TEXT] = "several"
     """Shards: meaning of the lines of a plain text. several: each is a caption; one: all are one caption, as
     open_clip takes them."""
@@ -155,7 +158,8 @@ class Data(Section):
     hold the image's bytes, and may lie in a column: "sample.image"."""
     caption_column: Annotated[tuple[Text, ...], _TABLES, _NO_TEMPLATE] = ("caption",)
     """Tables: column with the caption. A row has one caption of each of several columns. In Parquet and Arrow
-    a path as after the colon of caption_key: "captions[*]", "meta.title"."""
+    a path as after the colon of caption_key: "captions[*]", "meta.title"; a column that has a dot in its name
+    stands in quotes: '"meta.caption"'."""
     separator: Annotated[
         Annotated[str, StringConstraints(min_length=1, max_length=1)] | None, _TEXT_TABLES
     ] = None
@@ -228,6 +232,10 @@ class Data(Section):
     max_image_pixels: Annotated[Positive, _FILES] = 50_000_000
     """Largest image in pixels; a larger one is a bad sample and is not decoded. 50 million pixels take 150
     MB."""
+    transparency: Annotated[Literal["white", "drop_alpha"], _FILES] = "white"
+    """Colour of a picture's transparent parts. white: as a viewer shows them; drop_alpha: the colour that
+    lies in the file, often black, as open_clip takes them. drop_alpha is the default where checkpoint.resume
+    names a file of open_clip_train (.pt)."""
     max_member_bytes: Annotated[int, Field(ge=1, le=4_000_000_000), MAY_CHANGE, _FILES] = 256_000_000
     """Largest image or caption in bytes, in shards, streams, tables and folders alike; a larger one is a bad
     sample and is not read. The default is 256 x 10^6 bytes."""

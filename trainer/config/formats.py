@@ -5,6 +5,7 @@ How a format is read is a class, in the table of `trainer.data.formats`. Pure; o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -30,11 +31,13 @@ class FormatRow:
 
 _IN_FILES = (
     "max_image_pixels",
+    "transparency",
     "max_member_bytes",
     "max_bad_share",
     "on_bad_sample",
     "caption_weights",
     "caption_template",
+    "empty_captions",
     "filters",
     "group_by",
 )
@@ -95,6 +98,19 @@ FORMATS: dict[str, FormatRow] = {row.name: row for row in (SHARDS, _TABLE, *_IN_
 """Rows by name."""
 
 
+OTHER_COLUMNS = {
+    "image": ("jpg", "filepath", "png", "webp", "image_path", "file_name"),
+    "caption": ("title", "text", "txt"),
+}
+"""Columns that tables of img2dataset, open_clip and others have for the usual ones."""
+
+
+def column_meant(name: str, columns: Sequence[str]) -> str:
+    """Returns the column of a table that one which it lacks may stand for; empty if there is none."""
+    others = [other for other in OTHER_COLUMNS.get(name, ()) if other in columns]
+    return next(iter(others or get_close_matches(name, columns, n=1)), "")
+
+
 def format_of(names: Sequence[str]) -> FormatRow:
     """Returns the format whose endings all names have; shards if there is none."""
     rows = {row_of(name) for name in names}
@@ -103,5 +119,5 @@ def format_of(names: Sequence[str]) -> FormatRow:
 
 def row_of(name: str) -> FormatRow:
     """Returns the format of one file by its ending."""
-    ending = PurePosixPath(name).suffix
+    ending = PurePosixPath(name).suffix.lower()
     return next((row for row in FORMATS.values() if ending in row.endings), SHARDS)

@@ -18,7 +18,7 @@ from trainer.config.keys import MAY_CHANGE, OnlyIf
 from trainer.config.losses import LOSSES
 from trainer.config.recovery import Recovery
 from trainer.config.resources import Resources
-from trainer.config.results import EMA, MIX, Checkpoint, Eval, Logging
+from trainer.config.results import EMA, MIX, OPEN_CLIP_ENDING, Checkpoint, Eval, Logging
 from trainer.config.sections import SECTIONS
 from trainer.config.storage import addressed
 from trainer.config.stores import store_of
@@ -159,6 +159,17 @@ class Job(Section):
         ):
             return ""
         return f"resources.gpus_per_node = {self.resources.gpus_per_node}"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _goes_on_as_open_clip(cls, table: Any) -> Any:
+        """Pictures stay as open_clip_train has seen them if the job goes on from its checkpoint."""
+        sections = table if isinstance(table, dict) else {}
+        data, checkpoint = sections.get("data"), sections.get("checkpoint")
+        resume = checkpoint.get("resume") if isinstance(checkpoint, dict) else None
+        if isinstance(data, dict) and isinstance(resume, str) and resume.endswith(OPEN_CLIP_ENDING):
+            return {**sections, "data": {"transparency": "drop_alpha", **data}}
+        return table
 
     @model_validator(mode="after")
     def _computes_in_its_formats(self) -> "Job":

@@ -49,6 +49,16 @@ _PATTERNS = {
     REGION: 'expected the name of a region, such as "eu-central-1"',
     VARIABLE: "expected the name of a variable: letters, digits and underscores, not beginning with a digit",
 }
+_ELSEWHERE = {
+    "accum_freq": "optim.max_batch_size_per_gpu, above which a rank accumulates",
+    "batch_size": "optim.global_batch_size, of all ranks",
+    "learning_rate": "optim.lr",
+    "nccl_timeout": "[timeouts], which has a limit for each phase",
+    "num_workers": "data.workers",
+    "val_data": "eval.retrieval",
+    "wd": "optim.weight_decay",
+}
+"""Keys by which others know what a key of ours does."""
 _MOST_HINTS = 30
 _LONGEST_KEY = 100
 _FEW_KEYS = 10
@@ -181,6 +191,8 @@ def _unknown(key: Key) -> str:
 
 def _nearest(key: Key) -> str:
     """Returns the message for an unknown key with the nearest key of the section, else of any section."""
+    if meant := _ELSEWHERE.get(key[-1].lower()):
+        return f"unknown key; here it is {meant}"
     section = _section(key[:-1])
     known = list(section.model_fields) if section else []
     inside = f"[{'.'.join(key[:-1])}]" if key[:-1] else "a job file"

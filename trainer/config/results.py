@@ -52,6 +52,10 @@ BestMetric = Literal[
 """Metrics of the evaluation for which more is better."""
 
 
+OPEN_CLIP_ENDING = ".pt"
+"""Ending of the checkpoints that open_clip_train writes."""
+
+
 def is_checkpoint(name: str) -> bool:
     """Returns whether `checkpoint.resume` is a path, and neither auto nor never."""
     return name not in ("auto", "never")

@@ -19,6 +19,8 @@ log = logging.getLogger("clipship.data")
 LEAST_SAMPLES = 1000
 """Number of samples that fewer samples count as, so that the first few bad ones do not end a run."""
 SHOWN = 3
+TRANSPARENT = "transparent_pictures"
+"""Name in metrics.jsonl of the number of pictures with transparent parts, since a start."""
 ALONE = "samples_without_group"
 """Name in metrics.jsonl of the number of samples without an id in data.group_by, since a start."""
 
@@ -83,6 +85,7 @@ class Skipped:
         self._fetched: deque[Counter[str]] = deque()
         self.alone = 0
         """Number of samples without a group, which were not skipped."""
+        self.transparent = 0
         self._first: list[BadSample] = []
 
     @property
@@ -92,8 +95,8 @@ class Skipped:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Samples that begun steps have skipped, and those without a group, by their names in a record."""
-        return {"bad_samples": self.of_steps.total(), ALONE: self.alone}
+        """Samples that begun steps have skipped, and those to know of, by their names in a record."""
+        return {"bad_samples": self.of_steps.total(), ALONE: self.alone, TRANSPARENT: self.transparent}
 
     @property
     def examples(self) -> list[str]:
@@ -108,10 +111,13 @@ class Skipped:
         """Notes that the first of the fetched steps that have not begun does."""
         self.of_steps = self._fetched.popleft()
 
-    def record(self, samples: int, bad: Sequence[BadSample], alone: Sequence[str] = ()) -> None:
+    def record(
+        self, samples: int, bad: Sequence[BadSample], alone: Sequence[str] = (), transparent: int = 0
+    ) -> None:
         """Records that `samples` samples came and that those in `bad` were skipped and replaced.
 
         Those with the keys `alone` came without an id in data.group_by; the first of them are named.
+        `transparent` of the pictures have transparent parts.
 
         Raises InputError if too large a share was skipped.
         """
@@ -130,6 +136,16 @@ class Skipped:
                 ALONE,
             )
         self.alone += len(alone)
+        if transparent and not self.transparent:
+            log.warning(
+                "%-12s %.1f %% of the first %s have transparent parts, whose colour data.transparency says. "
+                "metrics.jsonl counts all (%s).",
+                "pictures",
+                100 * transparent / self.seen,
+                many(self.seen, "picture"),
+                TRANSPARENT,
+            )
+        self.transparent += transparent
         self._first = [*self._first, *bad][:SHOWN]
         check_share(self.by_cause, self.seen, self._max_share, self._first)
 

@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import accumulate, chain, islice
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from trainer.config import Data
 from trainer.config.caption_key import EVERY, Path, path_text
 from trainer.config.caption_template import Template, field_path, filled, parse_template
-from trainer.data.sample import RawSample
+from trainer.data.sample import BadSample, RawSample
 from trainer.text.wording import many
 
 MOST_JSON_BYTES = 2**24
@@ -47,12 +47,15 @@ class CaptionReader:
     encoding: str = "utf-8"
     one: bool = False
     """True if all lines of a plain text are one caption."""
+    empty: tuple[str, ...] = ()
+    """Texts that count as no caption."""
 
     @classmethod
     def by(cls, data: Data) -> "CaptionReader":
         """Returns the reader that the job asks for."""
         templates = tuple(map(parse_template, data.caption_template))
-        return cls(data.caption_keys.paths, templates, data.encoding, data.caption_lines == "one")
+        one = data.caption_lines == "one"
+        return cls(data.caption_keys.paths, templates, data.encoding, one, data.empty_captions)
 
     def __call__(self, content: bytes) -> Captions:
         if self.paths is not None and len(content) > MOST_JSON_BYTES:
@@ -61,33 +64,49 @@ class CaptionReader:
             )
         text = decoded(content, self.encoding)
         if self.paths is None and self.one:
-            return gathered([[" ".join(text.split())]])
+            return gathered([[" ".join(text.split())]], self.empty)
         if self.paths is None:
-            return gathered([[line.strip() for line in text.split("\n")]])
-        return captions_in(_parsed(text), self.paths, self.templates)
+            return gathered([[line.strip() for line in text.split("\n")]], self.empty)
+        return captions_in(_parsed(text), self.paths, self.templates, self.empty)
 
 
 LINES = CaptionReader()
 """Reader of plain UTF-8 text with one caption per line."""
 
 
-def captions_in(value: Any, paths: Sequence[Path], templates: Sequence[Template]) -> Captions:
+def captions_in(
+    value: Any, paths: Sequence[Path], templates: Sequence[Template], empty: Collection[str]
+) -> Captions:
     """Returns the captions at the paths of a JSON value, or those that the templates make of its fields.
 
     Raises ValueError if a field is missing or of another kind, and if no text is left.
     """
     return gathered(
-        [[filled(template, lambda field: _field(value, field))] for template in templates]
-        or [list(_texts(value, path)) for path in paths]
+        [[filled(template, lambda field: _field(value, field, empty))] for template in templates]
+        or [list(_texts(value, path)) for path in paths],
+        empty,
     )
 
 
-def gathered(by_key: Sequence[Sequence[str]]) -> Captions:
-    """Returns the texts of all keys that are not empty. Raises ValueError if there is none."""
-    texts = [[text for text in of_key if text] for of_key in by_key]
+class StandsForNone(ValueError):
+    """Raised for captions of which one is a word of data.empty_captions, and no other has a text."""
+
+
+def gathered(by_key: Sequence[Sequence[str]], empty: Collection[str]) -> Captions:
+    """Returns the texts of all keys that are neither empty nor in `empty`. Raises ValueError if none is."""
+    texts = [[text for text in of_key if text and text not in empty] for of_key in by_key]
     if not any(texts):
+        for word in filter(None, chain.from_iterable(by_key)):
+            raise StandsForNone(f"caption {word!r}")
         raise ValueError("captions are empty")
     return Captions(tuple(chain.from_iterable(texts)), tuple(map(len, texts)) if len(texts) > 1 else ())
+
+
+def bad_captions(origin: str, key: str, error: ValueError) -> BadSample:
+    """Returns a sample whose captions cannot be used; those that stand for none are counted by their word."""
+    if isinstance(error, StandsForNone):
+        return BadSample(origin, key, str(error), f"{error} stands for none (data.empty_captions)")
+    return BadSample(origin, key, "bad captions", str(error))
 
 
 def decoded(content: bytes, encoding: str) -> str:
@@ -195,13 +214,14 @@ def _texts(value: Any, path: Path) -> Iterator[str]:
         yield line
 
 
-def _field(value: Any, field: str) -> str:
-    """Returns the text of a template's field; empty for null. Whole numbers are texts, too."""
+def _field(value: Any, field: str, empty: Collection[str]) -> str:
+    """Returns the text of a template's field; empty for null and `empty`. Whole numbers are texts, too."""
     path = field_path(field)
     found = field_value(value, path)
     if isinstance(found, int) and not isinstance(found, bool):
         return str(found)
-    return next(_texts(value, path), "")
+    text = next(_texts(value, path), "")
+    return "" if text in empty else text
 
 
 def _values(value: Any, path: Path, done: int) -> Iterator[Any]:

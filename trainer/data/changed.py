@@ -45,13 +45,15 @@ class Versions:
     def check(self, path: str, now: Stamp) -> None:
         """Raises InputError if a file has changed; a new time alone is none, if its headers are the same.
 
-        After COPIES such files, times of others are taken as they are first seen.
+        After COPIES such files, some headers of each other one are enough, if they are the same.
         """
         before = self.of(path)
         if now in (before, self._good.get(path)):
             return
         is_copy = path not in self._good and len(self._good) >= COPIES
-        if now.size != before.size or not (is_copy or self._index.is_as_indexed(self._numbers[path])):
+        number = self._numbers[path]
+        seems_same = now.size == before.size and is_copy and self._index.seems_as_indexed(number)
+        if now.size != before.size or not (seems_same or self._index.is_as_indexed(number)):
             raise InputError(
                 f"{path}: the file has changed under the run, and its samples are not where they were: it "
                 f"had {many(before.size, 'byte')} ({before.changed}) when it was indexed and has "

@@ -6,7 +6,6 @@ A row group is the unit of order, as a shard is. Columns are named by paths into
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from functools import cached_property
 from itertools import count, repeat
 from operator import attrgetter
@@ -19,11 +18,12 @@ from trainer.config import Data
 from trainer.config.caption_key import Path, column_path, one_column_path
 from trainer.config.caption_template import Template, field_path, parse_template
 from trainer.config.filters import BY_KEY, MEASURES, Filter, parse_filter, rules_of, score_column
+from trainer.config.formats import column_meant
 from trainer.data.arena import Arena
 from trainer.data.bad_samples import WHOLE, Allowed, NothingUsable
 from trainer.data.block_cache import cache_of
 from trainer.data.blocks import Block, BlockReader
-from trainer.data.captions import Captions, captions_in, field_value
+from trainer.data.captions import Captions, bad_captions, captions_in, field_value
 from trainer.data.entry import Content, Entry
 from trainer.data.groups import NO_GROUP, number_at
 from trainer.data.image_cells import image_bytes, image_cell
@@ -63,6 +63,8 @@ class Columns(NamedTuple):
     """Captions made of several fields, instead of `captions`."""
     group: Path = ()
     """Place of the id of a row's group; empty if no groups are asked for."""
+    empty: tuple[str, ...] = ()
+    """Texts that count as no caption."""
 
     @classmethod
     def by(cls, data: Data) -> "Columns":
@@ -73,6 +75,7 @@ class Columns(NamedTuple):
                 tuple(column_path("data.caption_column", name) for name in data.caption_column),
                 tuple(map(parse_template, data.caption_template)),
                 one_column_path("data.group_by", data.group_by) if data.group_by is not None else (),
+                data.empty_captions,
             )
         except ValueError as error:  # a job's retrieval set may be of another format than its training data
             raise InputError(str(error)) from None
@@ -237,8 +240,8 @@ def check_columns(path: str, groups: Groups, names: Sequence[str]) -> None:
     """Raises InputError if the table lacks a column; the message lists those that it has."""
     for name in names:
         if name not in groups.columns:
-            near = get_close_matches(name, groups.columns, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
+            near = column_meant(name, groups.columns)
+            hint = f"; did you mean {near!r}?" if near else "."
             raise InputError(
                 f"{path}: there is no column {name!r}{hint} Its columns are: "
                 f"{', '.join(map(repr, groups.columns)) or 'none'}"
@@ -438,9 +441,9 @@ def _image(cells: Mapping[str, Any], place: Path, path: str, key: str, most_byte
 def captions_at(cells: Mapping[str, Any], columns: Columns, path: str, key: str) -> Captions:
     """Returns the captions of a row. Raises BadSample."""
     try:
-        return captions_in(cells, columns.captions, columns.templates)
+        return captions_in(cells, columns.captions, columns.templates, columns.empty)
     except ValueError as error:
-        raise BadSample(path, key, "bad captions", str(error)) from error
+        raise bad_captions(path, key, error) from error
 
 
 def _group(cells: Mapping[str, Any], place: Path, path: str, key: str) -> int:

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from trainer.data.arena import Arena
 from trainer.data.blocks import read_sample
 from trainer.data.loading import Loaded, loaded
-from trainer.data.pictures import MOST_PIXELS, decode
+from trainer.data.pictures import AS_SHOWN, Decoding, decode
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.sample_requests import EvalRequests, SampleRequest
 from trainer.errors import InputError
@@ -57,7 +57,7 @@ def eval_blocks(
     block: int,
     transform: Transform,
     workers: int,
-    most_pixels: int = MOST_PIXELS,
+    decoding: Decoding = AS_SHOWN,
     skip_bad: bool = False,
     pin_memory: bool = False,
 ) -> Iterator[EvalBlock]:
@@ -66,7 +66,7 @@ def eval_blocks(
     Any number of samples will do; a rank for which no block is left yields none. `skip_bad` leaves bad
     samples out; otherwise the first raises BadSample.
     """
-    samples = UsableSamples(source, block, transform, most_pixels, skip_bad)
+    samples = UsableSamples(source, block, transform, decoding, skip_bad)
     return loaded_blocks(samples, EvalBlocks, rank, world_size, workers, pin_memory=pin_memory)
 
 
@@ -109,7 +109,7 @@ class UsableSamples:
     source: Source
     block: int
     transform: Transform
-    most_pixels: int
+    decoding: Decoding
     skip_bad: bool
     arena: Arena | None = None
     """Memory into which blocks have been read ahead; None: each sample is read when its turn comes."""
@@ -125,7 +125,7 @@ class UsableSamples:
         for number, place in zip_longest(request.samples.tolist(), request.places):
             try:
                 raw = read_sample(self.source, number, place, self.arena)
-                made = self.pictures(raw) if self.pictures else self.transform(decode(raw, self.most_pixels))
+                made = self.pictures(raw) if self.pictures else self.transform(decode(raw, self.decoding))
                 found.append((number, raw, made))
             except BadSample as error:
                 if not self.skip_bad:

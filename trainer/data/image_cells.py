@@ -1,5 +1,6 @@
 """Images in the cells of a table: bytes, the path of a file, or a URL. No torch."""
 
+import base64
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,12 @@ from trainer.data.files import fetch, persistent, read_file
 from trainer.data.sample import BadSample, check_bytes, check_file
 from trainer.errors import InputError
 
+INSIDE = "data://"
+"""Beginning of what stands for a picture that a text cell holds in base64, in place of its name."""
+_PICTURES = ("/9j/", "_9j_", "iVBORw0KGgo", "R0lGOD", "UklGR", "Qk", "SUkq", "TU0A")
+"""Beginnings of JPEG, PNG, GIF, WebP, BMP and TIFF in base64."""
+_BASE64 = re.compile(r"[A-Za-z0-9+/_\s-]{48,}={0,2}\s*")
+_URL_SAFE = str.maketrans("-_", "+/")
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 WAITS_S = (0.5, 1.0)
 """Pauses in seconds before an address is asked again: among many, some are dead."""
@@ -27,7 +34,13 @@ def image_cell(cells: Mapping[str, Any], place: Path) -> object:
         cell = field_value(cells, place)
     except ValueError:
         return None
-    return cell.get("bytes") or cell.get("path") if isinstance(cell, Mapping) else cell
+    found = cell.get("bytes") or cell.get("path") if isinstance(cell, Mapping) else cell
+    return named_or_inside(found) if isinstance(found, str) else found
+
+
+def named_or_inside(text: str) -> str:
+    """Returns the text of a cell, which names an image, or with INSIDE if it is a picture in base64."""
+    return f"{INSIDE}{text}" if text.startswith(_PICTURES) and _BASE64.fullmatch(text) else text
 
 
 def image_bytes(cell: object, table: str, key: str, most_bytes: int) -> bytes:
@@ -44,6 +57,12 @@ def image_bytes(cell: object, table: str, key: str, most_bytes: int) -> bytes:
     if name is None:
         kind = type(cell).__name__
         raise BadSample(table, key, "no image", f"its image is neither bytes nor a path but {kind}")
+    if name.startswith(INSIDE):
+        check_bytes(table, key, "image", len(name) * 3 // 4, most_bytes)
+        try:
+            return base64.b64decode(name.removeprefix(INSIDE).translate(_URL_SAFE) + "==")
+        except ValueError as error:
+            raise BadSample(table, key, "damaged image", f"its image is no base64: {error}") from error
     return (_fetched if is_remote(name) else _file)(name, table, key, most_bytes)
 
 

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from tarfile import BLOCKSIZE, HeaderError, TarInfo
 from typing import cast
 
 from pydantic import BaseModel, TypeAdapter
@@ -24,7 +25,7 @@ from pydantic import BaseModel, TypeAdapter
 from trainer.config import is_remote
 from trainer.data.entry import Content, Entry, Selects
 from trainer.data.files import Stamp, opened, persistent, persistent_each, stamp
-from trainer.data.tar import Rows
+from trainer.data.tar import Rows, Selection
 from trainer.errors import InputError, StorageError
 from trainer.safe_io.atomic import replacing
 from trainer.safe_io.plain import MOST_BYTES, MOST_LINES_BYTES, open_plain, open_regular, read_plain
@@ -38,6 +39,8 @@ MAGIC = b"clipship index 1\n"
 DIGEST_BYTES = 16
 _STEM_BYTES = 200
 """Bytes of a shard's name that are in the name of its rows, which has at most 255."""
+_LOOKS = 32
+"""Samples of a tar, about, whose headers tell whether it is as it was indexed."""
 THREADS = 16
 """Number of threads that read headers; on a network file system each header is a round trip."""
 
@@ -99,6 +102,30 @@ class Index:
         found, entry = scan(self.paths[number], self.on_disk[1]), self.entries[number]
         same_groups = list(found.entry.groups) == list(entry.groups)
         return same_groups and _digest(b"".join(found.payload)) == entry.digest
+
+    def seems_as_indexed(self, number: int) -> bool:
+        """Returns whether the headers of some members all over a tar are those that were indexed.
+
+        Reading all headers takes a second for 10,000 samples. Raises InputError as `is_as_indexed` does.
+        """
+        if self.on_disk is None or not isinstance(self.on_disk[1], Selection):
+            return False
+        rows, path = self.rows(number), self.paths[number]
+
+        def same() -> bool:
+            with opened(path) as file:
+                for row in range(0, len(rows), max(1, len(rows) // _LOOKS)):
+                    place, key = rows.places[row], rows.key(row)
+                    for member in ("image", "text"):
+                        file.seek(int(place[f"{member}_at"]) - BLOCKSIZE)
+                        header = TarInfo.frombuf(file.read(BLOCKSIZE), "utf-8", "surrogateescape")
+                        if header.size != place[f"{member}_size"] or key not in header.name:
+                            return False
+            return True
+
+        with suppress(HeaderError):
+            return persistent(path, same)
+        return False
 
 
 def index_folder(paths: Sequence[str]) -> Path | None:

@@ -44,7 +44,7 @@ def statistics(source: Source, samples: int, lengths_of: LengthsOf) -> dict[str,
         sizes.append(len(raw.image))
         captions.append(len(raw.captions))
         texts += raw.captions
-    lengths = lengths_of(texts)
+    lengths, times = lengths_of(texts), Counter(texts)
     shards = source.shard_sizes()
     return {
         "shards": len(shards),
@@ -56,6 +56,7 @@ def statistics(source: Source, samples: int, lengths_of: LengthsOf) -> dict[str,
         "width": _range([width for width, _ in sides]),
         "height": _range([height for _, height in sides]),
         "image_bytes": _range(sizes),
+        "equal_captions": sum(count for count in times.values() if count > 1),
         "captions_per_image": _range(captions),
         "caption_characters": _range([len(text) for text in texts]),
         "caption_tokens": _range(lengths.tokens) if lengths else None,

@@ -23,6 +23,7 @@ from pathlib import Path
 from PIL import Image
 
 from trainer.config import Data, is_remote
+from trainer.data.captions import bad_captions
 from trainer.data.files import read_file
 from trainer.data.image_cells import image_bytes
 from trainer.data.index import FOLDER, index_shards, stale, write_catalogue
@@ -257,8 +258,8 @@ def _samples(job: Job, bad: list[tuple[str, str]], bytes_in: Counter[str]) -> It
     for row in job.rows:
         try:
             name, content = _image(row, job.recipe)
-            if not row.captions:
-                raise BadSample(row.origin, "", "bad captions", row.flaw)
+            if isinstance(row.captions, ValueError):
+                raise bad_captions(row.origin, "", row.captions)
         except InputError as error:
             if not job.recipe.skip_bad:
                 advice = "--skip-bad-rows leaves such rows out"

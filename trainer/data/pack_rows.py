@@ -7,25 +7,31 @@ shard, group by group.
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from trainer.config import Data
 from trainer.config.formats import FORMATS, row_of
-from trainer.data.captions import captions_in
+from trainer.data.captions import Captions, captions_in, gathered
 from trainer.data.columnar import Columns, check_columns
 from trainer.data.files import Stamp, stamp
-from trainer.data.image_cells import drive_advice, image_cell, is_url, named_image
+from trainer.data.image_cells import INSIDE, drive_advice, image_cell, is_url, named_image
 from trainer.data.row_groups import cells_of, open_groups
 from trainer.data.sample import kind_of_file
 from trainer.data.tables import Table, TableColumns, list_rows, read_all_rows, unfilled
 from trainer.errors import InputError, StorageError
+from trainer.safe_io.plain import parse_json
+from trainer.text.wording import many
 
 IMAGE_ENDINGS: tuple[str, ...] = Data.model_fields["image_key"].default
+
+
+_IMAGES, _TEXTS = "_imgs.tsv", "_texts.jsonl"
+"""Ends of the names of Chinese-CLIP's pair of files: ids with pictures in base64, and texts with such ids."""
 
 
 class PackRow(NamedTuple):
@@ -37,16 +43,22 @@ class PackRow(NamedTuple):
     """The path of the image file, or what a cell has in its place: bytes, a path or a URL as text."""
     origin: str
     """Table and row, for messages."""
-    captions: str
-    """A caption in each line; empty if the row has none."""
+    captions: str | ValueError
+    """A caption in each line; or why the row has none."""
     other: str
     """The other columns as JSON; empty if there are none."""
     table: str = ""
     """Path of the table, at whose folder a relative path of a cell starts."""
-    flaw: str = "captions are empty"
-    """Why there are no captions, if there are none."""
     bytes_in: tuple[str, ...] = ()
     """Other columns whose cells hold bytes, which JSON does not have: they are null there."""
+
+
+def lines(captions: Callable[[], Captions]) -> str | ValueError:
+    """Returns a row's captions, one a line; or why it has none."""
+    try:
+        return "\n".join(captions().texts)
+    except ValueError as error:
+        return error
 
 
 class Rows(Protocol):
@@ -75,6 +87,9 @@ def rows_of_table(path: Path, data: Data) -> Rows:
 
     Raises InputError for a table that cannot be read, and for a missing column.
     """
+    texts = path.with_name(path.name.removesuffix(_IMAGES) + _TEXTS)
+    if path.name.endswith(_IMAGES) and texts.is_file():
+        return ImageLines.of(path, texts, data.empty_captions)
     if FORMATS[row_of(path.name).name].fields != "nested columns":
         columns = TableColumns.by(data)
         return TextRows(read_all_rows(path, columns, keep_others=True), columns)
@@ -116,7 +131,7 @@ class TextRows:
                 row,
                 self._image(row),
                 self.table.origin(row),
-                self._captions(row),
+                lines(partial(self.table.captions_of, row)),
                 _json(others[row]),
             )
             for row in range(begin, end)
@@ -129,14 +144,10 @@ class TextRows:
             return None
         return name if is_url(name) else self.table.image_path(row).absolute()
 
-    def _captions(self, row: int) -> str:
-        """Returns a row's captions, one a line; empty if it has none."""
-        return "\n".join(texts[row] for texts in self.table.captions if texts[row])
-
     def image_bytes(self) -> Iterator[int]:
         for row, (name, file) in enumerate(zip(self.table.images, self._files, strict=True)):
             _check_sized(name, self.table.origin(row))
-            yield file.size if file else 0
+            yield file.size if file else _inside(name)
 
     def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
         table = self.table
@@ -160,6 +171,81 @@ class TextRows:
             yield (
                 f"{table.path}: an image is none of {allowed_endings()} in {list_rows(unknown)}: convert or "
                 "remove these images"
+            )
+
+
+@dataclass(frozen=True)
+class ImageLines:
+    """Pictures of a file of Chinese-CLIP's, each with the texts that name it."""
+
+    path: str
+    places: tuple[tuple[int, str, tuple[str, ...]], ...]
+    """Offset of each picture's line, its id and its captions."""
+    empty: tuple[str, ...]
+    version: object
+    lost: int
+    """Number of texts that name a picture which is not there."""
+    begin: int = 0
+
+    @classmethod
+    def of(cls, path: Path, texts: Path, empty: tuple[str, ...]) -> "ImageLines":
+        """Raises InputError for texts that are not as Chinese-CLIP writes them."""
+        captions, number = dict[str, list[str]](), 0
+        try:
+            with texts.open(encoding="utf-8") as file:
+                for text in file:
+                    number += 1
+                    row = parse_json(text)
+                    for image in row["image_ids"]:
+                        captions.setdefault(str(image), []).append(" ".join(str(row["text"]).split()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{texts}: line {number} has no text and image_ids, as Chinese-CLIP writes them: {error!r}"
+            ) from None
+        places = []
+        with path.open("rb") as pictures:
+            at = 0
+            for line in pictures:
+                name = line.partition(b"\t")[0].decode(errors="replace")
+                places.append((at, name, tuple(captions.pop(name, ()))))
+                at += len(line)
+        lost = sum(map(len, captions.values()))
+        version = (stamp(str(path)), stamp(str(texts)))
+        return cls(str(path.absolute()), tuple(places), empty, version, lost)
+
+    @property
+    def identity(self) -> object:
+        return (self.path, self.version)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def part(self, begin: int, end: int) -> "ImageLines":
+        return replace(self, places=self.places[begin:end], begin=begin)
+
+    def __iter__(self) -> Iterator[PackRow]:
+        with open(self.path, "rb") as file:
+            for number, (at, name, captions) in enumerate(self.places, self.begin):
+                file.seek(at)
+                picture = file.readline().partition(b"\t")[2].decode("ascii", errors="replace").strip()
+                texts = lines(partial(gathered, [captions], self.empty))
+                yield PackRow(
+                    number,
+                    f"{INSIDE}{picture}",
+                    f"{self.path}: image {name}",
+                    texts,
+                    _json({"image_id": name}),
+                )
+
+    def image_bytes(self) -> Iterator[int]:
+        ends = [at for at, _, _ in self.places[1:]] + [os.path.getsize(self.path)]
+        yield from ((end - at) * 3 // 4 for end, (at, _, _) in zip(ends, self.places, strict=True))
+
+    def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
+        if self.lost and not skip_bad:
+            yield (
+                f"{self.path}: {many(self.lost, 'text')} beside it name pictures that it lacks: "
+                "--skip-bad-rows leaves them out"
             )
 
 
@@ -208,23 +294,18 @@ class GroupRows:
         )
 
     def __iter__(self) -> Iterator[PackRow]:
-        names = list(dict.fromkeys([*self.columns.names, *self.others]))
+        columns = self.columns
+        names = list(dict.fromkeys([*columns.names, *self.others]))
         for number, cells in self._cells(names):
-            captions = flaw = ""
-            try:
-                captions = "\n".join(captions_in(cells, self.columns.captions, self.columns.templates).texts)
-            except ValueError as error:
-                flaw = str(error)
             others = {name: cells[name] for name in self.others}
-            image = image_cell(cells, self.columns.image)
+            image = image_cell(cells, columns.image)
             yield PackRow(
                 number,
                 image,
                 self._origin(number),
-                captions,
+                lines(partial(captions_in, cells, columns.captions, columns.templates, columns.empty)),
                 _json(others),
                 self.path,
-                flaw,
                 tuple(name for name, cell in others.items() if _has_bytes(cell)),
             )
 
@@ -234,7 +315,7 @@ class GroupRows:
             name = named_image(cell, self.path)
             _check_sized(name or "", self._origin(number))
             file = _stamp_of(name) if name else None
-            yield len(cell) if isinstance(cell, bytes) else file.size if file else 0
+            yield len(cell) if isinstance(cell, bytes) else file.size if file else _inside(name or "")
 
     def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
         return iter(())  # images lie in the table: each shows what is wrong with it when it is read
@@ -268,11 +349,16 @@ def _stamp_of(path: Path | str) -> Stamp | None:
 
 def _check_sized(name: str, origin: str) -> None:
     """Raises InputError if an image is at an address: its size is known only when it is fetched."""
-    if is_url(name):
+    if is_url(name) and not name.startswith(INSIDE):
         raise InputError(
             f"{origin}: --shard-mb cuts by the sizes of files, and its image is at an address: give "
             "--samples-per-shard instead"
         )
+
+
+def _inside(name: str) -> int:
+    """Returns the bytes of a picture that a cell holds in base64; 0 for others."""
+    return len(name) * 3 // 4 if name.startswith(INSIDE) else 0
 
 
 def ending_of(name: str) -> str:

@@ -21,7 +21,7 @@ from timm.data.transforms_factory import create_transform
 from torch import Tensor
 from torch.nn import functional
 
-from trainer.data.pictures import MOST_PIXELS
+from trainer.data.pictures import AS_SHOWN, Decoding
 from trainer.data.pixels import BYTES_OF_A_PIXEL, Part, changed, cut, drawn, resize
 from trainer.data.sample import BadSample, RawSample
 
@@ -62,7 +62,7 @@ class PatchCrop:
     """Share of the image's area that is kept."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Width divided by height of the crop, over that of the image."""
-    most_pixels: int = MOST_PIXELS
+    decoding: Decoding = AS_SHOWN
     change: Callable[[Image.Image, int], Image.Image] | None = None
     """Function from the resized crop in RGB and the seed to other pixels of the same size."""
 
@@ -81,7 +81,7 @@ class PatchCrop:
                 what = f"the image has {width} x {height} pixels, which make no patches"
                 raise BadSample(raw.origin, raw.key, "odd shape", what) from error
 
-        pixels, size = cut(raw, self.most_pixels, choose)
+        pixels, size = cut(raw, self.decoding, choose)
         image = torch.empty((*size, BYTES_OF_A_PIXEL), dtype=torch.uint8).permute(2, 0, 1)
         resize(pixels, image)
         if self.change is not None:

@@ -1,4 +1,4 @@
-"""Decodes images to RGB as a viewer shows them: turned as EXIF says, transparent parts white. No torch.
+"""Decodes images to RGB as a viewer shows them: turned as EXIF says, transparent parts white by default.
 
 XMP says how an image is turned if EXIF does not, as Pillow has it.
 Any format works that Pillow reads without starting another program; an image that cannot be decoded is a
@@ -12,12 +12,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from trainer.config import Data
+from trainer.data.reading import TALLY, Reading
 from trainer.data.sample import BadSample, RawSample
 from trainer.text.wording import many
 
@@ -60,8 +62,22 @@ DECODER_ERRORS = (
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000")
 
 
-def decode(raw: RawSample, most_pixels: int = MOST_PIXELS) -> Image.Image:
-    """Returns the sample's picture in RGB.
+class Decoding(NamedTuple):
+    """Settings of `[data]` for decoding."""
+
+    most_pixels: int = MOST_PIXELS
+    transparency: Literal["white", "drop_alpha"] = "white"
+
+    @classmethod
+    def by(cls, data: Data) -> "Decoding":
+        return cls(data.max_image_pixels, data.transparency)
+
+
+AS_SHOWN = Decoding()
+
+
+def decode(raw: RawSample, decoding: Decoding = AS_SHOWN) -> Image.Image:
+    """Returns the sample's picture in RGB; one with transparent parts is counted.
 
     Raises BadSample, which names shard, key and cause, if it cannot be decoded.
     """
@@ -69,8 +85,10 @@ def decode(raw: RawSample, most_pixels: int = MOST_PIXELS) -> Image.Image:
         return Image.fromarray(raw.image)
     try:
         with Image.open(io.BytesIO(raw.image), formats=formats()) as picture:
-            check_size(raw, picture.width, picture.height, most_pixels)
-            return to_rgb(_upright(picture), known_depth=picture.format == "PPM")
+            check_size(raw, picture.width, picture.height, decoding.most_pixels)
+            TALLY.add(Reading(transparent=int(picture.has_transparency_data)))
+            white = decoding.transparency == "white"
+            return to_rgb(_upright(picture), known_depth=picture.format == "PPM", white=white)
     except UnidentifiedImageError as error:
         content = f"{many(len(raw.image), 'byte')} that begin with {raw.image[:12]!r}"
         raise BadSample(
@@ -142,20 +160,20 @@ def check_size(raw: RawSample, width: int, height: int, most_pixels: int) -> Non
         raise BadSample(raw.origin, raw.key, "too many pixels", what)
 
 
-def to_rgb(picture: Image.Image, *, known_depth: bool = False) -> Image.Image:
+def to_rgb(picture: Image.Image, *, known_depth: bool = False, white: bool = True) -> Image.Image:
     """Returns the picture in RGB, 8 bits per channel.
 
-    Deeper grey is scaled, not clipped, and transparent parts show white. `known_depth` means that 32-bit
-    integers hold 16 bits, as Pillow makes them of PGM files.
+    Deeper grey is scaled, not clipped. Transparent parts show white, or without `white` the colours that lie
+    there. `known_depth` means that 32-bit integers hold 16 bits, as Pillow makes them of PGM files.
     """
     if picture.mode.startswith("I"):
         grey = np.asarray(picture)
         bits = 16 if picture.mode != "I" or known_depth else _bits(grey)
         return Image.fromarray((grey.clip(0, 2**bits - 1) >> (bits - 8)).astype(np.uint8)).convert("RGB")
-    if picture.has_transparency_data:
+    if white and picture.has_transparency_data:
         seen = picture.convert("RGBA")
-        white = Image.new("RGBA", seen.size, "white")
-        return Image.alpha_composite(white, seen).convert("RGB")
+        behind = Image.new("RGBA", seen.size, "white")
+        return Image.alpha_composite(behind, seen).convert("RGB")
     return picture.convert("RGB")
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from trainer.data.pictures import MOST_PIXELS, ORIENTATION, check_size, decode
+from trainer.data.pictures import AS_SHOWN, ORIENTATION, Decoding, check_size, decode
 from trainer.data.sample import RawSample
 from trainer.internals import resize_into
 
@@ -78,7 +78,7 @@ class RandomCrop:
     """Share of the image's area that is kept."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Width divided by height, before the crop becomes `size`."""
-    most_pixels: int = MOST_PIXELS
+    decoding: Decoding = AS_SHOWN
     change: Callable[[Image.Image, int], Image.Image] | None = None
     """Function from the resized crop in RGB and the seed to other pixels of the same size."""
     of_any_size: bool = False
@@ -91,7 +91,7 @@ class RandomCrop:
 
     def into(self, raw: RawSample, seed: int, out: Tensor) -> None:
         """Writes the crop into `out`, uint8 [4, height, width], the bytes of a pixel together in memory."""
-        pixels, _ = cut(raw, self.most_pixels, lambda h, w: Part(self.box(h, w, seed), self.size))
+        pixels, _ = cut(raw, self.decoding, lambda h, w: Part(self.box(h, w, seed), self.size))
         resize(pixels, out)
         if self.change is not None:
             changed(out, self.change, seed)
@@ -108,7 +108,7 @@ class RandomCrop:
 
 
 def cut(
-    raw: RawSample, most_pixels: int, choose: Callable[[int, int], Part]
+    raw: RawSample, decoding: Decoding, choose: Callable[[int, int], Part]
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     """Returns a part of the sample's picture, uint8 [height, width, 4], and the size that it is to have.
 
@@ -116,10 +116,10 @@ def cut(
     """
     if isinstance(raw.image, bytes) and upright_jpeg(raw.image):
         try:
-            return _of_jpeg(raw, raw.image, most_pixels, choose)
+            return _of_jpeg(raw, raw.image, decoding.most_pixels, choose)
         except ValueError:
             pass  # Pillow decides whether it is too damaged, and why
-    pixels = np.array(decode(raw, most_pixels).convert(FOUR_BYTES))
+    pixels = np.array(decode(raw, decoding).convert(FOUR_BYTES))
     part = choose(pixels.shape[0], pixels.shape[1])
     return _cut(pixels, part.box), part.size
 

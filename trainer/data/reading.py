@@ -21,19 +21,16 @@ class Reading(NamedTuple):
     """Seconds that threads and processes waited for them, added up."""
     cache_hits: int = 0
     """Parts that `data.cache` had, in place of a request."""
+    transparent: int = 0
+    """Pictures that were decoded and have transparent parts."""
 
     def __add__(self, other: "Reading") -> "Reading":  # type: ignore[override]
-        return Reading(
-            self.requests + other.requests,
-            self.size + other.size,
-            self.wait_s + other.wait_s,
-            self.cache_hits + other.cache_hits,
-        )
+        return Reading(*(mine + its for mine, its in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
     @property
     def figures(self) -> dict[str, float]:
-        """The values by their names in metrics.jsonl."""
-        return dict(zip(FIGURES, self, strict=True))
+        """The cost by its names in metrics.jsonl."""
+        return dict(zip(FIGURES, self, strict=False))
 
 
 FIGURES = ("read_requests", "read_bytes", "read_wait_s", "cache_hits")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from trainer.data.eval_blocks import Transform, UsableSamples, loaded_blocks
-from trainer.data.pictures import MOST_PIXELS
+from trainer.data.pictures import AS_SHOWN, Decoding
 from trainer.data.sample import BadSample, Source
 from trainer.data.sample_requests import SampleRequest
 from trainer.data.tokens import Tokenizer
@@ -57,7 +57,7 @@ def retrieval_blocks(
     transform: Transform,
     tokenizer: Tokenizer,
     workers: int,
-    most_pixels: int = MOST_PIXELS,
+    decoding: Decoding = AS_SHOWN,
     skip_bad: bool = False,
     pictures: Views | None = None,
 ) -> Iterator[RetrievalBlock]:
@@ -66,7 +66,7 @@ def retrieval_blocks(
     Any number of images will do; a rank for which no block is left yields none. `skip_bad` is as for
     `eval_blocks`. `pictures` makes several views of an image, in place of the transform.
     """
-    samples = UsableSamples(source, block, transform, most_pixels, skip_bad, pictures=pictures)
+    samples = UsableSamples(source, block, transform, decoding, skip_bad, pictures=pictures)
     return loaded_blocks(samples, lambda each: RetrievalBlocks(each, tokenizer), rank, world_size, workers)
 
 

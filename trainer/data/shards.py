@@ -12,7 +12,7 @@ from trainer.config import Data, is_remote
 from trainer.data.arena import Arena
 from trainer.data.bad_samples import WHOLE, Allowed, NothingUsable
 from trainer.data.blocks import Block, BlockReader, gap_bytes
-from trainer.data.captions import LINES, CaptionReader
+from trainer.data.captions import LINES, CaptionReader, bad_captions
 from trainer.data.files import Files
 from trainer.data.groups import NO_GROUP
 from trainer.data.index import Index, raise_all
@@ -173,7 +173,9 @@ class ShardSource:
             texts, counts = self._captions(text)
             return RawSample(key, path, image, texts, caption_counts=counts, group=place.group)
         except ValueError as error:
-            raise BadSample(path, key, f"bad {self._meaning}", str(error)) from error
+            if self._meaning == "label":
+                raise BadSample(path, key, "bad label", str(error)) from error
+            raise bad_captions(path, key, error) from error
 
     def _both(
         self, path: str, image_at: int, image_size: int, text_at: int, text_size: int

@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainer.config import STANDARD_INPUT
-from trainer.data.captions import LINES, CaptionReader
+from trainer.data.captions import LINES, CaptionReader, bad_captions
 from trainer.data.files import persistent
 from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, RawSample, Source, check_bytes
 from trainer.data.sample_counts import check_streams
@@ -203,7 +203,7 @@ class _Content:
         except BadSample as error:
             return error
         except ValueError as error:
-            return BadSample(self._stream, key, "bad captions", str(error))
+            return bad_captions(self._stream, key, error)
 
     def problem(self) -> InputError:
         """Returns the error of a stream without a usable sample; a later start may do better if it failed."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from trainer.config import Data, is_remote
 from trainer.data.bad_samples import Allowed
-from trainer.data.captions import captions_in
 from trainer.data.columnar import (
     ColumnarSource,
     Columns,
@@ -119,8 +118,8 @@ def captions_of_groups(file: str, data: Data) -> Iterator[str]:
     """Yields the captions of a table's rows, of which it reads no image: `captions` of READERS."""
     columns = Columns.by(data)
     for _, cells in _rows_of(file, data, columns.of_captions):
-        with suppress(ValueError):
-            yield from captions_in(cells, columns.captions, columns.templates).texts
+        with suppress(BadSample):
+            yield from captions_at(cells, columns, file, "").texts
 
 
 def _flaws_of_captions(data: Data) -> Iterator[BadSample | None]:

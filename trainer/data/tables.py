@@ -7,7 +7,6 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
@@ -15,11 +14,12 @@ from typing import BinaryIO, Literal, TypeVar
 from trainer.config import Data, is_remote
 from trainer.config.caption_template import Template, filled, parse_template
 from trainer.config.filters import Filter, parse_filter
+from trainer.config.formats import column_meant
 from trainer.data.bad_samples import Allowed
-from trainer.data.captions import Captions, gathered
+from trainer.data.captions import Captions, bad_captions, gathered
 from trainer.data.files import open_at_once, read_file
 from trainer.data.groups import NO_GROUP, id_number
-from trainer.data.image_cells import drive_advice, image_bytes, is_url, local_path
+from trainer.data.image_cells import INSIDE, drive_advice, image_bytes, is_url, local_path, named_or_inside
 from trainer.data.indexed import NAMED_IN_ALL
 from trainer.data.sample import (
     MOST_BYTES,
@@ -60,6 +60,8 @@ class TableColumns:
     """Conditions on columns that a row must fulfil."""
     group: str | None = None
     """Column with the id of a row's group."""
+    empty: tuple[str, ...] = ()
+    """Texts that count as no caption."""
 
     @classmethod
     def by(cls, data: Data) -> "TableColumns":
@@ -73,6 +75,7 @@ class TableColumns:
             data.quotes,
             tuple(map(parse_filter, data.filters)),
             data.group_by,
+            data.empty_captions,
         )
 
     @property
@@ -104,14 +107,21 @@ class Table:
     """Number of rows that a filter has left out, by filter."""
     groups: tuple[int, ...] = ()
     """Number of each row's group; none if no groups were asked for."""
+    empty: tuple[str, ...] = ()
+    """Texts that count as no caption."""
 
     def image_path(self, number: int) -> Path:
         """Returns the image file of a row, counted from 0 without the header, if its image is no URL."""
         return Path(local_path(str(self.path.parent), self.images[number]))
 
+    def key(self, number: int) -> str:
+        """Returns the name of a row's image, or the row if the table holds the picture itself."""
+        name = self.images[number]
+        return f"row {self.rows[number]}" if name.startswith(INSIDE) else name
+
     def captions_of(self, number: int) -> Captions:
         """Returns the captions of a row. Raises ValueError if it has none."""
-        return gathered([[texts[number]] for texts in self.captions])
+        return gathered([[texts[number]] for texts in self.captions], self.empty)
 
     def origin(self, number: int) -> str:
         """Returns table and row, for messages."""
@@ -151,7 +161,7 @@ class TableSource:
         table = self._tables[table_number]
         captions = table.captions_of(number)
         return RawSample(
-            table.images[number],
+            table.key(number),
             table.origin(number),
             table.read_image(number, self._most_bytes),
             captions.texts,
@@ -185,7 +195,7 @@ class ImageSource:
         table, number = self._rows[index][0]
         captions = tuple(text for of, row in self._rows[index] for text in of.captions_of(row).texts)
         return RawSample(
-            table.images[number], table.origin(number), table.read_image(number, self._most_bytes), captions
+            table.key(number), table.origin(number), table.read_image(number, self._most_bytes), captions
         )
 
 
@@ -212,8 +222,10 @@ def _flaw(table: Table, place: int, columns: TableColumns) -> BadSample | None:
     if not table.images[place]:
         what = f"column {columns.image!r} is empty"
         return BadSample(table.origin(place), "(no image)", "no image", what)
-    if not any(texts[place] for texts in table.captions):
-        return BadSample(table.origin(place), table.images[place], "bad captions", "captions are empty")
+    try:
+        table.captions_of(place)
+    except ValueError as error:
+        return bad_captions(table.origin(place), table.key(place), error)
     return None
 
 
@@ -262,7 +274,7 @@ def read_table(path: str | Path, columns: TableColumns, keep_others: bool = Fals
 
 def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) -> Table:
     """Reads a table as `read_table` does, also one whose rows lack an image or a caption."""
-    separator = columns.separator or ("\t" if path.suffix == ".tsv" else ",")
+    separator = columns.separator or ("\t" if path.suffix.lower() == ".tsv" else ",")
     rows = _rows(path, separator, columns)
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     places = _places(path, header, columns)
@@ -273,7 +285,7 @@ def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) ->
     used = {places[name] for name in [columns.image, *([] if columns.templates else columns.captions)]}
     return Table(
         path,
-        images=tuple(_cell(row, places[columns.image]).strip() for _, row in kept),
+        images=tuple(named_or_inside(_cell(row, places[columns.image]).strip()) for _, row in kept),
         captions=_captions([row for _, row in kept], columns, places),
         rows=tuple(number for number, _ in kept),
         others=tuple(_others(header, row, used) for _, row in kept)
@@ -283,6 +295,7 @@ def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) ->
         groups=()
         if columns.group is None
         else tuple(id_number(_cell(row, places[columns.group])) for _, row in kept),
+        empty=columns.empty,
     )
 
 
@@ -399,9 +412,13 @@ def _captions(
         # A cell may hold line breaks; in a shard each line would be a caption of its own.
         return " ".join(_cell(row, places[column]).split())
 
+    def field(row: Sequence[str], column: str) -> str:
+        found = text(row, column)
+        return "" if found in columns.empty else found
+
     if columns.templates:
         return tuple(
-            tuple(filled(template, partial(text, row)) for row in rows) for template in columns.templates
+            tuple(filled(template, partial(field, row)) for row in rows) for template in columns.templates
         )
     return tuple(tuple(text(row, column) for row in rows) for column in columns.captions)
 
@@ -525,8 +542,8 @@ def _cell(row: Sequence[str], column: int) -> str:
 
 
 def _near(name: str, header: Sequence[str]) -> str:
-    near = get_close_matches(name, header, n=1)
-    return f"; did you mean {near[0]!r}?" if near else "."
+    near = column_meant(name, header)
+    return f"; did you mean {near!r}?" if near else "."
 
 
 def unfilled(table: Table, columns: TableColumns) -> list[str]:

@@ -350,7 +350,8 @@ def halves_of(selection: Selection) -> tuple[str, str]:
 
 def apart(selection: Selection) -> str:
     """Returns the cause of samples whose image and text do not follow each other."""
-    return f"image and .{selection.text} do not follow each other: tar --sort=name puts them together"
+    remedy = "unpack it, and in that folder: find * -type f | sort | tar cf NEW.tar -T -"
+    return f"image and .{selection.text} do not follow each other: {remedy}"
 
 
 def _apart(flaws: list[Flaw], selection: Selection) -> list[Flaw]:

@@ -18,6 +18,8 @@ from trainer.errors import InputError
 
 Tokenizer = Callable[[list[str]], Tensor]
 """Function from captions to int64 [captions, context length]; picklable."""
+PLAIN_CAPTIONS = ("a photo of a cat", "Two dogs, one of them BLACK", "写数字一")
+"""Captions that no program cleans, by which tokenizers are compared."""
 MOST_WORDS = 200_000
 """Number of known words at which memory is freed and words are learnt anew.
 

@@ -13,7 +13,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.results import EMA, MIX
 from trainer.data.bad_samples import Allowed, name_left_out, without
-from trainer.data.pictures import MOST_PIXELS, decode
+from trainer.data.pictures import AS_SHOWN, Decoding, decode
 from trainer.data.source import Source, open_images, open_labelled
 from trainer.errors import InputError
 from trainer.evaluate.inputs import class_names, templates
@@ -96,7 +96,7 @@ class Evaluation:
         if self._run_folder is None:
             return
         try:
-            rows = board(pairs, source, most_pixels=self._job.data.max_image_pixels)
+            rows = board(pairs, source, decoding=Decoding.by(self._job.data))
             write_board(self._run_folder, rows)
         except (OSError, InputError) as error:  # neither a full disk nor lost data end a run
             log.warning("%-12s the retrieval board is NOT WRITTEN: %s", "evaluation", error)
@@ -120,7 +120,11 @@ TEXTS = 5
 
 
 def board(
-    pairs: Pairs, source: Source, images: int = IMAGES, texts: int = TEXTS, most_pixels: int = MOST_PIXELS
+    pairs: Pairs,
+    source: Source,
+    images: int = IMAGES,
+    texts: int = TEXTS,
+    decoding: Decoding = AS_SHOWN,
 ) -> list[BoardRow]:
     """Returns images spread evenly over the set with their nearest different texts, nearest first.
 
@@ -129,13 +133,13 @@ def board(
     chosen = torch.linspace(0, len(source) - 1, min(images, len(source))).long()
     scores_BT = pairs.images_ND[chosen] @ pairs.texts_TD.T
     return [
-        _row(number, scores, pairs, source, texts, most_pixels)
+        _row(number, scores, pairs, source, texts, decoding)
         for number, scores in zip(chosen.tolist(), scores_BT, strict=True)
     ]
 
 
 def _row(
-    number: int, scores_T: torch.Tensor, pairs: Pairs, source: Source, texts: int, most_pixels: int
+    number: int, scores_T: torch.Tensor, pairs: Pairs, source: Source, texts: int, decoding: Decoding
 ) -> BoardRow:
     nearest: dict[str, Text] = {}
     for text in scores_T.argsort(descending=True, stable=True).tolist():
@@ -149,7 +153,7 @@ def _row(
     sample = source.read(number)
     own_T = (pairs.image_of_T == number).nonzero().flatten()
     if not len(own_T):
-        return row(decode(sample, most_pixels), list(nearest.values()))
+        return row(decode(sample, decoding), list(nearest.values()))
     best = int(scores_T[own_T].argmax())
     place = 1 + int((scores_T > scores_T[own_T[best]]).sum())
-    return row(decode(sample, most_pixels), list(nearest.values()), sample.captions[best], place)
+    return row(decode(sample, decoding), list(nearest.values()), sample.captions[best], place)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Precision
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
+from trainer.data.pictures import Decoding
 from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
 from trainer.data.source import Source
 from trainer.data.views import Views
@@ -58,7 +59,7 @@ def _loading(clip: Clip, job: Job) -> dict[str, Any]:
         "block": job.eval.batch_size,
         "transform": clip.eval_transform,
         "workers": job.data.workers,
-        "most_pixels": job.data.max_image_pixels,
+        "decoding": Decoding.by(job.data),
         "skip_bad": job.data.on_bad_sample == "skip",
     }
 

@@ -86,7 +86,7 @@ def _opened(each: SuiteSet, files: Sequence[str], job: Job, comm: Comm) -> Sourc
 
 def _open(each: SuiteSet, files: Sequence[str], job: Job) -> Source:
     if each.metric.captioned:
-        limits = {"max_member_bytes", "max_image_pixels", "on_bad_sample", "max_bad_share"}
+        limits = {"max_member_bytes", "max_image_pixels", "transparency", "on_bad_sample", "max_bad_share"}
         return open_images(
             Data(train=tuple(files), format="webdataset", **job.data.model_dump(include=limits))
         )

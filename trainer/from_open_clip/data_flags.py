@@ -30,6 +30,7 @@ def train_data(flag: Flag, line: Line, result: Translation) -> None:
     if line.format == "table":
         note = "image paths of its rows start at the table's folder, not where the command is run"
     result.set("data.train", line.sources if len(line.sources) > 1 else line.sources[0], note)
+    result.set("data.transparency", "drop_alpha", "as open_clip_train does")
 
 
 def upsampling_factors(flag: Flag, line: Line, result: Translation) -> None:

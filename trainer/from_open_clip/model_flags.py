@@ -2,7 +2,7 @@
 
 from trainer.from_open_clip.line import Line
 from trainer.from_open_clip.translation import Flag, Translate, Translation
-from trainer.model.catalog import known_models, read_config
+from trainer.model.catalog import MODELS_OF_4, check_model, known_models, read_config
 
 PRECISIONS = {"amp": "fp16", "amp_bf16": "bf16", "amp_bfloat16": "bf16", "fp32": "tf32"}
 """Values of --precision that a job has, with their names here."""
@@ -18,6 +18,8 @@ def model(flag: Flag, line: Line, result: Translation) -> None:
         return
     if is_coca(line):
         result.set("optim.loss", "coca")
+    if ":" not in name and name.replace("/", "-") not in MODELS_OF_4:
+        check_model(name)
     variant = f"{name.replace('/', '-')}-quickgelu"
     if line["--force-quick-gelu"] and variant in known_models():
         result.set("model.name", variant, "--force-quick-gelu is this variant")

@@ -37,9 +37,10 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         key(
             "--train-data",
             TEXT,
-            "data.train",
+            "data.train data.transparency",
             data_flags.train_data,
-            "Sources between `::` become a list; braces stay. Without data there is nothing to train.",
+            "Sources between `::` become a list; braces stay. Without data there is nothing to train. "
+            "Pictures lose their transparency as in open_clip_train.",
         ),
         key(
             "--train-data-upsampling-factors",

@@ -34,7 +34,7 @@ from trainer.model.image_positions import check_not_reshaped
 from trainer.model.image_tokens import check_image_tokens, image_tokens
 from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
-from trainer.model.loading import check_weights, loading, pretrained_file
+from trainer.model.loading import check_finite, check_weights, loading, pretrained_file
 from trainer.model.locking import lock_towers
 from trainer.model.lora import adapt
 from trainer.model.open_clip_api import LOGGERS
@@ -42,7 +42,7 @@ from trainer.model.preprocessing import preprocessing_of, said_beside, tokenizer
 from trainer.model.recomputing import not_recomputed
 from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
-from trainer.model.text_source import TextSource, text_source
+from trainer.model.text_source import TextSource, fit_tokenizer, text_source
 from trainer.model.text_tower import check_caption_length, text_notes, use_our_text_towers
 from trainer.model.weight_names import take_off_prefixes
 from trainer.run.checkpoints import MODEL_CONFIG
@@ -205,6 +205,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
             initialise_decoder(model)
         if initial_weights and job.model.init not in (None, TIMM):
             notes += init_from(model, Path(weights_file(str(job.model.init))), job.model)
+        check_finite(model, begin if initial_weights else None)
     if text is not None:
         check_caption_length(model, text.config["context_length"])
     new_bias = LOSSES[job.optim.loss].has_bias and initial_weights and _give_bias(model, pretrained)
@@ -212,7 +213,11 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         notes.append(f"the weights have no logit bias; it begins at {_FIRST_BIAS:g} (arXiv 2303.15343)")
     torch.manual_seed(job.seed)  # what follows draws the same values, however many the model drew
     with loading(job, None):
-        tokenizer = _tokenizer_of(job.model, name, config, text)
+        if text is not None:
+            text, tokenizer, told = fit_tokenizer(text, model)
+            notes += told
+        else:
+            tokenizer = _tokenizer(name, job.model.cache_dir, job.model.context_length, json.dumps(config))
     preprocess = preprocessing_of(model)
     return Clip(
         model,
@@ -280,14 +285,6 @@ def preload_tokenizer(job: Job) -> None:
     config = model_config(name, job.model.cache_dir)
     if config is not None and not config["text_cfg"].keys() & {"hf_tokenizer_name", "tokenizer_type"}:
         _tokenizer(name, job.model.cache_dir, job.model.context_length, json.dumps(config))
-
-
-def _tokenizer_of(
-    settings: Model, name: str, config: dict[str, Any] | None, text: TextSource | None
-) -> Tokenizer:
-    if text is not None:
-        return text.tokenizer()
-    return _tokenizer(name, settings.cache_dir, settings.context_length, json.dumps(config))
 
 
 @cache

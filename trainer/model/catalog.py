@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from trainer.checkpoint.weights_kind import check_kind
 from trainer.config import Model
@@ -93,6 +94,11 @@ def weights_file(pretrained: str) -> str:
     """
     if not is_weights(pretrained):
         return pretrained
+    forms = (
+        pretrained,
+        *(normalize(form, pretrained) for form in ("NFC", "NFD")),
+    )  # é has two, by the system
+    pretrained = next(filter(os.path.exists, forms), pretrained)
     folder = checkpoint_folder(pretrained)
     return str(folder / WEIGHTS) if os.path.isfile(folder / MANIFEST) else pretrained
 

@@ -18,7 +18,7 @@ from trainer.config import Job, Model
 from trainer.data.augment import augmentation
 from trainer.data.loader import DrawsForBatches, Pixels
 from trainer.data.patches import Budget, DrawnCrop, Fitted, PatchCrop, eval_patches, tower_input
-from trainer.data.pictures import LONGER, OfMiddle
+from trainer.data.pictures import LONGER, Decoding, OfMiddle
 from trainer.data.pixels import BYTES_OF_A_PIXEL, RandomCrop, normalised
 from trainer.errors import InputError
 
@@ -54,7 +54,7 @@ def image_form(job: Job, model: Any, tokens: int | None) -> ImageForm:
     augment: dict[str, Any] = {
         "scale": job.data.crop_scale,
         "ratio": job.data.augment.crop_ratio,
-        "most_pixels": job.data.max_image_pixels,
+        "decoding": Decoding.by(job.data),
         "change": augmentation(job.data.augment),
     }
     shared = {"mean": preprocess.mean, "std": preprocess.std, "interpolation": preprocess.interpolation}

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from open_clip.pretrained import download_pretrained_from_hf
+from torch import nn
 
 from trainer.checkpoint.weights import cause, has_bias
 from trainer.config import Job
@@ -21,6 +22,7 @@ from trainer.errors import InputError, StorageError
 from trainer.model.catalog import weights_file
 from trainer.model.hub import hub_weights
 from trainer.sysinfo.memory import host_bytes, is_out_of_memory
+from trainer.text.wording import many
 
 _NOT_REACHED = (
     "ConnectionError",
@@ -79,6 +81,16 @@ def check_weights(pretrained: str | None) -> bool:
     Raises InputError if the file holds no weights, or others than its checkpoint's seal says.
     """
     return pretrained is not None and os.path.isfile(pretrained) and has_bias(Path(pretrained))
+
+
+def check_finite(model: nn.Module, file: Path | None) -> None:
+    """Raises InputError, which names the tensors, if a model that a file was loaded into holds NaN."""
+    state = model.state_dict().items() if file else ()
+    if bad := [name for name, tensor in state if not bool(tensor.isfinite().all())]:
+        raise InputError(
+            f"the weights in {file} hold NaN or infinity in {many(len(bad), 'tensor')}: "
+            f"{', '.join(bad[:3])}{', ...' if len(bad) > 3 else ''}; choose others"
+        )
 
 
 def check_hub_weights(job: Job) -> None:

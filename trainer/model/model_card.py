@@ -33,7 +33,8 @@ def model_card(name: str, to: str, license_name: str, manifest: Mapping[str, Any
     head = (
         f"---\nlicense: {yaml(license_name or 'unknown')}\nlibrary_name: {_LIBRARY[to]}\ntags:\n- clip\n---\n"
     )
-    parts = [head, f"# {name}\n", _summary(job, manifest), _metrics(manifest), _how_to_load(to)]
+    use = _how_to_load(to, white=on_white(manifest))
+    parts = [head, f"# {name}\n", _summary(job, manifest), _metrics(manifest), use]
     if job:
         parts.append(f"## Job file\n\n{_ABOUT_JOB}\n\n```toml\n{tomli_w.dumps(_of_the_model(job))}```\n")
     return "\n".join(part for part in parts if part)
@@ -51,6 +52,7 @@ def _summary(job: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
         "steps": manifest.get("step"),
         "global batch": optim["global_batch_size"],
         "data": ", ".join(_public(list(data.get("train") or ()))) or data.get("format"),
+        "transparent parts of pictures": "white" if on_white(manifest) else "dropped, as open_clip does",
     }
     lines = "".join(f"| {key} | {value} |\n" for key, value in rows.items() if value is not None)
     return f"A CLIP, trained and exported by Clipship.\n\n| | |\n|---|---|\n{lines}"
@@ -65,9 +67,15 @@ def _metrics(manifest: Mapping[str, Any]) -> str:
     return f"{about}\n| metric | value |\n|---|---|\n{lines}"
 
 
-def _how_to_load(to: str) -> str:
+def on_white(manifest: Mapping[str, Any]) -> bool:
+    """Returns whether transparent parts of pictures were white in training."""
+    return bool(manifest.get("job")) and manifest["job"]["data"].get("transparency") == "white"
+
+
+def _how_to_load(to: str, *, white: bool) -> str:
     uses = own_table(__file__, "model_card.toml")
-    return f"## Use\n\n```python\n{uses[to]}\n```\n"
+    picture = uses["picture"] + (uses["on_white"] if white else "")
+    return f"## Use\n\n```python\n{uses[to].replace('PICTURE', picture)}\n```\n"
 
 
 def _of_the_model(job: Mapping[str, Any]) -> dict[str, Any]:

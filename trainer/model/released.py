@@ -6,16 +6,20 @@ Shapes do not tell the activation, the number of heads, the preprocessing or the
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from open_clip.tokenizer import SimpleTokenizer
 
+from trainer.checkpoint.weights import cause
+from trainer.data.tokens import PLAIN_CAPTIONS
 from trainer.errors import InputError
 from trainer.model.catalog import known_models, read_config
 from trainer.model.hub import VOCABULARIES
 from trainer.model.key_names import Format, Weights
+from trainer.model.text_source import TextSource
 from trainer.safe_io.plain import read_json
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
@@ -30,7 +34,7 @@ _VISION = {
 }
 _TEXT = {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0}
 """Values that open_clip's towers have where a config is silent."""
-_HEAD, _EPS, _OPENAI_WORDS = 64, 1e-5, 49406
+_HEAD, _EPS, _OPENAI_WORDS, _OPENAI_END = 64, 1e-5, 49406, 49407
 _TANH = ("gelu_new", "gelu_pytorch_tanh")
 _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 _LEGACY_END = 2
@@ -147,20 +151,58 @@ def _activation(found: Released, parts: list[Mapping[str, Any]], path: Path) -> 
 
 def _tokenizer(found: Released, folder: Path) -> None:
     """Adds a tokenizer that is not OpenAI's to the config; says if there is none to look at."""
-    whole = _part(_json(folder / "tokenizer.json"), "model")
-    words = _json(folder / "vocab.json") or _part(whole, "vocab")
+    text, whole = found.config["text_cfg"], _json(folder / "tokenizer.json")
+    words = dict(_json(folder / "vocab.json") or _part(_part(whole, "model"), "vocab"))
     if not words and not any((folder / name).is_file() for name in VOCABULARIES):
         found.notes.append(
             "the tokenizer is taken to be OpenAI's: no vocabulary, as in vocab.json or tokenizer.json, lies "
             "beside the weights"
         )
-    elif _plain(words) != _plain(SimpleTokenizer().encoder):  # those of other kinds have no such words
-        found.config["text_cfg"]["hf_tokenizer_name"] = str(folder.absolute())
+        return
+    listed = (whole or {}).get("added_tokens")
+    added = [*listed] if isinstance(listed, list) else []
+    added += _part(_json(folder / "tokenizer_config.json"), "added_tokens_decoder").values()
+    names = {str(token.get("content")) for token in added if isinstance(token, dict)}
+    names |= (_json(folder / "added_tokens.json") or {}).keys()
+    simple = SimpleTokenizer(context_length=text["context_length"])
+    text["hf_tokenizer_name"] = str(folder.absolute())
+    if _plain(words) != _plain(simple.encoder) or len(words.keys() | names) != len(simple.encoder):
+        return
+    if find_spec("transformers") is None:
+        found.notes.append(
+            "the tokenizer is taken to be OpenAI's, as it has the same words. Whether it reads captions "
+            "alike, only transformers can tell: `pip install transformers`, and import again"
+        )
+    elif _tokens(simple) != _tokens(_loaded(text)):
+        return
+    del text["hf_tokenizer_name"]
+
+
+def _loaded(text: Mapping[str, Any]) -> Any:
+    source = TextSource({**text, "tokenizer_kwargs": {"padding_side": "right"}}, {}, own_tower=False)
+    try:
+        tokenizer = source.tokenizer()
+        tokenizer([""])
+    except InputError:
+        raise
+    except Exception as error:  # the files may be anything
+        folder = text["hf_tokenizer_name"]
+        raise InputError(
+            f"transformers cannot use the tokenizer in {folder} ({cause(error)}): mend its files, or remove "
+            "them if it is OpenAI's"
+        ) from None
+    return tokenizer
 
 
 def _plain(words: Mapping[str, Any]) -> dict[str, int]:
     """Returns the words without the two special ones, whose names differ."""
     return {word: n for word, n in words.items() if isinstance(n, int) and n < _OPENAI_WORDS}
+
+
+def _tokens(tokenizer: Any) -> list[list[int]]:
+    """Returns the tokens of plain captions, each up to its end: a model computes its features from these."""
+    rows = tokenizer([*PLAIN_CAPTIONS, "many words " * 100, ""]).tolist()
+    return [row[: row.index(_OPENAI_END) + 1] if _OPENAI_END in row else row for row in rows]
 
 
 def _pictures(found: Released, kind: Format, about: Mapping[str, Any] | None) -> None:

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from trainer.data.tokens import PLAIN_CAPTIONS
 from trainer.errors import InputError
 from trainer.model.build import Clip
 
-_PLAIN = ("a photo of a cat", "Two dogs, one of them BLACK", "写数字一")
 _ODD = (
     "“A dog’s” day – it’s…",  # noqa: RUF001
     "ﬁne ＡＢＣ！",  # noqa: RUF001
@@ -127,7 +127,7 @@ def _apart(ours: Tensor, theirs: Tensor, rows: int, columns: int) -> Tensor:
 
 def _of_captions(clip: Clip, there: Reading) -> Iterator[str]:
     encode: Any = clip.model.encode_text
-    for captions in (_PLAIN, _ODD) if there.tokens else (_PLAIN,):
+    for captions in (PLAIN_CAPTIONS, _ODD) if there.tokens else (PLAIN_CAPTIONS,):
         for caption in captions:
             own = clip.tokenizer([caption])
             theirs = there.tokens([caption]) if there.tokens else own

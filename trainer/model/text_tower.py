@@ -141,6 +141,11 @@ def check_caption_length(model: nn.Module, length: int) -> None:
         )
 
 
+def pools_first_token(tower: TextTower) -> bool:
+    """Returns whether a caption's features are those of its first token."""
+    return isinstance(tower.pooler, ClsPooler | ClsLastHiddenStatePooler)
+
+
 def text_blocks(transformer: nn.Module) -> list[nn.Module]:
     """Returns the blocks of a tower, in their order; empty if it repeats none."""
     stacks = [module for module in transformer.modules() if isinstance(module, nn.ModuleList)]

@@ -7,12 +7,11 @@ and punctuation. transformers does none of it, so that the tokenizer's own norma
 import unicodedata
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ftfy
 import open_clip
 from open_clip.transformer import VisionTransformer
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from trainer.errors import InputError
 from trainer.model.exported import WEIGHTS, Export
@@ -20,11 +19,12 @@ from trainer.model.key_names import Format, from_open_clip
 from trainer.model.text_tower import TextTower
 from trainer.run.checkpoints import MODEL_CONFIG
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer, normalizers
+
 
 def write_transformers(made: Export) -> None:
     """`CLIPModel.from_pretrained`, or `ChineseCLIPModel.from_pretrained` for a BERT with pooling cls."""
-    from trainer.model.transformers_form import write_openai_tokenizer, write_tokenizer  # an extra
-
     kind, config = transformers_config(made)
     made.write_weights(WEIGHTS, from_open_clip(made.weights, kind))
     made.write("config.json", config)
@@ -159,6 +159,8 @@ def _openai_words() -> dict[str, int]:
 
 def write_tokenizer(made: Export) -> None:
     """Writes the tokenizer of a text tower of transformers; one that is written in Python stays as it is."""
+    from tokenizers import Tokenizer, normalizers  # an extra
+
     tokenizer: Any = made.clip.tokenizer.tokenizer  # type: ignore[attr-defined]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if isinstance(backend, Tokenizer):
@@ -168,7 +170,7 @@ def write_tokenizer(made: Export) -> None:
         _write(made, cleaning, dict(tokenizer.special_tokens_map))
 
 
-def _write(made: Export, tokenizer: Tokenizer, special: dict[str, str]) -> None:
+def _write(made: Export, tokenizer: "Tokenizer", special: dict[str, str]) -> None:
     (made.folder / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     length = made.clip.tokenizer([""]).shape[1]
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": int(length)}
@@ -176,7 +178,9 @@ def _write(made: Export, tokenizer: Tokenizer, special: dict[str, str]) -> None:
     made.write("tokenizer_config.json", {**about, **special, **inputs})
 
 
-def _openai(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
+def _openai(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> "Tokenizer":
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>", unk_token=_END)
     )
@@ -194,7 +198,9 @@ def _openai(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokeni
     return tokenizer
 
 
-def _cleaning() -> list[normalizers.Normalizer]:
+def _cleaning() -> "list[normalizers.Normalizer]":
+    from tokenizers import normalizers
+
     return [normalizers.Replace(old, new) for old, new in {**_ENTITIES, **_repairs()}.items()]
 
 

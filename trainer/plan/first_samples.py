@@ -1,5 +1,6 @@
 """Lines and warnings of `clipship check` about the first samples of the training data. Imports no torch."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,8 @@ from trainer.model.light_tokenizer import lengths_for
 from trainer.text.wording import many
 
 T = TypeVar("T")
+MOST_EQUAL = 0.1
+"""Share of a batch with the caption of another sample, from which a warning says so."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,15 @@ class FirstSamples:
         return None if is_remote(file) else file
 
     @cached_property
+    def _texts(self) -> list[str]:
+        """Its first captions, also those that stand for none; empty if they cannot be read."""
+        read = READERS[self.job.data.kind].captions
+        return self._first(lambda file, data: read(file, data.model_copy(update={"empty_captions": ()})))
+
+    @cached_property
     def captions(self) -> list[str]:
-        """Its first captions; none if they cannot be read, which others report."""
-        return self._first(READERS[self.job.data.kind].captions)
+        """Its first captions."""
+        return [text for text in self._texts if text not in self.job.data.empty_captions]
 
     @cached_property
     def lengths(self) -> CaptionLengths | None:
@@ -66,6 +75,20 @@ class FirstSamples:
             ids = many(len({*filter(None, self.groups)}), "id")
             yield "groups", f"{ids} in data.group_by of the first {many(len(self.groups), 'sample')}"
 
+    def _equal(self) -> str:
+        """Returns a sentence if many samples of a batch share their caption with another, else ""."""
+        others, times = self.job.optim.global_batch_size - 1, Counter(self.captions)
+        most = max(1, len(self.captions) - 1)
+        shared = sum(count * (1 - (1 - (count - 1) / most) ** others) for count in times.values())
+        share = shared / max(1, len(self.captions))
+        if self.job.optim.positives != "pairs" or share < MOST_EQUAL:
+            return ""
+        return (
+            f"about {share:.0%} of a batch's samples have the caption of another one (by the first "
+            f"{many(len(self.captions), 'caption')}), and the loss takes their pairs for wrong ones: "
+            'optim.positives = "captions" takes them for right ones'
+        )
+
     def warnings(self) -> Iterator[str]:
         """Yields a sentence for what is lost."""
         if self.file is not None and self.job.data.kind == "webdataset":
@@ -73,6 +96,13 @@ class FirstSamples:
 
             if lost := left_out_first(self.file, self.job.data):
                 yield lost
+        if empty := Counter(text for text in self._texts if text in self.job.data.empty_captions):
+            yield (
+                f"{self.file}: {empty.total():,} of its first {many(len(self._texts), 'caption')} stand for "
+                f"none ({', '.join(map(repr, empty))}) and are left out (data.empty_captions)"
+            )
+        if equal := self._equal():
+            yield equal
         if odd := gbk_warning(self.captions, self.job.data.encoding):
             yield odd
         if self.lengths is not None and (cut := self.lengths.warning(self.job.data.text_mask)):

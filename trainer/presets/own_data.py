@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.config.formats import FORMATS, row_of
+from trainer.config.formats import FORMATS, OTHER_COLUMNS, row_of
 from trainer.errors import InputError
 from trainer.text.paste import as_pattern, with_home
 from trainer.text.terminal import say
@@ -26,8 +26,12 @@ _LARGEST = 4_000_000_000
 """Bytes of shards whose headers are all read; of more, the first one stands for the others."""
 _SHARE, _MOST = 20, 1000
 """One pair in so many is held out, and at most so many."""
+_HEADER = 2**16
+"""Most characters of a header that are read."""
 _FEWEST = 40
 """Pairs below which none is held out."""
+_LARGEST_SHARE = 0.1
+"""Share of the samples from which a held-out part is named."""
 _NAMED_IN_A_LIST = 64
 _EVERYONES = {"captions", "data", "dataset", "images", "pictures", "shards", "metadata", "train", "table"}
 """Names of files and folders that say nothing of what is in them."""
@@ -46,6 +50,8 @@ class OwnData:
     """The number in words; empty if it is not known."""
     name: str = ""
     """Name for the run; empty if the data have none."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Further keys of [data], by which the tables are read."""
     tables: Mapping[Path, str] = field(default_factory=dict)
     """Text of tables that the entries name and that are not written yet."""
 
@@ -81,17 +87,42 @@ def _looked_into(
 ) -> OwnData:
     if cut and len(files) == 1 and FORMATS["table"] is row_of(files[0]):
         return _cut_table(Path(files[0]), job_path, name, pattern)
-    samples, exactly = _count(files)
+    keys = columns_of(files[0])
+    sizes, exactly = _count(files, keys)
+    samples = sum(sizes)
     if not samples:
         raise InputError(f"--data {pattern}: there is no sample in these files")
-    held = _last(files, samples) if cut else []
+    held = _last(files, sizes) if cut else []
     folder = None if os.path.isabs(with_home(pattern)) else job_path.parent
     parts = [pattern_of(part, folder) for part in (files[: len(files) - len(held)], held)]
     train: tuple[str, ...] = (pattern,)
     if held and all(parts):
         train, asked = parts
-        samples, exactly = samples * (len(files) - len(held)) // len(files), False
-    return OwnData(train, asked, samples, f"{'' if exactly else 'about '}{many(samples, 'sample')}", name)
+        samples = sum(sizes[: -len(held)])
+    about = f"{'' if exactly else 'about '}{many(samples, 'sample')}"
+    return OwnData(train, asked, samples, about, name, keys)
+
+
+def columns_of(file: str) -> dict[str, str]:
+    """Returns the keys of [data] for the columns of a table, where they are not the default ones."""
+    from trainer.data.row_groups import open_groups
+
+    keys, form = dict[str, str](), row_of(file).name
+    if form == "table":
+        with open(file, encoding="utf-8-sig", errors="replace") as text:
+            header = text.readline(_HEADER).rstrip("\r\n")
+        if "\t" in header and "," not in header and not file.lower().endswith(".tsv"):
+            keys["separator"] = "\t"
+        names = re.split("[,\t]", header)
+    elif form in ("parquet", "arrow"):
+        with open_groups(file, form) as groups:
+            names = list(groups.columns)
+    else:
+        return {}
+    for usual, others in OTHER_COLUMNS.items():
+        if usual not in names and (found := next(filter(names.__contains__, others), None)):
+            keys[f"{usual}_column"] = found
+    return keys
 
 
 def run_name(pattern: str, job_path: Path) -> str:
@@ -100,7 +131,7 @@ def run_name(pattern: str, job_path: Path) -> str:
     for part in (path.stem, *(parent.name for parent in list(path.parents)[:2])):
         slug = re.sub(r"[^\w]+", "-", part.lower()).strip("-")
         plain = slug.removesuffix("-train")
-        if plain and plain not in _EVERYONES and not re.search(r"[*?{]|^[\d_-]+$", part):
+        if len(plain) > 1 and plain not in _EVERYONES and not re.search(r"[*?{]|^[\d_-]+$", part):
             return plain[:60]
     return ""
 
@@ -129,8 +160,11 @@ def _path(pattern: str, folder: Path) -> str:
     return os.path.normpath(os.path.join(as_pattern(folder), with_home(pattern)))
 
 
-def _count(files: Sequence[str]) -> tuple[int, bool]:
-    """Returns the number of samples, and whether it is exact. Raises InputError for what is malformed."""
+def _count(files: Sequence[str], keys: Mapping[str, str]) -> tuple[list[int], bool]:
+    """Returns the number of samples of each file, and whether they are exact.
+
+    Raises InputError for what is malformed.
+    """
     from pydantic import ValidationError
 
     from trainer.config import Data
@@ -138,27 +172,35 @@ def _count(files: Sequence[str]) -> tuple[int, bool]:
     from trainer.data.check import check_data
 
     try:
-        data = Data(train=tuple(files))
+        data = Data.model_validate({**keys, "train": tuple(files)})
     except ValidationError as error:
         raise InputError("\n".join(f"--data: {text}" for _, text in problem_texts(error))) from None
-    if (counted := check_data(data, "--data")) is not None:
-        return counted, True
+    if check_data(data, "--data") is not None:
+        return [check_data(data.model_copy(update={"train": (file,)}), "--data") or 0 for file in files], True
     from trainer.data.indexed import index_in_memory
     from trainer.data.shards import shard_selection
 
     sizes = [os.path.getsize(file) for file in files]
     some = files if sum(sizes) <= _LARGEST else files[:1]
-    found = sum(len(entry) for entry in index_in_memory(some, shard_selection(data)).entries)
-    read = sum(sizes[: len(some)])
-    return (found, True) if some is files else (found * sum(sizes) // max(1, read), False)
+    found = [len(entry) for entry in index_in_memory(some, shard_selection(data)).entries]
+    return (
+        (found, True) if some is files else ([found[0] * size // max(1, sizes[0]) for size in sizes], False)
+    )
 
 
-def _last(files: list[str], samples: int) -> list[str]:
+def _last(files: list[str], sizes: Sequence[int]) -> list[str]:
     """Returns the files at the end that are held out; none if there is one file, or if they are few pairs."""
+    samples = sum(sizes)
     if len(files) < 2 or samples < _FEWEST:
         return []
     wanted = min(samples // _SHARE, _MOST)
-    return files[-max(1, wanted * len(files) // samples) :]
+    count = next(count for count in range(1, len(files) + 1) if sum(sizes[-count:]) >= wanted)
+    if (share := sum(sizes[-count:]) / samples) > _LARGEST_SHARE:
+        say(
+            f"{many(count, 'file')} of {len(files)} are held out, {share:.0%} of the samples, as files stay "
+            "whole: for fewer, pack them into more files, or give --held-out"
+        )
+    return files[-count:]
 
 
 def pattern_of(files: Sequence[str], folder: Path | None) -> tuple[str, ...]:
@@ -185,7 +227,13 @@ def _cut_table(path: Path, job_path: Path, name: str, pattern: str) -> OwnData:
     from trainer.data.image_cells import is_url
     from trainer.data.tables import TableColumns, read_table
 
-    table = read_table(path, TableColumns(), keep_others=True)
+    keys = columns_of(str(path))
+    columns = TableColumns(
+        keys.get("image_column", "image"),
+        (keys.get("caption_column", "caption"),),
+        separator=keys.get("separator"),
+    )
+    table = read_table(path, columns, keep_others=True)
     rows: dict[str, list[int]] = {}
     for row in range(len(table.rows)):
         image = table.images[row]
@@ -193,7 +241,7 @@ def _cut_table(path: Path, job_path: Path, name: str, pattern: str) -> OwnData:
     images = list(rows.values())
     count = min(len(images) // _SHARE, _MOST) if len(images) >= _FEWEST else 0
     if not count:
-        return OwnData((pattern,), (), len(table.rows), many(len(table.rows), "pair"), name)
+        return OwnData((pattern,), (), len(table.rows), many(len(table.rows), "pair"), name, keys)
     chosen = {(2 * number + 1) * len(images) // (2 * count) for number in range(count)}
     parts: dict[str, list[int]] = {"train": [], "held-out": []}
     for place, of_image in enumerate(images):
@@ -204,7 +252,7 @@ def _cut_table(path: Path, job_path: Path, name: str, pattern: str) -> OwnData:
     }
     train, held_out = (as_pattern(file.name) for file in written)
     samples = len(parts["train"])
-    return OwnData((train,), (held_out,), samples, many(samples, "pair"), name, written)
+    return OwnData((train,), (held_out,), samples, many(samples, "pair"), name, tables=written)
 
 
 def _text(table: "Table", rows: Sequence[int], folder: Path) -> str:

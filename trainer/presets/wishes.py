@@ -94,6 +94,8 @@ def _as_the_data_say(text: str, preset: str, own: OwnData) -> str:
     """Returns the text with what is known of the data: entries, evaluation, name, batch and length."""
     about = f"  # {own.about}, counted by clipship init" if own.about else ""
     text = _with_line(text, "data", "train", f"train = {_entries(own.train)}{about}")
+    for key, value in own.keys.items():
+        text = _with_value(text, "data", key, _quoted(value))
     text = _with_evaluation(text, own.held_out)
     if own.name:
         text = _with_name(text, tomllib.loads(preset_text(preset))["name"], own.name)
@@ -162,8 +164,7 @@ def data_pattern(given: str, job_path: Path, *, here: bool = True) -> str:
     path = Path(given)
     elsewhere = "://" in given or given == "-" or given.startswith("pipe:") or not here
     if path.is_dir():
-        shards = any(path.glob("*.tar"))
-        given = os.path.join(as_pattern(given), "*.tar" if shards else as_pattern(_only_table(path, given)))
+        given = os.path.join(as_pattern(given), _files_in(path, given))
     elif given.endswith("/") and not elsewhere:
         raise InputError(f"--data {given}: no such folder{_NO_DATA}")
     elif not elsewhere:
@@ -187,12 +188,15 @@ def _check_there(given: str) -> None:
         raise InputError(f"--data {problem}{_NO_DATA}") from None
 
 
-def _only_table(folder: Path, given: str) -> str:
+def _files_in(folder: Path, given: str) -> str:
+    """Returns the pattern of a folder's shards, or of its Parquet files, or else its only table."""
+    if shards := next((ending for ending in ("*.tar", "*.parquet") if any(folder.glob(ending))), ""):
+        return shards
     tables = sorted(
         file.name for file in folder.iterdir() if file.is_file() and row_of(file.name) is not SHARDS
     )
     if len(tables) == 1:
-        return tables[0]
+        return as_pattern(tables[0])
     if tables:
         raise InputError(
             f"--data {given}: that folder has several tables, {', '.join(tables)}: name one of them"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from trainer.config import Job
 from trainer.data.files import read_file
-from trainer.data.pictures import MOST_PIXELS, decode
+from trainer.data.pictures import AS_SHOWN, Decoding, decode
 from trainer.data.sample import MOST_BYTES, RawSample, check_file
 from trainer.run.model_identity import model_identity
 from trainer.safe_io.atomic import replacing
@@ -90,7 +90,7 @@ class PictureFolder:
     path: Path
     most_bytes: int = MOST_BYTES
     """Largest picture file."""
-    most_pixels: int = MOST_PIXELS
+    decoding: Decoding = AS_SHOWN
 
     def place(self, name: str) -> str:
         """Returns the path of the picture at this path below the folder."""
@@ -102,4 +102,4 @@ class PictureFolder:
         content = read_file(
             self.path / name, key, lambda status: check_file(origin, key, status, self.most_bytes), ()
         )
-        return decode(RawSample(key, origin, content, ()), self.most_pixels)
+        return decode(RawSample(key, origin, content, ()), self.decoding)

@@ -12,7 +12,7 @@ from trainer.config.stores import Address
 from trainer.data.bad_samples import ANY
 from trainer.data.feature_files import DTYPES, KEY, SHARD, about_model, read_about, values_in
 from trainer.data.files import opened, persistent
-from trainer.data.pictures import decode
+from trainer.data.pictures import Decoding, decode
 from trainer.data.row_groups import readable
 from trainer.data.source import open_source
 from trainer.errors import InputError
@@ -39,7 +39,7 @@ class ShardPictures:
 
     def decoded(self, name: str) -> "Image.Image":
         shard, row = self._rows[name]
-        return decode(self._opened(shard).read(row), self._job.data.max_image_pixels)
+        return decode(self._opened(shard).read(row), Decoding.by(self._job.data))
 
     def _open(self, shard: str) -> "Source":
         if is_remote(shard):  # the features' file says so, and it may come from others

@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from trainer.errors import bounded
 from trainer.text.masking import masked
 
 ERASE = "\r\x1b[K"
@@ -58,7 +59,7 @@ def tell(text: object) -> None:
 
     A console that is gone, or on a full disk, loses them: it must not change how a run goes on or ends.
     """
-    lines = shown(text)
+    lines = bounded(shown(text))
     with suppress(OSError, ValueError):  # ValueError: the stream was closed
         print(f"{erased(sys.stderr)}{lines}", file=sys.stderr, flush=True)
 

@@ -17,7 +17,7 @@ from trainer.comm.replicas import check_replicas
 from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import learning_rate
 from trainer.copies.copier import STOPPED_WAIT_S
-from trainer.data.bad_samples import ALONE
+from trainer.data.bad_samples import ALONE, TRANSPARENT
 from trainer.data.reading import TALLY, of_record
 from trainer.errors import Preempted
 from trainer.evaluate.rounds import EvaluationFailed
@@ -259,8 +259,8 @@ class Loop:
                 bad_samples=int(totals["bad_samples"]) + monitors.skipped.before.total(),
             )
             copies = self._setup.copier.figures() if self._setup.copier is not None else {}
-            alone = {ALONE: int(totals[ALONE])} if totals[ALONE] else {}
-            about_all = {**figures, **of_record(totals), **alone, **goodput, **copies}
+            known = {name: int(totals[name]) for name in (ALONE, TRANSPARENT) if totals[name]}
+            about_all = {**figures, **of_record(totals), **known, **goodput, **copies}
             written.set_result(monitors.telemetry.write(record, about_all))
 
         self._reads.add(write)

@@ -160,7 +160,9 @@ def _recorded(setup: TrainSetup, batches: Iterable[Batch], skipped: Skipped) -> 
     unchanged = Unchanged(setup.source)
     for micro_batch in islice(batches, micro_batches):
         unchanged.check(micro_batch.bad)
-        skipped.record(len(micro_batch.keys), micro_batch.bad, micro_batch.alone)
+        skipped.record(
+            len(micro_batch.keys), micro_batch.bad, micro_batch.alone, micro_batch.reading.transparent
+        )
         captions.record(micro_batch.captions)
         TALLY.add(micro_batch.reading)
         yield micro_batch
