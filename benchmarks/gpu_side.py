@@ -125,7 +125,7 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
     prefetch._loaded = loaded
     # No case has a tower of transformers: all that a model's text part would fetch is its tokenizer.
     build.text_source = lambda *_, **__: None  # type: ignore[attr-defined]
-    build._tokenizer_of = lambda *_: NoTokenizer()
+    build._tokenizer = lambda *_: NoTokenizer()  # type: ignore[assignment]
     build.quick = lambda tokenizer: tokenizer  # type: ignore[attr-defined]
     # A tokenizer's package, too, may be missing.
     opened.check_packages = lambda job: None  # type: ignore[attr-defined]

@@ -239,7 +239,7 @@ def test_a_log_whose_stream_breaks_off_is_shown_whole_and_once(monkeypatch: pyte
         text = "".join(streams.pop(0)).encode()
         return SimpleNamespace(stream=lambda amt: [text[:40], text[40:]])
 
-    runs = {"containerStatuses": [{"state": {"running": {}}}]}
+    runs: dict[str, Any] = {"containerStatuses": [{"state": {"running": {}}}]}
     going, ended = pod("run-0-a", 0, **runs), pod("run-0-a", 0)
     asked = cluster([going], [going], [going], [ended], read_namespaced_pod_log=log)
     shown = list(pod_logs.output_lines(asked, KINDS["job"], "first-run", follow=True))

@@ -8,6 +8,7 @@ import pytest
 
 from trainer.cli.main import main
 from trainer.run import goodput_log
+from trainer.run.layout import GOODPUT_FILE
 from trainer.telemetry.goodput import goodput
 from trainer.telemetry.goodput_recorder import GoodputRecorder
 from trainer.telemetry.metrics import Telemetry, drop_after, evaluation_of, last_loss
@@ -87,7 +88,7 @@ def test_a_start_cuts_files_of_steps_where_they_are(run: Path, parsed: list[int]
 def test_the_time_of_a_long_run_is_that_of_all_its_lines(run: Path) -> None:
     told = goodput_log.read(run)
     assert len(told) < 50
-    path = run / goodput_log.GOODPUT_FILE
+    path = run / GOODPUT_FILE
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     each = goodput([{name: value for name, value in line.items() if name != "so_far"} for line in lines])
     merged = goodput(told)

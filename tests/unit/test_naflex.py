@@ -42,6 +42,7 @@ from trainer.data.patches import (
     normalised_patches,
     tower_input,
 )
+from trainer.data.pictures import Decoding
 from trainer.data.sample import BadSample, LeftOut, RawSample
 from trainer.data.sample_requests import EvalRequests
 from trainer.errors import InputError
@@ -432,7 +433,7 @@ def test_features_do_not_depend_on_what_stands_beside_a_picture(clip: Clip) -> N
 def test_a_block_for_evaluation_is_filled_up_and_its_features_are_those_of_open_clip(clip: Clip) -> None:
     pictures = _Pictures(5)
     [request] = EvalRequests(pictures.shard_sizes(), rank=0, world_size=1, block=8)
-    block = UsableSamples(pictures, 8, clip.eval_transform, 10**6, skip_bad=False).of_block(request)
+    block = UsableSamples(pictures, 8, clip.eval_transform, Decoding(10**6), skip_bad=False).of_block(request)
     with evaluating(clip.model):
         found = image_features(clip, block.images, "fp32", torch.device("cpu"))
         theirs = tower_input(rows_of(clip, 5))
