@@ -1,10 +1,13 @@
 """Which addresses are this machine's own, by which ranks start here and not over ssh."""
 
+import errno
 import socket
 from pathlib import Path
 
 import pytest
 
+from tests.support.jobs import TOY_JOB
+from trainer.cli.main import main
 from trainer.sysinfo import addresses
 from trainer.sysinfo.addresses import is_here, is_own, own_ipv4
 
@@ -53,3 +56,16 @@ def test_the_address_on_the_way_to_others_is_here() -> None:
     except OSError:
         pytest.skip("this machine has no route to others")
     assert is_own(address, socket.AF_INET)
+
+
+def test_a_run_on_a_machine_without_loopback_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> socket.socket:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    job = tmp_path / "job.toml"
+    job.write_text(f'{TOY_JOB}[logging]\nruns = "{tmp_path / "runs"}"\n')
+    monkeypatch.setattr("socket.create_connection", refuse)
+    assert main(["run", str(job), "--nproc", "1"]) == 1
+    assert "does not reach itself at 127.0.0.1 (Network is unreachable)" in capsys.readouterr().err

@@ -56,7 +56,7 @@ from trainer.run.retry import shown as shown_late
 from trainer.run.start_job import appears, new_start_job, remove_start_jobs, write_start_job
 from trainer.run.start_record import StartRecord, write_start
 from trainer.supervise.network.link import send_stop_request
-from trainer.sysinfo.addresses import free_port, loopback_interface
+from trainer.sysinfo.addresses import check_loopback, free_port, loopback_interface
 from trainer.sysinfo.extras import require
 from trainer.sysinfo.shortage import raise_open_files_limit
 from trainer.text.paste import word
@@ -150,6 +150,8 @@ def start_ranks(
     """
     require("torch")  # said once here, not by each rank
     raise_open_files_limit()
+    if hosts is None:
+        check_loopback()
     ranks = None if hosts is None else sum(host.slots for host in hosts)
     launcher = launcher_for(job, several_hosts=hosts is not None, ranks=ranks)
     if hosts is not None:

@@ -11,9 +11,12 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from trainer.errors import MachineError
+
 PORTS = range(20_000, 32_768)
 """Ports below those that Linux gives to outgoing connections, which might take a port between the check
 and its use."""
+_ANSWERS_S = 5.0
 _ELSEWHERE = "192.0.2.1"
 """Address that no machine has (RFC 5737)."""
 _OF_CONTAINERS = re.compile(r"(docker|podman|cni|virbr|lxcbr|lxdbr)\d+|br-[0-9a-f]{12}")
@@ -114,6 +117,18 @@ def address_towards(host: str, port: int = 9) -> str:
 def own_ipv4() -> str:
     """Returns this machine's IPv4 address on the route to all other machines. Raises OSError without one."""
     return address_towards(_ELSEWHERE)
+
+
+def check_loopback() -> None:
+    """Raises MachineError if processes of this machine do not reach each other."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=_ANSWERS_S).close()
+    except OSError as problem:
+        raise MachineError(
+            f"this machine does not reach itself at 127.0.0.1 ({problem.strerror or problem}), where its "
+            "ranks meet: its loopback interface is missing or down (`ip link set lo up`)"
+        ) from None
 
 
 def loopback_interface() -> str | None:

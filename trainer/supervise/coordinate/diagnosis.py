@@ -15,7 +15,7 @@ from trainer.text.paste import word
 _STOPPED = ("stopped by a signal", "stopped by a debugger", "ended", "gone")
 _NAMED = 8
 _STACK_LINES = 14
-_LIMIT = re.compile(r"timeouts\.\w+")
+_LIMIT = re.compile(r"longer than .*?(timeouts\.\w+)")
 
 
 def cut_off(other: str) -> str:
@@ -105,7 +105,7 @@ def text(diagnosis: Diagnosis, stacks: Mapping[int, str], file: str) -> str:
     if key := _LIMIT.search(diagnosis.what):
         run = word(Path(file).parent) if file else "RUN"
         lines.append(f"  {diagnosis.what}")
-        lines.append(f"  if it needs longer: clipship resume {run} --set {key[0]}=SECONDS")
+        lines.append(f"  if it needs longer: clipship resume {run} --set {key[1]}=SECONDS")
     return "\n".join(lines)
 
 
