@@ -45,7 +45,7 @@ class StubGeneration:
     def __init__(self, number: int, *, env: Mapping[str, str], is_root: bool) -> None:
         self.number, self.env, self.is_root = number, env, is_root
         self.reported_end = self.reported_late = self.report_requested = self.ending = self.ended = False
-        self.rank = StubProcess()
+        self.rank, self.seen_kb, self.peak_kb = StubProcess(), 0, 0
         self.folder = Path("/nonexistent")
         self.memory = mmap.mmap(-1, mmap.PAGESIZE)
         self.heartbeat = Heartbeat(self.memory, {})

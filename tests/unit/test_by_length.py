@@ -86,7 +86,7 @@ def test_the_log_says_once_what_is_spared(caplog: pytest.LogCaptureFixture) -> N
     )
 
 
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@pytest.mark.parametrize("kind", ["xlm-roberta", "modernbert"])
 def test_the_gradient_is_that_of_the_order_of_the_loader_with_dropout_too(
     kind: str, tmp_path: Path, alone: Comm
 ) -> None:

@@ -474,7 +474,7 @@ def test_a_copy_whose_job_runs_code_is_refused_unless_that_is_accepted(
     place.copied(4)
     started: list[Path] = []
 
-    def start(folder: Path, _job: Path) -> tuple[str, ...]:
+    def start(folder: Path, _job: Path, **_: object) -> tuple[str, ...]:
         started.append(folder)
         return ()
 

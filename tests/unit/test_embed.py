@@ -270,7 +270,7 @@ def test_a_diverged_model_is_refused(weights: str, shards: Path, tmp_path: Path)
     state = torch.load(weights, weights_only=True)
     state["visual.proj"].fill_(float("nan"))
     torch.save(state, tmp_path / "diverged.pt")
-    with pytest.raises(EvaluationFailed, match=r"are not finite.*choose another checkpoint"):
+    with pytest.raises(InputError, match=r"hold NaN or infinity in 1 tensor: visual\.proj; choose others"):
         embedded(job_of(str(tmp_path / "diverged.pt"), f"{shards}/0.tar"), 2)
 
 

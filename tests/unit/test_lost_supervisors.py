@@ -345,7 +345,7 @@ async def test_a_disk_that_is_full_during_a_restart_is_named_at_once_and_ends_no
     assert len(full) == 3
     said = capfd.readouterr().err
     assert said.count(f"{tmp_path}: No space left on device; waiting up to 20 s for it") == 1
-    assert sorted(path.name for path in (tmp_path / "generations").iterdir()) == ["00002.json"]
+    assert sorted(path.name for path in (tmp_path / "generations").iterdir()) == ["00001.json", "00002.json"]
 
 
 async def test_a_run_whose_disk_stays_full_ends_with_its_reason(

@@ -73,7 +73,7 @@ def test_submit_prints_the_jobs_id_alone_and_leaves_what_it_submitted(folder: Pa
     out, err = capsys.readouterr()
     run = folder / "runs" / "a b"
     assert out == "42\n"
-    assert err == f"submitted to slurm; next: clipship status '{run}'\n"
+    assert err.endswith(f"\nsubmitted to slurm; next: clipship status '{run}'\n")
     assert (folder / "called").read_text() == f"{run}/logs --parsable {run}/artefacts/train.sbatch\n"
     assert (run / "artefacts" / "train.sbatch").read_text().startswith("#!/bin/bash\n# a b: ")
     assert submit("name=other") == 0, "and another run is free to go"
@@ -165,7 +165,7 @@ def test_without_slurm_submit_says_where_to_go(folder: Path, capsys: Capture) ->
     assert submit() == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("clipship: sbatch is not on PATH: run this on a machine with Slurm's commands")
+    assert "\nclipship: sbatch is not on PATH: run this on a machine with Slurm's commands" in err
     assert "clipship render slurm JOB > train.sbatch" in err
 
 
@@ -173,7 +173,7 @@ def test_an_answer_that_no_key_explains_is_slurms_own(folder: Path, capsys: Capt
     said = "sbatch: error: Unable to contact slurm controller (connect failure)"
     answers(folder, "sbatch", f"echo '{said}' >&2; exit 1")
     assert submit() == 1
-    assert capsys.readouterr().err == f"clipship: sbatch: {said}\n"
+    assert capsys.readouterr().err.endswith(f"\nclipship: sbatch: {said}\n")
 
 
 def test_a_bad_job_reaches_no_sbatch(folder: Path, capsys: Capture) -> None:
