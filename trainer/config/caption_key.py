@@ -5,7 +5,8 @@
     STEP = NAME | "[" NUMBER "]" | "[*]"
 
 Several keys name several places in one member. A NAME is a key of an object: any characters but . [ ], or any
-in double quotes. A NUMBER is a place in a list, counted from 0; * is every place. Pure; opens no file.
+in double quotes, where "" stands for one. A NUMBER is a place in a list, counted from 0; * is every place.
+Pure; opens no file.
 """
 
 import re
@@ -27,7 +28,7 @@ MOST_STEPS = 32
 
 _JSON = re.compile(r"(?:^|\.)json$", re.IGNORECASE)
 _JSON_LINES = re.compile(r"(?:^|\.)jsonl(?::|$)", re.IGNORECASE)
-_NAME = r'(?:"(?P<quoted>[^"]+)"|(?P<name>[^.\[\]]+))'
+_NAME = r'(?:"(?P<quoted>(?:[^"]|"")+)"|(?P<name>[^.\[\]]+))'
 _STEP = re.compile(rf"(?:^|(?<=.)\.){_NAME}|\[(?:(?P<number>[0-9]{{1,9}})|\*)\]", re.DOTALL)
 
 
@@ -126,7 +127,7 @@ def path_text(path: Path) -> str:
 
 
 def _quoted(name: str) -> str:
-    return f'"{name}"' if re.search(r"[.\[\]]", name) else name
+    return '"' + name.replace('"', '""') + '"' if re.search(r'[.\[\]"]', name) else name
 
 
 def parse_path(key: str, path: str) -> Path:
@@ -135,7 +136,8 @@ def parse_path(key: str, path: str) -> Path:
     place = 0
     while match := _STEP.match(path, place):
         number = match["number"]
-        steps.append(match["quoted"] or match["name"] or (EVERY if number is None else int(number)))
+        name = (match["quoted"] or "").replace('""', '"') or match["name"]
+        steps.append(name or (EVERY if number is None else int(number)))
         place = match.end()
     if not steps or place < len(path) or len(steps) > MOST_STEPS:
         raise ValueError(
