@@ -164,6 +164,10 @@ def _stack(entry: dict[str, Any]) -> tuple[tuple[str, int, str], ...]:
     return tuple((frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ()))
 
 
+_OF_A_BATCH = 4
+"""Tensors of a micro-batch, at most, that are page-locked: images, tokens, targets, groups."""
+
+
 class Steps:
     """Watches what lies between the optimizer steps `first` and `last`: data, logging and both passes."""
 
@@ -189,9 +193,16 @@ class Steps:
             self.memory.__exit__()
 
     def check_memory(self) -> None:
-        """Fails if the steps took new memory or gave some back, and names file and line."""
+        """Fails if the steps took new memory or gave some back, and names file and line.
+
+        Page-locked memory may grow by a micro-batch: how many are fetched ahead at once depends on who is
+        faster, the loader or the steps. Growth in each step is more than that.
+        """
         counts = {name: self.seen[name] for name in ("mallocs", "frees", "host_allocs")}
-        assert not any(counts.values()), f"{counts}\n{self.memory.table()}"
+        few = {"host_allocs": min(_OF_A_BATCH, self.last - self.first - 1)}
+        assert all(count <= few.get(name, 0) for name, count in counts.items()), (
+            f"{counts}\n{self.memory.table()}"
+        )
 
 
 @pytest.fixture(scope="session")
