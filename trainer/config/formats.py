@@ -5,9 +5,10 @@ How a format is read is a class, in the table of `trainer.data.formats`. Pure; o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Literal
+
+from trainer.text.near import near
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ OTHER_COLUMNS = {
 def column_meant(name: str, columns: Sequence[str]) -> str:
     """Returns the column of a table that one which it lacks may stand for; empty if there is none."""
     others = [other for other in OTHER_COLUMNS.get(name, ()) if other in columns]
-    return next(iter(others or get_close_matches(name, columns, n=1)), "")
+    return next(iter(others or near(name, columns)), "")
 
 
 def format_of(names: Sequence[str]) -> FormatRow:

@@ -105,6 +105,7 @@ class Address(str):
 
 
 WEB = ("http://", "https://")
+"""Beginnings of the addresses of web servers, which take no files."""
 _OF_DATA = (*WEB, *(f"{name}://" for row in STORES for name in row.protocols))
 
 

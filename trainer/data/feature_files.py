@@ -22,6 +22,7 @@ from pydantic import Field, TypeAdapter
 
 from trainer.config import Data, Job, is_remote
 from trainer.config.formats import FORMATS
+from trainer.config.stores import WEB
 from trainer.data.entry import Count
 from trainer.data.files import Stamp, opened, persistent, stamp
 from trainer.data.index import THREADS
@@ -138,7 +139,7 @@ def feature_files(shards: Sequence[str], out: str | None) -> dict[str, str]:
     files = {shard: _file_of(shard, out) for shard in shards}
     owners: dict[str, str] = {}
     for shard, file in files.items():
-        if file.startswith(("http://", "https://")):
+        if file.startswith(WEB):
             raise InputError(
                 f"{masked(file)}: a web server takes no files: give a folder, or an address of object "
                 "storage, with --out"

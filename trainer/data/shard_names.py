@@ -14,7 +14,7 @@ from itertools import count
 from braceexpand import braceexpand
 
 from trainer.config import is_remote, is_stream
-from trainer.config.stores import Address
+from trainer.config.stores import WEB, Address
 from trainer.data.answers import is_absent, is_denied
 from trainer.data.files import file_system, persistent
 from trainer.errors import InputError, StorageError
@@ -121,7 +121,7 @@ def _expand(pattern: str) -> list[str]:
 
 def _listed(address: str) -> Sequence[str]:
     """Returns the files that an address with a glob names; any other address, and a stream, as it is."""
-    web = address.startswith(("http://", "https://"))
+    web = address.startswith(WEB)
     if is_stream(address):
         return [address]
     if not ("*" in address.partition("?")[0] if web else glob.has_magic(address)):

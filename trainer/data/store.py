@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer.config import is_remote
-from trainer.config.stores import STORES
+from trainer.config.stores import STORES, WEB
 from trainer.data.answers import is_absent
 from trainer.data.files import file_system, persistent
 from trainer.errors import InputError
@@ -56,7 +56,7 @@ def put(
     Raises StorageError, which names the address, if that cannot be done after some retries, InputError if the
     store denies it, and OSError if the source cannot be read.
     """
-    if address.startswith(("http://", "https://")):
+    if address.startswith(WEB):
         known = ", ".join(row.addresses for row in STORES)
         raise InputError(f"{address}: a web server takes no files: give a folder, or an address at {known}")
     wanted = seal or seal_of(source)
