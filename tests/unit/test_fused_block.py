@@ -9,8 +9,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import open_clip
 import pytest
 import timm
 import torch
@@ -22,6 +24,7 @@ from trainer.model import fused_block
 from trainer.model.fused_block import (
     PLAIN,
     BlockOps,
+    BlockShape,
     Unsummed,
     add_and_norm,
     attended,
@@ -168,6 +171,30 @@ def test_a_start_finds_a_function_that_computes_something_else(name: str) -> Non
     assert problem_of(PLAIN, torch.device("cpu")) == ""
 
 
+def test_a_start_tries_the_shapes_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def ops_of(_: Model, __: torch.device, shapes: frozenset[BlockShape]) -> tuple[BlockOps, str]:
+        tried.append(shapes)
+        return PLAIN, ""
+
+    monkeypatch.setattr("trainer.model.kernels.block_ops", ops_of)
+    use_kernels(open_clip.create_model("ViT-S-32-alt"), Model(precision="bf16"))
+    use_kernels(timm.create_model("vit_tiny_patch16_224"), Model(precision="bf16"))
+    assert tried == [
+        {BlockShape(50, 384, 6, causal=False), BlockShape(77, 256, 4, causal=True)},
+        {BlockShape(197, 192, 3, causal=False)},
+    ]
+
+    def wrong_when_wide(x: Tensor, *others: Any) -> Any:
+        summed, *found = PLAIN.norm(x, *others)
+        return (1.05 * summed if x.shape[-1] == 384 else summed, *found)
+
+    wrong, cpu = replace(PLAIN, norm=wrong_when_wide), torch.device("cpu")
+    assert problem_of(wrong, cpu) == ""
+    assert problem_of(wrong, cpu, shapes=tried[0]) == "layer norm of Triton differs from that of torch"
+
+
 def test_what_triton_raises_is_told_and_stops_nothing() -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("no such GPU\nmore lines")
@@ -224,4 +251,4 @@ def of_weights(model: nn.Module, out: Tensor) -> Tensor:
 
 
 def test_no_kernel_runs_on_a_cpu() -> None:
-    assert fused_block.block_ops(Model(precision="bf16"), torch.device("cpu")) == (None, "")
+    assert fused_block.block_ops(Model(precision="bf16"), torch.device("cpu"), frozenset()) == (None, "")

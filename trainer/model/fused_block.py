@@ -6,9 +6,10 @@ torch's operations, on any device and in any type; `triton_kernels.py` has them 
 T tokens, E = 3 D for queries, keys and values behind one another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -27,11 +28,22 @@ QUICK = 1.702
 """Factor in the sigmoid of OpenAI's GELU."""
 _LANES = (32, 64)
 """Values of a head for which attention is fused: tiles of 128 fit the shared memory of few GPUs."""
-_TRIED = {50: False, 77: True, 257: False}
-"""Lengths with which a start tries attention, and whether it is causal then."""
 _PACKED = (3, 64, 65, 1, 77)
 """Tokens of packed samples with which a start tries attention."""
 Kept = tuple[Tensor, ...]
+
+
+class BlockShape(NamedTuple):
+    """What a block's kernels depend on."""
+
+    tokens: int
+    width: int
+    heads: int
+    causal: bool
+
+
+_TRIED = frozenset(BlockShape(tokens, 128, 2, tokens == 77) for tokens in (50, 77, 257))
+"""Shapes that each start tries, whatever the model's are."""
 _CLOSE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
 """Largest difference of both forms by type, as a share of a result's norm: a few roundings of each value."""
 
@@ -403,31 +415,39 @@ def fused_forward(
     return x + added.view_as(x) if sums else Unsummed(x, added, parts.narrows[1] if later else None)
 
 
-def block_ops(settings: Model, device: torch.device) -> tuple[BlockOps | None, str]:
+def block_ops(
+    settings: Model, device: torch.device, shapes: frozenset[BlockShape]
+) -> tuple[BlockOps | None, str]:
     """Returns the functions in Triton for a device, and in words why there are none; empty if there are.
 
-    They are tried on a small block at each start, where their results must be those of the plain form.
+    Each start tries them on a few samples of the model's `shapes` and of some others, where their results
+    must be those of the plain form.
     """
     if not is_cuda(device) or settings.compile:
         return None, ""
-    problem = _problem_here(device)
+    problem = _problem_here(device, shapes)
     return (None, problem) if problem else (fused(device), "")
 
 
 @cache
-def _problem_here(device: torch.device) -> str:
-    """A process tries its kernels once, also where it builds a teacher beside the model."""
-    return kernel_trial.lacking() or problem_of(fused(device), device)
+def _problem_here(device: torch.device, shapes: frozenset[BlockShape]) -> str:
+    """A process tries its kernels once, also where it builds a teacher like the model."""
+    return kernel_trial.lacking() or problem_of(fused(device), device, shapes=shapes)
 
 
-def problem_of(ops: BlockOps, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str:
+def problem_of(
+    ops: BlockOps,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    shapes: frozenset[BlockShape] = frozenset(),
+) -> str:
     """Returns, in words, what keeps `ops` from giving the plain form's results; empty if nothing does."""
-    return kernel_trial.problem_of("Triton", lambda: _difference(ops, device, dtype))
+    tried = sorted(shapes | _TRIED)
+    return kernel_trial.problem_of("Triton", lambda: _difference(ops, tried, device, dtype))
 
 
-def _difference(ops: BlockOps, device: torch.device, dtype: torch.dtype) -> str:
-    lengths = [tokens for tokens in _TRIED if tokens <= ops.longest]
-    results = [_results(form, lengths, device, dtype) for form in (ops, PLAIN)]
+def _difference(ops: BlockOps, shapes: Sequence[BlockShape], device: torch.device, dtype: torch.dtype) -> str:
+    results = [_results(form, ops.longest, shapes, device, dtype) for form in (ops, PLAIN)]
     for (name, found), (_, expected) in zip(*results, strict=True):
         error = (found.float() - expected.float()).norm()
         if not error <= _CLOSE[dtype] * expected.float().norm():
@@ -436,7 +456,7 @@ def _difference(ops: BlockOps, device: torch.device, dtype: torch.dtype) -> str:
 
 
 def _results(
-    ops: BlockOps, lengths: list[int], device: torch.device, dtype: torch.dtype
+    ops: BlockOps, longest: int, shapes: Sequence[BlockShape], device: torch.device, dtype: torch.dtype
 ) -> list[tuple[str, Tensor]]:
     generator = torch.Generator().manual_seed(0)
 
@@ -445,23 +465,26 @@ def _results(
 
     found = []
     starts = torch.tensor([0, *_PACKED], device=device).cumsum(0)
-    for samples, tokens, causal, packed in (
-        *((3, tokens, _TRIED[tokens], None) for tokens in lengths),
-        (1, sum(_PACKED), True, starts),
+    attended = [shape for shape in shapes if shape.tokens <= longest and shape.width // shape.heads in _LANES]
+    for samples, (tokens, width, heads, causal), packed in (
+        *((3, shape, None) for shape in attended),
+        *((1, shape._replace(tokens=sum(_PACKED)), starts) for shape in attended if shape.causal),
     ):
-        joint, grad = some(samples, tokens, 3 * 128), some(samples, tokens, 128)
-        out, kept = ops.attention(joint, 2, causal, packed)
-        gradients = ops.attention_backward(joint, kept, grad, 2, causal, packed)
+        joint, grad = some(samples, tokens, 3 * width), some(samples, tokens, width)
+        out, kept = ops.attention(joint, heads, causal, packed)
+        gradients = ops.attention_backward(joint, kept, grad, heads, causal, packed)
         found += [("attention", part) for part in (out, *gradients)]
-    for tokens, stream_dtype in ((50, dtype), (77, torch.float32)):
-        grad = some(3, tokens, 128)
-        x, passed = (some(3, tokens, 128, dtype=stream_dtype) for _ in range(2))
-        gain = some(128, dtype=torch.float32)
+    widths = dict.fromkeys(shape.width for shape in shapes)
+    for width, (tokens, stream_dtype) in product(widths, ((50, dtype), (77, torch.float32))):
+        grad = some(3, tokens, width)
+        x, passed = (some(3, tokens, width, dtype=stream_dtype) for _ in range(2))
+        gain = some(width, dtype=torch.float32)
         for added in (None, grad.float(), grad):
             stream, normed, mean, rstd = ops.norm(x, added, gain, gain, 1e-5, dtype)
             found += [("layer norm", part) for part in (stream, normed, mean, rstd)]
         of_norm = ops.norm_backward(grad, passed, stream, mean, rstd, gain, dtype)
         found += [("layer norm", part) for part in of_norm]
-        kinds = ("none", "tanh", "quick")
-        found += [("GELU", part) for kind in kinds for part in ops.gelu_backward(grad, normed, kind)]
+        hidden, of_hidden = some(3, tokens, 4 * width), some(3, tokens, 4 * width)
+        for kind in ("none", "tanh", "quick"):
+            found += [("GELU", part) for part in ops.gelu_backward(of_hidden, hidden, kind)]
     return found

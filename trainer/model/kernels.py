@@ -55,7 +55,7 @@ from trainer.model.fast_blocks import (
     FastTransformer,
 )
 from trainer.model.fast_norms import FastLayerNorm, FastLayerNormFp32
-from trainer.model.fused_block import QUICK, block_ops
+from trainer.model.fused_block import QUICK, BlockShape, block_ops
 from trainer.model.open_clip_api import is_plain_attention, modern_padding
 from trainer.model.packed_captions import Packed
 from trainer.model.positions import DevicePositions, can_be_weighed
@@ -104,28 +104,41 @@ def use_kernels(model: nn.Module, settings: Model) -> Kernels:
         return Kernels()
     replaced: Counter[str] = Counter()
     text = _text_tower(model)
-    ops, problem = (
-        block_ops(settings, next(model.parameters()).device) if settings.precision in _HALF else (None, "")
-    )
     for module in model.modules():
         row = REPLACEMENTS.get(type(module))
         if row is not None and row.fits(module, settings):
             module.__class__ = row.kind  # the instance keeps its settings, hooks and names
             if row.name:
                 replaced[row.name] += 1
-        if (
-            ops is not None
-            and isinstance(module, FastBlock | FastTimmBlock)
-            and module.parts().can_be_fused()
-        ):
-            module.fused_ops = ops
-            replaced["fused block"] += 1
     causal = text is not None and _is_causal(text.attn_mask)
     if causal:
         for block in text.transformer.resblocks:
             block.causal = True
+    blocks = _fusable_blocks(model) if settings.precision in _HALF else {}
+    ops, problem = None, ""
+    if blocks:
+        ops, problem = block_ops(settings, next(model.parameters()).device, frozenset(blocks.values()))
+    if ops is not None:
+        replaced["fused block"] = len(blocks)
+        for block in blocks:
+            block.fused_ops = ops
     captions = _caption_length(text, settings) if causal else _padding_cut(model, settings)
     return Kernels(replaced, captions, ops.longest if ops is not None else 0, problem)
+
+
+def _fusable_blocks(model: nn.Module) -> dict[FastBlock | FastTimmBlock, BlockShape]:
+    """Returns the shapes of blocks that can be fused; the table of positions around one tells its tokens."""
+    found = {}
+    for tower in model.modules():  # outer ones first: CLIP has captions' positions, and the images' tower
+        tables = (getattr(tower, name, None) for name in ("positional_embedding", "pos_embed"))
+        tokens = next((table.shape[-2] for table in tables if isinstance(table, Tensor)), None)
+        for block in tower.modules():
+            if not isinstance(block, FastBlock | FastTimmBlock) or (tokens is None and block in found):
+                continue
+            parts, causal = block.parts(), isinstance(block, FastBlock) and block.causal
+            if parts.can_be_fused():
+                found[block] = BlockShape(tokens or 1, parts.joint[0].shape[1], parts.heads, causal)
+    return found
 
 
 class _QuickGelu(torch.autograd.Function):
