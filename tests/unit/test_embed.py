@@ -4,7 +4,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -371,3 +371,37 @@ def test_a_stop_ends_between_two_blocks(weights: str, shards: Path, alone: Comm)
     answers = iter([False, False, True])
     with pytest.raises(Preempted):
         list(Rounds(alone, lambda: next(answers)).while_any(iter("abc")))
+
+
+def test_a_stop_does_not_wait_for_a_block_that_storage_does_not_give() -> None:
+    from threading import Event
+
+    from trainer.data.bad_samples import Skipped
+    from trainer.errors import Preempted
+    from trainer.evaluate.rounds import Rounds
+
+    answers = Event()
+
+    def evaluation(comm: Comm) -> None:
+        """Rank 1's second block never comes; both are asked to stop."""
+
+        def blocks() -> Iterator[Any]:
+            yield Block()
+            if comm.world.rank == 1:
+                answers.wait()
+            yield Block()
+
+        rounds = Rounds(comm, lambda: comm.world.rank == 1 and len(read) >= 2)
+        read: list[Any] = []
+        results = rounds.until_failed(rounds.counted(blocks(), Skipped(max_share=1)))
+        for _ in rounds.of(4, 1):
+            read += [next(results, None)] * 2
+
+    class Block:
+        valid, bad = 1, ()
+
+    try:
+        with pytest.raises(Preempted):
+            run_ranks(2, evaluation)
+    finally:
+        answers.set()

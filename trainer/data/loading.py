@@ -1,6 +1,7 @@
 """Loads what requests ask for, in order, through loader processes; blocks are read ahead of them."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from typing import Protocol, TypeVar
 
 from torch.utils.data import Dataset
@@ -15,6 +16,9 @@ from trainer.errors import InputError
 from trainer.sysinfo.shortage import PREFETCHED
 
 Loaded = TypeVar("Loaded")
+_LOOK_S = 0.5
+_LOOKS = 10
+"""Looks after which who is asked to stop waits no longer for storage."""
 
 
 class Requests(Protocol):
@@ -61,3 +65,13 @@ def _giving_back(answers: Iterator[Loaded], ahead: ReadAhead, of_a_batch: int) -
     finally:
         ahead.close()
         del answers  # a traceback would keep it alive, and with it the loader processes
+
+
+def has_come(answer: Future[Loaded], stop: Callable[[], bool]) -> bool:
+    """Waits for what a thread reads; returns False where it has not come within 5 s of a request to stop."""
+    looks = 0
+    while wait([answer], _LOOK_S).not_done:
+        looks = looks + 1 if stop() else 0
+        if looks > _LOOKS:
+            return False
+    return True

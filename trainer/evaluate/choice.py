@@ -16,7 +16,7 @@ from trainer.data.source import Source
 from trainer.errors import InputError
 from trainer.evaluate.features import block_features, captioned_blocks, evaluating
 from trainer.evaluate.ranking import exact
-from trainer.evaluate.rounds import Progress, Rounds, counted
+from trainer.evaluate.rounds import Progress, Rounds
 from trainer.model.build import Clip
 
 
@@ -41,7 +41,7 @@ def choice(clip: Clip, source: Source, job: Job, rounds: Rounds) -> Choice:
     blocks = captioned_blocks(clip, source, job, comm.world.rank, comm.world.size)
     with evaluating(clip.model):
         results = rounds.until_failed(
-            _counts(clip, each, job, comm.device) for each in counted(blocks, skipped)
+            _counts(clip, each, job, comm.device) for each in rounds.counted(blocks, skipped)
         )
         for begin in rounds.of(len(source), size):
             counts += next(results, torch.zeros_like(counts))

@@ -20,7 +20,7 @@ from trainer.data.source import Source
 from trainer.evaluate.features import evaluating, finite, image_features, labelled_blocks
 from trainer.evaluate.ranking import ROWS, exact
 from trainer.evaluate.retrieval import gather_rows
-from trainer.evaluate.rounds import Progress, Rounds, counted
+from trainer.evaluate.rounds import Progress, Rounds
 from trainer.model.build import Clip
 from trainer.text.wording import many
 
@@ -90,7 +90,7 @@ def _labelled(clip: Clip, source: Source, job: Job, rounds: Rounds, probe: str) 
     progress = Progress(probe, len(source), "images encoded")
     blocks = labelled_blocks(clip, source, job, comm)
     results = rounds.until_failed(
-        _features(clip, each, job, comm.device) for each in counted(blocks, skipped)
+        _features(clip, each, job, comm.device) for each in rounds.counted(blocks, skipped)
     )
     nothing = torch.empty(0, 0, device=comm.device)
     parts = []

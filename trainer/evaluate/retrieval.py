@@ -21,7 +21,7 @@ from trainer.data.sample import Subset
 from trainer.data.source import Source
 from trainer.evaluate.features import block_features, captioned_blocks, evaluating
 from trainer.evaluate.ranking import ROWS, Pairs, ahead, exact
-from trainer.evaluate.rounds import Progress, Rounds, counted
+from trainer.evaluate.rounds import Progress, Rounds
 from trainer.model.build import Clip
 
 RECALLS = (1, 5, 10)
@@ -151,7 +151,7 @@ def _parts(
     blocks = captioned_blocks(clip, source, job, world.rank, world.size)
     progress = Progress("retrieval", len(source), "images encoded")
     results = rounds.until_failed(
-        _features(clip, block, job, comm.device) for block in counted(blocks, skipped)
+        _features(clip, block, job, comm.device) for block in rounds.counted(blocks, skipped)
     )
     for begin in rounds.of(len(source), size):
         mine = next(results, _nothing(comm.device))

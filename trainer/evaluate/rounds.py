@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol, TypeVar
@@ -16,6 +17,7 @@ import torch
 
 from trainer.comm.protocol import Comm
 from trainer.data.bad_samples import Skipped, check_share
+from trainer.data.loading import has_come
 from trainer.data.sample import BadSample
 from trainer.errors import InputError, MachineError, Preempted, StorageError
 from trainer.sysinfo.memory import is_out_of_memory
@@ -36,7 +38,7 @@ class EvaluationCutOff(EvaluationFailed, StorageError):
 
 
 class Block(Protocol):
-    """Samples that are read together, as `counted` needs them."""
+    """Samples that are read together, as `Rounds.counted` needs them."""
 
     @property
     def valid(self) -> int:
@@ -48,13 +50,6 @@ class Block(Protocol):
 
 
 BlockT = TypeVar("BlockT", bound=Block)
-
-
-def counted(blocks: Iterable[BlockT], skipped: Skipped) -> Iterator[BlockT]:
-    """Yields the blocks, whose bad samples it counts and names in the rank's log."""
-    for block in blocks:
-        skipped.record(block.valid + len(block.bad), block.bad)
-        yield block
 
 
 def never() -> bool:
@@ -104,11 +99,11 @@ class Rounds:
         """Collective: returns whether `left` is true on any rank."""
         own = [float(bool(self._failures)), float(self.stop()), float(left)]
         failed, stopped, any_left = self.comm.all_reduce(torch.tensor(own, device=self.comm.device)).tolist()
+        if stopped:
+            raise Preempted("asked to stop during an evaluation")
         if failed:
             later, reason = next(filter(None, self.comm.all_gather_object([*self._failures])))[0]
             raise EvaluationCutOff(reason) if later else EvaluationFailed(reason)
-        if stopped:
-            raise Preempted("asked to stop during an evaluation")
         return bool(any_left)
 
     def until_failed(self, results: Iterable[Result]) -> Iterator[Result]:
@@ -124,6 +119,21 @@ class Rounds:
             if not is_out_of_memory(error):
                 raise
             self._failures.append((True, f"memory ran out; a smaller eval.batch_size needs less: {error}"))
+
+    def counted(self, blocks: Iterator[BlockT], skipped: Skipped) -> Iterator[BlockT]:
+        """Yields the blocks, whose bad samples it counts and names in the rank's log.
+
+        A thread reads the next one meanwhile. It is not waited for where storage is silent once this rank is
+        asked to stop: StorageError, after which the next round raises Preempted.
+        """
+        pool = ThreadPoolExecutor(1, "blocks")
+        coming = pool.submit(next, blocks, None)
+        while has_come(coming, self.stop) and (block := coming.result()) is not None:
+            coming = pool.submit(next, blocks, None)
+            skipped.record(block.valid + len(block.bad), block.bad)
+            yield block
+        if not coming.done():
+            raise StorageError("asked to stop before storage has given a block")
 
     def alone(self, compute: Callable[[], Result]) -> Result:
         """Collective: returns what each rank computes by itself; a failure of one is raised as in a round."""

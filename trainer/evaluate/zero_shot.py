@@ -18,7 +18,7 @@ from trainer.data.eval_blocks import EvalBlock
 from trainer.data.source import Source
 from trainer.errors import InputError
 from trainer.evaluate.features import evaluating, finite, image_features, labelled_blocks, text_features
-from trainer.evaluate.rounds import Progress, Rounds, counted
+from trainer.evaluate.rounds import Progress, Rounds
 from trainer.model.build import Clip
 
 CLASSES_PER_BLOCK = 16
@@ -106,7 +106,7 @@ def classify(
     by_class = torch.zeros(3, len(classes_CD), dtype=torch.int64, device=comm.device)
     with evaluating(clip.model):
         blocks = labelled_blocks(clip, source, job, comm)
-        labelled = _labelled(source, counted(blocks, skipped), len(classes_CD), keys)
+        labelled = _labelled(source, rounds.counted(blocks, skipped), len(classes_CD), keys)
         results = rounds.until_failed(
             _hits(clip, block, classes_CD, job.model.precision) for block in labelled
         )

@@ -5,7 +5,7 @@ On a GPU the next step's micro-batches are copied while this step computes.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from trainer.data.caption_lengths import CaptionLengths, CaptionMonitor, counter
 from trainer.data.captions import choice_by
 from trainer.data.changed import Unchanged
 from trainer.data.loader import Batch, train_batches
+from trainer.data.loading import has_come
 from trainer.data.pixels import normalised
 from trainer.data.reading import TALLY
 from trainer.data.streams import loader_processes
@@ -44,11 +45,6 @@ Memory for shorter captions fits in that for longer ones, but not the other way 
 Sent = tuple[list[Any], Sequence[str], Sequence[int] | None]
 """Images, tokens and, if there are any, stored targets and numbers of groups on the device; the samples'
 keys, and their places if they are in another order."""
-
-
-_LOOK_S = 0.5
-_LOOKS = 10
-"""Looks after which a run that is asked to stop waits no longer for a batch."""
 
 
 class Awaited:
@@ -82,10 +78,7 @@ class Awaited:
             yield last
 
     def _has_come(self) -> bool:
-        looks = 0
-        while not self.missing and wait([self._coming[0]], _LOOK_S).not_done:
-            looks = looks + 1 if self._setup.requests.stop else 0
-            self.missing = looks > _LOOKS
+        self.missing = self.missing or not has_come(self._coming[0], lambda: self._setup.requests.stop)
         return not self.missing
 
 
