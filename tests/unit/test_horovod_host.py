@@ -1,6 +1,7 @@
 """Conditions of a host under which Horovod would hang or crash in its start."""
 
 import os
+import re
 import socket
 
 import pytest
@@ -10,12 +11,21 @@ from trainer.errors import InputError
 pytestmark = pytest.mark.horovod
 
 
-def test_host_whose_own_name_has_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("no-such-host.invalid", r"has no address \(.+\)"),
+        ("192.0.2.7", r"has only addresses of other machines \(192\.0\.2\.7\)"),
+    ],
+)
+def test_host_whose_own_name_is_not_its_own_is_named(
+    name: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from trainer.comm import horovod_backend
 
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
-    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
-    with pytest.raises(InputError, match=r"own name, no-such-host\.invalid, has no address"):
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    with pytest.raises(InputError, match=rf"own name, {re.escape(name)}, {problem}"):
         horovod_backend._choose_interface()
 
 

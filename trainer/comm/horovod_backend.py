@@ -24,7 +24,7 @@ from trainer.comm.shards import Shards, WholeModel
 from trainer.comm.timer import CommTimer
 from trainer.config import HorovodComm, Job
 from trainer.errors import InputError
-from trainer.sysinfo.addresses import address_towards, bridges_of_containers
+from trainer.sysinfo.addresses import address_towards, bridges_of_containers, is_here
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World
 
@@ -236,15 +236,19 @@ def _choose_interface() -> None:
 
 
 def _check_own_name() -> None:
-    """Raises InputError if this host's name has no address: Horovod over Gloo would crash."""
+    """Raises InputError if this host's name has no address of its own: Horovod over Gloo would crash."""
     name = socket.gethostname()
+    if is_here(name):
+        return
     try:
-        socket.getaddrinfo(name, None)
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
+        given = f"has only addresses of other machines ({', '.join(sorted(found))})"
     except OSError as problem:
-        raise InputError(
-            f"this host's own name, {name}, has no address ({problem.strerror}), which Horovod over Gloo "
-            'needs: add the name to /etc/hosts, or use comm.launcher = "mpirun"'
-        ) from None
+        given = f"has no address ({problem.strerror})"
+    raise InputError(
+        f"this host's own name, {name}, {given}, but Horovod over Gloo needs one of this machine: give it "
+        'one in /etc/hosts, or use comm.launcher = "mpirun"'
+    )
 
 
 def _leave_out_bridges() -> None:
