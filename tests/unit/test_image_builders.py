@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,11 +151,14 @@ def test_an_image_is_found_where_it_is(
 
 
 def test_a_builder_that_is_not_installed_is_named_without_a_look_at_the_disk(
-    programs: Callable[[str, str], None],
+    programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = tiny_job(image={"tag": "x:1", "builder": "podman"})
-    for any_disk in (False, True):
-        assert "podman is not installed" in refusal(partial(build, job, any_disk=any_disk))
+    daemon = SimpleNamespace(api=SimpleNamespace(base_url=""), close=lambda: None)
+    monkeypatch.setattr(builders, "client", lambda: daemon)
+    for name, program in (("podman", "podman"), ("auto", "docker"), ("buildkit", "docker")):
+        job = tiny_job(image={"tag": "x:1", "builder": name})
+        for any_disk in (False, True):
+            assert f"{program} is not installed" in refusal(partial(build, job, any_disk=any_disk))
 
 
 def test_an_export_that_nobody_reads_to_its_end_is_over_before_its_container_goes(

@@ -22,7 +22,7 @@ from trainer.config import Job
 from trainer.config.image_name import bare_name, full_name
 from trainer.errors import ClusterError, InputError
 from trainer.image.base import mirrored_base
-from trainer.image.build_errors import likely_cause
+from trainer.image.build_errors import LAST_LINES, explained
 from trainer.image.context import Entry, write_folder
 from trainer.image.source import revision
 from trainer.safe_io.plain import parse_json
@@ -32,7 +32,6 @@ _SHARED_MEMORY = 2**30
 """Bytes of a container's /dev/shm, through which ranks communicate; the usual 64 MiB are too few."""
 _CONTAINER = ("--pull=never", "--network=none", f"--shm-size={_SHARED_MEMORY}")
 _CHUNK = 2**20
-_LAST_LINES = 25
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ABSENT = re.compile("image not known|no such image", re.IGNORECASE)
 
@@ -158,10 +157,9 @@ class Builder(ABC):
         arguments = {"REVISION": built, **(base or {})}
         tag = [f"--tag={job.image.tag}"] if job.image.tag else []
         secrets = [f"--secret={self.secret(name, path)}" for name, path in job.image.site.secrets.items()]
-        platform = f"--platform={job.image.platform}"
         return [
             *self.words,
-            platform,
+            f"--platform={job.image.platform}",
             *tag,
             *(f"--build-arg={name}={value}" for name, value in arguments.items()),
             *secrets,
@@ -188,7 +186,7 @@ class Builder(ABC):
 
         If it fails, raises ClusterError with the last lines and the likely cause.
         """
-        last: deque[str] = deque(maxlen=_LAST_LINES)
+        last: deque[str] = deque(maxlen=LAST_LINES)
         with subprocess.Popen(
             command,
             cwd=folder,
@@ -205,11 +203,9 @@ class Builder(ABC):
                     last.append(clean)
                     print(shown(clean), file=sys.stderr, flush=True)
         if process.returncode:
-            output = "\n".join(last)
-            cause = likely_cause(output)
             raise ClusterError(
                 f"the build failed: {' '.join(self.words)} ended with exit code {process.returncode}\n"
-                f"its last lines:\n{output}" + (f"\nlikely cause: {cause}" if cause else "")
+                f"its last lines:\n{explained(last)}"
             )
 
     @contextmanager
