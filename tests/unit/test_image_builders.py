@@ -4,9 +4,10 @@
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +17,11 @@ from tests.support.jobs import tiny_job
 from tests.support.refusals import refusal
 from trainer.cli.main import cli
 from trainer.config.builders import ABILITIES, asked
-from trainer.config.image_name import full_name, name_and_version, registry_host
+from trainer.config.image_name import bare_name, full_name, registry_host
 from trainer.config.loader import dump_job
 from trainer.errors import ClusterError, InputError
-from trainer.image import builders, docker_builders, storage_builders
+from trainer.image import builders
 from trainer.image.build import build, build_command
-from trainer.image.builder import BuildFailed
 from trainer.image.builders import BUILDERS, builder_here, found
 from trainer.image.source import revision
 
@@ -41,7 +41,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
         raise ClusterError(NO_DAEMON)
 
     monkeypatch.setattr(builders, "client", no_daemon)
-    monkeypatch.setattr(docker_builders, "daemon", no_daemon)
 
     def make(name: str, script: str) -> None:
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -94,13 +93,13 @@ def test_buildkit_gets_the_options_to_attach_statements_as_they_are(
 ) -> None:
     ran: list[Sequence[str]] = []
 
-    def follow(self: object, command: Sequence[str], folder: str) -> Iterator[str]:
+    def follow(self: object, command: Sequence[str], folder: str) -> None:
         ran.append(command)
-        raise BuildFailed
+        raise ClusterError("the build failed")
 
-    monkeypatch.setattr(docker_builders.Buildkit, "_follow", follow)
+    monkeypatch.setattr(builders.Buildkit, "_follow", follow)
     words = ["image", "build", job_file, "--set", "image.builder=buildkit", "--any-disk"]
-    monkeypatch.setattr(docker_builders.Buildkit, "folder", lambda _: None)
+    monkeypatch.setattr(builders.Buildkit, "folder", lambda _: None)
     attest = ["--sbom=generator=scanner:1", "--provenance=mode=max"]
     assert CliRunner().invoke(cli, [*words, *attest]).exit_code == 1
     assert CliRunner().invoke(cli, words).exit_code == 1
@@ -152,11 +151,14 @@ def test_an_image_is_found_where_it_is(
 
 
 def test_a_builder_that_is_not_installed_is_named_without_a_look_at_the_disk(
-    programs: Callable[[str, str], None],
+    programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = tiny_job(image={"tag": "x:1", "builder": "podman"})
-    for any_disk in (False, True):
-        assert "podman is not installed" in refusal(partial(build, job, any_disk=any_disk))
+    daemon = SimpleNamespace(api=SimpleNamespace(base_url=""), close=lambda: None)
+    monkeypatch.setattr(builders, "client", lambda: daemon)
+    for name, program in (("podman", "podman"), ("auto", "docker"), ("buildkit", "docker")):
+        job = tiny_job(image={"tag": "x:1", "builder": name})
+        for any_disk in (False, True):
+            assert f"{program} is not installed" in refusal(partial(build, job, any_disk=any_disk))
 
 
 def test_an_export_that_nobody_reads_to_its_end_is_over_before_its_container_goes(
@@ -199,7 +201,7 @@ def test_podman_tells_the_digest_of_the_registry_that_was_asked(
 ) -> None:
     about = IMAGE.replace('"Size"', f'"RepoDigests": {json.dumps(names)}, "Size"')
     programs("podman", f"case $1 in image) echo '{about}' ;; esac")
-    podman = storage_builders.Podman()
+    podman = builders.Podman()
     if digest is not None:
         assert podman.digest(name, "linux/amd64") == digest
     else:
@@ -215,7 +217,7 @@ def test_buildah_tells_the_digest_of_an_image_however_it_was_named(version: str)
         "FromImageDigest": f"sha256:{ID}",
         "Docker": {"config": {}},
     }
-    stored = storage_builders.Buildah().described(about)
+    stored = builders.Buildah().described(about)
     assert stored.names == (f"mirror:5000/library/debian@sha256:{ID}",)
 
 
@@ -240,20 +242,18 @@ def test_a_form_of_layers_that_the_builder_does_not_push_is_refused(keys: dict[s
 
 
 @pytest.mark.parametrize(
-    ("name", "full", "host", "parts"),
+    ("name", "full", "host", "bare"),
     [
-        ("x", "docker.io/library/x", "docker.io", ("x", "latest")),
-        ("team/x:1", "docker.io/team/x:1", "docker.io", ("team/x", "1")),
-        ("localhost/x", "localhost/x", "localhost", ("localhost/x", "latest")),
-        ("127.0.0.1:5000/x", "127.0.0.1:5000/x", "127.0.0.1", ("127.0.0.1:5000/x", "latest")),
-        ("[::1]:5000/x:2", "[::1]:5000/x:2", "::1", ("[::1]:5000/x", "2")),
-        ("[::1]/x", "[::1]/x", "::1", ("[::1]/x", "latest")),
+        ("x", "docker.io/library/x", "docker.io", "x"),
+        ("team/x:1", "docker.io/team/x:1", "docker.io", "team/x"),
+        ("localhost/x", "localhost/x", "localhost", "localhost/x"),
+        ("127.0.0.1:5000/x", "127.0.0.1:5000/x", "127.0.0.1", "127.0.0.1:5000/x"),
+        ("[::1]:5000/x:2", "[::1]:5000/x:2", "::1", "[::1]:5000/x"),
+        ("[::1]/x", "[::1]/x", "::1", "[::1]/x"),
     ],
 )
-def test_a_short_name_means_docker_hub_as_docker_has_it(
-    name: str, full: str, host: str, parts: tuple[str, str]
-) -> None:
-    assert (full_name(name), registry_host(name), name_and_version(name)) == (full, host, parts)
+def test_a_short_name_means_docker_hub_as_docker_has_it(name: str, full: str, host: str, bare: str) -> None:
+    assert (full_name(name), registry_host(name), bare_name(name)) == (full, host, bare)
 
 
 def test_digests_are_asked_of_the_builder_that_has_the_image() -> None:

@@ -19,12 +19,11 @@ from tests.support.refusals import refusal
 from trainer.config.image import Site
 from trainer.config.stack_table import table
 from trainer.errors import ClusterError, InputError
-from trainer.image import daemon
-from trainer.image.build import push
+from trainer.image import builders, daemon
+from trainer.image.build import check_disk, push
 from trainer.image.build_errors import likely_cause
 from trainer.image.builder import Stored
 from trainer.image.builders import BUILDERS
-from trainer.image.daemon import check_disk, disk_of
 from trainer.image.pins import pins
 from trainer.image.sbom import _licences_of
 from trainer.image.verify import verify
@@ -37,9 +36,12 @@ def test_a_name_with_a_digest_is_not_pushed() -> None:
         push(tiny_job(image={"tag": "registry.example/team/clipship@sha256:" + "0" * 64}))
 
 
-def test_a_full_disk_is_told_before_the_build_with_its_numbers(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_before_the_build_with_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free_gb = shutil.disk_usage(tmp_path).free / 1e9
-    folder = disk_of(_daemon_at("http+docker://localhost", tmp_path))
+    _daemon_at(monkeypatch, "http+docker://localhost", tmp_path)
+    folder = BUILDERS["classic"].folder()
     check_disk(folder, "podman system prune", needed_gb=0)
     with pytest.raises(
         ClusterError,
@@ -48,14 +50,19 @@ def test_a_full_disk_is_told_before_the_build_with_its_numbers(tmp_path: Path) -
         check_disk(folder, "podman system prune", needed_gb=round(free_gb + 1000))
 
 
-def test_the_disk_of_a_daemon_elsewhere_is_not_judged(tmp_path: Path) -> None:
+def test_the_disk_of_a_daemon_elsewhere_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, elsewhere = "http+docker://localhost", "https://build-host:2376"
-    for connected in (_daemon_at(here, "/nowhere/docker"), _daemon_at(elsewhere, tmp_path)):
-        assert refusal(check_disk, disk_of(connected), "prune", needed_gb=10**9) == ""
+    for address, root in ((here, "/nowhere/docker"), (elsewhere, tmp_path)):
+        _daemon_at(monkeypatch, address, root)
+        assert refusal(check_disk, BUILDERS["classic"].folder(), "prune", needed_gb=10**9) == ""
 
 
-def _daemon_at(address: str, root: Path | str) -> SimpleNamespace:
-    return SimpleNamespace(api=SimpleNamespace(base_url=address), info=lambda: {"DockerRootDir": str(root)})
+def _daemon_at(monkeypatch: pytest.MonkeyPatch, address: str, root: Path | str) -> None:
+    connected = SimpleNamespace(api=SimpleNamespace(base_url=address))
+    monkeypatch.setattr(builders, "client", lambda: connected)
+    monkeypatch.setattr(builders.Classic, "_said", lambda *_: str(root))
 
 
 @pytest.fixture
@@ -77,16 +84,19 @@ def docker_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_daemon_is_that_of_the_docker_command_s_context(
     docker_context: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = daemon._context()
-    assert found.name == docker_context
-    assert found.Host.endswith("/ours.sock")
+    asked: list[str] = []
+    monkeypatch.setattr("docker.client.APIClient", lambda **options: asked.append(options["base_url"]))
+    daemon.client()
+    assert asked[-1].endswith(f"/{docker_context}.sock")
     monkeypatch.setenv("DOCKER_CONTEXT", "default")
-    assert daemon._context() is None
+    daemon.client()
+    assert asked[-1] == "unix:///var/run/docker.sock"
     monkeypatch.setenv("DOCKER_CONTEXT", "nobody")
     with pytest.raises(ClusterError, match="no Docker context nobody: `docker context ls`"):
         daemon.client()
-    monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
-    assert daemon._context() is None
+    monkeypatch.setenv("DOCKER_HOST", "unix:///named.sock")
+    daemon.client()
+    assert asked[-1] == "unix:///named.sock"
 
 
 @pytest.mark.parametrize("text", ["[]", "null", '{"currentContext": 5}', '{"auths": 5}'])

@@ -3,11 +3,9 @@
 Messages about a failed build are tested here, too.
 """
 
-import io
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from trainer.config.loader import dump_job, job_from_table, resolve_paths
 from trainer.errors import InputError
 from trainer.image.build import build
 from trainer.image.build_errors import likely_cause
-from trainer.image.context import context, write_folder, write_tar
+from trainer.image.context import context, write_folder
 from trainer.image.source import left_out, source_files
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"
@@ -30,16 +28,15 @@ def job_with(site: dict[str, Any], **image: Any) -> Job:
     return tiny_job(image={"tag": "clipship:1", "site": site, **image})
 
 
-def archive_of(job: Job) -> io.BytesIO:
-    """The archive of the job's context, at its beginning."""
-    archive = io.BytesIO()
-    write_tar(context(job), archive)
-    archive.seek(0)
-    return archive
-
-
-def test_the_same_job_gives_the_same_archive() -> None:
-    assert archive_of(job_with({})).getvalue() == archive_of(job_with({})).getvalue()
+def test_the_same_job_gives_the_same_folder_without_caches_whatever_the_umask_is(tmp_path: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        write_folder(context(job_with({})), tmp_path / "first")
+    finally:
+        os.umask(umask)
+    write_folder(context(job_with({})), tmp_path / "second")
+    assert (found := _files(tmp_path / "first")) == _files(tmp_path / "second")
+    assert not [path for path in found if "__pycache__" in path.parts]
 
 
 def test_all_that_the_dockerfile_copies_is_in_the_context() -> None:
@@ -140,7 +137,8 @@ def test_certificates_and_mirrors_are_in_the_context_and_nowhere_else(tmp_path: 
 def test_passwords_are_in_no_context(tmp_path: Path) -> None:
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://me:hush@index.example/simple\n")
     job = resolve_paths(job_with({"pip_conf": "pip.conf"}), tmp_path)
-    assert b"hush" not in archive_of(job).getvalue()
+    write_folder(context(job), tmp_path / "context")
+    assert not [path for path, (_, content) in _files(tmp_path / "context").items() if b"hush" in content]
 
 
 def test_a_wheelhouse_goes_along_with_what_its_links_lead_to_and_no_index_is_asked(tmp_path: Path) -> None:
@@ -185,19 +183,15 @@ def test_a_file_with_passwords_that_is_missing_is_named_before_anything_is_built
         build(job_with({secret: "none"}))
 
 
-def test_the_folder_and_the_archive_have_the_same_files_and_no_caches(tmp_path: Path) -> None:
-    with tarfile.open(fileobj=archive_of(job_with({}))) as found:
-        assert not [name for name in found.getnames() if "__pycache__" in name]
-        found.extractall(tmp_path / "archive", filter="fully_trusted")
-    write_folder(context(job_with({})), tmp_path / "folder")
-    assert _files(tmp_path / "archive") == _files(tmp_path / "folder")
-
-
-def _files(root: Path) -> dict[Path, tuple[int, bytes | Path]]:
-    """Mode and content of each file, the target of each link."""
-    found = [path for path in root.rglob("*") if path.is_symlink() or path.is_file()]
-    contents = {path: path.readlink() if path.is_symlink() else path.read_bytes() for path in found}
-    return {path.relative_to(root): (path.lstat().st_mode, content) for path, content in contents.items()}
+def _files(root: Path) -> dict[Path, tuple[int, bytes]]:
+    """Mode of each file and folder, content of each file, target of each link."""
+    return {
+        path.relative_to(root): (
+            path.lstat().st_mode,
+            bytes(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b"",
+        )
+        for path in root.rglob("*")
+    }
 
 
 def test_a_context_where_nothing_can_be_written_is_refused() -> None:

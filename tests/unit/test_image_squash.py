@@ -1,15 +1,15 @@
 """Files of images for pyxis: how `clipship image squash` makes one, and which one a job then starts from.
 
-A stand-in takes the place of the Docker daemon, and scripts those of mksquashfs, unsquashfs, enroot and
+A stand-in answers in place of Docker's command, and scripts in those of mksquashfs, unsquashfs, enroot and
 docker; `tests/cluster/image` has the real ones.
 """
 
 import io
 import json
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,8 @@ from tests.support.refusals import refusal
 from trainer.cli.main import main
 from trainer.config import Job
 from trainer.errors import ClusterError
-from trainer.image import docker_builders
+from trainer.image import builders
+from trainer.image.builder import Builder
 from trainer.image.squash import squash
 from trainer.launch.schedulers import settled
 from trainer.launch.slurm.image_file import with_image_file
@@ -36,27 +37,23 @@ KEEP = '/bin/cat >"$2"'
 
 
 class Daemon:
-    """A Docker daemon with one image, whose export has these chunks."""
+    """Answers as the docker command of a daemon with one image, whose export has these chunks."""
 
     def __init__(self) -> None:
-        self.image = SimpleNamespace(id=ID, attrs={"RepoDigests": [], "Size": 6, "Config": {}})
+        self.image: dict[str, Any] = {"Id": ID, "RepoDigests": [], "Size": 6, "Config": {}}
         self.chunks: Callable[[], Iterator[bytes]] = lambda: iter([b"abc", b"def"])
         self.put: list[bytes] = []
         self.created: list[str] = []
         self.removed = 0
-        self.images = SimpleNamespace(get=lambda name: self.image)
-        self.containers = SimpleNamespace(create=self._create)
 
-    def _create(self, image: str, *_: Any, **__: Any) -> SimpleNamespace:
-        self.created.append(image)
-        return SimpleNamespace(
-            put_archive=lambda _, archive: self.put.append(archive),
-            export=lambda: self.chunks(),
-            remove=self._remove,
-        )
-
-    def _remove(self, *, force: bool) -> None:
-        self.removed += 1
+    def ask(self, *words: str, stdin: bytes = b"", **_: str) -> "subprocess.CompletedProcess[str]":
+        if words[0] == "create":
+            self.created.append(words[-2])
+        elif words[0] == "cp":
+            self.put.append(stdin)
+        elif words[0] == "rm":
+            self.removed += 1
+        return subprocess.CompletedProcess(words, 0, json.dumps([self.image]), "")
 
 
 @pytest.fixture
@@ -79,14 +76,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 def docker(programs: object, monkeypatch: pytest.MonkeyPatch) -> Daemon:
     found = Daemon()
 
-    @contextmanager
-    def connected(what: str) -> Iterator[Daemon]:
-        try:
-            yield found
-        except OSError as problem:
-            raise ClusterError(f"{what}: {problem}") from None
-
-    monkeypatch.setattr(docker_builders, "daemon", connected)
+    monkeypatch.setattr(builders, "client", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(builders.Classic, "_ask", lambda _, *words, **options: found.ask(*words, **options))
+    monkeypatch.setattr(builders.Classic, "_chunks", lambda *_: (chunk for chunk in found.chunks()))
     return found
 
 
@@ -110,7 +102,7 @@ def entries(folder: Path) -> list[str]:
 def test_a_file_is_named_after_image_and_digest_with_its_record_beside_it(
     docker: Daemon, images: Path
 ) -> None:
-    docker.image.attrs["RepoDigests"] = [f"registry.example/team/clipship@{PUSHED}"]
+    docker.image["RepoDigests"] = [f"registry.example/team/clipship@{PUSHED}"]
     path = squash(job(images))
     assert path == images / "clipship-aaaaaaaaaaaa/image.sqsh"
     assert path.read_bytes() == b"abcdef"
@@ -122,7 +114,7 @@ def test_a_file_is_named_after_image_and_digest_with_its_record_beside_it(
 
 
 def test_the_file_has_what_enroot_reads_of_an_image(docker: Daemon, images: Path) -> None:
-    docker.image.attrs["Config"] = {
+    docker.image["Config"] = {
         "Env": ["PATH=/opt/bin:/bin", "A=b c"],
         "Volumes": {"/data": {}},
         "WorkingDir": "/work space",
@@ -174,15 +166,15 @@ def test_what_could_not_be_made_whole_is_not_there(
     assert with_image_file(job(images))[0].slurm.image is None
 
 
-def test_an_export_that_breaks_off_leaves_nothing(docker: Daemon, images: Path) -> None:
-    def chunks() -> Iterator[bytes]:
-        yield b"abc"
-        raise OSError("the connection was lost")
-
-    docker.chunks = chunks
-    with pytest.raises(ClusterError, match=rf"{ID} was not exported: the connection was lost"):
+def test_an_export_that_breaks_off_leaves_nothing(
+    docker: Daemon, images: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs("docker", "echo abc; exit 1")
+    monkeypatch.setattr(builders.Classic, "_chunks", Builder._chunks)
+    with pytest.raises(ClusterError, match="docker ended with exit code 1 while it exported an image"):
         squash(job(images))
     assert entries(images) == []
+    assert docker.removed == 1
 
 
 def test_what_a_killed_command_left_is_not_taken(docker: Daemon, images: Path) -> None:
@@ -213,7 +205,7 @@ def test_a_file_that_is_there_is_not_made_again_and_learns_its_further_names(
     docker: Daemon, images: Path
 ) -> None:
     path = squash(job(images))
-    docker.image.attrs["RepoDigests"] = [f"registry.example/team/clipship@{PUSHED}"]
+    docker.image["RepoDigests"] = [f"registry.example/team/clipship@{PUSHED}"]
     by_digest = f"registry.example/team/clipship@{PUSHED}"
     docker.chunks = lambda: iter([b"another"])
     assert squash(job(images, by_digest)) == path
@@ -237,7 +229,7 @@ def test_a_file_of_another_size_than_was_written_is_not_taken_and_made_again(
 def test_a_full_disk_is_told_before_anything_is_made(
     docker: Daemon, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    docker.image.attrs["Size"] = 9 * 10**9
+    docker.image["Size"] = 9 * 10**9
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * 10**9))
     with pytest.raises(ClusterError, match=r"has 2.0 GB free, and the image has 9.0 before .* --any-disk"):
         squash(job(images))
@@ -269,10 +261,10 @@ esac"""
 def test_without_the_daemon_s_image_enroot_takes_it_from_the_registry(
     images: Path, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(what: str) -> None:
+    def refused() -> None:
         raise ClusterError("Docker is not installed")
 
-    monkeypatch.setattr(docker_builders, "daemon", refused)
+    monkeypatch.setattr(builders, "client", refused)
     with pytest.raises(ClusterError, match="Docker is not installed; or run this where enroot is installed"):
         squash(job(images))
     log = tmp_path / "log"

@@ -19,10 +19,11 @@ def registry_host(reference: str) -> str:
     return (host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host).strip("[]")
 
 
-def name_and_version(reference: str) -> tuple[str, str]:
-    """Returns the name and the tag, which is latest if none is given."""
-    name, colon, version = reference.rpartition(":")
-    return (name, version) if colon and "/" not in version else (reference, "latest")
+def bare_name(reference: str) -> str:
+    """Returns the name without its tag and digest."""
+    tagged = reference.partition("@")[0]
+    name, colon, tag = tagged.rpartition(":")
+    return name if colon and "/" not in tag else tagged
 
 
 def _parts(reference: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
-"""Defines what a program does that builds images and keeps them here: the methods of a row of `builders`.
+"""Builds images and keeps, runs and exports them by the commands that docker, podman and buildah share.
 
-Imports no torch.
+A row of `builders` has the words in which a program differs, and what only it does. Imports no torch.
 """
 
 import csv
@@ -12,48 +12,28 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trainer.config import Job
+from trainer.config.image_name import bare_name, full_name
 from trainer.errors import ClusterError, InputError
 from trainer.image.base import mirrored_base
-from trainer.image.build_errors import likely_cause
+from trainer.image.build_errors import LAST_LINES, explained
 from trainer.image.context import Entry, write_folder
 from trainer.image.source import revision
+from trainer.safe_io.plain import parse_json
 from trainer.text.terminal import say, shown
 
-SHARED_MEMORY = 2**30
+_SHARED_MEMORY = 2**30
 """Bytes of a container's /dev/shm, through which ranks communicate; the usual 64 MiB are too few."""
-
-_LAST_LINES = 25
+_CONTAINER = ("--pull=never", "--network=none", f"--shm-size={_SHARED_MEMORY}")
+_CHUNK = 2**20
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class BuildFailed(Exception):
-    """The build failed; the text is the builder's own."""
-
-
-def follow(lines: Iterator[str]) -> None:
-    """Print the builder's lines.
-
-    If the build fails, raises ClusterError with the last lines and the likely cause.
-    """
-    last: deque[str] = deque(maxlen=_LAST_LINES)
-    try:
-        for line in lines:
-            clean = _COLOUR.sub("", line).rstrip()
-            if clean:
-                last.append(clean)
-                print(shown(clean), file=sys.stderr, flush=True)
-    except BuildFailed as problem:
-        output = "\n".join(last)
-        cause = likely_cause(f"{output}\n{problem}")
-        hint = f"\nlikely cause: {cause}" if cause else ""
-        raise ClusterError(f"the build failed: {problem}\nits last lines:\n{output}{hint}") from None
+_ABSENT = re.compile("image not known|no such image", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -82,25 +62,18 @@ class Builder(ABC):
 
     name: ClassVar[str]
     words: ClassVar[tuple[str, ...]]
-    """First words of the command that builds."""
+    """First words of the command that builds; the very first is the program."""
+    package: ClassVar[str]
+    """The program's source, as a clause."""
     prune: ClassVar[str]
     """Command that makes room where its images lie."""
-
-    @abstractmethod
-    def folder(self) -> str | None:
-        """Returns the folder with its images; None if that is not on this machine."""
-
-    @abstractmethod
-    def stored(self, image: str) -> Stored:
-        """Returns the image of that name or id. Raises ClusterError if there is none."""
-
-    @abstractmethod
-    def run(self, image: str, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-        """Run a command in a container of the image, without a network; the container is then removed."""
-
-    @abstractmethod
-    def export(self, image: str, files: bytes) -> AbstractContextManager[Iterator[bytes]]:
-        """Yields the chunks of a tar of the image's files, and of those of another tar above them."""
+    root: ClassVar[str]
+    """Template by which its `info` prints the folder with its images."""
+    about: ClassVar[tuple[str, ...]] = ("image", "inspect")
+    """Words that print what is known of an image."""
+    create: ClassVar[tuple[str, ...]] = ("create", "--entrypoint=")
+    """Words that make a container and print its id."""
+    remove: ClassVar[tuple[str, ...]] = ("rm", "--force")
 
     @abstractmethod
     def digest(self, name: str, platform: str) -> str:
@@ -110,11 +83,56 @@ class Builder(ABC):
     def push(self, job: Job, tag: str) -> str:
         """Send the image to the registry in its name; returns its digest there."""
 
-    def build(self, job: Job, entries: Mapping[str, Entry]) -> Iterator[str]:
-        """Build the job's image and yield the builder's lines. Raises BuildFailed."""
+    def folder(self) -> str | None:
+        """Returns the folder with its images; None if that is not on this machine."""
+        return self._said("info", f"--format={self.root}")
+
+    def stored(self, image: str) -> Stored:
+        """Returns the image of that name or id. Raises ClusterError if there is none."""
+        answer = self._ask(*self.about, image)
+        if answer.returncode == 0:
+            return self.described(parse_json(answer.stdout))
+        if not _ABSENT.search(answer.stderr):
+            raise ClusterError(f"{self.program}: {answer.stderr.strip()}")
+        raise ClusterError(
+            f"there is no image {image} on this machine: build or pull it with {self.program}, whose command "
+            "`images` lists those that are here"
+        )
+
+    def described(self, about: Any) -> Stored:
+        """Returns the image of an answer to `about`."""
+        (found,) = about
+        identity = f"sha256:{found['Id'].removeprefix('sha256:')}"
+        return Stored(identity, tuple(found.get("RepoDigests") or ()), found["Config"], int(found["Size"]))
+
+    def own_digest(self, name: str) -> str:
+        """Returns the digest that an image here has at the registry in its name; "" if it is not known."""
+        digests = [tuple(each.split("@", 1)) for each in self.stored(name).names]
+        fitting = [digest for other, digest in digests if full_name(other) == full_name(bare_name(name))]
+        if not fitting and len({other for other, _ in digests}) == 1:
+            fitting = [digests[0][1]]  # a short name may be another registry's here
+        return next(iter(fitting), "")
+
+    def run(self, image: str, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        """Run a command in a container of the image, without a network; the container is then removed."""
+        with self._container(image, *command) as container:
+            return self._ask("start", "--attach", container)
+
+    @contextmanager
+    def export(self, image: str, files: bytes) -> Iterator[Iterator[bytes]]:
+        """Yields the chunks of a tar of the image's files, and of those of another tar above them."""
+        with self._container(image, "true") as container:
+            with tempfile.TemporaryDirectory(prefix="clipship-") as folder:  # podman 4.3 leaves a copy there
+                self._said("cp", "-", f"{container}:/", stdin=files, TMPDIR=folder)
+            # Closed first: to remove a container podman waits for its export, and that for a reader.
+            with closing(self._chunks(self.program, "export", container)) as chunks:
+                yield chunks
+
+    def build(self, job: Job, entries: Mapping[str, Entry], attest: Sequence[str] = ()) -> None:
+        """Build the job's image; `attest` are BuildKit's options to attach statements about the build."""
         with tempfile.TemporaryDirectory(prefix="clipship-") as name:
             write_folder(entries, Path(name) / "context")
-            yield from self._follow(self.command(job, Path("context"), self.base_now(job)), name)
+            self._follow([*self.command(job, Path("context"), self.base_now(job)), *attest], name)
 
     def base_now(self, job: Job) -> dict[str, str]:
         """Returns the arguments that hold a build to the base that the job's mirror has now; none without it.
@@ -139,26 +157,15 @@ class Builder(ABC):
         arguments = {"REVISION": built, **(base or {})}
         tag = [f"--tag={job.image.tag}"] if job.image.tag else []
         secrets = [f"--secret={self.secret(name, path)}" for name, path in job.image.site.secrets.items()]
-        platform = f"--platform={job.image.platform}"
         return [
             *self.words,
-            platform,
+            f"--platform={job.image.platform}",
             *tag,
             *(f"--build-arg={name}={value}" for name, value in arguments.items()),
             *secrets,
             *self.options(built),
             str(folder),
         ]
-
-    def attesting(self, options: Sequence[str]) -> "Builder":
-        """Returns a builder of this kind that takes BuildKit's options to attach statements about a build.
-
-        Raises InputError if there is none.
-        """
-        raise InputError(
-            f"--sbom and --provenance are BuildKit's, and {self.name} builds this image: add --set "
-            "image.builder=buildkit, or leave them out"
-        )
 
     def options(self, built: str) -> list[str]:
         """Returns more options of the command that builds, given the revision of the code."""
@@ -170,11 +177,20 @@ class Builder(ABC):
             csv.writer(line, lineterminator="").writerow((f"id={name}", f"src={path}"))
             return line.getvalue()
 
-    def _follow(self, command: Sequence[str], folder: str) -> Iterator[str]:
+    @property
+    def program(self) -> str:
+        return self.words[0]
+
+    def _follow(self, command: Sequence[str], folder: str, **variables: str) -> None:
+        """Run a command in the folder and print its lines.
+
+        If it fails, raises ClusterError with the last lines and the likely cause.
+        """
+        last: deque[str] = deque(maxlen=LAST_LINES)
         with subprocess.Popen(
             command,
             cwd=folder,
-            env={**os.environ, "DOCKER_BUILDKIT": "1"},
+            env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -182,6 +198,46 @@ class Builder(ABC):
             errors="replace",
         ) as process:
             assert process.stdout is not None
-            yield from process.stdout
-        if process.returncode != 0:
-            raise BuildFailed(f"{' '.join(self.words)} ended with exit code {process.returncode}")
+            for line in process.stdout:
+                if clean := _COLOUR.sub("", line).rstrip():
+                    last.append(clean)
+                    print(shown(clean), file=sys.stderr, flush=True)
+        if process.returncode:
+            raise ClusterError(
+                f"the build failed: {' '.join(self.words)} ended with exit code {process.returncode}\n"
+                f"its last lines:\n{explained(last)}"
+            )
+
+    @contextmanager
+    def _container(self, image: str, *command: str) -> Iterator[str]:
+        container = self._said(*self.create, *_CONTAINER, image, *command)
+        try:
+            yield container
+        finally:
+            self._ask(*self.remove, container)
+
+    def _ask(self, *words: str, stdin: bytes = b"", **variables: str) -> "subprocess.CompletedProcess[str]":
+        environment = {**os.environ, **variables}
+        try:
+            done = subprocess.run([self.program, *words], input=stdin, capture_output=True, env=environment)
+        except FileNotFoundError:
+            raise InputError(f"{self.program} is not installed: {self.package}") from None
+        output, errors = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+        return subprocess.CompletedProcess(done.args, done.returncode, output, errors)
+
+    def _said(self, *words: str, stdin: bytes = b"", **variables: str) -> str:
+        answer = self._ask(*words, stdin=stdin, **variables)
+        if answer.returncode:
+            raise ClusterError(f"{self.program} {words[0]}: {answer.stderr.strip()}")
+        return answer.stdout.strip()
+
+    def _chunks(self, *command: str) -> Generator[bytes]:
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            while chunk := process.stdout.read(_CHUNK):
+                yield chunk
+        if process.returncode:
+            raise ClusterError(
+                f"{command[0]} ended with exit code {process.returncode} while it exported an image; it says "
+                "why above"
+            )

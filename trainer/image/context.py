@@ -3,12 +3,9 @@
 Uses no daemon and no network.
 """
 
-import io
 import shutil
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from trainer.config import Job
 from trainer.config.image import Site
@@ -44,13 +41,6 @@ def check_files(site: Site) -> None:
             raise InputError(f"image.site.{name}: the file {path} does not exist")
 
 
-def write_tar(entries: Mapping[str, Entry], file: BinaryIO) -> None:
-    """Write the context as a tar archive, without times and owners: the same entries give the same bytes."""
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, entry in entries.items():
-            _add(archive, name, entry)
-
-
 def write_folder(entries: Mapping[str, Entry], folder: Path) -> None:
     """Write the context as a folder, for a builder that takes one.
 
@@ -61,6 +51,9 @@ def write_folder(entries: Mapping[str, Entry], folder: Path) -> None:
     try:
         for name, entry in entries.items():
             _write(folder / name, entry)
+        for path in folder.rglob("*"):
+            if path.is_dir() and not path.is_symlink():
+                path.chmod(0o755)  # whatever the umask is: ranks of any user read the image's files
     except OSError as problem:
         raise InputError(f"the context cannot be written to {folder}: {problem}") from None
 
@@ -79,20 +72,6 @@ def _write(path: Path, entry: Entry) -> None:
 
 def _mode(entry: Entry) -> int:
     return 0o755 if isinstance(entry, Path) and entry.stat().st_mode & 0o100 else 0o644
-
-
-def _add(archive: tarfile.TarFile, name: str, entry: Entry) -> None:
-    info = tarfile.TarInfo(name)
-    if isinstance(entry, bytes):
-        info.size, info.mode = len(entry), _mode(entry)
-        archive.addfile(info, io.BytesIO(entry))
-    elif entry.is_symlink():
-        info.type, info.linkname = tarfile.SYMTYPE, str(entry.readlink())
-        archive.addfile(info)
-    else:
-        info.size, info.mode = entry.stat().st_size, _mode(entry)
-        with entry.open("rb") as file:
-            archive.addfile(info, file)
 
 
 def certificates(site: Site) -> bytes:

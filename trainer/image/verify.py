@@ -5,7 +5,7 @@ from typing import Any
 
 from trainer.config.stack_table import StackRow, table
 from trainer.errors import ClusterError
-from trainer.image.build_errors import likely_cause
+from trainer.image.build_errors import LAST_LINES, explained
 from trainer.image.builder import Builder, Stored
 from trainer.image.builders import found
 from trainer.safe_io.plain import parse_json
@@ -64,10 +64,8 @@ def _run(holder: Builder, stored: Stored, image: str, command: Sequence[str]) ->
         )
     done = holder.run(image, command)
     if done.returncode != 0:
-        last_lines = "\n".join(f"{done.stdout}{done.stderr}".splitlines()[-25:])
-        cause = likely_cause(last_lines)
+        last = f"{done.stdout}{done.stderr}".splitlines()[-LAST_LINES:]
         raise ClusterError(
-            f"{image}: {paste(*command)} ended with exit code {done.returncode}:\n{last_lines}"
-            + (f"\nlikely cause: {cause}" if cause else "")
+            f"{image}: {paste(*command)} ended with exit code {done.returncode}:\n{explained(last)}"
         )
     return done.stdout

@@ -16,7 +16,7 @@ import tomli_w
 
 from tests.cluster.image.daemon import certificates
 from trainer.config.loader import load_job
-from trainer.image.context import context, write_tar
+from trainer.image.context import context, write_folder
 
 ROOT = Path(__file__).parents[3]
 
@@ -103,14 +103,10 @@ def build_stage(name: str, job: Path, tag: str) -> None:
     """A stage of a job's image, from the cache of its build: of the very same bytes, as the builder compares
     them.
     """
-    with tempfile.TemporaryFile(dir=job.parent) as file:
-        write_tar(context(load_job(job)), file)
-        file.seek(0)
+    with tempfile.TemporaryDirectory(dir=job.parent) as folder:
+        write_folder(context(load_job(job)), Path(folder))
         done = subprocess.run(
-            ["docker", "build", f"--target={name}", f"--tag={tag}", "-"],
-            stdin=file,
-            capture_output=True,
-            text=True,
+            ["docker", "build", f"--target={name}", f"--tag={tag}", folder], capture_output=True, text=True
         )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 

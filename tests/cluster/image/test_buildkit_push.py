@@ -15,7 +15,6 @@ from tests.cluster.image.images import ROOT, clipship, write_job
 from tests.cluster.image.storage import manifest, registry, tiny_base
 from trainer.config.loader import load_job
 from trainer.errors import ClusterError
-from trainer.image.builder import follow
 from trainer.image.builders import BUILDERS
 from trainer.sysinfo.addresses import free_port
 
@@ -83,8 +82,8 @@ def test_what_buildkit_attaches_is_pushed_with_the_image(
     with registry(tmp_path) as address:
         tag = f"{address}/team/attested:1"
         job = load_job(write_job(tmp_path, tag, BASE, "debian-12", builder="buildkit"))
-        builder = BUILDERS["buildkit"].attesting(["--provenance=mode=max"])
-        follow(builder.build(job, {"Dockerfile": f"FROM {BASE}\n".encode()}))
+        builder = BUILDERS["buildkit"]
+        builder.build(job, {"Dockerfile": f"FROM {BASE}\n".encode()}, ["--provenance=mode=max"])
         pushed = builder.push(job, tag)
         words = ["docker", "buildx", "imagetools", "inspect", f"{address}/team/attested@{pushed}"]
         told = subprocess.run(
@@ -104,11 +103,12 @@ def test_docker_that_keeps_images_in_its_own_way_says_what_needs_another(
         nobody = f"127.0.0.1:{free_port('127.0.0.1')}/team/built:1"
         subprocess.run(["docker", "tag", BASE, nobody], env=os.environ | told, check=True)
         alone = clipship("image", "push", str(job), "--set", f"image.tag={nobody}", root=ROOT, **told)
-        attesting = BUILDERS["buildkit"].attesting(["--provenance=true"])
         for name, value in told.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(ClusterError, match="likely cause: what --sbom and --provenance attach needs"):
-            follow(attesting.build(load_job(job), {"Dockerfile": f"FROM {BASE}\n".encode()}))
+            BUILDERS["buildkit"].build(
+                load_job(job), {"Dockerfile": f"FROM {BASE}\n".encode()}, ["--provenance=true"]
+            )
     assert done.returncode == 1
     assert "its layers are not all zstd: for that Docker must keep images as containerd does" in done.stderr
     assert alone.returncode == 1
