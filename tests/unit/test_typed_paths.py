@@ -8,8 +8,7 @@ import pytest
 from tests.support.jobs import tiny_job
 from trainer.cli.main import main
 from trainer.config import Job
-from trainer.config.loader import dump_job, load_job
-from trainer.config.typed import from_here
+from trainer.config.loader import dump_job, from_here, load_job
 from trainer.errors import InputError
 from trainer.plan.trained import evaluation_job
 from trainer.run.job_limits import job_of

@@ -102,7 +102,7 @@ def set_of(what: str) -> Decorator:
 def _from_here(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     if not texts:
         return ()
-    from trainer.config.typed import from_here  # it imports pydantic
+    from trainer.config.loader import from_here  # it imports pydantic
 
     return from_here(texts)
 

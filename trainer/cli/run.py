@@ -65,7 +65,7 @@ def command(
     began = time.time()
     with _nothing_started(), waiting(f"checking {job_path}"):
         say(f"reading {job_path}")  # before the imports, which take longer than this
-        from trainer.config.overrides import toml_text
+        from trainer.config.tables import toml_text
         from trainer.plan.new_length import one_length, with_length
 
         named_hosts = given_hosts(nproc, hosts)

@@ -4,7 +4,6 @@ Pure; imports neither the model nor torch.
 """
 
 import datetime
-import json
 import re
 import tomllib
 from collections.abc import Sequence
@@ -72,15 +71,6 @@ def apply_overrides(table: dict[str, Any], overrides: Sequence[Override]) -> Non
             section.pop(override.key[-1], None)
         else:
             section[override.key[-1]] = override.value
-
-
-def toml_text(value: Any) -> str:
-    """Returns the value as TOML in one line; quotes and escapes of its texts are those of JSON."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{toml_text(name)} = {toml_text(inner)}' for name, inner in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml_text, value))}]"
-    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
 
 
 def _parsed_key(text: str) -> Key | None:

@@ -15,7 +15,7 @@ from trainer.config.learning_rate import words
 from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.stack_table import KnownBad, table
-from trainer.config.tables import as_toml
+from trainer.config.tables import toml_text
 from trainer.data.image_folder import image_folder
 from trainer.data.reading_plan import reading_rows
 from trainer.data.shard_names import expand_shards
@@ -171,7 +171,7 @@ def _of_stages(facts: Facts) -> Iterator[str]:
 def _stages(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yields rows about each later stage: its own keys, its length, and what it takes of a GPU."""
     for stage in facts.later:
-        keys = ", ".join(f"{key} = {as_toml(value)}" for key, value in stage.keys.items())
+        keys = ", ".join(f"{key} = {toml_text(value)}" for key, value in stage.keys.items())
         topic, named, name = stage.title.partition(" (")
         yield topic, f"{name.removesuffix(')')}: {keys}" if named else keys
         batch = batch_text(stage.planned, stage.batch_plan)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from trainer.config.formats import SHARDS, row_of
+from trainer.config.tables import toml_text
 from trainer.config.toml_lines import key_lines
 from trainer.errors import InputError
 from trainer.presets.files import preset_text
@@ -84,7 +83,7 @@ def job_text(wishes: Wishes, job_path: Path = Path(JOB_FILE)) -> str:
     if wishes.data:
         text = _with_data(text, wishes.data)
     if wishes.model:
-        text = _with_value(text, "model", "name", _quoted(wishes.model))
+        text = _with_value(text, "model", "name", toml_text(wishes.model))
     if wishes.gpus is not None:
         text = _with_value(text, "resources", "gpus_per_node", str(wishes.gpus))
     return text if wishes.own is None else _as_the_data_say(text, wishes.preset, wishes.own)
@@ -95,7 +94,7 @@ def _as_the_data_say(text: str, preset: str, own: OwnData) -> str:
     about = f"  # {own.about}, counted by clipship init" if own.about else ""
     text = _with_line(text, "data", "train", f"train = {_entries(own.train)}{about}")
     for key, value in own.keys.items():
-        text = _with_value(text, "data", key, _quoted(value))
+        text = _with_value(text, "data", key, toml_text(value))
     text = _with_evaluation(text, own.held_out)
     if own.name:
         text = _with_name(text, tomllib.loads(preset_text(preset))["name"], own.name)
@@ -127,8 +126,7 @@ def _with_lengths(text: str, samples: int) -> str:
 
 
 def _entries(entries: Sequence[str]) -> str:
-    quoted = [_quoted(entry) for entry in entries]
-    return quoted[0] if len(quoted) == 1 else f"[{', '.join(quoted)}]"
+    return toml_text(entries[0] if len(entries) == 1 else list(entries))
 
 
 def _with_evaluation(text: str, held_out: Sequence[str]) -> str:
@@ -223,9 +221,9 @@ def _with_data(text: str, pattern: str) -> str:
     if any(_MADE_UP.match(line) for line in lines):
         lines = [line for line in lines if not _MADE_UP.match(line)]
         place = lines.index("[data]") + 1
-        lines.insert(place, f"train = {_quoted(pattern)}")
+        lines.insert(place, f"train = {toml_text(pattern)}")
         return "\n".join(lines).replace("\n\n\n", "\n\n")
-    return _with_value(text, "data", "train", _quoted(pattern))
+    return _with_value(text, "data", "train", toml_text(pattern))
 
 
 def _with_value(text: str, section: str, key: str, value: str) -> str:
@@ -241,7 +239,3 @@ def _with_value(text: str, section: str, key: str, value: str) -> str:
         lines.insert(places[section,], f"{key} = {value}")
         return "\n".join(lines)
     return f"{text}\n[{section}]\n{key} = {value}\n"
-
-
-def _quoted(text: str) -> str:
-    return tomli_w.dumps({"v": text}).removeprefix("v = ").rstrip("\n")

@@ -9,9 +9,8 @@ from pathlib import Path
 import click
 
 from trainer.config import Job
-from trainer.config.loader import load_job
-from trainer.config.overrides import toml_text
-from trainer.config.typed import from_here
+from trainer.config.loader import from_here, load_job
+from trainer.config.tables import toml_text
 from trainer.errors import ClusterError, InputError
 from trainer.launch.schedulers import reachable, scheduler
 from trainer.launch.submission import Outcome, read_record
