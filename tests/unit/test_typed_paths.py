@@ -111,7 +111,7 @@ def test_every_command_has_the_same_rule(here: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("trainer.launch.local.run", start)
     monkeypatch.setattr(
-        "trainer.plan.checked.checked", lambda path, texts, *_, **__: (load_job(path, texts), 1, 1)
+        "trainer.plan.check.checked", lambda path, texts, *_, **__: (load_job(path, texts), 1, 1)
     )
     assert main(["run", str(job_path), "--nproc", "1", *typed]) == 0
     assert started == [wanted]  # so that ranks elsewhere read the same

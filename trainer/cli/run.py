@@ -80,7 +80,7 @@ def command(
         if length:
             overrides, told = with_length(job_path, overrides, length)
         from trainer.launch import local
-        from trainer.plan.checked import checked
+        from trainer.plan.check import checked
         from trainer.plan.describe import warnings
         from trainer.plan.spares import no_spares_here
         from trainer.run.folder import done_text, is_done, run_folder

@@ -26,6 +26,7 @@ from trainer.model.image_edges import lost_pixels
 from trainer.model.image_tokens import image_tokens
 from trainer.model.recomputing import not_recomputed
 from trainer.model.text_size import text_parameters
+from trainer.plan.check import LaterStage, later_stages
 from trainer.plan.device import device_rows, no_gpu_here, on_gpus
 from trainer.plan.disk import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.plan.environment import environment_row, missing_here, not_in_the_image
@@ -37,7 +38,6 @@ from trainer.plan.save import SaveTime, interval_rows, save_rows, save_time, too
 from trainer.plan.scores import score_rows
 from trainer.plan.secret_values import secret_warnings
 from trainer.plan.spares import no_spares_here, spares_by_hand, with_spares
-from trainer.plan.stages import LaterStage, later_stages
 from trainer.plan.state_memory import in_memory, too_little_memory
 from trainer.plan.suite import suite_rows
 from trainer.plan.unused_keys import unused_keys
