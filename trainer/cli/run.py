@@ -82,7 +82,7 @@ def command(
         from trainer.launch import local
         from trainer.plan.check import checked
         from trainer.plan.describe import warnings
-        from trainer.plan.spares import no_spares_here
+        from trainer.plan.spares import no_spares
         from trainer.run.folder import done_text, is_done, run_folder
 
         job, _, samples = checked(job_path, overrides, nproc, hosts=named_hosts, fresh=fresh)
@@ -94,7 +94,7 @@ def command(
         print_lines(by_topic([("result", shown(done_text(Run(run_folder(job)), job)))], 13))
         return EXIT_DONE
     refuse_second_start(run_folder(job))
-    spares = no_spares_here(job) if named_hosts is None else ()
+    spares = no_spares(job, local=True) if named_hosts is None else ()
     for warning in (*spares, *warnings(job, samples, local=True)):
         say(f"warning: {warning}")
     return local.run(job, nproc=nproc, hosts=named_hosts, began=began)

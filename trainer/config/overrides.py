@@ -4,7 +4,6 @@ Pure; imports neither the model nor torch.
 """
 
 import datetime
-import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from trainer.config.toml_lines import Key
 from trainer.errors import InputError
 
 _EXAMPLES = """optim.lr=1e-3, data.train=shards/*.tar or 'kubernetes.mounts."/data"=pvc:data'"""
-_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,7 @@ def apply_overrides(table: dict[str, Any], overrides: Sequence[Override]) -> Non
 
 
 def _parsed_key(text: str) -> Key | None:
-    """Returns the key; None if the text is no key.
-
-    Names with other characters stand in quotes, as in the file.
-    """
-    if _KEY.fullmatch(text):
-        return tuple(text.split("."))
+    """Returns the key, written as in the file; None if the text is no key."""
     try:
         table: Any = tomllib.loads(f"{text} = 0")
     except (ValueError, RecursionError):

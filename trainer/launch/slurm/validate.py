@@ -14,7 +14,7 @@ from trainer.comm.backends import (
 )
 from trainer.config import Job
 from trainer.config.fabric_fit import fabric_problems, nccl_unknown
-from trainer.config.slurm_values import check_output
+from trainer.config.slurm import check_output
 from trainer.config.stages import standard_input
 from trainer.config.world_sizes import check_batches
 from trainer.errors import InputError, problems_of, raise_problems
