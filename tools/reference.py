@@ -24,7 +24,7 @@ from tools.from_open_clip_page import from_open_clip_blocks
 from trainer.cli.main import cli
 from trainer.config import schema_words
 from trainer.config.job import Job
-from trainer.config.keys import JobPath, may_change, path_of, section_of, walk
+from trainer.config.keys import JobPath, may_change, path_of, section_at, section_of, walk
 from trainer.config.toml_lines import Key
 from trainer.config.types import Section
 from trainer.presets.files import SCHEMA
@@ -67,7 +67,7 @@ def about_section(section: type[Section]) -> str:
 @cache
 def description(key: Key) -> str:
     """Returns the description of a key or section of the job file; "" if it has none."""
-    section = _declaring(key)
+    section = section_at(Job, key[:-1]) or Job
     inner = section_of(section.model_fields[key[-1]])
     return described(section).get(key[-1]) or (about_section(inner) if inner else "")
 
@@ -117,7 +117,7 @@ def _complete(place: dict[str, Any], key: Key, field: FieldInfo) -> None:
     name, section = ".".join(key), section_of(field) is not None
     place["description"] = description(key)
     if not section:
-        _accept_shorthands(place, _declaring(key), key[-1])
+        _accept_shorthands(place, section_at(Job, key[:-1]) or Job, key[-1])
         if field.default_factory is not None:
             place["default"] = field.get_default(call_default_factory=True)
         if (key_unit := unit(name)) and "boolean" not in _types(place):
@@ -125,13 +125,6 @@ def _complete(place: dict[str, Any], key: Key, field: FieldInfo) -> None:
         if (mark := path_of(field)) is not None:
             place["x-path"] = mark.kind
     place["x-resumed-run-may-change"] = _may_change(key)
-
-
-def _declaring(key: Key) -> type[Section]:
-    section: type[Section] = Job
-    for name in key[:-1]:
-        section = section_of(section.model_fields[name]) or section
-    return section
 
 
 def _accept_shorthands(place: dict[str, Any], section: type[Section], name: str) -> None:

@@ -103,6 +103,12 @@ def exit_code_of(problem: InputError) -> int:
     return EXIT_FAILED if isinstance(problem, StorageError) else EXIT_BAD_INPUT
 
 
+def raise_problems(problems: Iterable[str]) -> None:
+    """Raises InputError with all lines of the problems, each once; nothing without any."""
+    if lines := dict.fromkeys(line for text in problems for line in text.split("\n")):
+        raise InputError("\n".join(lines))
+
+
 def problems_of(checks: Iterable[Callable[[], object]]) -> list[str]:
     """Returns the message of each check that raises InputError, in their order."""
     problems: list[str] = []

@@ -13,7 +13,7 @@ OPENS_ELSEWHERE = {
     "cli/entry.py": "/dev/null",
     "cli/completion.py": "the package's own files",
     "cli/explain.py": "the package's own files",
-    "presets/own_data.py": "data, which the user names",
+    "presets/wishes.py": "data, which the user names",
     "presets/files.py": "the package's own files",
     "checkpoint/files.py": "files of a checkpoint, in parts, after a look at what they are",
     "checkpoint/weights.py": "weights, which the user names",

@@ -484,7 +484,7 @@ def test_an_interrupt_is_quiet_but_for_a_run_which_says_that_none_began(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.plan.checked.check_job", interrupt)
+    monkeypatch.setattr("trainer.plan.check.check_job", interrupt)
     assert cli.main(["check", job]) == 130
     assert capsys.readouterr().err.strip() == ""
     assert cli.main(["run", job]) == 130
@@ -496,7 +496,7 @@ def test_a_bug_keeps_its_traceback(job: str, monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("trainer.plan.checked.check_job", fail)
+    monkeypatch.setattr("trainer.plan.check.check_job", fail)
     with pytest.raises(ZeroDivisionError):
         cli.main(["check", job])
 
@@ -510,7 +510,7 @@ def test_what_the_system_refuses_is_one_sentence(
     def fail(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), "/home/another/job.toml")
 
-    monkeypatch.setattr("trainer.plan.checked.check_job", fail)
+    monkeypatch.setattr("trainer.plan.check.check_job", fail)
     assert cli.main(["check", job]) == code
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == f"clipship: /home/another/job.toml: {os.strerror(number)}"

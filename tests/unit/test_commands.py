@@ -12,7 +12,7 @@ from trainer.cli.main import cli
 
 FOLDER = Path(trainer.cli.__path__[0])
 NO_COMMAND = {
-    "__init__", "__main__", "commands", "data_options", "entry", "main", "options", "output", "suggested",
+    "__init__", "__main__", "commands", "entry", "main", "options", "output", "suggested",
 }  # fmt: skip
 """Modules without a command: where the program begins, and what commands share."""
 MODULES = sorted({path.stem for path in FOLDER.glob("*.py")} - NO_COMMAND)

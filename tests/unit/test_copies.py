@@ -479,7 +479,7 @@ def test_a_copy_whose_job_runs_code_is_refused_unless_that_is_accepted(
         return ()
 
     monkeypatch.setattr("trainer.cli.resume._overrides", start)
-    monkeypatch.setattr("trainer.plan.checked.checked", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("trainer.plan.check.checked", lambda *_, **__: 1 / 0)
     monkeypatch.chdir(tmp_path)
     words = ["resume", place.copy.address, "--nproc", "1"]
     if named:

@@ -26,7 +26,7 @@ from trainer.data.shards import shard_selection
 from trainer.data.source import open_source
 from trainer.data.targets import Targets, one_each, stored_teachers
 from trainer.errors import InputError
-from trainer.plan.scores import score_rows
+from trainer.plan.describe import score_rows
 from trainer.search.features import pictures_in
 
 

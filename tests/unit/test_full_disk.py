@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.support.jobs import VIT, tiny_job
 from trainer.comm.protocol import Comm
-from trainer.config.health import Health
+from trainer.config.recovery import Health
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import untrained
 from trainer.telemetry.profiler import Profiler

@@ -96,7 +96,7 @@ def test_models_whose_config_does_not_say_their_size_have_none_and_check_says_so
         says = "not known: what the activations of the text tower roberta-base take is not estimated"
     assert len(found) == 1
     assert found[0].startswith(f"memory      {says}")
-    monkeypatch.setattr("trainer.plan.gpu.known_models", list)
+    monkeypatch.setattr("trainer.plan.device.known_models", list)
     assert not any(line.startswith("memory") for line in rows_of(job_of(name)))
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from trainer.config import Job, Section
 from trainer.config.keys import JobPath, path_of, rank_paths, walk, with_paths_from
+from trainer.config.loader import from_here
 from trainer.config.resume_rule import may_change_keys
-from trainer.config.typed import from_here
 from trainer.errors import InputError
 
 PATHS = {".".join(key): mark for key, field in walk(Job) if (mark := path_of(field))}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.thread_ranks import run_ranks
-from trainer.config.health import Health
+from trainer.config.recovery import Health
 from trainer.safe_io.atomic import write_json
 from trainer.train import non_finite
 from trainer.train.non_finite import NonFinite, NonFiniteGuard

@@ -31,7 +31,7 @@ from trainer.data.source import open_source, selection_of
 from trainer.errors import InputError
 from trainer.evaluate.embed import embed
 from trainer.model.build import untrained
-from trainer.plan.scores import score_rows
+from trainer.plan.describe import score_rows
 from trainer.plan.trained import embed_job
 from trainer.plan.unused_keys import unused_keys
 

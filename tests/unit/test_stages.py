@@ -10,9 +10,9 @@ from trainer.config import Job
 from trainer.config.loader import dump_job, load_job
 from trainer.config.stages import paths_of_ranks, stage_title, stages_of
 from trainer.errors import EXIT_BAD_INPUT, InputError
+from trainer.plan.check import check_stages
 from trainer.plan.check_json import check_fields
 from trainer.plan.new_length import NewLength, with_length
-from trainer.plan.stages import check_stages
 from trainer.run.folder import done_text
 from trainer.run.layout import Run
 

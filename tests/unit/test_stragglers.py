@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from trainer.comm.protocol import Comm
-from trainer.config.health import Health
+from trainer.config.recovery import Health
 from trainer.telemetry.stragglers import CONDEMNED_EXCHANGES, EVERY, StragglerDetector
 from trainer.world.condemned import condemned
 

@@ -19,8 +19,7 @@ from trainer.evaluate.suite import measure_suite
 from trainer.evaluate.suite_folders import check_suite, check_suite_files, find_sets, unsupported_sets
 from trainer.evaluate.suite_results import keep_suite
 from trainer.evaluate.suite_table import METRICS, PROBES, rows_of, table
-from trainer.plan.describe import describe
-from trainer.plan.suite import suite_rows
+from trainer.plan.describe import describe, suite_rows
 
 NAMES = ("red", "green", "blue", "white")
 

@@ -7,8 +7,7 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.launch import local
-from trainer.sweep.start import run_all
-from trainer.sweep.trials import Trial
+from trainer.sweep.trials import Trial, run_all
 
 
 @pytest.mark.parametrize(

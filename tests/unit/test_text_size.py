@@ -14,7 +14,7 @@ from trainer.model.build import untrained
 from trainer.model.loading import _explained
 from trainer.model.text_size import text_parameters
 from trainer.plan.describe import Facts, rows_of
-from trainer.plan.gpu import gpu_rows
+from trainer.plan.device import gpu_rows
 
 MISSING = """
 import sys, time

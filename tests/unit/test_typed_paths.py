@@ -8,8 +8,7 @@ import pytest
 from tests.support.jobs import tiny_job
 from trainer.cli.main import main
 from trainer.config import Job
-from trainer.config.loader import dump_job, load_job
-from trainer.config.typed import from_here
+from trainer.config.loader import dump_job, from_here, load_job
 from trainer.errors import InputError
 from trainer.plan.trained import evaluation_job
 from trainer.run.job_limits import job_of
@@ -112,7 +111,7 @@ def test_every_command_has_the_same_rule(here: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("trainer.launch.local.run", start)
     monkeypatch.setattr(
-        "trainer.plan.checked.checked", lambda path, texts, *_, **__: (load_job(path, texts), 1, 1)
+        "trainer.plan.check.checked", lambda path, texts, *_, **__: (load_job(path, texts), 1, 1)
     )
     assert main(["run", str(job_path), "--nproc", "1", *typed]) == 0
     assert started == [wanted]  # so that ranks elsewhere read the same

@@ -42,7 +42,7 @@ def command(
     """
     try:
         with waiting(f"checking {job_path}"):
-            from trainer.plan.checked import checked
+            from trainer.plan.check import checked
             from trainer.plan.describe import describe
 
             job, world_size, samples = checked(job_path, overrides, nproc, image=True, files=not no_data)

@@ -30,7 +30,7 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
       clipship clone runs/first-run lower.toml --set optim.lr=1e-4
     """
     from trainer.config.loader import job_from_table, load_job, own_keys
-    from trainer.config.overrides import toml_text
+    from trainer.config.tables import toml_text
     from trainer.launch.submission import find_run
     from trainer.plan.new_length import AS_LONG_AS_THE_JOB_SAYS
     from trainer.plan.secret_values import take_secrets

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.data_options import DataOf, data_options
-from trainer.cli.options import Group, count_option
+from trainer.cli.options import DataOf, Group, count_option, data_options
 from trainer.cli.output import print_json
 from trainer.errors import InputError
 from trainer.safe_io.atomic import write_whole

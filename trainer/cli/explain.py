@@ -1,6 +1,5 @@
 """The command `clipship explain`: the keys of the job file, as their JSON Schema describes them. No torch."""
 
-import difflib
 import re
 import shutil
 import textwrap
@@ -15,6 +14,7 @@ from trainer.cli.output import print_json
 from trainer.config import schema_words
 from trainer.errors import InputError
 from trainer.presets.files import schema_places
+from trainer.text.near import near
 
 _WIDEST = 100
 _INDENT = "  "
@@ -64,7 +64,7 @@ def _about(key: str, places: dict[str, dict[str, Any]], width: int) -> Iterator[
     facts += [schema_words.PATHS[place["x-path"]]] if "x-path" in place else []
     facts.append(_needed(key, places))
     facts.append(schema_words.resumed(place))
-    facts += [f"see also: {', '.join(near)}"] if (near := _goes_with(key, places)) else []
+    facts += [f"see also: {', '.join(others)}"] if (others := _goes_with(key, places)) else []
     for fact in map(_plain, facts):
         yield textwrap.fill(fact, width, initial_indent=f"{_INDENT}- ", subsequent_indent=_INDENT * 2)
 
@@ -115,11 +115,9 @@ def _plain(text: str) -> str:
 def _unknown(name: str, places: dict[str, dict[str, Any]]) -> str:
     last = name.rpartition(".")[2]
     keys = [key for key in places if key]  # but not the whole job
-    near = difflib.get_close_matches(name, keys, n=_SUGGESTED, cutoff=0.75)
-    near += [
-        key for key in keys if difflib.SequenceMatcher(None, key.rpartition(".")[2], last).ratio() >= 0.8
-    ]
-    near += [key for key in keys if last and last in key.rpartition(".")[2]]
-    near = list(dict.fromkeys(near))[:_SUGGESTED]
-    hint = f"did you mean {', '.join(near)}?" if near else "`clipship explain` lists the sections"
+    found = near(name, keys, _SUGGESTED, 0.75)
+    found += [key for key in keys if near(last, [key.rpartition(".")[2]], least=0.8)]
+    found += [key for key in keys if last and last in key.rpartition(".")[2]]
+    nearest = list(dict.fromkeys(found))[:_SUGGESTED]
+    hint = f"did you mean {', '.join(nearest)}?" if nearest else "`clipship explain` lists the sections"
     return f"the job file has no key {name}: {hint}"

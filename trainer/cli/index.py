@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.data_options import DataOf, data_options
-from trainer.cli.options import processes_option
+from trainer.cli.options import DataOf, data_options, processes_option
 from trainer.sysinfo.parent import end_with_parent
 from trainer.text.live import progress
 from trainer.text.wording import many

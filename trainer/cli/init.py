@@ -19,8 +19,7 @@ from trainer.presets.files import (
     schema_line,
     write_job_file,
 )
-from trainer.presets.own_data import NONE, own_data, unwritten
-from trainer.presets.wishes import Wishes, data_pattern, job_text, wishes_of
+from trainer.presets.wishes import NONE, Wishes, data_pattern, job_text, own_data, unwritten, wishes_of
 from trainer.run.layout import JOB_FILE
 from trainer.text.paste import command as paste
 from trainer.text.table import by_topic

@@ -1,13 +1,12 @@
 """Prints what a command found, for people and for programs. Imports no torch."""
 
-import json
-import math
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
 
+from trainer.safe_io.atomic import json_text
 from trainer.text.fitting import fit_to
 from trainer.text.masking import masked_values
 from trainer.text.terminal import printable
@@ -24,13 +23,5 @@ def print_json(values: Mapping[str, Any], *, pretty: bool = False) -> None:
 
     It is one line of ASCII for programs; `pretty`, for people, has a line for each value.
     """
-    style: dict[str, Any] = {"indent": 2, "ensure_ascii": False} if pretty else {}
-    click.echo(printable(json.dumps(_finite(masked_values(values)), allow_nan=False, **style)))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    text = json_text(masked_values(values), 2 if pretty else None, ascii_only=not pretty)
+    click.echo(printable(text))

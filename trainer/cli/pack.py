@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.data_options import DataOf, data_options
-from trainer.cli.options import Command, Finite, count_option, processes_option
+from trainer.cli.options import Command, DataOf, Finite, count_option, data_options, processes_option
 from trainer.errors import InputError
 from trainer.text.live import progress
 from trainer.text.paste import as_pattern

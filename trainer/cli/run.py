@@ -65,7 +65,7 @@ def command(
     began = time.time()
     with _nothing_started(), waiting(f"checking {job_path}"):
         say(f"reading {job_path}")  # before the imports, which take longer than this
-        from trainer.config.overrides import toml_text
+        from trainer.config.tables import toml_text
         from trainer.plan.new_length import one_length, with_length
 
         named_hosts = given_hosts(nproc, hosts)
@@ -80,9 +80,9 @@ def command(
         if length:
             overrides, told = with_length(job_path, overrides, length)
         from trainer.launch import local
-        from trainer.plan.checked import checked
+        from trainer.plan.check import checked
         from trainer.plan.describe import warnings
-        from trainer.plan.spares import no_spares_here
+        from trainer.plan.spares import no_spares
         from trainer.run.folder import done_text, is_done, run_folder
 
         job, _, samples = checked(job_path, overrides, nproc, hosts=named_hosts, fresh=fresh)
@@ -94,7 +94,7 @@ def command(
         print_lines(by_topic([("result", shown(done_text(Run(run_folder(job)), job)))], 13))
         return EXIT_DONE
     refuse_second_start(run_folder(job))
-    spares = no_spares_here(job) if named_hosts is None else ()
+    spares = no_spares(job, local=True) if named_hosts is None else ()
     for warning in (*spares, *warnings(job, samples, local=True)):
         say(f"warning: {warning}")
     return local.run(job, nproc=nproc, hosts=named_hosts, began=began)

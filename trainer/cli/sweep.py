@@ -72,8 +72,7 @@ def command(
       clipship sweep job.toml --grid model.name=ViT-B-32,ViT-B-16 --to slurm
       clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --list
     """
-    from trainer.sweep.start import check, run_all, submit_all, waiting
-    from trainer.sweep.trials import find_sweep, show
+    from trainer.sweep.trials import check, find_sweep, run_all, show, submit_all, waiting
 
     if to is not None and (nproc is not None or hosts is not None):
         raise InputError("give either --to, or --nproc or --hosts: a scheduler starts the ranks itself")

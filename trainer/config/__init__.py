@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainer.config.comm import Backend, Comm, HorovodComm, Nccl, TorchComm
     from trainer.config.data import Data
-    from trainer.config.health import Health
     from trainer.config.image import Image, Stack
     from trainer.config.job import Job
     from trainer.config.kubernetes import Kubernetes
-    from trainer.config.recovery import Recovery
+    from trainer.config.recovery import Health, Recovery, Timeouts
     from trainer.config.resources import Resources
     from trainer.config.results import BestMetric, Checkpoint, Eval, Logging
     from trainer.config.slurm import Slurm
-    from trainer.config.timeouts import Timeouts
     from trainer.config.training import Model, Optim, Precision
     from trainer.config.types import STANDARD_INPUT, Section, is_remote, is_stream
 
@@ -26,15 +24,13 @@ if TYPE_CHECKING:
 _NAMES = {
     "comm": "Backend Comm HorovodComm Nccl TorchComm",
     "data": "Data",
-    "health": "Health",
     "image": "Image Stack",
     "job": "Job",
     "kubernetes": "Kubernetes",
-    "recovery": "Recovery",
+    "recovery": "Health Recovery Timeouts",
     "resources": "Resources",
     "results": "BestMetric Checkpoint Eval Logging",
     "slurm": "Slurm",
-    "timeouts": "Timeouts",
     "training": "Model Optim Precision",
     "types": "STANDARD_INPUT Section is_remote is_stream",
 }

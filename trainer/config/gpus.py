@@ -5,25 +5,7 @@ them.
 """
 
 from dataclasses import dataclass
-from typing import Literal
-
-GpuName = Literal[
-    "A100-40GB",
-    "A100-80GB",
-    "A800-80GB",
-    "H100",
-    "H800",
-    "H200",
-    "H20",
-    "B200",
-    "GB200",
-    "B300",
-    "L40S",
-    "L20",
-    "RTX-6000-Ada",
-    "RTX-4090",
-    "RTX-5090",
-]
+from typing import TYPE_CHECKING, Literal
 
 GIB = 2**30
 
@@ -82,6 +64,10 @@ _ROWS = (
 
 GPUS: dict[str, Gpu] = {row.name: row for row in _ROWS}
 """Rows by the value of `resources.gpu`."""
+if TYPE_CHECKING:
+    GpuName = str
+else:
+    GpuName = Literal[tuple(GPUS)]
 
 _OF_PEAK, _OF_BANDWIDTH = 0.79, 0.9
 """Shares of its data sheet's rates that an H100 reached in `clipship doctor` (docs/performance.md)."""

@@ -12,17 +12,15 @@ from pydantic import Field, StringConstraints, create_model, field_validator, mo
 from trainer.config.comm import Comm
 from trainer.config.data import Data
 from trainer.config.formats import FORMATS, FormatRow
-from trainer.config.health import Health
 from trainer.config.image import Image, Stack
 from trainer.config.keys import MAY_CHANGE, OnlyIf
 from trainer.config.losses import LOSSES
-from trainer.config.recovery import Recovery
+from trainer.config.recovery import Health, Recovery, Timeouts
 from trainer.config.resources import Resources
 from trainer.config.results import EMA, MIX, OPEN_CLIP_ENDING, Checkpoint, Eval, Logging
 from trainer.config.sections import SECTIONS
 from trainer.config.storage import addressed
 from trainer.config.stores import store_of
-from trainer.config.timeouts import Timeouts
 from trainer.config.training import Model, Optim
 from trainer.config.types import (
     SchedulerSection,

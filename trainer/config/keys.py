@@ -108,6 +108,20 @@ def section_of(field: FieldInfo) -> type[Section] | None:
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
+def section_at(section: type[Section] | None, key: Key) -> type[Section] | None:
+    """Returns the section that a key within `section` names; None for a value or an unknown key."""
+    for name in key:
+        field = section.model_fields.get(name) if section else None
+        section = section_of(field) if field else None
+    return section
+
+
+def field_at(section: type[Section], key: Key) -> FieldInfo | None:
+    """Returns the declaration of a key within the section; None for an unknown key."""
+    inner = section_at(section, key[:-1])
+    return inner.model_fields.get(key[-1]) if inner else None
+
+
 def walk(section: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
     """Yields every key of the section and of the sections in it, a section before its keys."""
     for name, field in section.model_fields.items():

@@ -13,11 +13,11 @@ import tomli_w
 from pydantic import ValidationError
 
 from trainer.config.job import Job
-from trainer.config.keys import walk, with_paths_from
+from trainer.config.keys import field_at, path_of, resolved, walk, with_paths_from
 from trainer.config.overrides import Override, apply_overrides, parse_overrides
 from trainer.config.sections import SECTIONS
 from trainer.config.stages import StageProblem, stages_of, with_stage_paths
-from trainer.config.tables import merged, with_tuples
+from trainer.config.tables import merged, toml_text, with_tuples
 from trainer.config.toml_lines import Key, Lines, line_of_a_long_key
 from trainer.errors import InputError
 from trainer.safe_io.plain import open_regular
@@ -115,6 +115,40 @@ def resolve_paths(job: Job, base: Path) -> Job:
     Idempotent.
     """
     return with_paths_from(with_stage_paths(job, base), base)
+
+
+def from_here(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Returns `key=value` texts of `--set` with relative paths joined to the current folder. Idempotent.
+
+    They are made absolute before anything else reads them: ranks, a later start and a clone have another
+    folder. Paths of a job file start at its folder.
+
+    Raises InputError for a text of another form, and as `resolved` does.
+    """
+    changes = parse_overrides(overrides)
+    return tuple(_absolute(text, change) for text, change in zip(overrides, changes, strict=True))
+
+
+def _absolute(text: str, change: Override) -> str:
+    typed = change.text if change.is_bare() else change.value
+    absolute = _resolved(typed, change.key)
+    if absolute == typed:
+        return text
+    return f"{text.partition('=')[0]}={toml_text(absolute)}"
+
+
+def _resolved(value: Any, key: Key) -> Any:
+    """Returns the value of a key, or of a section's keys, with absolute paths."""
+    if isinstance(value, dict):
+        return {name: _resolved(inner, (*key, name)) for name, inner in value.items()}
+    field = field_at(Job, key)
+    mark = path_of(field) if field is not None else None
+    if (
+        mark is None or not value or (isinstance(value, list) and "" in value)
+    ):  # empty texts are refused later
+        return value
+    absolute = resolved(tuple(value) if isinstance(value, list) else value, mark, Path.cwd(), key)
+    return list(absolute) if isinstance(absolute, tuple) else absolute
 
 
 def _read(path: Path) -> str:

@@ -1,14 +1,13 @@
 """Explains in the user's words what the model refuses: expected, given, what to do. Imports no torch."""
 
 import datetime
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
 from trainer.config.job import Job
-from trainer.config.keys import section_of
+from trainer.config.keys import field_at, section_at, walk
 from trainer.config.overrides import Override
 from trainer.config.toml_lines import Key, Lines
 from trainer.config.types import (
@@ -19,9 +18,9 @@ from trainer.config.types import (
     REGION,
     VARIABLE,
     VERSION,
-    Section,
 )
 from trainer.text.masking import masked
+from trainer.text.near import near
 from trainer.text.terminal import one_line
 from trainer.text.wording import many
 
@@ -96,20 +95,11 @@ def _key(location: tuple[int | str, ...]) -> Key:
     """Returns the location's names as in the file, without list indices and the names of a union's types."""
     names: list[str] = []
     for part in location:
-        section = _section(tuple(names))
+        section = section_at(Job, tuple(names))
         if section is None or not isinstance(part, str):
             break
         names.append(part)
     return tuple(names)
-
-
-def _section(key: Key) -> type[Section] | None:
-    """Returns the section that the key names; None for a value or an unknown key."""
-    section: type[Section] | None = Job
-    for name in key:
-        field = section.model_fields.get(name) if section else None
-        section = section_of(field) if field else None
-    return section
 
 
 def placed(
@@ -153,7 +143,7 @@ def _sentence(key: Key, details: Mapping[str, Any], *, hint: bool) -> str:
     kind, context = details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(key) if hint and len(key[-1]) <= _LONGEST_KEY else "unknown key"
-    if kind == "missing" and _section(key[:-1]) and details["loc"] == key:
+    if kind == "missing" and section_at(Job, key[:-1]) and details["loc"] == key:
         return _missing(key)
     if kind == "value_error":
         return str(context["error"])
@@ -181,7 +171,7 @@ def _wanted(kind: str, context: Mapping[str, Any]) -> str | None:
 
 def _unknown(key: Key) -> str:
     """Returns the message for an unknown key: what may have been meant, and the section's hatch."""
-    section, nearest = _section(key[:-1]), _nearest(key)
+    section, nearest = section_at(Job, key[:-1]), _nearest(key)
     if section is None or not section.hatch:
         return nearest
     name = one_line(key[-1])
@@ -193,36 +183,27 @@ def _nearest(key: Key) -> str:
     """Returns the message for an unknown key with the nearest key of the section, else of any section."""
     if meant := _ELSEWHERE.get(key[-1].lower()):
         return f"unknown key; here it is {meant}"
-    section = _section(key[:-1])
+    section = section_at(Job, key[:-1])
     known = list(section.model_fields) if section else []
     inside = f"[{'.'.join(key[:-1])}]" if key[:-1] else "a job file"
-    near = difflib.get_close_matches(key[-1], known, n=1) or [
-        name for name in known if sorted(name) == sorted(key[-1])
-    ]
-    if near:
-        return f"unknown key; did you mean {'.'.join((*key[:-1], near[0]))}?"
-    elsewhere = [other for other in _all_keys() if other[-1] == key[-1]] or [
-        other for other in _all_keys() if difflib.get_close_matches(key[-1], other[-1:], cutoff=0.8)
+    nearest = near(key[-1], known, most=1) or [name for name in known if sorted(name) == sorted(key[-1])]
+    if nearest:
+        return f"unknown key; did you mean {'.'.join((*key[:-1], nearest[0]))}?"
+    others = [other for other, _ in walk(Job)]
+    elsewhere = [other for other in others if other[-1] == key[-1]] or [
+        other for other in others if near(key[-1], other[-1:], least=0.8)
     ]
     if elsewhere:
         return f"unknown key; did you mean {'.'.join(elsewhere[0])}?"
-    likely = difflib.get_close_matches(key[-1], known, n=3, cutoff=_LIKELY)
+    likely = near(key[-1], known, least=_LIKELY)
     if likely and key[:-1] and len(known) > _FEW_KEYS:
         names = ", ".join(".".join((*key[:-1], name)) for name in likely)
         return f"unknown key; the nearest are {names}; `clipship explain {'.'.join(key[:-1])}` lists all"
     return f"unknown key; {inside} has: {', '.join(known)}"
 
 
-def _all_keys(prefix: Key = ()) -> list[Key]:
-    section = _section(prefix)
-    if section is None:
-        return [prefix]
-    inside = [key for name in section.model_fields for key in _all_keys((*prefix, name))]
-    return [prefix, *inside] if prefix else inside
-
-
 def _missing(key: Key) -> str:
-    section = _section(key)
+    section = section_at(Job, key)
     if section is None:
         place = f"in section [{'.'.join(key[:-1])}]" if key[:-1] else "at the top of the file"
         return f"missing; it must be given {place}"
@@ -233,14 +214,13 @@ def _missing(key: Key) -> str:
 
 def _choice(key: Key, given: object) -> str:
     choices = [str(choice) for choice in _literals(key)]
-    near = difflib.get_close_matches(str(given)[:_LONGEST_KEY], choices, n=1)
-    hint = f"; did you mean {_given(near[0])}?" if near else ""
+    nearest = near(str(given)[:_LONGEST_KEY], choices, most=1)
+    hint = f"; did you mean {_given(nearest[0])}?" if nearest else ""
     return f"must be one of {', '.join(map(_given, choices))} (given {_given(given)}){hint}"
 
 
 def _literals(key: Key) -> list[object]:
-    section = _section(key[:-1])
-    field = section.model_fields.get(key[-1]) if section else None
+    field = field_at(Job, key)
     pending: list[Any] = [field.annotation if field else None]
     literals: list[object] = []
     while pending:

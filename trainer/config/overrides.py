@@ -4,8 +4,6 @@ Pure; imports neither the model nor torch.
 """
 
 import datetime
-import json
-import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ from trainer.config.toml_lines import Key
 from trainer.errors import InputError
 
 _EXAMPLES = """optim.lr=1e-3, data.train=shards/*.tar or 'kubernetes.mounts."/data"=pvc:data'"""
-_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True)
@@ -74,22 +71,8 @@ def apply_overrides(table: dict[str, Any], overrides: Sequence[Override]) -> Non
             section[override.key[-1]] = override.value
 
 
-def toml_text(value: Any) -> str:
-    """Returns the value as TOML in one line; quotes and escapes of its texts are those of JSON."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{toml_text(name)} = {toml_text(inner)}' for name, inner in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml_text, value))}]"
-    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
-
-
 def _parsed_key(text: str) -> Key | None:
-    """Returns the key; None if the text is no key.
-
-    Names with other characters stand in quotes, as in the file.
-    """
-    if _KEY.fullmatch(text):
-        return tuple(text.split("."))
+    """Returns the key, written as in the file; None if the text is no key."""
     try:
         table: Any = tomllib.loads(f"{text} = 0")
     except (ValueError, RecursionError):

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,33 +23,16 @@ from trainer.text.masking import masked, secret_in
 
 EMA, MIX = "ema_", "mix_"
 """Begin of the names of metrics of the weights' moving average, and of their mixture with the first ones."""
-BestMetric = Literal[
-    "zero_shot_top1",
-    "zero_shot_top5",
-    "retrieval_i2t_r1",
-    "retrieval_i2t_r5",
-    "retrieval_i2t_r10",
-    "retrieval_t2i_r1",
-    "retrieval_t2i_r5",
-    "retrieval_t2i_r10",
-    "ema_zero_shot_top1",
-    "ema_zero_shot_top5",
-    "ema_retrieval_i2t_r1",
-    "ema_retrieval_i2t_r5",
-    "ema_retrieval_i2t_r10",
-    "ema_retrieval_t2i_r1",
-    "ema_retrieval_t2i_r5",
-    "ema_retrieval_t2i_r10",
-    "mix_zero_shot_top1",
-    "mix_zero_shot_top5",
-    "mix_retrieval_i2t_r1",
-    "mix_retrieval_i2t_r5",
-    "mix_retrieval_i2t_r10",
-    "mix_retrieval_t2i_r1",
-    "mix_retrieval_t2i_r5",
-    "mix_retrieval_t2i_r10",
-]
-"""Metrics of the evaluation for which more is better."""
+_METRICS = (
+    *("zero_shot_top1", "zero_shot_top5"),
+    *("retrieval_i2t_r1", "retrieval_i2t_r5", "retrieval_i2t_r10"),
+    *("retrieval_t2i_r1", "retrieval_t2i_r5", "retrieval_t2i_r10"),
+)
+if TYPE_CHECKING:
+    BestMetric = str
+else:
+    BestMetric = Literal[tuple(weights + metric for weights in ("", EMA, MIX) for metric in _METRICS)]
+    """Metrics of the evaluation for which more is better."""
 
 
 OPEN_CLIP_ENDING = ".pt"

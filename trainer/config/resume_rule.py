@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer.config.job import Job
 from trainer.config.keys import may_change, walk
+from trainer.config.tables import flat
 from trainer.text.masking import masked_values
 
 LENGTH = frozenset({"optim.steps", "optim.epochs", "optim.decay_from_step", "optim.decay_from_lr"})
@@ -30,22 +31,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
     Both arguments are dumped jobs. The length matters unless `now` has `checkpoint.longer` or `shorter`.
     """
     has_new_length = now["checkpoint"]["longer"] or now["checkpoint"]["shorter"]
-    free = may_change_keys() | (LENGTH if has_new_length else frozenset())
-    return _differences(before, now, free, "")
-
-
-def _differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], free: frozenset[str], section: str
-) -> Iterator[str]:
-    for key, new in now.items():
-        name = f"{section}{key}"
-        old = before.get(key)
-        if name in free:
-            continue
-        if isinstance(new, Mapping):
-            yield from _differences(old if isinstance(old, Mapping) else {}, new, free, f"{name}.")
-        elif _plain(old) != _plain(new):
-            yield f"{name} is {_shown(old)} there and {_shown(new)} here"
+    free = tuple(f"{key}." for key in (*may_change_keys(), *(LENGTH if has_new_length else ())))
+    there = dict(flat(before))
+    for key, new in flat(now):
+        old = there.get(key)
+        if not f"{key}.".startswith(free) and _plain(old) != _plain(new):
+            yield f"{key} is {_shown(old)} there and {_shown(new)} here"
 
 
 def _plain(value: object) -> object:

@@ -3,8 +3,9 @@
 The reference and `clipship explain` show them. No pydantic, no torch.
 """
 
-import json
 from typing import Any
+
+from trainer.config.tables import toml_text
 
 PATHS = {
     "file": "path of a file",
@@ -53,9 +54,7 @@ def default(value: object) -> str:
     """Returns a default as the job file writes it; None is "not set"."""
     if value is None:
         return "not set"
-    if isinstance(value, tuple):
-        value = list(value)
-    return f"`{json.dumps(value, ensure_ascii=False)}`" if value != {} else "empty"
+    return f"`{toml_text(value)}`" if value != {} else "empty"
 
 
 def resumed(place: dict[str, Any]) -> str:

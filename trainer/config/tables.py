@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tomli_w
+
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Returns both tables together; a value of `other` takes the place of that of `one`."""
@@ -22,13 +24,13 @@ def flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]
             yield before + name, value
 
 
-def as_toml(value: object) -> str:
-    """Returns a value as a job file shows it to people; quotes in a text are not escaped."""
-    if isinstance(value, bool):
-        return str(value).lower()
+def toml_text(value: Any) -> str:
+    """Returns the value as TOML in one line."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{toml_text(name)} = {toml_text(inner)}' for name, inner in value.items())}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(as_toml, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+        return f"[{', '.join(map(toml_text, value))}]"
+    return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")
 
 
 def with_tuples(value: object) -> object:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from trainer.config.batch_plan import plan
 from trainer.config.job import Job
 from trainer.config.stages import stage_title, stages_of
-from trainer.errors import InputError
+from trainer.errors import InputError, raise_problems
 from trainer.text.wording import many
 
 
@@ -29,8 +29,7 @@ def check_batches(job: Job, size: int) -> None:
             plan(own, size)
         except InputError as problem:
             problems.append(str(problem) if number == 1 else f"{stage_title(job, number)}: {problem}")
-    if problems:
-        raise InputError("\n".join(problems))
+    raise_problems(problems)
 
 
 def check_nodes(job: Job) -> None:

@@ -5,7 +5,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import accumulate, chain, islice
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from trainer.config import Data
 from trainer.config.caption_key import EVERY, Path, path_text
 from trainer.config.caption_template import Template, field_path, filled, parse_template
 from trainer.data.sample import BadSample, RawSample
+from trainer.text.near import did_you_mean
 from trainer.text.wording import many
 
 MOST_JSON_BYTES = 2**24
@@ -249,8 +249,8 @@ def _values(value: Any, path: Path, done: int) -> Iterator[Any]:
 
 
 def _no_field(value: Mapping[str, Any], here: str, step: str) -> str:
-    near = get_close_matches(step, [name for name in islice(value, 100) if len(name) <= _SHOWN_LETTERS], n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    short = (name for name in islice(value, 100) if len(name) <= _SHOWN_LETTERS)
+    hint = did_you_mean(step, short, most=1)
     names = ", ".join(_short(name) for name in list(value)[:_SHOWN_FIELDS]) or "none"
     more = f" and {len(value) - _SHOWN_FIELDS} more" if len(value) > _SHOWN_FIELDS else ""
     return f"it has no field {step} at {here}{hint} (its fields: {names}{more})"

@@ -13,8 +13,7 @@ from pathlib import Path
 import click
 
 from trainer.config import Job
-from trainer.config.loader import load_job
-from trainer.config.typed import from_here
+from trainer.config.loader import from_here, load_job
 from trainer.demo.data import pack_digits
 from trainer.errors import EXIT_DONE, InputError
 from trainer.launch.local import run

@@ -15,7 +15,7 @@ from trainer.data.check import check_data
 from trainer.data.image_folder import class_folders, image_folder, spoken
 from trainer.data.shard_names import expand_key
 from trainer.data.store import read
-from trainer.errors import InputError
+from trainer.errors import InputError, raise_problems
 from trainer.evaluate.template_sets import NotInstalled, class_name_set, template_set
 from trainer.text.wording import many
 
@@ -139,8 +139,7 @@ def check_evaluation(evaluation: Eval) -> None:
             continue
         except InputError as problem:
             problems.append(str(problem))
-    if problems:
-        raise InputError("\n".join(problems))
+    raise_problems(problems)
 
 
 def _lines_of_key(key: str, given: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ Imports no torch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 
 from trainer.errors import InputError
 from trainer.sysinfo.own_table import own_table
+from trainer.text.near import near
 from trainer.text.terminal import one_line
 
 OWN = "own"
@@ -128,9 +128,9 @@ def known_names() -> tuple[str, ...]:
 
 
 def _unknown(name: str) -> str:
-    near = get_close_matches(name[:_LONGEST_SHOWN], known_names(), n=1)
+    nearest = near(name[:_LONGEST_SHOWN], known_names(), most=1)
     suites = ", ".join((*table().suites, OWN))
-    hint = f"did you mean {near[0]}?" if near else f"the suites are {suites}"
+    hint = f"did you mean {nearest[0]}?" if nearest else f"the suites are {suites}"
     reasons = {each: why for some in table().unsupported.values() for each, why in some.items()}
     if name in reasons:
         hint = f"it is not measured, because {reasons[name]}"

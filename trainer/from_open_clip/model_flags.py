@@ -1,5 +1,7 @@
 """Translates flags about the model and the loss."""
 
+from collections.abc import Sequence
+
 from trainer.from_open_clip.line import Line
 from trainer.from_open_clip.translation import Flag, Translate, Translation
 from trainer.model.catalog import MODELS_OF_4, check_model, known_models, read_config
@@ -103,16 +105,9 @@ def with_lock(lock: str) -> Translate:
     return translate
 
 
-def edges(flag: Flag, line: Line, result: Translation) -> None:
-    """Gives the images' size, an edge or height and width."""
-    if given := line[flag.name]:
-        result.set("model.image_size", given[0] if len(given) == 1 else list(given))
-
-
-def channels(flag: Flag, line: Line, result: Translation) -> None:
-    """Gives a value for each of red, green and blue; open_clip takes one for all of them, too."""
-    if given := line[flag.name]:
-        result.set(flag.keys[0], [float(value) for value in (given * 3 if len(given) == 1 else given)])
+def channels(given: Sequence[float]) -> list[float]:
+    """Returns a value for each of red, green and blue; open_clip takes one for all of them, too."""
+    return [*given] * 3 if len(given) == 1 else [*given]
 
 
 def interpolation(flag: Flag, line: Line, result: Translation) -> None:
@@ -126,11 +121,6 @@ def interpolation(flag: Flag, line: Line, result: Translation) -> None:
                 f"{flag.name} {line[flag.name]} is that of evaluation alone: with use_timm open_clip_train "
                 "trains by it, too, and training is bicubic here"
             )
-
-
-def batch_norm(flag: Flag, line: Line, result: Translation) -> None:
-    """Writes the switch either way: it is on by default here."""
-    result.set("model.sync_batch_norm", line[flag.name], named=flag.name in line.named)
 
 
 def siglip(flag: Flag, line: Line, result: Translation) -> None:

@@ -62,12 +62,6 @@ def warmup(flag: Flag, line: Line, result: Translation) -> None:
     result.set("optim.warmup_steps", steps, cut, named=flag.name in line.named)
 
 
-def skip_scheduler(flag: Flag, line: Line, result: Translation) -> None:
-    """Keeps the learning rate constant."""
-    if line[flag.name]:
-        result.set("optim.schedule", "constant")
-
-
 def scheduler(flag: Flag, line: Line, result: Translation) -> None:
     """Takes cosine, const and const-cooldown."""
     kind = line[flag.name]
@@ -126,12 +120,6 @@ def wd_exclude(flag: Flag, line: Line, result: Translation) -> None:
     if line[flag.name]:
         spared = result.settings["optim.no_decay"]
         result.set("optim.no_decay", [*spared.value, *line[flag.name]], spared.comment)
-
-
-def layer_decay(flag: Flag, line: Line, result: Translation) -> None:
-    """Writes the factor; open_clip_train, too, ends with one that is not in (0, 1]."""
-    if line[flag.name] is not None:
-        result.set(flag.keys[0], line[flag.name])
 
 
 def momentum(flag: Flag, line: Line, result: Translation) -> None:

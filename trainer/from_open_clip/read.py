@@ -1,7 +1,6 @@
 """Reads a command line of open_clip_train by the table, as its own parser (argparse) would."""
 
 import argparse
-import difflib
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -10,6 +9,7 @@ from trainer.errors import InputError
 from trainer.from_open_clip.data_flags import literal_pairs
 from trainer.from_open_clip.line import RELEASES, Line, with_model_defaults
 from trainer.from_open_clip.table import FLAGS, flags_of
+from trainer.text.near import near
 
 _PROGRAMS = ("open_clip_train.main", "training.main", "open_clip_train/main.py", "training/main.py")
 _RANKS = ("--nproc_per_node", "--nproc-per-node")
@@ -91,6 +91,6 @@ def _unknown(text: str, release: str) -> str:
     begin = f"{name} is no flag of open_clip_train {release}"
     if name in FLAGS:
         return f"{begin}; only {FLAGS[name].release} has it"
-    near = difflib.get_close_matches(name.replace("_", "-"), [flag.name for flag in flags_of(release)], n=1)
-    hint = f"did you mean {near[0]}?" if near else "docs/from-open-clip.md lists them"
+    nearest = near(name.replace("_", "-"), (flag.name for flag in flags_of(release)), most=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "docs/from-open-clip.md lists them"
     return f"{begin}; {hint}"

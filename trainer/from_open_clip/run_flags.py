@@ -20,12 +20,6 @@ def save_frequency(flag: Flag, line: Line, result: Translation) -> None:
         )
 
 
-def delete_previous(flag: Flag, line: Line, result: Translation) -> None:
-    """Keeps one checkpoint."""
-    if line[flag.name]:
-        result.set("checkpoint.keep", 1)
-
-
 def remote_sync(flag: Flag, line: Line, result: Translation) -> None:
     """Names the place of the copies, if it is one that can be written."""
     to = line[flag.name]
@@ -117,24 +111,6 @@ def dist_backend(flag: Flag, line: Line, result: Translation) -> None:
         result.set("comm.torch.device_backend", line[flag.name])
     elif line[flag.name] is not None:
         result.refused[flag.name] = f"not supported yet: {line[flag.name]}; ranks communicate by NCCL or Gloo"
-
-
-def horovod(flag: Flag, line: Line, result: Translation) -> None:
-    """Names the backend."""
-    if line[flag.name]:
-        result.set("comm.backend", "horovod")
-
-
-def fsdp(flag: Flag, line: Line, result: Translation) -> None:
-    """Names the backend."""
-    if line[flag.name]:
-        result.set("comm.backend", "fsdp")
-
-
-def no_reshard(flag: Flag, line: Line, result: Translation) -> None:
-    """Keeps gathered parameters until the backward pass."""
-    if line[flag.name]:
-        result.set("comm.fsdp.reshard_after_forward", False)
 
 
 def static_graph(flag: Flag, line: Line, result: Translation) -> None:

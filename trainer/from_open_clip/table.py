@@ -30,7 +30,7 @@ from trainer.from_open_clip.rows import (
     refused,
 )
 from trainer.from_open_clip.table_4 import ADDED, NOT_SUPPORTED
-from trainer.from_open_clip.translation import Flag, copy, turned_on
+from trainer.from_open_clip.translation import Flag, copy, switch
 
 _GROUPS: dict[str, tuple[Flag, ...]] = {
     "Training data": (
@@ -103,14 +103,14 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "--image-mean",
             {"type": float, "nargs": "+"},
             "model.image_mean",
-            model_flags.channels,
+            copy(model_flags.channels),
             "The same; one number becomes three.",
         ),
         key(
             "--image-std",
             {"type": float, "nargs": "+"},
             "model.image_std",
-            model_flags.channels,
+            copy(model_flags.channels),
             "The same; one number becomes three.",
         ),
         key(
@@ -208,18 +208,12 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "a locked text tower has locked layer norms, too",
             idle=only_with("--lock-text"),
         ),
-        key(
-            "--grad-checkpointing",
-            SWITCH,
-            "model.grad_checkpointing",
-            turned_on,
-            "The same.",
-        ),
+        key("--grad-checkpointing", SWITCH, "model.grad_checkpointing", switch(), "The same."),
         key(
             "--use-bn-sync",
             SWITCH,
             "model.sync_batch_norm",
-            model_flags.batch_norm,
+            copy(),
             "On by default here, so that `false` is written without the flag. It works with Horovod, too. "
             "With `false`, running statistics are the mean over the ranks; open_clip_train keeps rank 0's.",
         ),
@@ -228,7 +222,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "--force-image-size",
             {"type": int, "nargs": "+"},
             "model.image_size",
-            model_flags.edges,
+            copy(lambda edges: edges[0] if len(edges) == 1 else edges),
             "The same: one edge, or height and width.",
         ),
         key(
@@ -260,7 +254,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "--torchcompile",
             SWITCH,
             "model.compile",
-            turned_on,
+            switch(),
             "The towers' blocks are compiled, not the model as a whole.",
         ),
         refused(
@@ -285,9 +279,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "`siglip`, and the limit of 100 on the logit scale, which is not the default of this loss here.",
         ),
         built_in(
-            "--loss-dist-impl",
-            TEXT,
-            "all of its ways give the same loss; here features are gathered once",
+            "--loss-dist-impl", TEXT, "all of its ways give the same loss; here features are gathered once"
         ),
         key(
             "--coca-caption-loss-weight",
@@ -349,13 +341,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "out.",
         ),
         key("--lr", NUMBER, "optim.lr", optim_flags.learning_rate, "The same peak."),
-        key(
-            "--beta1",
-            NUMBER,
-            "optim.beta1",
-            copy(),
-            "The same.",
-        ),
+        key("--beta1", NUMBER, "optim.beta1", copy(), "The same."),
         key(
             "--beta2",
             NUMBER,
@@ -409,7 +395,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "--skip-scheduler",
             SWITCH,
             "optim.schedule optim.warmup_steps",
-            optim_flags.skip_scheduler,
+            switch("constant"),
             "`constant`, and no warm-up.",
         ),
         key(
@@ -428,14 +414,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "The share of the epochs.",
             idle=only_for_cooldown,
         ),
-        key(
-            "--lr-cooldown-end",
-            a_number(0.0),
-            "optim.min_lr",
-            copy(),
-            "The same.",
-            idle=only_for_cooldown,
-        ),
+        key("--lr-cooldown-end", a_number(0.0), "optim.min_lr", copy(), "The same.", idle=only_for_cooldown),
         key(
             "--lr-cooldown-power",
             a_number(1.0),
@@ -509,13 +488,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "step that their optimizer has counted, with the batch of the params.txt of their run; a file "
             "with weights alone is one for `model.pretrained`.",
         ),
-        key(
-            "--delete-previous-checkpoint",
-            SWITCH,
-            "checkpoint.keep",
-            run_flags.delete_previous,
-            "One checkpoint is kept.",
-        ),
+        key("--delete-previous-checkpoint", SWITCH, "checkpoint.keep", switch(1), "One checkpoint is kept."),
         key(
             "--remote-sync",
             TEXT,
@@ -602,7 +575,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "--horovod",
             SWITCH,
             "comm.backend",
-            run_flags.horovod,
+            switch("horovod"),
             "`horovod`; every loss, data format and accumulation works with it, too.",
             release="3.3",
         ),

@@ -5,7 +5,7 @@ The rows have the topics of table.py, and one of their own for images of any sha
 
 from dataclasses import replace
 
-from trainer.from_open_clip import data_flags, naflex_flags, optim_flags, run_flags
+from trainer.from_open_clip import data_flags, naflex_flags, optim_flags
 from trainer.from_open_clip.rows import (
     NUMBER,
     SWITCH,
@@ -19,7 +19,7 @@ from trainer.from_open_clip.rows import (
     only_shards,
     only_with,
 )
-from trainer.from_open_clip.translation import Flag
+from trainer.from_open_clip.translation import Flag, copy, switch
 
 _NAFLEX = only_with("--use-naflex")
 
@@ -72,7 +72,7 @@ _ROWS: dict[str, tuple[Flag, ...]] = {
             "--text-layer-decay",
             NUMBER,
             "optim.text_layer_decay",
-            optim_flags.layer_decay,
+            copy(),
             "The same factor. All that is behind the blocks has the whole learning rate; there, the last "
             "norm has that of the last block.",
         ),
@@ -80,25 +80,19 @@ _ROWS: dict[str, tuple[Flag, ...]] = {
             "--image-layer-decay",
             NUMBER,
             "optim.image_layer_decay",
-            optim_flags.layer_decay,
+            copy(),
             "The same; and timm's last layer has the whole rate, which there stands below a projection.",
             also="--visual-layer-decay",
         ),
-        key(
-            "--wd-exclude",
-            TEXTS,
-            "optim.no_decay",
-            optim_flags.wd_exclude,
-            "The same patterns.",
-        ),
+        key("--wd-exclude", TEXTS, "optim.no_decay", optim_flags.wd_exclude, "The same patterns."),
     ),
     "Ranks": (
-        key("--fsdp", SWITCH, "comm.backend", run_flags.fsdp, "`fsdp`."),
+        key("--fsdp", SWITCH, "comm.backend", switch("fsdp"), "`fsdp`."),
         key(
             "--fsdp-no-reshard-after-forward",
             SWITCH,
             "comm.fsdp.reshard_after_forward",
-            run_flags.no_reshard,
+            switch(False),
             "`false`.",
             idle=only_with("--fsdp"),
         ),

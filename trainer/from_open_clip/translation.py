@@ -120,7 +120,11 @@ def copy(change: Callable[[Any], Any] = lambda value: value) -> Translate:
     return translate
 
 
-def turned_on(flag: Flag, line: Line, result: Translation) -> None:
-    """Sets the only key of a switch to true if it is given."""
-    if line[flag.name]:
-        result.set(flag.keys[0], True)
+def switch(value: Any = True) -> Translate:
+    """Returns the translation of a switch that gives its first key this value."""
+
+    def translate(flag: Flag, line: Line, result: Translation) -> None:
+        if line[flag.name]:
+            result.set(flag.keys[0], value)
+
+    return translate

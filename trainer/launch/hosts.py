@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.errors import InputError
+from trainer.errors import InputError, raise_problems
 from trainer.launch.commands import answer_of
 from trainer.sysinfo.addresses import PORTS, address_family, free_port, is_here, is_loopback
 
@@ -67,8 +67,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    if problems:
-        raise InputError("\n".join(problems))
+    raise_problems(problems)
     return tuple(hosts)
 
 

@@ -1,6 +1,5 @@
 """Checks model names and config files without importing open_clip (which imports torch)."""
 
-import difflib
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from trainer.model.tags import clean_tag, has_tags, known_tags
 from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG, WEIGHTS, checkpoint_folder
 from trainer.safe_io.plain import read_json
 from trainer.sysinfo.own_table import own_table
+from trainer.text.near import near
 
 _CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
 HUB = "hf-hub:"
@@ -181,8 +181,8 @@ def check_tag(name: str, tag: str | None) -> None:
         raise InputError(
             f"model.pretrained: open_clip has no weights for {name}, so none called {tag!r}. {path}"
         )
-    near = difflib.get_close_matches(clean_tag(tag), known, n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}."
+    nearest = near(clean_tag(tag), known)
+    hint = f"did you mean {', '.join(nearest)}?" if nearest else f"it has {', '.join(known)}."
     raise InputError(f"model.pretrained: {name} has no weights called {tag!r}; {hint} {path}")
 
 
@@ -228,9 +228,9 @@ def _check_known(name: str) -> None:
     if plain in MODELS_OF_4:
         raise InputError(f"model.name: {name} is a model of open_clip 4, and an older release is installed")
     by_lower = {model.lower(): model for model in known}
-    near = [by_lower[match] for match in difflib.get_close_matches(plain.lower(), list(by_lower), n=3)]
+    meant = [by_lower[match] for match in near(plain.lower(), by_lower)]
     hint = (
-        f"did you mean {', '.join(near)}?" if near else f"open_clip has for example {', '.join(known[:3])}."
+        f"did you mean {', '.join(meant)}?" if meant else f"open_clip has for example {', '.join(known[:3])}."
     )
     raise InputError(f"model.name: unknown model {name!r}; {hint} For a config file, give its path (.json)")
 

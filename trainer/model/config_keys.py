@@ -7,13 +7,13 @@ open_clip.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from math import isfinite
 from typing import Any, TypeGuard
 
 from trainer.errors import InputError
 from trainer.sysinfo.own_table import own_table
+from trainer.text.near import near
 
 _FEW = 5
 _MOST, _WIDEST, _MOST_LAYERS = 2**24, 2**17, 1024
@@ -122,10 +122,10 @@ def _problems(given: object, keys: Keys, name: str) -> Iterator[str]:
 def _instead(key: object, keys: Keys) -> str:
     """Returns the allowed keys if they are few, else those that are nearest."""
     few = len(keys) <= _FEW
-    near = list(keys) if few else get_close_matches(str(key), list(keys))
-    return (
-        f" ({'allowed are' if few else 'did you mean'} {', '.join(near)}{'' if few else '?'})" if near else ""
-    )
+    names = ", ".join(keys if few else near(str(key), keys))
+    if not names:
+        return ""
+    return f" (allowed are {names})" if few else f" (did you mean {names}?)"
 
 
 def _short(value: object) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.config import Model
-from trainer.errors import InputError
+from trainer.errors import raise_problems
 from trainer.model.catalog import read_config
 
 _TOWER = "naflexvit_"
@@ -31,8 +31,7 @@ def takes_any_shape(config: Mapping[str, Any]) -> bool:
 
 def check_image_tokens(model: Model, config: Mapping[str, Any] | None = None) -> None:
     """Raises InputError for a budget of a tower that takes none, and for keys that it excludes."""
-    if problems := list(_problems(model, config)):
-        raise InputError("\n".join(problems))
+    raise_problems(_problems(model, config))
 
 
 def _problems(model: Model, config: Mapping[str, Any] | None) -> Iterator[str]:

@@ -4,14 +4,21 @@ Imports no torch and no open_clip.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from trainer.comm.backends import check_backend, check_lost_nodes, check_restarts, launcher_for
 from trainer.config import Job
-from trainer.config.batch_plan import plan, schedule
+from trainer.config.batch_plan import BatchPlan, plan, schedule
 from trainer.config.formats import FORMATS
+from trainer.config.loader import load_job
+from trainer.config.stages import NAME, stage_title, stages_of
 from trainer.config.stores import stores_of
+from trainer.config.tables import flat
 from trainer.config.world_sizes import check_nodes
 from trainer.copies.copied_run import CopiedRun
 from trainer.copies.place import check_place
@@ -19,21 +26,100 @@ from trainer.data.check import check_data
 from trainer.data.sample_counts import check_streams
 from trainer.data.shard_names import expand_shards
 from trainer.data.storage import check_storage, use_storage
-from trainer.errors import InputError, problems_of
-from trainer.estimate.fit import check_micro_batch
+from trainer.errors import InputError, problems_of, raise_problems
+from trainer.estimate.fit import check_micro_batch, with_gpu_limit
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
 from trainer.evaluate.suite_folders import check_suite, check_suite_files
+from trainer.launch.hosts import Host
+from trainer.launch.local import ranks_of
 from trainer.launch.schedulers import scheduler
 from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag, check_teacher
 from trainer.model.host_compiler import check_compiler
 from trainer.model.image_tokens import check_image_tokens
 from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
-from trainer.plan.stages import check_stages, check_stored
+from trainer.plan.device import no_gpu_here
+from trainer.preflight.host_probe import try_place
 from trainer.run.checkpoints import check_no_file, check_resume, newest_step
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
 from trainer.run.notify import check_address
 from trainer.telemetry.writers import check_installed
+
+
+@dataclass(frozen=True)
+class LaterStage:
+    """Stage of a run behind the job's own training, with what is planned for it."""
+
+    title: str
+    keys: Mapping[str, Any]
+    """Keys that it has for itself, such as model.image_size."""
+    job: Job
+    planned: Job
+    """The job with a number in place of "auto"."""
+    batch_plan: BatchPlan
+    samples: int | None
+    """Samples of an epoch; None if they are not known yet."""
+
+
+def later_stages(job: Job, world_size: int, samples: int | None) -> list[LaterStage]:
+    """Returns the later stages of a job that has passed its checks, whose epoch has so many samples."""
+    found = []
+    for table, (title, own) in zip(job.stage, _later(job), strict=True):
+        planned = with_gpu_limit(own, world_size)
+        keys = dict(flat({name: value for name, value in table.items() if name != NAME}))
+        known = samples if own.data == job.data else None
+        found.append(LaterStage(title, keys, own, planned, plan(planned, world_size), known))
+    return found
+
+
+def _later(job: Job) -> list[tuple[str, Job]]:
+    """Returns title and job of each stage but the first."""
+    return [(stage_title(job, number), own) for number, own in enumerate(stages_of(job)[1:], 2)]
+
+
+def check_stages(job: Job, world_size: int, *, files: bool) -> None:
+    """Raises InputError that lists the problems of the later stages; `files` lets their data be opened."""
+    problems = [
+        f"{title}: {line}"
+        for title, own in _later(job)
+        for text in problems_of(_checks(job, own, world_size, files=files))
+        for line in text.splitlines()
+    ]
+    raise_problems(problems)
+
+
+def _checks(first: Job, own: Job, world_size: int, *, files: bool) -> list[Callable[[], object]]:
+    """Returns the checks of what a stage may have for itself."""
+    checks: list[Callable[[], object]] = [
+        lambda: plan(own, world_size),
+        lambda: check_micro_batch(own, world_size),
+        lambda: check_backend(own, world_size),
+        lambda: check_image_tokens(own.model),
+        lambda: check_loss(own),
+    ]
+    if files:
+        checks += [
+            lambda: check_teacher(own.model),
+            lambda: check_teacher_tokens(own.model),
+            lambda: check_text_mask(own),
+            lambda: check_stored(own),
+        ]
+    if files and own.data != first.data:
+        checks.append(lambda: _check_length(own))
+    return checks
+
+
+def check_stored(job: Job) -> None:
+    """Raises InputError if what teachers have stored is not that of the training data."""
+    if job.model.targets:
+        from trainer.data.targets import check_targets  # with numpy, which other jobs need not have here
+
+        check_targets(job)
+
+
+def _check_length(job: Job) -> None:
+    if (samples := check_data(job.data)) is not None:
+        schedule(job, samples)
 
 
 def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
@@ -69,8 +155,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: None if elsewhere else _check_copies(job, fresh=fresh),
         lambda: check_stages(job, world_size, files=True),
     )
-    samples = None
-    problems: list[str] = []
+    samples, problems = None, []
     try:
         samples = check_data(job.data)
         if job.data.streams:
@@ -80,8 +165,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
     except InputError as problem:
         problems.append(str(problem))
     problems += problems_of(checks)
-    if problems:
-        raise InputError("\n".join(problems))
+    raise_problems(problems)
     return samples
 
 
@@ -98,7 +182,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
     if not _runs_elsewhere(job):
         checks += [lambda: _check_packages(job), lambda: check_storage(job)]
     checks.append(lambda: check_stages(job, world_size, files=False))
-    _refuse(checks)
+    raise_problems(problems_of(checks))
     return None if FORMATS[job.data.kind].unit else job.data.synthetic_samples
 
 
@@ -171,27 +255,78 @@ def check_submission(job: Job, to: str, *, data: bool) -> int | None:
     except InputError as problem:
         problems.append(str(problem))
     problems += problems_of([lambda: place.validate(job)])
-    if problems:
-        raise InputError("\n".join(dict.fromkeys(line for text in problems for line in text.splitlines())))
+    raise_problems(problems)
     return samples
 
 
 def check_evaluated(job: Job) -> None:
     """Raises InputError that lists every problem of a job that only evaluates a model."""
     _reach_storage(job)
-    _refuse(
-        (
-            lambda: check_model(job.model.name),
-            lambda: _check_packages(job),
-            lambda: check_storage(job),
-            lambda: check_evaluation(job.eval),
-            lambda: check_retrieval(job),
-            lambda: check_suite_files(job.eval),
-        )
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: check_model(job.model.name),
+        lambda: _check_packages(job),
+        lambda: check_storage(job),
+        lambda: check_evaluation(job.eval),
+        lambda: check_retrieval(job),
+        lambda: check_suite_files(job.eval),
     )
+    raise_problems(problems_of(checks))
 
 
-def _refuse(checks: Sequence[Callable[[], object]]) -> None:
-    """Raises InputError that lists the problems that the checks raise."""
-    if problems := problems_of(checks):
-        raise InputError("\n".join(problems))
+_ELSEWHERE = (
+    "if only the cluster's nodes see the files of the job, use `clipship check --no-data`; for that, "
+    "`clipship submit`, `sweep` and `resume` have --no-check"
+)
+
+
+def checked(
+    job_path: Path,
+    overrides: Sequence[str],
+    ranks: int | None,
+    *,
+    hosts: Sequence[Host] | None = None,
+    image: bool = False,
+    files: bool = True,
+    fresh: bool = False,
+) -> tuple[Job, int, int | None]:
+    """Returns the job, its world size and the number of samples, None if not known.
+
+    `hosts` are those of --hosts, in place of `ranks`; `image` checks its image, batch script and MPIJob too;
+    `files` opens the files that it names; `fresh` means that its run folder will be a new one. Raises
+    InputError that lists every problem.
+    """
+    job = load_job(job_path, overrides)
+    world_size = ranks_of(job, ranks, hosts)
+    samples, problems = None, []
+    try:
+        samples = check_job(job, world_size, fresh=fresh) if files else check_without_files(job, world_size)
+    except InputError as problem:
+        problems.append(str(problem))
+        if image and files and job.schedulers:
+            problems.append(_ELSEWHERE)
+    # `clipship check` without --nproc is about the cluster, if the job has one
+    if files and (not image or ranks is not None or not (job.resources.nodes > 1 or job.schedulers)):
+        problems += problems_of([lambda: try_place(job, run_folder(job))])
+    if image and ranks is not None:
+        problems += no_gpu_here(job, local=True)  # without --nproc another machine may be meant
+    if image:
+        problems += problems_of(
+            partial(job_check, job) for job_check in _submission_checks(job, ranks, files=files)
+        )
+    raise_problems(problems)
+    return job, world_size, samples
+
+
+def _submission_checks(job: Job, ranks: int | None, *, files: bool) -> Iterator[Callable[[Job], object]]:
+    """Yields the checks of the job's image and of its schedulers; each of them raises InputError."""
+    if job.model_fields_set & {"image", "stack"}:
+        from trainer.image.compatibility import check_stack
+
+        yield check_stack
+    # an image with a digest is built already
+    if files and job.image.tag is not None and "@" not in job.image.tag:
+        from trainer.image.context import check_files
+
+        yield lambda job: check_files(job.image.site)
+    for name in job.schedulers if ranks is None else ():
+        yield scheduler(name).validate

@@ -8,10 +8,9 @@ from trainer.estimate.architecture import planned_architecture
 from trainer.estimate.fit import memory_of, with_gpu_limit
 from trainer.estimate.size import checkpoint_bytes
 from trainer.estimate.step_speed import step_speed
+from trainer.plan.check import LaterStage
 from trainer.plan.describe import Facts, all_warnings, rows_of, total_steps
-from trainer.plan.device import on_gpus
-from trainer.plan.gpu import scaling_of
-from trainer.plan.stages import LaterStage
+from trainer.plan.device import on_gpus, scaling_of
 from trainer.plan.unused_keys import unused_keys
 from trainer.run.folder import run_folder
 

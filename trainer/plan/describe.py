@@ -6,45 +6,45 @@ Writes nothing; imports no torch.
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from trainer.comm.backends import connection
-from trainer.config import Data, Job, Model, Optim
+from trainer.config import Data, Eval, Job, Model, Optim, is_remote
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
 from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import words
 from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.stack_table import KnownBad, table
-from trainer.config.tables import as_toml
+from trainer.config.tables import toml_text
 from trainer.data.image_folder import image_folder
 from trainer.data.reading_plan import reading_rows
 from trainer.data.shard_names import expand_shards
 from trainer.data.storage import storage_rows
 from trainer.estimate.fit import with_gpu_limit
+from trainer.evaluate.suite_folders import find_sets
 from trainer.launch.schedulers import launchers_of, scheduler
 from trainer.model.image_edges import lost_pixels
 from trainer.model.image_tokens import image_tokens
 from trainer.model.recomputing import not_recomputed
 from trainer.model.text_size import text_parameters
-from trainer.plan.device import device_rows, no_gpu_here, on_gpus
+from trainer.plan.check import LaterStage, later_stages
+from trainer.plan.device import device_rows, gpu_rows, no_gpu_here, on_gpus, scaling_rows, too_large
 from trainer.plan.disk import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.plan.environment import environment_row, missing_here, not_in_the_image
 from trainer.plan.first_samples import FirstSamples
-from trainer.plan.gpu import gpu_rows, scaling_rows, too_large
 from trainer.plan.hub_parts import not_fetched
 from trainer.plan.places import odd_places
 from trainer.plan.save import SaveTime, interval_rows, save_rows, save_time, too_little_notice
-from trainer.plan.scores import score_rows
 from trainer.plan.secret_values import secret_warnings
-from trainer.plan.spares import no_spares_here, spares_by_hand, with_spares
-from trainer.plan.stages import LaterStage, later_stages
+from trainer.plan.spares import no_spares, with_spares
 from trainer.plan.state_memory import in_memory, too_little_memory
-from trainer.plan.suite import suite_rows
 from trainer.plan.unused_keys import unused_keys
 from trainer.run.folder import run_folder, used_again
 from trainer.sysinfo.variables import name_problems
 from trainer.sysinfo.versions import PACKAGE, installed, unsupported
 from trainer.text.table import by_topic
+from trainer.text.terminal import shown
 from trainer.text.wording import many
 
 _SMALL_CONTRAST = 16
@@ -149,7 +149,7 @@ def all_warnings(facts: Facts) -> Iterator[str]:
     yield from filter(None, [untried, unsupported(job.stack.open_clip if in_image else installed(PACKAGE))])
     yield from too_little_disk(job, facts.disk)
     yield from too_little_memory(job, local=local)
-    yield from no_spares_here(job) if local else spares_by_hand(job)
+    yield from no_spares(job, local=local)
     if not local:
         yield from too_little_notice(job, facts.save)
     if on_gpus(job, local=local):
@@ -171,7 +171,7 @@ def _of_stages(facts: Facts) -> Iterator[str]:
 def _stages(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yields rows about each later stage: its own keys, its length, and what it takes of a GPU."""
     for stage in facts.later:
-        keys = ", ".join(f"{key} = {as_toml(value)}" for key, value in stage.keys.items())
+        keys = ", ".join(f"{key} = {toml_text(value)}" for key, value in stage.keys.items())
         topic, named, name = stage.title.partition(" (")
         yield topic, f"{name.removesuffix(')')}: {keys}" if named else keys
         batch = batch_text(stage.planned, stage.batch_plan)
@@ -423,3 +423,41 @@ def _named(patterns: Sequence[str]) -> str:
 
 def _files(patterns: Sequence[str]) -> str:
     return many(len(expand_shards(patterns)), "file")
+
+
+def score_rows(job: Job) -> Iterator[tuple[str, str]]:
+    """Yields topic and text of the line; none for scores behind addresses, which may be far and large."""
+    data = job.data
+    if not data.scores or any(map(is_remote, data.scores)) or not find_spec("pyarrow"):
+        return
+    from trainer.data.scores import kept_of_all, scored, scores_of  # imports numpy
+
+    if (scores := scores_of(data)) is None:
+        return
+    kept, of = kept_of_all(scores, data.filters)
+    filters = ", ".join(each.text for _, each in scored(data.filters))
+    yield "scores", f"{kept:,} of {many(of, 'sample')} with a row pass {filters}"
+
+
+def suite_rows(evaluation: Eval, *, files: bool) -> Iterator[tuple[str, str]]:
+    """Yields topic and text of the lines of `clipship check` about the suite."""
+    suite = evaluation.suite
+    if not suite.names:
+        return
+    names = ", ".join(suite.names)
+    if not files:
+        yield "suite", names
+        return
+    suites = find_sets(evaluation)
+    total = len(suites.sets) + len(suites.missing)
+    there = ", ".join(each.row.name for each in suites.sets)
+    yield (
+        "suite",
+        shown(f"{names}: {len(suites.sets)} of {many(total, 'set')} on disk" + (there and f": {there}")),
+    )
+    if absent := ", ".join(each.row.name for each in suites.missing if not each.there):
+        yield "", shown(f"not on disk: {absent}")
+    for each in suites.missing:
+        if each.there:
+            yield "", shown(f"not whole: {each.row.name}: {each.why}")
+    yield "", "`clipship eval RUN` measures the sets on disk; the run itself does not"

@@ -1,6 +1,5 @@
 """Text of `clipship check` about the packages of the ranks: image, or Python here. Imports no torch."""
 
-import json
 import platform
 import re
 import sys
@@ -10,6 +9,7 @@ from importlib.util import find_spec
 from trainer.comm.backends import BACKENDS
 from trainer.config import Job
 from trainer.config.stack_table import table
+from trainer.config.tables import toml_text
 from trainer.data.storage import storage_needed
 from trainer.launch.schedulers import scheduler
 from trainer.model.packages import needed, not_named
@@ -58,7 +58,7 @@ def not_in_the_image(job: Job) -> Iterator[str]:
         need = f"model.name = {job.model.name} needs {', '.join(lacking)} ({needed(job.model).reason})"
         yield (
             f"{need}: an image that is built from this job has it, an image of another job needs "
-            f"image.pip_packages = {json.dumps(lacking)}"
+            f"image.pip_packages = {toml_text(lacking)}"
         )
     wanted = {package: path for package, _, path in storage_needed(job)}
     for name, setting in job.logging.services.items():
@@ -68,7 +68,7 @@ def not_in_the_image(job: Job) -> Iterator[str]:
         if package not in added:
             yield (
                 f"{reason} needs the package {package}, which the image has only with image.pip_packages = "
-                f'["{package}"]'
+                f"{toml_text([package])}"
             )
 
 

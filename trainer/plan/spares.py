@@ -14,22 +14,15 @@ def with_spares(job: Job) -> str:
     return f", and {many(spares, 'spare node')} (recovery.spare_nodes): {_all(job)} in all"
 
 
-def no_spares_here(job: Job) -> Iterator[str]:
-    """Yields a sentence if the job has spare nodes and its ranks start on this machine, which is one node."""
-    if job.recovery.spare_nodes:
-        yield (
-            f"recovery.spare_nodes = {job.recovery.spare_nodes}, but a run on this machine has 1 node and no "
-            f"spare: {_where(job)}"
+def no_spares(job: Job, *, local: bool) -> Iterator[str]:
+    """Yields a sentence if nothing allocates the spare nodes of a job, on this machine if it is `local`."""
+    if job.recovery.spare_nodes and (local or not job.schedulers):
+        why = (
+            "but a run on this machine has 1 node and no spare"
+            if local
+            else "and no scheduler of this job allocates nodes"
         )
-
-
-def spares_by_hand(job: Job) -> Iterator[str]:
-    """Yields a sentence if no scheduler allocates the nodes of a job with spare nodes."""
-    if job.recovery.spare_nodes and not job.schedulers:
-        yield (
-            f"recovery.spare_nodes = {job.recovery.spare_nodes}, and no scheduler of this job allocates "
-            f"nodes: {_where(job)}"
-        )
+        yield f"recovery.spare_nodes = {job.recovery.spare_nodes}, {why}: {_where(job)}"
 
 
 def _where(job: Job) -> str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from trainer.comm.backends import asks_for_memory, disk_only, keeps_in_memory
 from trainer.config import Job
 from trainer.config.kubernetes import shm_gb_of
-from trainer.config.slurm_values import memory_bytes
+from trainer.config.slurm import memory_bytes
 from trainer.estimate.size import state_bytes
 from trainer.sysinfo.shortage import SHARED_MEMORY
 from trainer.world.state_parts import BUFFERS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainer.config.tables import as_toml, flat
+from trainer.config.tables import flat, toml_text
 from trainer.report.cost import taken_s, usual_records
 from trainer.report.folder import Numbers, RunFacts
 from trainer.report.metric_words import is_share, metric_names, metric_text
@@ -59,7 +59,7 @@ def _unequal(topic: str, sides: Sequence[Mapping[str, str]]) -> Iterator[Differe
 
 def _flat(table: Mapping[str, Any]) -> dict[str, str]:
     """Returns the keys of a job with their sections' names, and values as TOML has them."""
-    return {key: as_toml(value) for key, value in flat(table)}
+    return {key: toml_text(value) for key, value in flat(table)}
 
 
 def _environment(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Job
-from trainer.config.loader import load_job
-from trainer.config.typed import from_here
+from trainer.config.loader import from_here, load_job
 from trainer.config.world_sizes import needs_even_nodes, world_sizes
 from trainer.errors import InputError
 from trainer.run.folder import run_folder

@@ -110,9 +110,9 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json_text(value, indent=2) + "\n")
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
+def json_text(value: Any, indent: int | None = None, *, ascii_only: bool = True) -> str:
     """Returns JSON text. JSON has no NaN and no infinities: they become null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=ascii_only, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -4,11 +4,11 @@ The libraries are NCCL, its plugins, torch and Horovod. Such a setting has no ef
 report it. Imports no torch.
 """
 
-import difflib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from trainer.sysinfo.own_table import own_table
+from trainer.text.near import did_you_mean
 
 _LIBRARIES = ("nccl", "torch", "horovod")
 _TITLES = {"nccl": "NCCL", "torch": "torch", "horovod": "Horovod"}
@@ -61,8 +61,8 @@ def _problem(name: str, library: str, version: str | None, table: dict[str, Any]
         return f"{_TITLES[library]} {version} does not read it; {since} is the first version that does"
     if name in table[library]["names"]:
         return None
-    near = difflib.get_close_matches(name, table[library]["names"], n=1, cutoff=0.75)
-    return f"{_TITLES[library]} does not read it" + (f"; did you mean {near[0]}?" if near else "")
+    hint = did_you_mean(name, table[library]["names"], most=1, least=0.75)
+    return f"{_TITLES[library]} does not read it{hint}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

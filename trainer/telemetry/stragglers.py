@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer.comm.accelerator import on_accelerator
 from trainer.comm.protocol import Comm
-from trainer.config.health import Health
+from trainer.config.recovery import Health
 from trainer.text.wording import many
 from trainer.world.condemned import condemn
 

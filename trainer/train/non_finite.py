@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.comm.protocol import Comm
-from trainer.config.health import Health
+from trainer.config.recovery import Health
 from trainer.run.layout import NON_FINITE
 from trainer.safe_io.atomic import write_json
 from trainer.text.wording import many

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from trainer.config import Job
-from trainer.config.kubernetes_values import Mount
+from trainer.config.kubernetes import Mount
 from trainer.config.training import is_config_file
 from trainer.safe_io.plain import read_plain
 

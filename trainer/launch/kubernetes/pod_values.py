@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.config.kubernetes_values import Mount, Toleration
+from trainer.config.kubernetes import Mount, Toleration
 
 Yaml = dict[str, Any]
 

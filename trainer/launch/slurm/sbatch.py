@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from trainer.config import Job
 from trainer.config.loader import dump_job
-from trainer.config.slurm_values import output_file
+from trainer.config.slurm import output_file
 from trainer.errors import ClusterError, InputError, NoAnswer
 from trainer.launch.commands import answer_of
 from trainer.launch.slurm.script import batch_script

@@ -14,10 +14,10 @@ from trainer.comm.backends import (
 )
 from trainer.config import Job
 from trainer.config.fabric_fit import fabric_problems, nccl_unknown
-from trainer.config.slurm_values import check_output
+from trainer.config.slurm import check_output
 from trainer.config.stages import standard_input
 from trainer.config.world_sizes import check_batches
-from trainer.errors import InputError, problems_of
+from trainer.errors import InputError, problems_of, raise_problems
 from trainer.launch.fabric import conflicts, plugin_advice, refusal
 from trainer.text.wording import many
 
@@ -28,9 +28,7 @@ nobody set most of the others."""
 
 def validate(job: Job) -> None:
     """Raises InputError with every problem, one per line."""
-    problems = list(_problems(job))
-    if problems:
-        raise InputError("\n".join(dict.fromkeys(problems)))  # two checks may meet the same one
+    raise_problems(_problems(job))
 
 
 def warnings(job: Job) -> Iterator[str]:
