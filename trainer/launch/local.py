@@ -166,14 +166,15 @@ def start_ranks(
     all_hosts = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
     keeps_going = folder is not None and job.recovery.max_restarts > 0 and launcher == "clipship"
     with _exit_folder() as exits:
-        rendezvous = _rendezvous(all_hosts, hosts is None)
+        rendezvous = Rendezvous(*_free_address(all_hosts, hosts is None), secrets.token_hex(16))
         variables = (
             _variables(job, launcher, all_hosts, hosts is None)
             | rendezvous.variables()
             | {BEGAN: f"{began_at(os.environ, began or time.time()):.3f}"}
         )
         if keeps_going:
-            variables |= _keeping_going(job, hosts)
+            spares = 0 if hosts is None else job.recovery.spare_nodes
+            variables |= {KEEPS_GOING: "1", RESPAWNS: "1", SPARE_NODES: str(spares)}
         again = starts_again(job, launcher) if folder is not None else ""
         if again:
             variables |= {STARTS_AGAIN: again, GENERATION: "1"}
@@ -218,6 +219,11 @@ def start_ranks(
         def next_after(generation: int) -> int:
             return asked_after(Path(folder), rendezvous.start, generation) if again and folder else 0
 
+        def is_over(generation: int) -> bool:
+            # the others may go on without the one that has left a record here
+            left = not keeps_going and any(start.folder.glob("rank-*.json"))
+            return left or recorded_end() is not None or next_after(generation) > 0
+
         def start_once(generation: int) -> int:
             for record in start.folder.glob("rank-*.json"):
                 record.unlink()  # of the generation before
@@ -227,10 +233,9 @@ def start_ranks(
                 start.folder,
                 request_stop,
                 fallback_signal,
-                lambda: recorded_end() is not None or next_after(generation) > 0,
+                lambda: is_over(generation),
                 stdin,
                 signal_line,
-                one_record_ends=not keeps_going,
             )
 
         with _live_line(start, job, launcher, environment):
@@ -295,12 +300,6 @@ def _live_line(
         environment[LIVE] = "1"
     with live:
         yield
-
-
-def _keeping_going(job: Job, hosts: Sequence[Host] | None) -> dict[str, str]:
-    """Returns the variables that tell supervisors what their launcher does when one of them is lost."""
-    spares = 0 if hosts is None else job.recovery.spare_nodes
-    return {KEEPS_GOING: "1", RESPAWNS: "1", SPARE_NODES: str(spares)}
 
 
 def ranks_of(job: Job, nproc: int | None, hosts: Sequence[Host] | None) -> int:
@@ -376,11 +375,6 @@ def _loopback(job: Job) -> dict[str, str]:
     return names | {name: value for name, value in job.env.items() if name in names}
 
 
-def _rendezvous(all_hosts: Sequence[Host], here: bool) -> Rendezvous:
-    """Returns the address at which the supervisors meet, with a new token for this run."""
-    return Rendezvous(*_free_address(all_hosts, here), secrets.token_hex(16))
-
-
 def _free_address(all_hosts: Sequence[Host], here: bool) -> tuple[str, int]:
     """Returns address and free port on the host of rank 0."""
     return ("127.0.0.1", free_port("127.0.0.1")) if here else rendezvous_address(all_hosts)
@@ -408,7 +402,10 @@ every interface."""
 
 
 def _clipship(start: LaunchRequest) -> list[str]:
-    where = [f"--ranks={start.ranks}"] if start.here else [*_host_options(start.hosts), _ssh_option()]
+    where = [f"--ranks={start.ranks}"]
+    if not start.here:
+        ssh = shlex.join(["ssh", *SSH_OPTIONS, *KEEP_ALIVE])
+        where = [*(f"--host={host.name}:{host.slots}" for host in start.hosts), f"--ssh={ssh}"]
     where += ["--keep-going"] if start.keeps_going else []
     return [sys.executable, "-P", "-m", "trainer.launch.ranks.localrun", *where, "--", *start.command]
 
@@ -420,14 +417,6 @@ def _mpirun(start: LaunchRequest) -> list[str]:
     )
     exported = sorted({*start.variables, EXIT_DIR})
     return mpirun_command(find_open_mpi(), start.command, start.ranks, hostfile, exported)
-
-
-def _host_options(hosts: Sequence[Host]) -> list[str]:
-    return [f"--host={host.name}:{host.slots}" for host in hosts]
-
-
-def _ssh_option() -> str:
-    return f"--ssh={shlex.join(['ssh', *SSH_OPTIONS, *KEEP_ALIVE])}"
 
 
 _COMMANDS: dict[Launcher, Callable[[LaunchRequest], list[str]]] = {
