@@ -104,7 +104,7 @@ def _kind(job: Job) -> Iterator[str]:
     useless = [key for key in row.without if _is_given(given, key)]
     if useless:
         able = " or ".join(
-            f'"{other.name}"' for other in KINDS.values() if not set(useless) & set(other.without)
+            f'"{other.name_in_job}"' for other in KINDS.values() if not set(useless) & set(other.without)
         )
         yield (
             f"kubernetes.{', '.join(useless)}: {row.kind}s have no use for it: leave it out"
@@ -205,7 +205,7 @@ def _size(job: Job) -> Iterator[str]:
 
 def _own_bytes(job: Job) -> int:
     """Returns the bytes of the job's ConfigMap."""
-    pods = kind_of(job).view(job)
+    pods = kind_of(job)(job)
     users = (pods.passwd, pods.group) if pods.passwd else ()
     texts = (pods.job_text, *users, *(file.text for file in pods.carried))
     return sum(len(text.encode(errors="surrogatepass")) for text in texts)
