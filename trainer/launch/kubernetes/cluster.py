@@ -21,7 +21,6 @@ from trainer.errors import ClusterError
 from trainer.launch.kubernetes.gangs import Gang
 from trainer.launch.kubernetes.kind import Kind, Object
 from trainer.safe_io.plain import parse_json, read_plain
-from trainer.text.terminal import say
 
 _ANSWER_S = 20.0
 _SHOWN = 200
@@ -227,11 +226,6 @@ def explain(problem: ApiException, what: str, namespace: str, row: Known | None 
             return f"{head}the cluster does not know {row.kind}s ({message}): {row.advice}"
         case _:
             return f"{head}{message}"
-
-
-def warn(text: str) -> None:
-    """Print a warning on stderr."""
-    say(f"warning: {text}")
 
 
 def _message(problem: ApiException) -> str:

@@ -14,9 +14,8 @@ from trainer.errors import (
     EXIT_START_AGAIN,
     EXIT_TIMED_OUT,
 )
-from trainer.launch.kubernetes.gangs import Place, values
+from trainer.launch.kubernetes.gangs import Place, Yaml, values
 from trainer.launch.kubernetes.kind import JOB_FILE, OWN_UID, Kind, Object, program
-from trainer.launch.kubernetes.pod_values import Yaml
 from trainer.world.variables import KEEPS_GOING, RESPAWNS, SPARE_NODES
 
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,24 +14,15 @@ from trainer.comm.backends import Launcher, meeting_variables, over_mpi
 from trainer.config import Image, Job, Kubernetes
 from trainer.config.fabric_fit import fabric_of
 from trainer.config.kubernetes import JOB_FOLDER, object_name, shm_gb_of
+from trainer.config.kubernetes_values import Mount, Toleration
 from trainer.config.loader import own_keys
 from trainer.config.stack_table import ARCHITECTURES, ARM64
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
-from trainer.launch.kubernetes.gangs import GANGS, Gang
-from trainer.launch.kubernetes.node_network import isolated, on_host_network
+from trainer.launch.kubernetes.gangs import GANGS, Gang, Yaml
+from trainer.launch.kubernetes.network import isolated, on_host_network
 from trainer.launch.kubernetes.places import Carried, carried
 from trainer.launch.kubernetes.pod.names import JOB_UID
-from trainer.launch.kubernetes.pod_values import (
-    Yaml,
-    cores,
-    gib,
-    memory,
-    mounted,
-    plain_variables,
-    toleration,
-    volume,
-)
 from trainer.text.wording import many
 
 Object = dict[str, Any]
@@ -40,7 +31,7 @@ JOB_FILE = f"{JOB_FOLDER}/job.toml"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _MEETING_PORT, _MASTER_PORT = 29400, 29401
 # root needs them on volumes whose files belong to another user
-FILES_OF_OTHERS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID")
+_FILES_OF_OTHERS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID")
 OWN_UID: Yaml = {
     "name": JOB_UID,
     "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
@@ -356,14 +347,12 @@ class Kind(ABC):
 
         IPC_LOCK pins memory for RDMA. Kubernetes gives added capabilities to root alone.
         """
-        if not self.k8s.is_root:
-            return self._security(())
         locks = ("IPC_LOCK",) if self.k8s.rdma or pins_memory(self.job) else ()
-        return self._security((*FILES_OF_OTHERS, *self.capabilities, *locks))
+        return self._security(*self.capabilities, *locks)
 
-    def _security(self, capabilities: Sequence[str]) -> Yaml:
-        """Returns a container's security context with these capabilities and no others."""
-        added = {"add": list(capabilities)} if capabilities else {}
+    def _security(self, *capabilities: str) -> Yaml:
+        """Returns a container's security context; root has these capabilities, and those for files."""
+        added = {"add": [*_FILES_OF_OTHERS, *capabilities]} if self.k8s.is_root else {}
         read_only = {"readOnlyRootFilesystem": True} if self.k8s.read_only_root else {}
         return {
             "runAsNonRoot": not self.k8s.is_root,
@@ -469,3 +458,70 @@ class Kind(ABC):
             for line in (row.folders if row else ())
         ]
         return [*self.mounts, {"name": "shm", "mountPath": "/dev/shm"}, *of_fabric]
+
+
+# Parts of a pod as its YAML has them
+
+
+def plain_variables(variables: Mapping[str, str]) -> list[Yaml]:
+    """Returns variables with plain values. Kubernetes expands $(NAME), and $$ stands for $."""
+    return [{"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()]
+
+
+def toleration(borne: Toleration) -> Yaml:
+    """Returns the toleration of a node's taint."""
+    key = {"key": borne.key} if borne.key else {}
+    meaning = {"operator": "Exists"} if borne.value is None else {"operator": "Equal", "value": borne.value}
+    return key | meaning | ({"effect": borne.effect} if borne.effect else {})
+
+
+def volume(number: int, mount: Mount) -> Yaml:
+    """Returns the volume of the pod."""
+    return {"name": f"mount-{number}", **_SOURCES[mount.kind](mount)}
+
+
+def _csi(mount: Mount) -> Yaml:
+    read_only = {"readOnly": True} if mount.read_only else {}
+    attributes = {"volumeAttributes": dict(mount.attributes)} if mount.attributes else {}
+    return {"csi": {"driver": mount.source, **read_only, **attributes}}
+
+
+def _empty(mount: Mount) -> Yaml:
+    medium = {"medium": mount.medium} if mount.medium else {}
+    return {"emptyDir": medium | ({"sizeLimit": mount.size} if mount.size else {})}
+
+
+_SOURCES: dict[str, Callable[[Mount], Yaml]] = {
+    "pvc": lambda mount: {"persistentVolumeClaim": {"claimName": mount.source}},
+    # with this type a mistyped path fails, instead of making an empty folder on every node
+    "host": lambda mount: {"hostPath": {"path": mount.source, "type": "Directory"}},
+    "nfs": lambda mount: {"nfs": {"server": mount.server, "path": mount.source}},
+    "secret": lambda mount: {"secret": {"secretName": mount.source}},
+    "configmap": lambda mount: {"configMap": {"name": mount.source}},
+    "csi": _csi,
+    "empty": _empty,
+}
+"""Functions from a mount to the source of its volume, by the mount's kind."""
+
+
+def mounted(number: int, mount: Mount) -> Yaml:
+    """Returns the mount of the volume in a container."""
+    sub_path = {"subPath": mount.sub_path} if mount.sub_path else {}
+    return {"name": f"mount-{number}", "mountPath": mount.path, **sub_path} | (
+        {"readOnly": True} if mount.read_only else {}
+    )
+
+
+def memory(size_gib: float | None) -> Yaml:
+    """Returns the memory of a container's resources, given in GiB; an empty table for None."""
+    return {} if size_gib is None else {"memory": gib(size_gib)}
+
+
+def gib(size: float) -> str:
+    """Converts GiB to a quantity of Kubernetes: 1.5 to 1536Mi, 64 to 64Gi."""
+    return f"{int(size)}Gi" if size == int(size) else f"{math.ceil(size * 1024)}Mi"
+
+
+def cores(count: float) -> str:
+    """Converts cores to a quantity of Kubernetes: 2.0 to 2, 0.5 to 500m."""
+    return f"{int(count)}" if count == int(count) else f"{math.ceil(count * 1000)}m"

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from trainer.launch.kubernetes.gangs import values
-from trainer.launch.kubernetes.kind import FILES_OF_OTHERS, JOB_FILE, OWN_UID, Kind, Object, program
+from trainer.launch.kubernetes.gangs import Yaml, values
+from trainer.launch.kubernetes.kind import JOB_FILE, OWN_UID, Kind, Object, memory, plain_variables, program
 from trainer.launch.kubernetes.pod.names import SSH_KEY
-from trainer.launch.kubernetes.pod_values import Yaml, memory, plain_variables
 
 JOB_NAME_LABEL = "training.kubeflow.org/job-name"
 ROLE_LABEL = "training.kubeflow.org/job-role"
@@ -144,4 +143,4 @@ class MpiJob(Kind):
 
     @property
     def launcher_security(self) -> Yaml:
-        return self._security((*FILES_OF_OTHERS, *_SSH) if self.k8s.is_root else ())
+        return self._security(*_SSH)

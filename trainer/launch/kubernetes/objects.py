@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError, InputError
-from trainer.launch.kubernetes.cluster import Cluster, Known, lacks_permission, warn
+from trainer.launch.kubernetes.cluster import Cluster, Known, lacks_permission
 from trainer.launch.kubernetes.gangs import GANGS
 from trainer.launch.kubernetes.kind import Kind, Object, beside_name
 from trainer.launch.kubernetes.state import pods_of
+from trainer.text.terminal import say
 
 _DRY_RUN = {"dryRun": "All"}
 _WAIT_S = 20.0
@@ -292,9 +293,9 @@ def _try_pod(cluster: Cluster, name: str, role: str, template: Object) -> None:
         except ApiException as problem:
             if not lacks_permission(problem):
                 raise
-            warn(
-                "you lack the permission to create pods, so they could not be tried: whether the cluster "
-                "accepts them shows when the controller creates them"
+            say(
+                "warning: you lack the permission to create pods, so they could not be tried: whether the "
+                "cluster accepts them shows when the controller creates them"
             )
 
 

@@ -16,7 +16,7 @@ from trainer.config.stages import paths_of_ranks, standard_input
 from trainer.config.world_sizes import check_batches
 from trainer.errors import InputError, problems_of
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
-from trainer.launch.kubernetes.network_checks import missing_annotations, network_warnings
+from trainer.launch.kubernetes.network import missing_annotations, network_warnings
 from trainer.launch.kubernetes.places import carried, on_volume
 from trainer.launch.named_places import named_places
 from trainer.text.wording import many
