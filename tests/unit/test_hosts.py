@@ -17,9 +17,8 @@ from tests.support.terminal import LostConsole
 from trainer.comm.backends import launcher_for
 from trainer.errors import EXIT_PREEMPTED, InputError
 from trainer.launch import local
-from trainer.launch.aftermath import sweep_memory
 from trainer.launch.hosts import Host, parse_hosts, rendezvous_address
-from trainer.launch.local import ranks_without_spares, start_ranks
+from trainer.launch.local import ranks_without_spares, start_ranks, sweep_memory
 from trainer.launch.start_again import wait_for_hosts
 from trainer.run.exit_record import ExitRecord, first_cause, record_exit
 from trainer.run.generations import GenerationClaim, claim

@@ -1,6 +1,5 @@
 """Gangs and queues: who makes a PodGroup, how pods belong to it, what Kueue is asked for and says."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +9,9 @@ from tests.support.kubernetes_jobs import TOPOLOGY, kubernetes_job, objects_of
 from trainer.errors import InputError
 from trainer.launch.kubernetes.cluster import explain
 from trainer.launch.kubernetes.gangs import GANGS
-from trainer.launch.kubernetes.kueue import why_queued
+from trainer.launch.kubernetes.kind import QUEUE_LABEL
 from trainer.launch.kubernetes.manifest import manifest
-from trainer.launch.kubernetes.pods import QUEUE_LABEL
+from trainer.launch.kubernetes.state import why_queued
 
 
 def rendered(kind: str, keys: dict[str, Any], **sections: Any) -> dict[str, Any]:
@@ -52,17 +51,15 @@ def test_what_kueue_admits_is_queued_alone(kind: str, workload: str) -> None:
 class Kueue:
     """The part of a cluster that has the Workloads of one version of Kueue's API, or refuses to show them."""
 
-    namespace = "team"
-
     def __init__(self, version: str, *workloads: dict[str, Any], status: int = 404) -> None:
         self.version, self.workloads, self.status = version, workloads, status
-        self.custom = SimpleNamespace(list_namespaced_custom_object=self.list)
 
-    def list(self, group: str, version: str, *place: str, label_selector: str) -> dict[str, Any]:
+    def ask(self, method: str, api_version: str, plural: str, *, labelSelector: str) -> dict[str, Any]:
+        group, version = api_version.split("/")
         if version != self.version:
             raise ApiException(status=self.status)
-        assert (group, place) == ("kueue.x-k8s.io", ("team", "workloads"))
-        assert label_selector == "kueue.x-k8s.io/job-uid=u-1"
+        assert (method, group, plural) == ("get", "kueue.x-k8s.io", "workloads")
+        assert labelSelector == "kueue.x-k8s.io/job-uid=u-1"
         return {"items": list(self.workloads)}
 
 

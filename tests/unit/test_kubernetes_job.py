@@ -183,8 +183,8 @@ def test_a_field_that_the_cluster_would_drop_without_a_word_is_refused_in_the_dr
     cluster = MagicMock()
     *beside, wanted = objects_of(manifest(kubernetes_job(kubernetes={"kind": "trainjob"})))
     try_all(cluster, KINDS["trainjob"], beside, wanted, taken=False)
-    [runtime] = cluster.custom.create_namespaced_custom_object.call_args_list
-    assert runtime.kwargs == {"dry_run": "All", "field_validation": "Strict"}
+    [runtime] = [call for call in cluster.ask.call_args_list if "trainingruntimes" in call.args]
+    assert runtime.kwargs == {"dryRun": "All", "fieldValidation": "Strict"}
 
 
 STAMP = "2026-01-01T00:00:00Z"
@@ -205,15 +205,16 @@ def cluster(*listings: list[dict[str, Any]], **methods: Any) -> Any:
     """A cluster with one list of pods after the other, of which the last one stays."""
     left = list(listings)
 
-    def listed(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(items=left.pop(0) if len(left) > 1 else left[0])
+    def listed(_method: str, _version: str, plural: str, **_: Any) -> Any:
+        if plural == "events":
+            return {"items": []}
+        return {"items": left.pop(0) if len(left) > 1 else left[0]}
 
-    core = SimpleNamespace(list_namespaced_pod=listed, **methods)
     return SimpleNamespace(
-        core=core,
+        core=SimpleNamespace(**methods),
         namespace="team",
         asking=lambda *_, **__: nullcontext(),
-        plain=lambda item: item,
+        ask=listed,
         read=lambda *_: FAILED_JOB,
     )
 
@@ -222,7 +223,7 @@ def test_status_has_the_last_word_of_any_pod_if_that_of_index_0_is_gone() -> Non
     """Kubernetes deletes the pods that still run when another has failed the Job."""
     ended = {"exitCode": 1, "message": "rank 1 ended the run"}
     left = pod("first-run-1-abcde", 1, containerStatuses=[{"state": {"terminated": ended}}])
-    asked = cluster([left], list_namespaced_event=lambda *_, **__: SimpleNamespace(items=[]))
+    asked = cluster([left])
     said = rows(asked, KINDS["job"], "first-run", FAILED_JOB, visible=True)
     assert ("message", "exit code 1: rank 1 ended the run") in said
 

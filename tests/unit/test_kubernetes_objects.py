@@ -29,34 +29,29 @@ def owner(api_version: str, kind: str) -> dict[str, str]:
 
 
 def config(*owners: dict[str, str]) -> dict[str, Any]:
-    metadata = {"name": "clip-job", "labels": LABELS, "ownerReferences": list(owners)}
+    metadata = {"name": "clip-job", "labels": LABELS, "resourceVersion": "7", "ownerReferences": list(owners)}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
 
-class _Core:
-    """The client's API of a namespace that has one ConfigMap."""
+class _Namespace:
+    """A namespace that has one ConfigMap, as the API server answers for it."""
 
     def __init__(self, item: dict[str, Any]) -> None:
         self.item, self.changes = item, list[str]()
 
-    def create_namespaced_config_map(self, *_: Any) -> None:
-        raise ApiException(status=409)
-
-    def read_namespaced_config_map(self, *_: Any) -> dict[str, Any]:
+    def ask(self, method: str, *_: Any) -> dict[str, Any]:
+        if method == "post":
+            raise ApiException(status=409)
+        if method != "get":
+            self.changes.append(method)
         return self.item
 
-    def replace_namespaced_config_map(self, *_: Any) -> None:
-        self.changes.append("replaced")
 
-    def patch_namespaced_config_map(self, *_: Any) -> None:
-        self.changes.append("handed over")
-
-
-def cluster_of(core: Any) -> Cluster:
+def cluster_of(**methods: Any) -> Cluster:
     def asking(*_: Any, **__: Any) -> Any:
         return nullcontext()
 
-    return cast(Cluster, SimpleNamespace(core=core, namespace="team", asking=asking, plain=lambda item: item))
+    return cast(Cluster, SimpleNamespace(namespace="team", asking=asking, **methods))
 
 
 @pytest.mark.parametrize(
@@ -64,19 +59,19 @@ def cluster_of(core: Any) -> Cluster:
     [("mpijob", "batch/v1", "Job"), ("job", "kubeflow.org/v2beta1", "MPIJob")],
 )
 def test_what_belongs_to_a_job_of_another_kind_stays_with_it(kind: str, api_version: str, of: str) -> None:
-    core = _Core(config(owner(api_version, of)))
+    one = _Namespace(config(owner(api_version, of)))
     with pytest.raises(ClusterError, match=f"belongs to the {of} clip, whose pods would get another job"):
-        _put(cluster_of(core), config(), KINDS[kind])
-    _hand_over(cluster_of(core), KINDS[kind], CONFIG, {"metadata": NAME})
-    assert core.changes == []
+        _put(cluster_of(ask=one.ask), config(), KINDS[kind])
+    _hand_over(cluster_of(ask=one.ask), KINDS[kind], CONFIG, {"metadata": NAME})
+    assert one.changes == []
 
 
 @pytest.mark.parametrize("owners", [(), (owner("batch/v1", "Job"),)], ids=["no owner", "an earlier job's"])
 def test_what_a_job_of_this_kind_left_is_replaced(owners: tuple[dict[str, str], ...]) -> None:
-    core = _Core(config(*owners))
-    _put(cluster_of(core), config(), KINDS["job"])
-    _hand_over(cluster_of(core), KINDS["job"], CONFIG, {"metadata": NAME})
-    assert core.changes == ["replaced", "handed over"]
+    one = _Namespace(config(*owners))
+    _put(cluster_of(ask=one.ask), config(), KINDS["job"])
+    _hand_over(cluster_of(ask=one.ask), KINDS["job"], CONFIG, {"metadata": NAME})
+    assert one.changes == ["put", "patch"]
 
 
 class _Answer:
@@ -116,7 +111,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(pod_logs, "pods_of", lambda *_: [pod])
         monkeypatch.setattr(pod_logs, "stream", lambda *_, **__: answer)
         core = SimpleNamespace(connect_get_namespaced_pod_exec=None)
-        return pod_logs.rank_lines(cluster_of(core), KINDS["job"], "clip", 3, follow)
+        return pod_logs.rank_lines(cluster_of(core=core), KINDS["job"], "clip", 3, follow)
 
     return of
 

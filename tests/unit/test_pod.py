@@ -24,11 +24,11 @@ from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_
 from trainer.launch.kubernetes.pod.launcher import ranks_command, told_variables
 from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
 from trainer.launch.kubernetes.pod.rank import environment, read_environment
-from trainer.launch.kubernetes.pod.watch import WATCH_S, Watch
+from trainer.launch.kubernetes.pod.watch import Watch
 from trainer.launch.start_again import asked_after
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_files import ExitFiles
-from trainer.run.exit_record import ExitRecord, first_cause
+from trainer.run.exit_record import ExitRecord
 from trainer.run.launcher_word import StartRequest
 from trainer.run.layout import EXIT_FILE
 from trainer.run.starts import RECORD, StartsSoFar, add_starts, read_starts
@@ -283,39 +283,28 @@ def test_processes_that_are_not_its_own_are_left_alone(tmp_path: Path) -> None:
 
 def test_the_launcher_takes_no_other_starts_end_for_its_ranks(tmp_path: Path) -> None:
     place = Rendezvous("127.0.0.1", 1, "token")
-    run, exits = tmp_path / "run", tmp_path / "exits"
-    exits.mkdir()
-    with Watch(run, place, exits, silence_s=60.0, start_s=60.0):
-        for start in ("another", place.start):
-            words = {**asdict(ExitRecord(0, "w0", 1, "refused", 0.0)), "start": start}
-            asyncio.run(ExitFiles(str(run), start).write(EXIT_FILE, words))
-            limit = time.monotonic() + (60 if start == place.start else 2 * WATCH_S)
-            while not list(exits.iterdir()) and time.monotonic() < limit:
-                time.sleep(0.05)
-            assert len(list(exits.iterdir())) == (start == place.start)
-    cause = first_cause(exits)
-    assert cause is not None
-    assert cause.reason == "refused"
+    watch = Watch(tmp_path, place, silence_s=60.0, start_s=60.0)
+    for start in ("another", place.start):
+        words = {**asdict(ExitRecord(0, "w0", 1, "refused", 0.0)), "start": start}
+        asyncio.run(ExitFiles(str(tmp_path), start).write(EXIT_FILE, words))
+        assert watch.is_over() == (start == place.start)
+    assert watch.end is not None
+    assert watch.end.reason == "refused"
 
 
 def test_the_launcher_ends_an_mpirun_whose_supervisors_ask_to_be_started_again(tmp_path: Path) -> None:
     """mpirun may wait minutes for a node that has lost power."""
     place = Rendezvous("127.0.0.1", 1, "token")
-    run, exits = tmp_path / "run", tmp_path / "exits"
-    exits.mkdir()
     record = ExitRecord(1, "w1", 1, "killed", 0.0)
 
     def asks() -> bool:
-        return asked_after(run, place.start, 2) > 0
+        return asked_after(tmp_path, place.start, 2) > 0
 
     for generation in (2, 3):
         request = StartRequest(replace(record, generation=generation))
-        asyncio.run(ExitFiles(str(run), place.start).request_start(request))
-        with Watch(run, place, exits, silence_s=60.0, start_s=60.0, starts_again=asks):
-            limit = time.monotonic() + (60 if generation == 3 else 2 * WATCH_S)
-            while not list(exits.iterdir()) and time.monotonic() < limit:
-                time.sleep(0.05)
-        assert len(list(exits.iterdir())) == (generation == 3)
+        asyncio.run(ExitFiles(str(tmp_path), place.start).request_start(request))
+        watch = Watch(tmp_path, place, silence_s=60.0, start_s=60.0, starts_again=asks)
+        assert watch.is_over() == (generation == 3)
 
 
 def test_ranks_are_told_their_generation_by_mpirun_and_all_else_by_their_pods(

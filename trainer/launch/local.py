@@ -4,6 +4,7 @@ Every launcher runs the same command in the same environment: `python -m trainer
 the rank below it. This process imports no torch.
 """
 
+import asyncio
 import os
 import secrets
 import shlex
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,6 @@ from trainer.comm.backends import (
 from trainer.config import Job
 from trainer.config.stages import standard_input
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError, MachineError
-from trainer.launch.aftermath import record_killed, sweep_memory
 from trainer.launch.hosts import (
     KEEP_ALIVE,
     SSH_OPTIONS,
@@ -43,14 +43,14 @@ from trainer.launch.processes import is_second, supervise
 from trainer.launch.rank_env import rank_environment
 from trainer.launch.start_again import asked_after, run_generations, wait_for_hosts
 from trainer.launch.submission import make_artefacts_folder
-from trainer.run.exit_files import exit_record_of
+from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause, is_shown
 from trainer.run.folder import not_written, run_folder
 from trainer.run.generations import newest_claim
 from trainer.run.goodput_log import BEGAN
 from trainer.run.goodput_log import began as began_at
 from trainer.run.known_folders import remember
-from trainer.run.layout import RESULT_FILE, Run
+from trainer.run.layout import EXIT_FILE, RESULT_FILE, Run
 from trainer.run.notify import Notifier
 from trainer.run.retry import shown as shown_late
 from trainer.run.start_job import appears, new_start_job, remove_start_jobs, write_start_job
@@ -59,9 +59,11 @@ from trainer.supervise.network.link import send_stop_request
 from trainer.sysinfo.addresses import check_loopback, free_port, loopback_interface
 from trainer.sysinfo.extras import require
 from trainer.sysinfo.shortage import raise_open_files_limit
+from trainer.sysinfo.signals import signal_name
 from trainer.text.paste import word
 from trainer.text.terminal import LIVE, say, tell
 from trainer.text.wording import many
+from trainer.world import rank_process, state_folder
 from trainer.world.heartbeat import published_state
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.variables import GENERATION, KEEPS_GOING, OF_A_START, RESPAWNS, SPARE_NODES, STARTS_AGAIN
@@ -156,24 +158,19 @@ def start_ranks(
     launcher = launcher_for(job, several_hosts=hosts is not None, ranks=ranks)
     if hosts is not None:
         check_lost_nodes(job, launcher, keeps_going=launcher == "clipship")
-    stdin = None if (reads := standard_input(job)) else subprocess.DEVNULL
-    if reads and (launcher != "clipship" or hosts is not None):
-        raise InputError(
-            f"{reads}: {launcher} passes standard input to no rank"
-            f"{' of other hosts' if launcher == 'clipship' else ''}; "
-            "use comm.launcher = clipship on one host, which passes it to one rank"
-        )
+    stdin = _stdin(job, launcher, here=hosts is None)
     all_hosts = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
     keeps_going = folder is not None and job.recovery.max_restarts > 0 and launcher == "clipship"
     with _exit_folder() as exits:
-        rendezvous = _rendezvous(all_hosts, hosts is None)
+        rendezvous = Rendezvous(*_free_address(all_hosts, hosts is None), secrets.token_hex(16))
         variables = (
             _variables(job, launcher, all_hosts, hosts is None)
             | rendezvous.variables()
             | {BEGAN: f"{began_at(os.environ, began or time.time()):.3f}"}
         )
         if keeps_going:
-            variables |= _keeping_going(job, hosts)
+            spares = 0 if hosts is None else job.recovery.spare_nodes
+            variables |= {KEEPS_GOING: "1", RESPAWNS: "1", SPARE_NODES: str(spares)}
         again = starts_again(job, launcher) if folder is not None else ""
         if again:
             variables |= {STARTS_AGAIN: again, GENERATION: "1"}
@@ -218,6 +215,11 @@ def start_ranks(
         def next_after(generation: int) -> int:
             return asked_after(Path(folder), rendezvous.start, generation) if again and folder else 0
 
+        def is_over(generation: int) -> bool:
+            # the others may go on without the one that has left a record here
+            left = not keeps_going and any(start.folder.glob("rank-*.json"))
+            return left or recorded_end() is not None or next_after(generation) > 0
+
         def start_once(generation: int) -> int:
             for record in start.folder.glob("rank-*.json"):
                 record.unlink()  # of the generation before
@@ -227,10 +229,9 @@ def start_ranks(
                 start.folder,
                 request_stop,
                 fallback_signal,
-                lambda: recorded_end() is not None or next_after(generation) > 0,
+                lambda: is_over(generation),
                 stdin,
                 signal_line,
-                one_record_ends=not keeps_going,
             )
 
         with _live_line(start, job, launcher, environment):
@@ -249,7 +250,7 @@ def start_ranks(
         if hosts is None:
             sweep_memory()
         if end is None and folder is not None and not interrupts:
-            end = record_killed(
+            end = _record_killed(
                 folder, rendezvous.start, code, Notifier(job.name, job.logging.notify, os.environ)
             )
         # mpirun's own messages may have come since
@@ -264,6 +265,19 @@ def start_ranks(
         # The end that the first Ctrl-C began may have come before the second one could change it.
         at_once = reported == EXIT_PREEMPTED and is_second(interrupts or [0], 0.0)
         return EXIT_INTERRUPTED if at_once else reported
+
+
+def _stdin(job: Job, launcher: Launcher, *, here: bool) -> int | None:
+    """Returns what the ranks read as standard input, None for this process's own. Raises InputError."""
+    if not (reads := standard_input(job)):
+        return subprocess.DEVNULL
+    if launcher != "clipship" or not here:
+        raise InputError(
+            f"{reads}: {launcher} passes standard input to no rank"
+            f"{' of other hosts' if launcher == 'clipship' else ''}; "
+            "use comm.launcher = clipship on one host, which passes it to one rank"
+        )
+    return None
 
 
 def _exit_folder() -> "tempfile.TemporaryDirectory[str]":
@@ -295,12 +309,6 @@ def _live_line(
         environment[LIVE] = "1"
     with live:
         yield
-
-
-def _keeping_going(job: Job, hosts: Sequence[Host] | None) -> dict[str, str]:
-    """Returns the variables that tell supervisors what their launcher does when one of them is lost."""
-    spares = 0 if hosts is None else job.recovery.spare_nodes
-    return {KEEPS_GOING: "1", RESPAWNS: "1", SPARE_NODES: str(spares)}
 
 
 def ranks_of(job: Job, nproc: int | None, hosts: Sequence[Host] | None) -> int:
@@ -376,11 +384,6 @@ def _loopback(job: Job) -> dict[str, str]:
     return names | {name: value for name, value in job.env.items() if name in names}
 
 
-def _rendezvous(all_hosts: Sequence[Host], here: bool) -> Rendezvous:
-    """Returns the address at which the supervisors meet, with a new token for this run."""
-    return Rendezvous(*_free_address(all_hosts, here), secrets.token_hex(16))
-
-
 def _free_address(all_hosts: Sequence[Host], here: bool) -> tuple[str, int]:
     """Returns address and free port on the host of rank 0."""
     return ("127.0.0.1", free_port("127.0.0.1")) if here else rendezvous_address(all_hosts)
@@ -408,7 +411,10 @@ every interface."""
 
 
 def _clipship(start: LaunchRequest) -> list[str]:
-    where = [f"--ranks={start.ranks}"] if start.here else [*_host_options(start.hosts), _ssh_option()]
+    where = [f"--ranks={start.ranks}"]
+    if not start.here:
+        ssh = shlex.join(["ssh", *SSH_OPTIONS, *KEEP_ALIVE])
+        where = [*(f"--host={host.name}:{host.slots}" for host in start.hosts), f"--ssh={ssh}"]
     where += ["--keep-going"] if start.keeps_going else []
     return [sys.executable, "-P", "-m", "trainer.launch.ranks.localrun", *where, "--", *start.command]
 
@@ -422,20 +428,13 @@ def _mpirun(start: LaunchRequest) -> list[str]:
     return mpirun_command(find_open_mpi(), start.command, start.ranks, hostfile, exported)
 
 
-def _host_options(hosts: Sequence[Host]) -> list[str]:
-    return [f"--host={host.name}:{host.slots}" for host in hosts]
-
-
-def _ssh_option() -> str:
-    return f"--ssh={shlex.join(['ssh', *SSH_OPTIONS, *KEEP_ALIVE])}"
-
-
 _COMMANDS: dict[Launcher, Callable[[LaunchRequest], list[str]]] = {
     "clipship": _clipship,
     "mpirun": _mpirun,
 }
 
 
+_BY_A_SIGNAL = 128
 _LATE_S = 60.0
 """Longest that a network file system may remember that a file was not there (acdirmax of NFS)."""
 
@@ -461,6 +460,27 @@ def _written_since(path: Path, began: float) -> bool:
         return path.stat().st_mtime > began
     except OSError:
         return False
+
+
+def _record_killed(folder: Path, start: str, code: int, notifier: Notifier) -> ExitRecord | None:
+    """Writes exit.json for a run of which nobody is left to say how it ended; returns the record.
+
+    `code` is the launcher's. Returns None if it says nothing of a signal.
+    """
+    if not 0 < code - _BY_A_SIGNAL < signal.NSIG:
+        return None
+    reason = f"its supervisors were killed by {signal_name(code - _BY_A_SIGNAL)}, and none is left to say why"
+    record = ExitRecord(0, os.uname().nodename, code, reason, time.time())
+    asyncio.run(ExitFiles(str(folder), start, notifier=notifier).write(EXIT_FILE, asdict(record)))
+    return record
+
+
+def sweep_memory(memory: Path = state_folder.MEMORY) -> None:
+    """Removes what killed supervisors have left in this machine's memory; what is in use stays."""
+    with suppress(OSError):
+        for parent in {memory, Path(tempfile.gettempdir())}:
+            rank_process.sweep(parent, memory)
+        state_folder.sweep(memory)
 
 
 def _report_end(code: int, cause: ExitRecord | None, folder: Path | None, *, shown_before: bool) -> int:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -40,18 +41,16 @@ def supervise(
     ended: Callable[[], bool] = lambda: False,
     stdin: int | None = subprocess.DEVNULL,
     signal_line: Callable[[int, int], str] = lambda number, times: "",
-    one_record_ends: bool = True,
 ) -> int:
     """Run a launcher to its end and return its exit code.
 
     The code is 128 + N if this process received signal N, or if the launcher ended by it.
 
-    `exit_dir` is a fresh folder that `env` names. A record in it starts the grace period, unless
-    `one_record_ends` is False: then the others may go on without the one that wrote it. The folder also marks
-    the processes of this launcher, because mpirun puts ranks into their own sessions, where killing a process
-    group does not reach them. `ended` says that the run is over if ranks leave their records elsewhere; it is
-    called once a second, and starts the grace period too. `request_stop` passes a signal on to the ranks'
-    supervisors; if it returns False, the launcher gets `fallback_signal`, and its grace period starts.
+    `exit_dir` is a fresh folder that `env` names. It marks the processes of this launcher, because mpirun
+    puts ranks into their own sessions, where killing a process group does not reach them. `ended` says that
+    the run is over, which starts the grace period; it is called once a second. `request_stop` passes a signal
+    on to the ranks' supervisors; if it returns False, the launcher gets `fallback_signal`, and its grace
+    period starts.
 
     `stdin` None is this process's own. `signal_line` returns a line for people, which is printed before a
     signal has any other effect; it is called inside the signal handler, with the signal's number and its
@@ -67,8 +66,7 @@ def supervise(
             preexec_fn=partial(signal_with_parent, signal.SIGTERM),
         )
         try:
-            records = exit_dir if one_record_ends else None
-            _Wait(process, received, records, request_stop, fallback_signal, ended).until_end()
+            _Wait(process, received, request_stop, fallback_signal, ended).until_end()
         finally:
             _end(process, exit_dir)
     code = process.wait()
@@ -131,47 +129,41 @@ def is_second(received: Sequence[int], since_first_s: float) -> bool:
     return again and (os.isatty(0) or since_first_s > REPEAT_S)
 
 
+@dataclass
 class _Wait:
     """Waits for the launcher's end, or for the end of its grace period."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        received: Sequence[int],
-        records: Path | None,
-        request_stop: Callable[[int], bool],
-        fallback_signal: int,
-        ended: Callable[[], bool],
-    ) -> None:
-        """A record in the folder `records` ends the run."""
-        self._process, self._received, self._records = process, received, records
-        self._request_stop, self._fallback_signal, self._ended = request_stop, fallback_signal, ended
-        self._passed_on = 0
-        self._first_at = 0.0
-        """Time of the first signal."""
-        self._inspected = 0.0
-        self._deadline: float | None = None
+    process: subprocess.Popen[bytes]
+    received: Sequence[int]
+    request_stop: Callable[[int], bool]
+    fallback_signal: int
+    ended: Callable[[], bool]
+    passed_on: int = 0
+    first_at: float = 0.0
+    """Time of the first signal."""
+    inspected: float = 0.0
+    deadline: float | None = None
 
     def until_end(self) -> None:
         """Wait until the end.
 
         A run that was asked to stop has no deadline here: its supervisors enforce the job's own limits.
         """
-        while self._process.poll() is None:
-            while self._passed_on < len(self._received):
-                self._pass_on(self._received[self._passed_on])
-                self._passed_on += 1
-            if (self._records and any(self._records.glob("rank-*.json"))) or self._over_elsewhere():
+        while self.process.poll() is None:
+            while self.passed_on < len(self.received):
+                self._pass_on(self.received[self.passed_on])
+                self.passed_on += 1
+            if self._is_over():
                 self._end_soon()
-            if self._deadline is not None and time.monotonic() > self._deadline:
+            if self.deadline is not None and time.monotonic() > self.deadline:
                 return
             time.sleep(_POLL_S)
 
-    def _over_elsewhere(self) -> bool:
-        if self._deadline is not None or time.monotonic() - self._inspected < _INSPECT_S:
+    def _is_over(self) -> bool:
+        if self.deadline is not None or time.monotonic() - self.inspected < _INSPECT_S:
             return False
-        self._inspected = time.monotonic()
-        return self._ended()
+        self.inspected = time.monotonic()
+        return self.ended()
 
     def _pass_on(self, number: int) -> None:
         """Pass the signal on.
@@ -180,19 +172,19 @@ class _Wait:
         any case: at once if they cannot be reached, else after the SECOND_S that they get for their own end.
         """
         now = time.monotonic()
-        self._first_at = self._first_at or now
-        so_far = self._received[: self._passed_on + 1]
-        if not self._request_stop(number):
-            self._process.send_signal(signal.SIGTERM if self._passed_on else self._fallback_signal)
+        self.first_at = self.first_at or now
+        so_far = self.received[: self.passed_on + 1]
+        if not self.request_stop(number):
+            self.process.send_signal(signal.SIGTERM if self.passed_on else self.fallback_signal)
             self._end_soon()
             if so_far.count(signal.SIGINT) > 1:
-                self._deadline = 0.0
-        elif is_second(so_far, now - self._first_at):
-            self._deadline = now + SECOND_S
+                self.deadline = 0.0
+        elif is_second(so_far, now - self.first_at):
+            self.deadline = now + SECOND_S
 
     def _end_soon(self) -> None:
-        if self._deadline is None:
-            self._deadline = time.monotonic() + GRACE_S
+        if self.deadline is None:
+            self.deadline = time.monotonic() + GRACE_S
 
 
 def _end(process: subprocess.Popen[bytes], exit_dir: Path) -> None:

@@ -62,9 +62,7 @@ def _leave_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
         found: Cluster = request.getfixturevalue("cluster")
         for row in reversed(KINDS.values()):  # a TrainJob before the Job that is made of it
             with suppress(ApiException):  # a kind that the cluster does not know
-                found.custom.delete_collection_namespaced_custom_object(
-                    row.group, row.version, found.namespace, row.plural, propagation_policy="Background"
-                )
+                found.ask("delete", row.api_version, row.plural, propagationPolicy="Background")
         deadline = time.monotonic() + 120
         while found.core.list_namespaced_pod(found.namespace).items and time.monotonic() < deadline:
             time.sleep(0.5)

@@ -179,7 +179,7 @@ def _wait_for_kind(cluster: Cluster, spec: Crd, *, served: bool) -> None:
     place = spec["group"], version, spec["names"]["plural"]
     for _ in range(240):
         try:
-            cluster.custom.list_cluster_custom_object(*place)
+            client.CustomObjectsApi(cluster.api).list_cluster_custom_object(*place)
         except ApiException:
             now = False
         else:

@@ -23,12 +23,15 @@ from trainer.config.loader import load_job
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
 from trainer.launch.kubernetes.manifest import manifest
-from trainer.launch.kubernetes.objects import _method, api_kind
+from trainer.launch.kubernetes.objects import _ask, api_kind
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
 MPIJOB = KINDS["mpijob"]
-MPIJOBS = [case for case, sections in CASES.items() if kind_of(kubernetes_job(**sections)).name == "mpijob"]
+GROUP, VERSION = MPIJOB.api_version.split("/")
+MPIJOBS = [
+    case for case, sections in CASES.items() if kind_of(kubernetes_job(**sections)).name_in_job == "mpijob"
+]
 JOBSETS = ("jobset.x-k8s.io", "v1alpha2")
 ELSEWHERE = {"priorityClassName", "serviceAccountName", "runtimeClassName"}
 """Fields that name things which the API server looks for and the cluster of a test does not have."""
@@ -44,30 +47,27 @@ def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> No
     job = JOBS[case]
     row = kind_of(job)
     *beside, wanted = list(yaml.safe_load_all(manifest(job)))
-    options: dict[str, Any] = {"dry_run": "All", "field_validation": "Strict"}
+    options = {"dryRun": "All", "fieldValidation": "Strict"}
     for found in (*beside, wanted):
         found["metadata"]["namespace"] = cluster.namespace
     for found in beside:
-        accepted = cluster.plain(
-            _method(cluster, api_kind(found), "create")(cluster.namespace, found, **options)
-        )
+        accepted = _ask(cluster, "post", api_kind(found), body=found, **options)
         content = "data" if found["kind"] == "ConfigMap" else "spec"
         assert within(found[content], accepted[content]), "the server dropped or changed something"
     kept = cluster.create(row, wanted, **options)
     assert within(wanted["spec"], kept["spec"]), "the server dropped or changed something"
     for role, part in row.pods([*beside, wanted]).items():
-        cluster.core.create_namespaced_pod(cluster.namespace, pod(role, part["template"]), **options)
-        if row.name == "trainjob":  # Kubeflow Trainer and JobSet make a Job of this part
+        cluster.ask("post", "v1", "pods", body=pod(role, part["template"]), **options)
+        if row.name_in_job == "trainjob":  # Kubeflow Trainer and JobSet make a Job of this part
             made = {"metadata": {"name": "made-of-a-trainjob"}, "spec": part}
-            kept = cluster.plain(cluster.batch.create_namespaced_job(cluster.namespace, made, **options))
+            kept = cluster.ask("post", "batch/v1", "jobs", body=made, **options)
             assert within(part, kept["spec"]), "the server dropped or changed something"
     for found in beside:
         if found["kind"] == "TrainingRuntime" and serves_jobsets(cluster):
             spec = found["spec"]["template"]["spec"]
-            jobset = {"apiVersion": "/".join(JOBSETS), "kind": "JobSet", "metadata": {"name": "made"}}
-            made = cluster.custom.create_namespaced_custom_object(
-                *JOBSETS, cluster.namespace, "jobsets", {**jobset, "spec": spec}, **options
-            )
+            version = "/".join(JOBSETS)
+            jobset = {"apiVersion": version, "kind": "JobSet", "metadata": {"name": "made"}, "spec": spec}
+            made = cluster.ask("post", version, "jobsets", body=jobset, **options)
             assert within(spec, made["spec"]), "the server dropped or changed something"
 
 
@@ -91,10 +91,11 @@ def schema(cluster: Cluster) -> Any:
     if "CLIPSHIP_MPIJOB_CRD" in os.environ:
         crd = yaml.safe_load(Path(os.environ["CLIPSHIP_MPIJOB_CRD"]).read_text())
     else:
-        name = f"{MPIJOB.plural}.{MPIJOB.group}"
-        crd = cluster.plain(client.ApiextensionsV1Api(cluster.api).read_custom_resource_definition(name))
+        name = f"{MPIJOB.plural}.{GROUP}"
+        read = client.ApiextensionsV1Api(cluster.api).read_custom_resource_definition(name)
+        crd = cluster.api.sanitize_for_serialization(read)
     versions = {version["name"]: version for version in crd["spec"]["versions"]}
-    return versions[MPIJOB.version]["schema"]["openAPIV3Schema"]
+    return versions[VERSION]["schema"]["openAPIV3Schema"]
 
 
 @pytest.mark.parametrize("case", MPIJOBS)
@@ -293,19 +294,17 @@ def test_a_cancelled_job_leaves_no_network_policy_and_no_config_map(made_by: str
         assert (
             demo.clipship("status", str(demo.folder / "job-of-a-test.toml")).returncode == 0
         )  # knows it now
-    namespace = demo.cluster.namespace
-    policy = demo.cluster.plain(
-        demo.cluster.networking.read_namespaced_network_policy(f"{name}-job", namespace)
-    )
+    policies = ("networking.k8s.io/v1", "networkpolicies")
+    policy = demo.cluster.ask("get", *policies, f"{name}-job")
     demo.until(lambda: bool(demo.pods(name, "worker")), lambda: "no pods")
     for pod in demo.pods(name, "worker"):
         assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     assert demo.clipship("cancel", str(demo.run(name))).returncode == 0
 
     def left() -> list[str]:
-        found = demo.cluster.networking.list_namespaced_network_policy(namespace).items
-        found += demo.cluster.core.list_namespaced_config_map(namespace).items
-        return [item.metadata.name for item in found if item.metadata.name == f"{name}-job"]
+        lists = [demo.cluster.ask("get", *kind)["items"] for kind in (policies, ("v1", "configmaps"))]
+        names = [item["metadata"]["name"] for found in lists for item in found]
+        return [found for found in names if found == f"{name}-job"]
 
     demo.until(lambda: not left(), lambda: f"{left()} is left")
 

@@ -4,7 +4,6 @@ import pytest
 
 from tests.cluster.kubernetes.runs import Demo
 from tests.cluster.kubernetes.test_runs import SHORT, settings
-from trainer.launch.kubernetes.cluster import OwnObjects
 from trainer.launch.kubernetes.gangs import GANGS
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.state import pods_of
@@ -17,8 +16,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 def test_a_gangs_pod_group_comes_before_its_pods_and_goes_with_the_job(demo: Demo, scheduler: str) -> None:
     run, gang = f"gang-{scheduler}", GANGS[scheduler]
     name = demo.submit(run, optim=SHORT, kubernetes=settings(demo, kind="job", gang=scheduler))
-    groups = OwnObjects(demo.cluster, gang.group, gang.version, gang.plural)
-    group = groups.read_namespaced_object(name, demo.cluster.namespace)
+    group = demo.cluster.ask("get", gang.api_version, gang.plural, name)
     assert group["spec"]["minMember"] == 2
     [owner] = group["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"]) == ("Job", name)
@@ -27,6 +25,5 @@ def test_a_gangs_pod_group_comes_before_its_pods_and_goes_with_the_job(demo: Dem
         assert pod["spec"]["schedulerName"] == gang.scheduler
         assert pod["metadata"][gang.marked_in][gang.mark] == name
     assert demo.clipship("cancel", str(demo.run(run))).returncode == 0
-    listed = demo.cluster.custom.list_namespaced_custom_object
-    place = (gang.group, gang.version, demo.cluster.namespace, gang.plural)
-    demo.until(lambda: not listed(*place)["items"], lambda: f"the PodGroup {name} is left")
+    asked = ("get", gang.api_version, gang.plural)
+    demo.until(lambda: not demo.cluster.ask(*asked)["items"], lambda: f"the PodGroup {name} is left")

@@ -13,7 +13,7 @@ from tests.cluster.kubernetes.runs import KILL_RANK, Demo
 from tests.cluster.kubernetes.test_job import NO_CHECKPOINT, RECOVERY, THREE_EPOCHS
 from tests.cluster.kubernetes.test_runs import BACKENDS, BEGAN_TO, SHORT, settings
 from trainer.errors import EXIT_FAILED
-from trainer.launch.kubernetes.cluster import Cluster, OwnObjects
+from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.gangs import GANGS
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.state import pods_of
@@ -27,7 +27,7 @@ full = pytest.mark.full
 
 ROW, GANG = KINDS["trainjob"], GANGS["scheduler-plugins"]
 JOBSETS = (JOBSET.group, "v1alpha2", "jobsets")
-RUNTIMES = (ROW.group, ROW.version, "trainingruntimes")
+RUNTIMES = (*ROW.api_version.split("/"), "trainingruntimes")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def trainjob(demo: Demo, name: str, **sections: Any) -> str:
 
 def names(demo: Demo, group: str, version: str, plural: str) -> list[str]:
     """Returns the names of all objects of a kind in the tests' namespace."""
-    found = demo.cluster.custom.list_namespaced_custom_object(group, version, demo.cluster.namespace, plural)
+    found = demo.cluster.ask("get", f"{group}/{version}", plural)
     return [item["metadata"]["name"] for item in found["items"]]
 
 
@@ -117,8 +117,7 @@ def test_kubeflow_trainer_makes_the_pod_group_of_a_trainjobs_gang(demo: Demo) ->
     keys = {"gang": "scheduler-plugins", "gang_timeout_s": 90}
     name = trainjob(demo, "gang-of-trainjob", optim=SHORT, kubernetes=keys)
     demo.until(lambda: len(pods_of(demo.cluster, ROW, name)) == 2, lambda: demo.said("gang-of-trainjob"))
-    groups = OwnObjects(demo.cluster, GANG.group, GANG.version, GANG.plural)
-    group = groups.read_namespaced_object(name, demo.cluster.namespace)
+    group = demo.cluster.ask("get", GANG.api_version, GANG.plural, name)
     assert (group["spec"]["minMember"], group["spec"]["scheduleTimeoutSeconds"]) == (2, 90)
     [owner] = group["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"]) == ("TrainJob", name)

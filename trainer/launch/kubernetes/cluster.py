@@ -15,17 +15,19 @@ from typing import Any
 import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
 
 from trainer.errors import ClusterError
-from trainer.launch.kubernetes.kind_row import KindRow, Known
+from trainer.launch.kubernetes.gangs import Gang
+from trainer.launch.kubernetes.kind import Kind, Object
 from trainer.safe_io.plain import parse_json, read_plain
-from trainer.text.terminal import say
 
 _ANSWER_S = 20.0
 _SHOWN = 200
 """Characters that are shown of the client's own message about a kubeconfig."""
 
-Object = dict[str, Any]
+Known = Gang | type[Kind]
+"""A kind of object that a cluster may not know."""
 
 
 @dataclass(frozen=True)
@@ -41,52 +43,54 @@ class Cluster:
     def core(self) -> Any:
         return client.CoreV1Api(self.api)
 
-    @property
-    def batch(self) -> Any:
-        return client.BatchV1Api(self.api)
+    def ask(
+        self,
+        method: str,
+        api_version: str,
+        plural: str,
+        name: str = "",
+        body: Object | None = None,
+        **query: str,
+    ) -> Object:
+        """Sends a request about objects of the namespace, or the one of this name; returns the answer's JSON.
 
-    @property
-    def networking(self) -> Any:
-        return client.NetworkingV1Api(self.api)
+        The paths of the API are fixed, so the server is not asked which kinds it has. Raises ApiException.
+        """
+        path = f"/{'apis' if '/' in api_version else 'api'}/{api_version}/namespaces/{{namespace}}/{plural}"
+        answer: Object = DynamicClient(self.api, discoverer=lambda *_: None).request(
+            method,
+            path + ("/{name}" if name else ""),
+            body=body,
+            path_params={"namespace": self.namespace, "name": name},
+            query_params=list(query.items()),
+            content_type="application/merge-patch+json" if method == "patch" else None,
+            serializer=lambda _, answer: answer,
+            _request_timeout=_ANSWER_S if method == "get" else None,
+        )
+        return answer
 
-    @property
-    def custom(self) -> Any:
-        return client.CustomObjectsApi(self.api)
-
-    def read(self, row: KindRow, name: str) -> Object | None:
+    def read(self, row: type[Kind], name: str) -> Object | None:
         """Returns the object of this kind as the API server has it; None if there is none of this name."""
+        group = row.api_version.partition("/")[0]
         with self.asking(f"read the {row.kind}", row=row):
             try:
-                found: Object = self.custom.get_namespaced_custom_object(
-                    row.group, row.version, self.namespace, row.plural, name, _request_timeout=_ANSWER_S
-                )
+                return self.ask("get", row.api_version, row.plural, name)
             except ApiException as problem:
                 if problem.status == 404 and re.fullmatch(
-                    rf'{row.plural}\.{row.group} ".*" not found', _message(problem)
+                    rf'{row.plural}\.{group} ".*" not found', _message(problem)
                 ):
                     return None
                 raise
-        return found
 
-    def create(self, row: KindRow, wanted: Object, **options: Any) -> Object:
+    def create(self, row: type[Kind], wanted: Object, **query: str) -> Object:
         """Create the object of this kind, and return it as the API server has it."""
         with self.asking(f"create the {row.kind}", row=row):
-            created: Object = self.custom.create_namespaced_custom_object(
-                row.group, row.version, self.namespace, row.plural, wanted, **options
-            )
-        return created
+            return self.ask("post", row.api_version, row.plural, body=wanted, **query)
 
-    def delete(self, row: KindRow, name: str, policy: str, what: str) -> None:
+    def delete(self, row: type[Kind], name: str, policy: str, what: str) -> None:
         """Delete the object of this kind; `policy` says when what belongs to it goes."""
         with self.asking(what, row=row):
-            self.custom.delete_namespaced_custom_object(
-                row.group, row.version, self.namespace, row.plural, name, propagation_policy=policy
-            )
-
-    def plain(self, item: Any) -> Object:
-        """Returns an object of the client as the JSON that the server sent."""
-        answer: Object = self.api.sanitize_for_serialization(item)
-        return answer
+            self.ask("delete", row.api_version, row.plural, name, propagationPolicy=policy)
 
     @contextmanager
     def asking(self, what: str, otherwise: str = "", *, row: Known | None = None) -> Iterator[None]:
@@ -105,35 +109,6 @@ class Cluster:
             raise ClusterError(
                 f"the cluster of context {self.context} does not answer at {self.server}: {reason}"
             ) from None
-
-
-@dataclass(frozen=True)
-class OwnObjects:
-    """Objects of another project's kind, with methods like those of the client for Kubernetes' own."""
-
-    cluster: Cluster
-    group: str
-    version: str
-    plural: str
-
-    def create_namespaced_object(self, namespace: str, body: Object, **options: Any) -> Any:
-        create = self.cluster.custom.create_namespaced_custom_object
-        return create(self.group, self.version, namespace, self.plural, body, **options)
-
-    def read_namespaced_object(self, name: str, namespace: str) -> Any:
-        read = self.cluster.custom.get_namespaced_custom_object
-        return read(self.group, self.version, namespace, self.plural, name)
-
-    def patch_namespaced_object(self, name: str, namespace: str, body: Object, **options: Any) -> Any:
-        patch = self.cluster.custom.patch_namespaced_custom_object
-        return patch(self.group, self.version, namespace, self.plural, name, body, **options)
-
-    def replace_namespaced_object(self, name: str, namespace: str, body: Object, **options: Any) -> Any:
-        """Replaces the object; of an own kind, the server wants to know which version is replaced."""
-        version = self.read_namespaced_object(name, namespace)["metadata"]["resourceVersion"]
-        newer = {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
-        replace = self.cluster.custom.replace_namespaced_custom_object
-        return replace(self.group, self.version, namespace, self.plural, name, newer, **options)
 
 
 def connect(namespace: str | None, context: str | None = None) -> Cluster:
@@ -251,11 +226,6 @@ def explain(problem: ApiException, what: str, namespace: str, row: Known | None 
             return f"{head}the cluster does not know {row.kind}s ({message}): {row.advice}"
         case _:
             return f"{head}{message}"
-
-
-def warn(text: str) -> None:
-    """Print a warning on stderr."""
-    say(f"warning: {text}")
 
 
 def _message(problem: ApiException) -> str:

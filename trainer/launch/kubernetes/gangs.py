@@ -7,11 +7,11 @@ it starts whole jobs, whatever schedules their pods (`kubernetes.queue`). Pure.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from trainer.config import Kubernetes
-from trainer.launch.kubernetes.pod_values import Yaml
 
+Yaml = dict[str, Any]
 Place = Literal["labels", "annotations"]
 
 

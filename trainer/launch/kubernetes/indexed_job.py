@@ -14,36 +14,70 @@ from trainer.errors import (
     EXIT_START_AGAIN,
     EXIT_TIMED_OUT,
 )
-from trainer.launch.kubernetes.gangs import Place, values
-from trainer.launch.kubernetes.kind_row import KindName, KindRow, Object
-from trainer.launch.kubernetes.pod.names import JOB_UID
-from trainer.launch.kubernetes.pod_values import Yaml
-from trainer.launch.kubernetes.pods import JOB_FILE, PYTHON, Pods
+from trainer.launch.kubernetes.gangs import Place, Yaml, values
+from trainer.launch.kubernetes.kind import JOB_FILE, OWN_UID, Kind, Object, program
 from trainer.world.variables import KEEPS_GOING, RESPAWNS, SPARE_NODES
 
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 
 
-class IndexedJob(Pods):
-    """Values of an Indexed Job and its pods."""
+class IndexedJob(Kind):
+    """Indexed Jobs."""
+
+    name_in_job = "job"
+    kind = "Job"
+    api_version = "batch/v1"
+    plural = "jobs"
+    controller = "Kubernetes"
+    advice = "Kubernetes 1.29 or newer has them (batch/v1)"
+    template = "k8s/job.yaml.j2"
+    succeeded = "Complete"
+    launcher = "clipship"
+    starter = "their pods"
+    starts_ranks_by = "each pod starts its own"
+    keeps_going = True
+    pod_label = JOB_NAME_LABEL
+    output: ClassVar[Mapping[str, str]] = {INDEX_LABEL: "0"}
+    output_pod = "pod of index 0"
+    without: ClassVar[tuple[str, ...]] = ("launcher_start", "patch.launcher")
+    first_pod_suffix = "0"
+    own_references: ClassVar[Sequence[Yaml]] = (OWN_UID,)
+    container: ClassVar[str] = "worker"
+    """Name of the pods' container."""
+    command: ClassVar[Sequence[str]] = program("node", JOB_FILE)
+    final_codes: ClassVar[Sequence[int]] = [EXIT_FAILED, EXIT_BAD_INPUT, EXIT_TIMED_OUT]
+    """Exit codes with which the run has ended for good."""
+    again_codes: ClassVar[Sequence[int]] = [EXIT_PREEMPTED, EXIT_START_AGAIN]
+    """Exit codes of pods whose run goes on with others in their place."""
+
+    @classmethod
+    def pods(cls, objects: Sequence[Object]) -> dict[str, Object]:
+        """Returns the part of the Job, the last of the objects, that holds its pods' template."""
+        return {"worker": objects[-1]["spec"]}
+
+    @classmethod
+    def workers(cls, found: Object) -> int:
+        """Returns the number of pods that a Job asks for."""
+        return int(found["spec"]["parallelism"])
+
+    @classmethod
+    def ended_at(cls, found: Object) -> str | None:
+        """Returns when a Job or a TrainJob has ended; None if it has not."""
+        true = cls.conditions(found)
+        end = true.get(cls.succeeded) or true.get("Failed")
+        return str(end["lastTransitionTime"]) if end else None
+
+    @classmethod
+    def phase(cls, found: Object) -> tuple[str, str] | None:
+        """Returns a word for what a Job does, and since when; None if it has not been started."""
+        status = found.get("status", {})
+        if "startTime" not in status:
+            return None
+        return "running" if status.get("ready") else "waiting", str(status["startTime"])
 
     @property
-    def container(self) -> str:
-        """Name of the pods' container."""
-        return "worker"
-
-    @property
-    def first_pod(self) -> str:
-        return f"{self.name}-0.{self.name}"
-
-    @property
-    def own_pods(self) -> Yaml:
-        """Selector of the pods, by the label that Kubernetes gives those of a Job."""
-        return {"matchLabels": {JOB_NAME_LABEL: self.name}}
-
-    @property
-    def pods(self) -> int:
+    def pod_count(self) -> int:
         """Number of pods, those of spare nodes included."""
         return self.job.resources.nodes + self.job.recovery.spare_nodes
 
@@ -61,11 +95,11 @@ class IndexedJob(Pods):
     @property
     def pod_group(self) -> Yaml:
         """Spec of the PodGroup. A start begins with all pods, those of spare nodes included."""
-        return {"minMember": self.pods, **values(self.k8s, self.gang.spec)} if self.gang else {}
+        return {"minMember": self.pod_count, **values(self.k8s, self.gang.spec)} if self.gang else {}
 
     @property
     def members(self) -> int:
-        return self.pods * self.job.resources.ranks_per_node
+        return self.pod_count * self.job.resources.ranks_per_node
 
     @property
     def own_variables(self) -> dict[str, str]:
@@ -74,18 +108,9 @@ class IndexedJob(Pods):
         return {KEEPS_GOING: "1", RESPAWNS: "1", **spares} if recovery.max_restarts else {}
 
     @property
-    def own_references(self) -> list[Yaml]:
-        uid = "metadata.labels['batch.kubernetes.io/controller-uid']"
-        return [{"name": JOB_UID, "valueFrom": {"fieldRef": {"fieldPath": uid}}}]
-
-    @property
-    def command(self) -> list[str]:
-        return [PYTHON, "-P", "-m", "trainer.launch.kubernetes.pod.node", JOB_FILE]
-
-    @property
     def backoff_limit(self) -> int:
         """Pods that may be lost: as often as the run may go on after a loss, all of them."""
-        return (self.k8s.backoff_limit + self.job.recovery.max_restarts) * self.pods
+        return (self.k8s.backoff_limit + self.job.recovery.max_restarts) * self.pod_count
 
     @property
     def ends_without_all(self) -> bool:
@@ -93,78 +118,43 @@ class IndexedJob(Pods):
         return self.job.recovery.spare_nodes > 0 or self.job.recovery.min_nodes is not None
 
     @property
-    def final_codes(self) -> list[int]:
-        """Exit codes with which the run has ended for good."""
-        return [EXIT_FAILED, EXIT_BAD_INPUT, EXIT_TIMED_OUT]
-
-    @property
-    def again_codes(self) -> list[int]:
-        """Exit codes of pods whose run goes on with others in their place."""
-        return [EXIT_PREEMPTED, EXIT_START_AGAIN]
-
-    @property
     def ports(self) -> list[Yaml]:
         place = self.meeting["CLIPSHIP_SUPERVISORS"]
         return [{"name": "supervisors", "port": int(place.rpartition(":")[2])}]
-
-
-class IndexedJobKind(KindRow):
-    """Indexed Jobs."""
-
-    name: ClassVar[KindName] = "job"
-    kind = "Job"
-    group = "batch"
-    version = "v1"
-    plural = "jobs"
-    controller = "Kubernetes"
-    advice = "Kubernetes 1.29 or newer has them (batch/v1)"
-    view = IndexedJob
-    template = "k8s/job.yaml.j2"
-    succeeded = "Complete"
-    starter = "their pods"
-    starts_ranks_by = "each pod starts its own"
-    keeps_going = True
-    pod_label = JOB_NAME_LABEL
-    output: ClassVar[Mapping[str, str]] = {INDEX_LABEL: "0"}
-    output_pod = "pod of index 0"
-    without: ClassVar[tuple[str, ...]] = ("launcher_start", "patch.launcher")
-
-    def pods(self, objects: Sequence[Object]) -> dict[str, Object]:
-        """Returns the part of the Job, the last of the objects, that holds its pods' template."""
-        return {"worker": objects[-1]["spec"]}
-
-    def workers(self, found: Object) -> int:
-        """Returns the number of pods that a Job asks for."""
-        return int(found["spec"]["parallelism"])
-
-    def ended_at(self, found: Object) -> str | None:
-        """Returns when a Job or a TrainJob has ended; None if it has not."""
-        true = self.conditions(found)
-        end = true.get(self.succeeded) or true.get("Failed")
-        return str(end["lastTransitionTime"]) if end else None
-
-    def phase(self, found: Object) -> tuple[str, str] | None:
-        """Returns a word for what a Job does, and since when; None if it has not been started."""
-        status = found.get("status", {})
-        if "startTime" not in status:
-            return None
-        return "running" if status.get("ready") else "waiting", str(status["startTime"])
 
 
 JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 
 class TrainJob(IndexedJob):
-    """Values of a TrainJob and its pods."""
+    """TrainJobs."""
 
-    @property
-    def container(self) -> str:
-        """Name that Kubeflow Trainer asks of the container, and of the Job within the JobSet."""
-        return "node"
+    name_in_job = "trainjob"
+    kind = "TrainJob"
+    api_version = "trainer.kubeflow.org/v1alpha1"
+    plural = "trainjobs"
+    controller = "Kubeflow Trainer"
+    advice = "Kubeflow Trainer, v2.0 or newer, must be installed (trainer.kubeflow.org/v1alpha1)"
+    template = "k8s/trainjob.yaml.j2"
+    pod_label = JOBSET_NAME_LABEL
+    unseen = ("must be created before the TrainJob", "-job' not found")
+    """Words of Kubeflow Trainer, and of Kueue."""
+    first_pod_suffix = "node-0-0"
+    makes = ("-node-0",)
+    container = "node"
+    """Name that Kubeflow Trainer asks of the container, and of the Job within the JobSet."""
 
-    @property
-    def first_pod(self) -> str:
-        return f"{self.name}-{self.container}-0-0.{self.name}"
+    @classmethod
+    def pods(cls, objects: Sequence[Object]) -> dict[str, Object]:
+        """Returns the part of the TrainingRuntime that holds the pods' template."""
+        [runtime] = [item for item in objects if item["kind"] == "TrainingRuntime"]
+        part: Object = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+        return {"worker": part}
+
+    @classmethod
+    def workers(cls, found: Object) -> int:
+        """Returns the number of pods that a TrainJob asks for."""
+        return int(found["spec"]["trainer"]["numNodes"])
 
     @property
     def pod_group_policy(self) -> Yaml:
@@ -174,40 +164,3 @@ class TrainJob(IndexedJob):
     @property
     def runtime_annotations(self) -> Yaml:
         return values(self.k8s, self.gang.runtime_annotations) if self.gang else {}
-
-    @property
-    def own_pods(self) -> Yaml:
-        """Selector of the pods, by the label that the JobSet gives them."""
-        return {"matchLabels": {JOBSET_NAME_LABEL: self.name}}
-
-
-class TrainJobKind(IndexedJobKind):
-    """TrainJobs."""
-
-    name = "trainjob"
-    kind = "TrainJob"
-    group = "trainer.kubeflow.org"
-    version = "v1alpha1"
-    plural = "trainjobs"
-    controller = "Kubeflow Trainer"
-    advice = "Kubeflow Trainer, v2.0 or newer, must be installed (trainer.kubeflow.org/v1alpha1)"
-    view = TrainJob
-    template = "k8s/trainjob.yaml.j2"
-    pod_label = JOBSET_NAME_LABEL
-    unseen = (
-        "must be created before the TrainJob",
-        "-job' not found",
-    )  # Kubeflow Trainer's words, and Kueue's
-
-    def pods(self, objects: Sequence[Object]) -> dict[str, Object]:
-        """Returns the part of the TrainingRuntime that holds the pods' template."""
-        [runtime] = [item for item in objects if item["kind"] == "TrainingRuntime"]
-        part: Object = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
-        return {"worker": part}
-
-    def workers(self, found: Object) -> int:
-        """Returns the number of pods that a TrainJob asks for."""
-        return int(found["spec"]["trainer"]["numNodes"])
-
-    def made_by(self, name: str) -> set[str]:
-        return {f"{name}-node-0"}

@@ -18,5 +18,5 @@ def manifest(job: Job) -> str:
     """
     validate(job)
     row = kind_of(job)
-    text = render(row.template, job=job, k8s=job.kubernetes, m=row.view(job))
+    text = render(row.template, job=job, k8s=job.kubernetes, m=row(job))
     return patched(text, job.kubernetes.patch, row.pods)

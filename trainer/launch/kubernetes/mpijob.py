@@ -3,52 +3,86 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from trainer.launch.kubernetes.gangs import values
-from trainer.launch.kubernetes.kind_row import KindRow, Object
-from trainer.launch.kubernetes.pod.names import JOB_UID, SSH_KEY
-from trainer.launch.kubernetes.pod_values import Yaml, memory, plain_variables
-from trainer.launch.kubernetes.pods import FILES_OF_OTHERS, JOB_FILE, PYTHON, Pods
+from trainer.launch.kubernetes.gangs import Yaml, values
+from trainer.launch.kubernetes.kind import JOB_FILE, OWN_UID, Kind, Object, memory, plain_variables, program
+from trainer.launch.kubernetes.pod.names import SSH_KEY
 
 JOB_NAME_LABEL = "training.kubeflow.org/job-name"
 ROLE_LABEL = "training.kubeflow.org/job-role"
 HOSTFILE = "/etc/mpi/hostfile"
 _FAN_OUT = 128
-# root's sshd needs them to confine its children
-_SSHD = ("AUDIT_WRITE", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID", "SYS_CHROOT")
 # root's ssh sets its groups before it runs the command that knows the job's hosts (docker/ssh-client.conf)
 _SSH = ("SETGID",)
 _ATTRIBUTED_TO_MPI = ("OMPI_", "OPAL_", "PRTE_", "PMIX_", "UCX_")
 
 
-class MpiJob(Pods):
-    """Values of an MPIJob and its pods."""
+_PHASES = (
+    ("Running", "running"),
+    ("Restarting", "restarting"),
+    ("Failed", "failing"),
+    ("Created", "waiting"),
+)
 
+
+class MpiJob(Kind):
+    """MPIJobs."""
+
+    name_in_job = "mpijob"
+    kind = "MPIJob"
+    api_version = "kubeflow.org/v2beta1"
+    plural = "mpijobs"
+    controller = "the MPI Operator"
+    advice = "the MPI Operator, v0.3 or newer, must be installed (kubeflow.org/v2beta1)"
+    template = "k8s/mpijob.yaml.j2"
+    succeeded = "Succeeded"
     launcher = "mpirun"
+    starter = "mpirun"
+    starts_ranks_by = "the MPI Operator starts ranks by mpirun"
+    keeps_going = False
+    pod_label = JOB_NAME_LABEL
+    output: ClassVar[Mapping[str, str]] = {ROLE_LABEL: "launcher"}
+    output_pod = "launcher"
+    first_pod_suffix = "worker-0"
+    makes = ("-launcher",)
+    # root's sshd needs them to confine its children
+    capabilities = ("AUDIT_WRITE", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID", "SYS_CHROOT")
+
+    @classmethod
+    def pods(cls, objects: Sequence[Object]) -> dict[str, Object]:
+        """Returns the parts of the MPIJob, the last of the objects, that hold a pod's template, by role."""
+        specs = objects[-1]["spec"]["mpiReplicaSpecs"]
+        return {"launcher": specs["Launcher"], "worker": specs["Worker"]}
+
+    @classmethod
+    def workers(cls, found: Object) -> int:
+        """Returns the number of workers that an MPIJob asks for."""
+        return int(found["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"])
+
+    @classmethod
+    def ended_at(cls, found: Object) -> str | None:
+        """Returns when an MPIJob has ended; None if it has not.
+
+        After an eviction the operator reports Failed for a job that goes on.
+        """
+        at = found.get("status", {}).get("completionTime")
+        return None if at is None else str(at)
+
+    @classmethod
+    def phase(cls, found: Object) -> tuple[str, str] | None:
+        """Returns a word for what an MPIJob does, and since when; None if the operator has not seen it."""
+        true = cls.conditions(found)
+        for kind, word in _PHASES:
+            if kind in true:
+                return word, str(true[kind]["lastTransitionTime"])
+        return None
 
     @property
-    def first_pod(self) -> str:
-        return f"{self.name}-worker-0.{self.name}"
-
-    @property
-    def own_pods(self) -> Yaml:
-        """Selector of the launcher's and the workers' pods, by the label that the operator gives them."""
-        return {"matchLabels": {JOB_NAME_LABEL: self.name}}
-
-    @property
-    def workers(self) -> Yaml:
+    def worker_pods(self) -> Yaml:
         return {"matchLabels": {JOB_NAME_LABEL: self.name, ROLE_LABEL: "worker"}}
 
     @property
     def own_variables(self) -> dict[str, str]:
-        return self._ssh_key
-
-    @property
-    def sshd_capabilities(self) -> Sequence[str]:
-        return _SSHD
-
-    @property
-    def creation_policy(self) -> str:
-        return "WaitForWorkersReady" if self.k8s.launcher_start == "workers-ready" else "AtStartup"
+        return {SSH_KEY: f"{self.k8s.ssh_folder}/id_rsa"}
 
     @property
     def scheduling(self) -> Yaml:
@@ -65,49 +99,23 @@ class MpiJob(Pods):
 
     @property
     def launcher_command(self) -> Sequence[str]:
-        return [
-            PYTHON,
-            "-P",
-            "-m",
-            "trainer.launch.kubernetes.pod.launcher",
-            JOB_FILE,
-            "--ssh-port",
-            str(self.ssh_port),
-        ]
+        return program("launcher", JOB_FILE, "--ssh-port", str(self.ssh_port))
 
     @property
     def worker_command(self) -> Sequence[str]:
         config = [] if self.k8s.is_root else ["-f", "/opt/clipship/etc/sshd_config"]
-        return [
-            PYTHON,
-            "-P",
-            "-m",
-            "trainer.launch.kubernetes.pod.worker",
-            "/usr/sbin/sshd",
-            "-De",
-            *config,
-            "-p",
-            str(self.ssh_port),
-        ]
+        return program("worker", "/usr/sbin/sshd", "-De", *config, "-p", str(self.ssh_port))
 
     @property
     def launcher_env(self) -> list[Yaml]:
-        uid = {
-            "name": JOB_UID,
-            "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
-        }
         own = {name: value for name, value in self.job.env.items() if name.startswith(_ATTRIBUTED_TO_MPI)}
         no_gpu = self.job.resources.row.hidden_by
         return [
             *plain_variables(
-                self.meeting | self._ssh_key | {"PYTHONUNBUFFERED": "1"} | no_gpu | self._open_mpi | own
+                self.meeting | self.own_variables | {"PYTHONUNBUFFERED": "1"} | no_gpu | self._open_mpi | own
             ),
-            uid,
+            OWN_UID,
         ]
-
-    @property
-    def _ssh_key(self) -> dict[str, str]:
-        return {SSH_KEY: f"{self.k8s.ssh_folder}/id_rsa"}
 
     @property
     def _open_mpi(self) -> dict[str, str]:
@@ -135,61 +143,4 @@ class MpiJob(Pods):
 
     @property
     def launcher_security(self) -> Yaml:
-        return self._security((*FILES_OF_OTHERS, *_SSH) if self.k8s.is_root else ())
-
-
-_PHASES = (
-    ("Running", "running"),
-    ("Restarting", "restarting"),
-    ("Failed", "failing"),
-    ("Created", "waiting"),
-)
-
-
-class MpiJobKind(KindRow):
-    """MPIJobs."""
-
-    name = "mpijob"
-    kind = "MPIJob"
-    group = "kubeflow.org"
-    version = "v2beta1"
-    plural = "mpijobs"
-    controller = "the MPI Operator"
-    advice = "the MPI Operator, v0.3 or newer, must be installed (kubeflow.org/v2beta1)"
-    view = MpiJob
-    template = "k8s/mpijob.yaml.j2"
-    succeeded = "Succeeded"
-    starter = "mpirun"
-    starts_ranks_by = "the MPI Operator starts ranks by mpirun"
-    keeps_going = False
-    pod_label = JOB_NAME_LABEL
-    output: ClassVar[Mapping[str, str]] = {ROLE_LABEL: "launcher"}
-    output_pod = "launcher"
-
-    def pods(self, objects: Sequence[Object]) -> dict[str, Object]:
-        """Returns the parts of the MPIJob, the last of the objects, that hold a pod's template, by role."""
-        specs = objects[-1]["spec"]["mpiReplicaSpecs"]
-        return {"launcher": specs["Launcher"], "worker": specs["Worker"]}
-
-    def workers(self, found: Object) -> int:
-        """Returns the number of workers that an MPIJob asks for."""
-        return int(found["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"])
-
-    def ended_at(self, found: Object) -> str | None:
-        """Returns when an MPIJob has ended; None if it has not.
-
-        After an eviction the operator reports Failed for a job that goes on.
-        """
-        at = found.get("status", {}).get("completionTime")
-        return None if at is None else str(at)
-
-    def phase(self, found: Object) -> tuple[str, str] | None:
-        """Returns a word for what an MPIJob does, and since when; None if the operator has not seen it."""
-        true = self.conditions(found)
-        for kind, word in _PHASES:
-            if kind in true:
-                return word, str(true[kind]["lastTransitionTime"])
-        return None
-
-    def made_by(self, name: str) -> set[str]:
-        return {f"{name}-launcher"}
+        return self._security(*_SSH)

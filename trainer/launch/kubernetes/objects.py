@@ -5,55 +5,51 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any
 
 from kubernetes.client.exceptions import ApiException
 
-from trainer.errors import ClusterError
-from trainer.launch.kubernetes.cluster import Cluster, Object, OwnObjects, lacks_permission, warn
+from trainer.errors import ClusterError, InputError
+from trainer.launch.kubernetes.cluster import Cluster, Known, lacks_permission
 from trainer.launch.kubernetes.gangs import GANGS
-from trainer.launch.kubernetes.kind_row import KindRow, Known
-from trainer.launch.kubernetes.pods import beside_name
+from trainer.launch.kubernetes.kind import Kind, Object, beside_name
+from trainer.launch.kubernetes.state import pods_of
+from trainer.text.terminal import say
 
-_DRY_RUN = {"dry_run": "All"}
+_DRY_RUN = {"dryRun": "All"}
 _WAIT_S = 20.0
 """For a controller to see an object that has been created or to let go of a deleted one: a second at most."""
 _POLL_S = 0.2
+_GONE_S = 120.0
+"""For the pods of an earlier object, which may be saving."""
+_GONE_POLL_S = 0.5
+_RENAME = "--set name=... or --set kubernetes.name=..."
 ApiKind = tuple[str, str]
 """An object's apiVersion and kind."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Objects of one kind beside the job's own, and the methods that reach them."""
+    """One kind of the objects beside the job's own."""
 
-    api: Callable[[Cluster], Any]
-    """The client's API that has them."""
-    noun: str
-    """Their name in its methods."""
+    plural: str
     name: Callable[[str], str] = beside_name
     """Name of such an object, made from that of the job's own."""
     known: Known | None = None
-    """Their kind, if it may be missing although the cluster knows the kind of the job's own object."""
+    """The kind, if it may be missing although the cluster knows that of the job's own object."""
+    otherwise: str = ""
+    """Advice for a job that does without it."""
 
 
-def _own(group: str, version: str, plural: str) -> Callable[[Cluster], Any]:
-    return lambda cluster: OwnObjects(cluster, group, version, plural)
-
-
-_RUNTIMES = ("trainer.kubeflow.org", "v1alpha1", "trainingruntimes")
 _BESIDE: dict[ApiKind, Beside] = {
-    ("v1", "ConfigMap"): Beside(attrgetter("core"), "config_map"),
-    ("networking.k8s.io/v1", "NetworkPolicy"): Beside(attrgetter("networking"), "network_policy"),
-    ("v1", "Service"): Beside(attrgetter("core"), "service", str),
-    ("/".join(_RUNTIMES[:2]), "TrainingRuntime"): Beside(_own(*_RUNTIMES), "object"),
-    **{
-        (gang.api_version, gang.kind): Beside(
-            _own(gang.group, gang.version, gang.plural), "object", str, gang
-        )
-        for gang in GANGS.values()
-    },
+    ("v1", "ConfigMap"): Beside("configmaps"),
+    ("networking.k8s.io/v1", "NetworkPolicy"): Beside(
+        "networkpolicies",
+        otherwise="set kubernetes.network_policy = false: then anything that reaches the pods may connect to "
+        "them",
+    ),
+    ("v1", "Service"): Beside("services", str),
+    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"): Beside("trainingruntimes"),
+    **{(gang.api_version, gang.kind): Beside(gang.plural, str, gang) for gang in GANGS.values()},
 }
 _CLAIMS = {"persistentVolumeClaim": ("PersistentVolumeClaim", "claimName")}
 _IN_VOLUMES = {"secret": ("Secret", "secretName"), "configMap": ("ConfigMap", "name")}
@@ -64,12 +60,6 @@ _IN_VARIABLES = {
     "configMapRef": ("ConfigMap", "name"),
 }
 """Kind of the object that a part of a pod names, and the key that has the name."""
-_OTHERWISE = {
-    "NetworkPolicy": (
-        "set kubernetes.network_policy = false: then anything that reaches the pods may connect to them"
-    ),
-}
-"""Kind -> advice for a job that does without it."""
 
 
 def is_ours(item: Object) -> bool:
@@ -77,7 +67,47 @@ def is_ours(item: Object) -> bool:
     return bool(item["metadata"].get("labels", {}).get("app.kubernetes.io/name") == "clipship")
 
 
-def try_all(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Object, *, taken: bool) -> None:
+def ended_before(cluster: Cluster, row: type[Kind], name: str) -> bool:
+    """Returns whether an ended object of Clipship has the name.
+
+    Waits for one that is being deleted. Raises InputError for one that has not ended or is not Clipship's.
+    """
+    found = cluster.read(row, name)
+    if found is None or "deletionTimestamp" in found["metadata"]:
+        _until_gone(cluster, row, name)  # its pods may still be saving
+        return False
+    exists = f"{row.kind} {cluster.namespace}/{name} already exists and"
+    if not is_ours(found):
+        raise InputError(f"{exists} is not Clipship's: choose another name with {_RENAME}")
+    if not row.ended_at(found):
+        raise InputError(
+            f"{exists} has not ended: `clipship cancel` it, or choose another name with {_RENAME}"
+        )
+    return True
+
+
+def delete_ended(cluster: Cluster, row: type[Kind], name: str) -> None:
+    """Delete the ended object with what is beside it, and wait until all of it is gone."""
+    if (ended := cluster.read(row, name)) is not None:
+        adopt_what_kubectl_made(cluster, row, ended)
+    cluster.delete(row, name, "Foreground", f"delete the ended {row.kind} {name}")
+    _until_gone(cluster, row, name)
+
+
+def _until_gone(cluster: Cluster, row: type[Kind], name: str) -> None:
+    deadline = time.monotonic() + _GONE_S
+    while cluster.read(row, name) is not None or pods_of(cluster, row, name):
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"the earlier {row.kind} {name} is still being deleted after {_GONE_S:g} s, because its pods "
+                "are saving: try again later"
+            )
+        time.sleep(_GONE_POLL_S)
+
+
+def try_all(
+    cluster: Cluster, row: type[Kind], beside: Sequence[Object], wanted: Object, *, taken: bool
+) -> None:
     """Try every object on the server without keeping it, and a pod of each kind.
 
     The controller would create such pods later.
@@ -87,7 +117,7 @@ def try_all(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Ob
     missing claims, and a field of an object beside the job's own that the cluster would drop without a word.
     """
     for item in beside:
-        _put(cluster, item, row, field_validation="Strict", **_DRY_RUN)
+        _put(cluster, item, row, fieldValidation="Strict", **_DRY_RUN)
     name = wanted["metadata"]["name"]
     _try_own(cluster, row, _renamed(wanted, name) if taken else wanted)
     pods = row.pods([*beside, wanted])
@@ -101,7 +131,7 @@ def try_all(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Ob
         )
 
 
-def create(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Object) -> str:
+def create(cluster: Cluster, row: type[Kind], beside: Sequence[Object], wanted: Object) -> str:
     """Create the objects; returns the uid of the job's own.
 
     The objects beside it exist before its pods do, and are deleted together with it.
@@ -114,7 +144,7 @@ def create(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Obj
     return str(created["metadata"]["uid"])
 
 
-def _try_own(cluster: Cluster, row: KindRow, wanted: Object) -> None:
+def _try_own(cluster: Cluster, row: type[Kind], wanted: Object) -> None:
     """Try the job's own object, while those beside it may exist in a dry run only."""
     try:
         cluster.create(row, wanted, **_DRY_RUN)
@@ -123,7 +153,7 @@ def _try_own(cluster: Cluster, row: KindRow, wanted: Object) -> None:
             raise
 
 
-def _create_own(cluster: Cluster, row: KindRow, wanted: Object) -> Object:
+def _create_own(cluster: Cluster, row: type[Kind], wanted: Object) -> Object:
     """Create the job's own object, as soon as its controller has seen those beside it."""
     deadline = time.monotonic() + _WAIT_S
     while True:
@@ -135,12 +165,12 @@ def _create_own(cluster: Cluster, row: KindRow, wanted: Object) -> Object:
         time.sleep(_POLL_S)
 
 
-def _is_early(row: KindRow, problem: ClusterError) -> bool:
+def _is_early(row: type[Kind], problem: ClusterError) -> bool:
     """Returns whether a controller refuses the object only since it has not seen those beside it."""
     return any(words in str(problem) for words in row.unseen)
 
 
-def adopt_what_kubectl_made(cluster: Cluster, row: KindRow, owner: Object) -> None:
+def adopt_what_kubectl_made(cluster: Cluster, row: type[Kind], owner: Object) -> None:
     """Make the job's own object the owner of those beside it, so that they are deleted together with it.
 
     `kubectl apply` left them without an owner. Objects that the user may not change are left alone.
@@ -155,7 +185,7 @@ def api_kind(item: Object) -> ApiKind:
     return item["apiVersion"], item["kind"]
 
 
-def _hand_over(cluster: Cluster, row: KindRow, kind: ApiKind, owner: Object) -> None:
+def _hand_over(cluster: Cluster, row: type[Kind], kind: ApiKind, owner: Object) -> None:
     """Make the job's own object the owner of its object of this kind.
 
     Kubernetes then deletes that object with it.
@@ -173,27 +203,25 @@ def _hand_over(cluster: Cluster, row: KindRow, kind: ApiKind, owner: Object) -> 
         if item is None or not is_ours(item) or _other_owner(item, row):
             return
         if item["metadata"].get("ownerReferences") != [reference]:
-            _method(cluster, kind, "patch")(
-                name, cluster.namespace, {"metadata": {"ownerReferences": [reference]}}
-            )
+            _ask(cluster, "patch", kind, name, {"metadata": {"ownerReferences": [reference]}})
 
 
-def _put(cluster: Cluster, wanted: Object, row: KindRow, **options: Any) -> None:
+def _put(cluster: Cluster, wanted: Object, row: type[Kind], **query: str) -> None:
     """Create the object, or replace an earlier one of Clipship.
 
     Raises ClusterError if another's object has the name, or one of a job of another kind.
     """
     kind, name = api_kind(wanted), wanted["metadata"]["name"]
-    known = _BESIDE[kind].known or row
-    with cluster.asking(f"create the {kind[1]}", _OTHERWISE.get(kind[1], ""), row=known):
+    its = _BESIDE[kind]
+    with cluster.asking(f"create the {kind[1]}", its.otherwise, row=its.known or row):
         try:
-            _method(cluster, kind, "create")(cluster.namespace, wanted, **options)
+            _ask(cluster, "post", kind, body=wanted, **query)
         except ApiException as problem:
             if problem.status != 409:
                 raise
             existing = _staying(cluster, kind, name)
             if existing is None:  # an earlier object was being deleted
-                _method(cluster, kind, "create")(cluster.namespace, wanted, **options)
+                _ask(cluster, "post", kind, body=wanted, **query)
                 return
             if not is_ours(existing):
                 raise ClusterError(
@@ -206,14 +234,16 @@ def _put(cluster: Cluster, wanted: Object, row: KindRow, **options: Any) -> None
                     "pods would get another job: delete that, or choose another name with --set "
                     "kubernetes.name=..."
                 ) from None
-            _method(cluster, kind, "replace")(name, cluster.namespace, wanted, **options)
+            version = existing["metadata"]["resourceVersion"]  # some kinds are replaced only with it
+            newer = {**wanted, "metadata": {**wanted["metadata"], "resourceVersion": version}}
+            _ask(cluster, "put", kind, name, newer, **query)
 
 
-def _other_owner(item: Object, row: KindRow) -> str:
+def _other_owner(item: Object, row: type[Kind]) -> str:
     """Returns kind and name of an owner of another kind than the row's; empty if there is none."""
     owners = item["metadata"].get("ownerReferences") or ()
-    kinds = [(owner["apiVersion"].partition("/")[0], owner["kind"]) for owner in owners]
-    others = (o for o, kind in zip(owners, kinds, strict=True) if kind != (row.group, row.kind))
+    own = (row.api_version.partition("/")[0], row.kind)
+    others = (o for o in owners if (o["apiVersion"].partition("/")[0], o["kind"]) != own)
     return next((f"{owner['kind']} {owner['name']}" for owner in others), "")
 
 
@@ -235,18 +265,17 @@ def _staying(cluster: Cluster, kind: ApiKind, name: str) -> Object | None:
 def _read(cluster: Cluster, kind: ApiKind, name: str) -> Object | None:
     """Returns the object as the API server has it; None if there is none of this name."""
     try:
-        return cluster.plain(_method(cluster, kind, "read")(name, cluster.namespace))
+        return _ask(cluster, "get", kind, name)
     except ApiException as problem:
         if problem.status == 404:
             return None
         raise
 
 
-def _method(cluster: Cluster, kind: ApiKind, verb: str) -> Callable[..., Any]:
-    """Returns the client's method for this verb and kind."""
-    row = _BESIDE[kind]
-    method: Callable[..., Any] = getattr(row.api(cluster), f"{verb}_namespaced_{row.noun}")
-    return method
+def _ask(
+    cluster: Cluster, method: str, kind: ApiKind, name: str = "", body: Object | None = None, **query: str
+) -> Object:
+    return cluster.ask(method, kind[0], _BESIDE[kind].plural, name, body, **query)
 
 
 def _renamed(item: Object, beginning: str) -> Object:
@@ -260,13 +289,13 @@ def _try_pod(cluster: Cluster, name: str, role: str, template: Object) -> None:
     pod["spec"]["restartPolicy"] = "Never"
     with cluster.asking(f"create a {role} pod"):
         try:
-            cluster.core.create_namespaced_pod(cluster.namespace, pod, **_DRY_RUN)
+            cluster.ask("post", "v1", "pods", body=pod, **_DRY_RUN)
         except ApiException as problem:
             if not lacks_permission(problem):
                 raise
-            warn(
-                "you lack the permission to create pods, so they could not be tried: whether the cluster "
-                "accepts them shows when the controller creates them"
+            say(
+                "warning: you lack the permission to create pods, so they could not be tried: whether the "
+                "cluster accepts them shows when the controller creates them"
             )
 
 
@@ -275,15 +304,9 @@ def _missing(cluster: Cluster, pod: Object) -> Iterator[str]:
 
     Pods without them would wait forever.
     """
-    core = cluster.core
-    read: dict[str, Callable[..., Any]] = {
-        "PersistentVolumeClaim": core.read_namespaced_persistent_volume_claim,
-        "Secret": core.read_namespaced_secret,
-        "ConfigMap": core.read_namespaced_config_map,
-    }
     own = {volume["configMap"]["name"] for volume in pod["volumes"] if volume["name"] == "job"}
     for kind, name in dict.fromkeys(_named_objects(pod)):
-        if name not in own and not _there(cluster, name, read[kind]):
+        if name not in own and not _there(cluster, kind, name):
             yield f"{kind} {name}"
 
 
@@ -298,11 +321,11 @@ def _named_objects(pod: Object) -> Iterator[tuple[str, str]]:
     yield from (("Secret", secret["name"]) for secret in pod.get("imagePullSecrets", []))
 
 
-def _there(cluster: Cluster, name: str, read: Callable[..., Any]) -> bool:
+def _there(cluster: Cluster, kind: str, name: str) -> bool:
     """Returns whether the object exists; True also if the user may not read it."""
     with cluster.asking(f"look for {name}"):
         try:
-            read(name, cluster.namespace)
+            cluster.ask("get", "v1", f"{kind.lower()}s", name)
         except ApiException as problem:
             return bool(problem.status != 404)
     return True

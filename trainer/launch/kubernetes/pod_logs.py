@@ -15,8 +15,8 @@ from kubernetes.stream import stream
 from kubernetes.stream.ws_client import WebSocketConnectionClosedException
 
 from trainer.errors import ClusterError, InputError
-from trainer.launch.kubernetes.cluster import Cluster, Object
-from trainer.launch.kubernetes.kind_row import KindRow
+from trainer.launch.kubernetes.cluster import Cluster
+from trainer.launch.kubernetes.kind import Kind, Object
 from trainer.launch.kubernetes.state import output_pods, pods_of
 
 _POLL_S = 1.0
@@ -28,7 +28,7 @@ _SETTLE_S = 3
 """Seconds until the API server knows that a container has ended."""
 
 
-def output_lines(cluster: Cluster, row: KindRow, name: str, follow: bool) -> Iterator[str]:
+def output_lines(cluster: Cluster, row: type[Kind], name: str, follow: bool) -> Iterator[str]:
     """Yields the lines of every pod with the run's output, one after the other.
 
     With `follow`, until the object has ended. Raises InputError if no such pod has begun.
@@ -60,7 +60,7 @@ def output_lines(cluster: Cluster, row: KindRow, name: str, follow: bool) -> Ite
             time.sleep(_POLL_S)
 
 
-def rank_lines(cluster: Cluster, row: KindRow, name: str, rank: int, follow: bool) -> Iterator[str]:
+def rank_lines(cluster: Cluster, row: type[Kind], name: str, rank: int, follow: bool) -> Iterator[str]:
     """Yields the lines of one rank's log file, read by `tail` in a running pod.
 
     Raises InputError if no pod is running, ClusterError if the file cannot be read.
@@ -125,7 +125,7 @@ def _has_begun(pod: Object) -> bool:
     return pod["status"].get("phase") in ("Running", "Succeeded", "Failed")
 
 
-def _followed(cluster: Cluster, row: KindRow, name: str, pod: str) -> Iterator[str]:
+def _followed(cluster: Cluster, row: type[Kind], name: str, pod: str) -> Iterator[str]:
     """Yields the pod's lines until it has ended, each once.
 
     A stream may end earlier without an error, for example when the node's kubelet restarts. The whole log is

@@ -5,21 +5,19 @@ Imports no torch.
 
 import datetime
 import os
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.comm.backends import Launcher
 from trainer.config import Job
-from trainer.errors import ClusterError, InputError
+from trainer.errors import InputError
 from trainer.launch.kubernetes import validate
-from trainer.launch.kubernetes.kind_row import KindRow
+from trainer.launch.kubernetes.kind import Kind, Object, run_name
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
 from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.kubernetes.places import on_volume
-from trainer.launch.kubernetes.pods import run_name
 from trainer.launch.submission import Outcome, Scheduler, Submission, make_artefacts_folder, record
 from trainer.run.folder import run_folder
 from trainer.run.layout import ARTEFACTS, JOB_FILE, LOGS
@@ -27,12 +25,9 @@ from trainer.safe_io.atomic import write_whole
 from trainer.text.paste import command
 
 if TYPE_CHECKING:
-    from trainer.launch.kubernetes.cluster import Cluster, Object
+    from trainer.launch.kubernetes.cluster import Cluster
 
 MANIFEST = "kubernetes.yaml"
-_GONE_S = 120.0
-_POLL_S = 0.5
-_RENAME = "--set name=... or --set kubernetes.name=..."
 
 
 class KubernetesScheduler(Scheduler):
@@ -90,16 +85,16 @@ class KubernetesScheduler(Scheduler):
         import yaml
 
         from trainer.launch.kubernetes.cluster import connect
-        from trainer.launch.kubernetes.objects import create, try_all
+        from trainer.launch.kubernetes.objects import create, delete_ended, ended_before, try_all
 
         text = manifest(job)
         write_whole(folder / ARTEFACTS / MANIFEST, text, private=True)
         *beside, wanted = yaml.safe_load_all(text)
         row, cluster, name = kind_of(job), connect(job.kubernetes.namespace), wanted["metadata"]["name"]
-        ended = _ended_before(cluster, row, name)
+        ended = ended_before(cluster, row, name)
         try_all(cluster, row, beside, wanted, taken=ended)
         if ended:
-            _delete(cluster, row, name)
+            delete_ended(cluster, row, name)
         uid = create(cluster, row, beside, wanted)
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return _submission(cluster, row, name, uid, at)
@@ -134,7 +129,7 @@ class KubernetesScheduler(Scheduler):
         """
         from trainer.launch.kubernetes.state import rows
 
-        cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
+        cluster, row, name = _place(submission)
         found = cluster.read(row, name)
         if replaced := _replaced(row, found, submission):
             return [("state", f"gone: {replaced}")]
@@ -142,8 +137,8 @@ class KubernetesScheduler(Scheduler):
 
     def outcome(self, folder: Path, submission: Submission) -> Outcome:
         """Returns how far the run got; an object that was deleted has ended."""
-        cluster, row = _cluster(submission), _row(submission)
-        found = cluster.read(row, submission.details["name"])
+        cluster, row, name = _place(submission)
+        found = cluster.read(row, name)
         if found is None or _replaced(row, found, submission):
             return "ended"
         if not row.ended_at(found):
@@ -156,14 +151,15 @@ class KubernetesScheduler(Scheduler):
         Kubernetes asks its pods to stop, and they save first.
         """
         from trainer.launch.kubernetes.objects import adopt_what_kubectl_made
+        from trainer.launch.kubernetes.state import pods_of
 
-        cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
+        cluster, row, name = _place(submission)
         found = cluster.read(row, name)
         if found is None:
             return f"{row.kind} {submission.id} does not exist any more"
         if replaced := _replaced(row, found, submission):
             return f"{replaced}; nothing is deleted"
-        graces = [pod["spec"].get("terminationGracePeriodSeconds", 30) for pod in _pods(cluster, row, name)]
+        graces = [pod["spec"].get("terminationGracePeriodSeconds", 30) for pod in pods_of(cluster, row, name)]
         adopt_what_kubectl_made(cluster, row, found)
         cluster.delete(row, name, "Background", f"delete the {row.kind} {name}")
         if row.ended_at(found):
@@ -192,7 +188,7 @@ class KubernetesScheduler(Scheduler):
 
         if rank is not None and (folder / LOGS).is_dir():
             return None
-        cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
+        cluster, row, name = _place(submission)
         if replaced := _replaced(row, cluster.read(row, name), submission):
             raise InputError(f"{replaced}; the logs of this run's pods were deleted with them")
         if rank is None:
@@ -200,25 +196,18 @@ class KubernetesScheduler(Scheduler):
         return rank_lines(cluster, row, name, rank, follow)
 
 
-def _submission(cluster: "Cluster", row: KindRow, name: str, uid: str, at: str) -> Submission:
+def _submission(cluster: "Cluster", row: type[Kind], name: str, uid: str, at: str) -> Submission:
     details = {
         "context": cluster.context,
         "namespace": cluster.namespace,
-        "kind": row.name,
+        "kind": row.name_in_job,
         "name": name,
         "uid": uid,
     }
     return Submission("kubernetes", f"{cluster.namespace}/{name}", at, details)
 
 
-def _row(submission: Submission) -> KindRow:
-    kind = submission.details.get("kind")
-    if kind not in KINDS:
-        raise InputError(f"{submission.id} is a {kind}, which is none of {', '.join(KINDS)}: submit it again")
-    return KINDS[kind]
-
-
-def _replaced(row: KindRow, found: "Object | None", submission: Submission) -> str:
+def _replaced(row: type[Kind], found: Object | None, submission: Submission) -> str:
     """Returns a sentence if the object of this name belongs to another run, else ""."""
     if found is None or found["metadata"]["uid"] == submission.details["uid"]:
         return ""
@@ -228,58 +217,17 @@ def _replaced(row: KindRow, found: "Object | None", submission: Submission) -> s
     )
 
 
-def _cluster(submission: Submission) -> "Cluster":
+def _place(submission: Submission) -> tuple["Cluster", type[Kind], str]:
+    """Returns the cluster of a submitted run, and its object's kind and name. Raises InputError."""
     from trainer.launch.kubernetes.cluster import connect
 
     known = submission.details
-    return connect(known["namespace"], None if known["context"].startswith("the pod") else known["context"])
-
-
-def _ended_before(cluster: "Cluster", row: KindRow, name: str) -> bool:
-    """Returns whether an ended object of Clipship has the name.
-
-    Waits for one that is being deleted. Raises InputError for one that has not ended or is not Clipship's.
-    """
-    from trainer.launch.kubernetes.objects import is_ours
-
-    found = cluster.read(row, name)
-    if found is None or "deletionTimestamp" in found["metadata"]:
-        _until_gone(cluster, row, name)  # its pods may still be saving
-        return False
-    exists = f"{row.kind} {cluster.namespace}/{name} already exists and"
-    if not is_ours(found):
-        raise InputError(f"{exists} is not Clipship's: choose another name with {_RENAME}")
-    if not row.ended_at(found):
+    if known.get("kind") not in KINDS:
         raise InputError(
-            f"{exists} has not ended: `clipship cancel` it, or choose another name with {_RENAME}"
+            f"{submission.id} is a {known.get('kind')}, which is none of {', '.join(KINDS)}: submit it again"
         )
-    return True
-
-
-def _delete(cluster: "Cluster", row: KindRow, name: str) -> None:
-    from trainer.launch.kubernetes.objects import adopt_what_kubectl_made
-
-    if (ended := cluster.read(row, name)) is not None:
-        adopt_what_kubectl_made(cluster, row, ended)
-    cluster.delete(row, name, "Foreground", f"delete the ended {row.kind} {name}")
-    _until_gone(cluster, row, name)
-
-
-def _until_gone(cluster: "Cluster", row: KindRow, name: str) -> None:
-    deadline = time.monotonic() + _GONE_S
-    while cluster.read(row, name) is not None or _pods(cluster, row, name):
-        if time.monotonic() > deadline:
-            raise ClusterError(
-                f"the earlier {row.kind} {name} is still being deleted after {_GONE_S:g} s, because its pods "
-                "are saving: try again later"
-            )
-        time.sleep(_POLL_S)
-
-
-def _pods(cluster: "Cluster", row: KindRow, name: str) -> list[Any]:
-    from trainer.launch.kubernetes.state import pods_of
-
-    return pods_of(cluster, row, name)
+    context = None if known["context"].startswith("the pod") else known["context"]
+    return connect(known["namespace"], context), KINDS[known["kind"]], known["name"]
 
 
 def _nearest(path: Path) -> Path:

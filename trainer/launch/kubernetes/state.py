@@ -11,10 +11,9 @@ from typing import Any
 import urllib3
 from kubernetes.client.exceptions import ApiException
 
-from trainer.launch.kubernetes.cluster import Cluster, Object
-from trainer.launch.kubernetes.kind_row import KindRow
-from trainer.launch.kubernetes.kueue import why_queued
-from trainer.text.wording import many
+from trainer.launch.kubernetes.cluster import Cluster
+from trainer.launch.kubernetes.kind import QUEUE_LABEL, Kind, Object
+from trainer.text.wording import duration, many
 
 Row = tuple[str, str]
 
@@ -22,9 +21,11 @@ _STEP = re.compile(r"(step +\d+/\d+ .*samples/s).*?(ETA \S+)?\s*$")
 _TAIL_LINES = 400
 _SHOWN = 5
 _UNHEARD_S = 30.0
+_KUEUE, _VERSIONS = "kueue.x-k8s.io", ("v1beta2", "v1beta1")
+_JOB_UID = f"{_KUEUE}/job-uid"
 
 
-def rows(cluster: Cluster, row: KindRow, name: str, found: Object | None, *, visible: bool) -> list[Row]:
+def rows(cluster: Cluster, row: type[Kind], name: str, found: Object | None, *, visible: bool) -> list[Row]:
     """Returns topic and text of each row about the object; `found` None means that it no longer exists.
 
     `visible` says that the run folder is on this machine and shows the progress itself.
@@ -37,32 +38,31 @@ def rows(cluster: Cluster, row: KindRow, name: str, found: Object | None, *, vis
         ]
     pods = pods_of(cluster, row, name)
     output = output_pods(row, pods)
-    launchers = output if row.has_launcher else []
+    launchers = output if not row.keeps_going else []
     workers = [pod for pod in pods if pod not in launchers]
     result = [("state", state(row, found, pods))]
     if is_suspended(found) and (why := why_queued(cluster, found)):
         result.append(("queue", why))
-    result += _launcher(launchers) if row.has_launcher else _messages(output) or _messages(pods)
+    result += (_messages(output) or _messages(pods)) if row.keeps_going else _launcher(launchers)
     result += [("workers", _workers(row.workers(found), workers))]
     result += [("pod", text) for text in _troubled(workers)]
     result += [("event", text) for text in _events(cluster, row, name, pods, found)]
     return result if visible else result + _progress(cluster, output)
 
 
-def pods_of(cluster: Cluster, row: KindRow, name: str) -> list[Object]:
+def pods_of(cluster: Cluster, row: type[Kind], name: str) -> list[Object]:
     """Returns the object's pods as JSON, oldest first."""
     with cluster.asking("list the pods"):
-        answer = cluster.core.list_namespaced_pod(cluster.namespace, label_selector=f"{row.pod_label}={name}")
-    pods = [cluster.plain(pod) for pod in answer.items]
-    return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        answer = cluster.ask("get", "v1", "pods", labelSelector=f"{row.pod_label}={name}")
+    return sorted(answer["items"], key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
-def output_pods(row: KindRow, pods: Sequence[Object]) -> list[Object]:
+def output_pods(row: type[Kind], pods: Sequence[Object]) -> list[Object]:
     """Returns those of the pods whose logs are the run's output."""
     return [pod for pod in pods if row.output.items() <= pod["metadata"]["labels"].items()]
 
 
-def state(row: KindRow, found: Object, pods: Sequence[Object] = ()) -> str:
+def state(row: type[Kind], found: Object, pods: Sequence[Object] = ()) -> str:
     """Returns the state in one word, with its time and reason."""
     true = row.conditions(found)
     if "deletionTimestamp" in found["metadata"]:
@@ -91,6 +91,38 @@ def _pods_phase(pods: Sequence[Object]) -> tuple[str, str] | None:
 def is_suspended(found: Object) -> bool:
     """Returns whether the object asks for no pods for now, as its queue or somebody wants it."""
     return bool(found["spec"].get("runPolicy", found["spec"]).get("suspend"))
+
+
+def why_queued(cluster: Cluster, found: Object) -> str:
+    """Returns why Kueue has not started a suspended job; "" if it says nothing, or has not been asked to."""
+    queue = found["metadata"].get("labels", {}).get(QUEUE_LABEL)
+    if queue is None:
+        return ""
+    workloads = _workloads(cluster, str(found["metadata"]["uid"]))
+    if workloads is None:
+        return ""
+    if not workloads:
+        return f"{queue}: Kueue does not know the job (does it run, and watch this namespace?)"
+    conditions = workloads[-1].get("status", {}).get("conditions", [])
+    waits = [each for each in conditions if each["type"] == "QuotaReserved" and each["status"] == "False"]
+    return f"{queue}: {waits[0].get('message', '')}" if waits else ""
+
+
+def _workloads(cluster: Cluster, uid: str) -> Sequence[Object] | None:
+    """Returns Kueue's objects about the job of this uid; None where they cannot be read."""
+    for version in _VERSIONS:
+        try:
+            found: Sequence[Object] = cluster.ask(
+                "get", f"{_KUEUE}/{version}", "workloads", labelSelector=f"{_JOB_UID}={uid}"
+            )["items"]
+        except ApiException as problem:
+            if problem.status != 404:
+                return None
+        except urllib3.exceptions.HTTPError:
+            return None
+        else:
+            return found
+    return None
 
 
 def _why(condition: Object | None) -> str:
@@ -166,19 +198,14 @@ def _reason(pod: Object) -> str:
     return f", {texts[0]}" if texts else ""
 
 
-def _events(cluster: Cluster, row: KindRow, name: str, pods: Sequence[Object], found: Object) -> list[str]:
+def _events(cluster: Cluster, row: type[Kind], name: str, pods: Sequence[Object], found: Object) -> list[str]:
     """Returns warnings about the object, what its controller made and its pods, the newest last.
 
     Returns none if the user may not read events.
     """
-    about = {name, *row.made_by(name), *(pod["metadata"]["name"] for pod in pods)}
+    about = {name, *(name + suffix for suffix in row.makes), *(pod["metadata"]["name"] for pod in pods)}
     try:
-        events = [
-            cluster.plain(event)
-            for event in cluster.core.list_namespaced_event(
-                cluster.namespace, field_selector="type=Warning"
-            ).items
-        ]
+        events = cluster.ask("get", "v1", "events", fieldSelector="type=Warning")["items"]
     except (ApiException, urllib3.exceptions.HTTPError):
         return []
     born = str(found["metadata"]["creationTimestamp"])
@@ -238,6 +265,4 @@ def _seconds(stamp: str) -> float:
 
 
 def _ago(stamp: str) -> str:
-    from trainer.text.wording import duration
-
     return duration(max(0.0, _seconds(stamp)))

@@ -16,7 +16,7 @@ from trainer.config.stages import paths_of_ranks, standard_input
 from trainer.config.world_sizes import check_batches
 from trainer.errors import InputError, problems_of
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
-from trainer.launch.kubernetes.network_checks import missing_annotations, network_warnings
+from trainer.launch.kubernetes.network import missing_annotations, network_warnings
 from trainer.launch.kubernetes.places import carried, on_volume
 from trainer.launch.named_places import named_places
 from trainer.text.wording import many
@@ -104,7 +104,7 @@ def _kind(job: Job) -> Iterator[str]:
     useless = [key for key in row.without if _is_given(given, key)]
     if useless:
         able = " or ".join(
-            f'"{other.name}"' for other in KINDS.values() if not set(useless) & set(other.without)
+            f'"{other.name_in_job}"' for other in KINDS.values() if not set(useless) & set(other.without)
         )
         yield (
             f"kubernetes.{', '.join(useless)}: {row.kind}s have no use for it: leave it out"
@@ -205,7 +205,7 @@ def _size(job: Job) -> Iterator[str]:
 
 def _own_bytes(job: Job) -> int:
     """Returns the bytes of the job's ConfigMap."""
-    pods = kind_of(job).view(job)
+    pods = kind_of(job)(job)
     users = (pods.passwd, pods.group) if pods.passwd else ()
     texts = (pods.job_text, *users, *(file.text for file in pods.carried))
     return sum(len(text.encode(errors="surrogatepass")) for text in texts)

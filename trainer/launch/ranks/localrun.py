@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import partial
 from signal import SIGTERM
 
-from trainer.launch.ranks.started_ranks import StartedRank, collect_signals, run_ranks
+from trainer.launch.ranks.started_ranks import StartedRank, collect_signals, place_variables, run_ranks
 from trainer.sysinfo.addresses import is_here
 from trainer.sysinfo.parent import signal_with_parent
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.world.rendezvous import TOKEN
-from trainer.world.variables import CROSS, HOST, RESPAWNED, STARTED_HERE
+from trainer.world.variables import CROSS, HOST, RESPAWNED
 
 _TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 """Prefixes of torchrun's variables: around this process they describe another world."""
@@ -106,11 +106,7 @@ def _variables(rank: int, size: int, place: Place) -> dict[str, str]:
     return {
         **({HOST: place.host} if place.host else {}),
         **dict(zip(CROSS, map(str, place.cross), strict=True)),
-        STARTED_HERE: "1",
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_size),
+        **place_variables(rank, size, place.local_rank, place.local_size),
     }
 
 

@@ -19,7 +19,7 @@ from trainer.sysinfo.signals import signal_name
 from trainer.text.terminal import tell
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.restart_policy import CUT_OFF, RespawnPolicy, left_by_itself
-from trainer.world.variables import RESPAWNED
+from trainer.world.variables import RESPAWNED, STARTED_HERE
 
 GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL for the ranks that are left when one has failed."""
@@ -38,6 +38,17 @@ class StartedRank:
 
 StartRank = Callable[[int, Mapping[str, str]], StartedRank]
 """Starts a rank, given its number and variables besides those that it always gets. Raises OSError."""
+
+
+def place_variables(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """Returns the variables with the place of a supervisor in a world of `size`, in torch's own names."""
+    return {
+        STARTED_HERE: "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+    }
 
 
 def collect_signals() -> list[int]:

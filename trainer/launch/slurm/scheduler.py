@@ -41,7 +41,7 @@ class SlurmScheduler(Scheduler):
         batch_script(job)  # rendering also finds problems with mounts
 
     def starter(self, job: Job) -> str:
-        return validate.starter(job)
+        return job.slurm.launcher
 
     def launcher(self, job: Job) -> Launcher:
         return validate.launcher(job)

@@ -45,11 +45,6 @@ def warnings(job: Job) -> Iterator[str]:
         )
 
 
-def starter(job: Job) -> str:
-    """Returns the command that starts the ranks: srun, or mpirun inside the allocation."""
-    return job.slurm.launcher
-
-
 def launcher(job: Job) -> Launcher:
     """Returns the launcher of the job's ranks as the backends know it.
 

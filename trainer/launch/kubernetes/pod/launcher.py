@@ -26,7 +26,6 @@ from trainer.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_PREEMPTED,
-    EXIT_START_AGAIN,
     InputError,
 )
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
@@ -39,7 +38,7 @@ from trainer.launch.start_again import asked_after, run_generations
 from trainer.run.best import folder_name
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_files import exit_record_of, remove_exit_files
-from trainer.run.exit_record import EXIT_DIR, first_cause
+from trainer.run.exit_record import EXIT_DIR
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
 from trainer.run.layout import CHECKPOINTS, METRICS_FILE, Run
@@ -112,19 +111,11 @@ class Launcher:
 
     def _attempt(self) -> tuple[int, str]:
         """Start all ranks once; returns exit code and reason."""
-        missing = wait_for_all(
-            self._hosts,
-            self._ssh_port,
-            self._job.kubernetes.workers_ready_s,
-            lambda: bool(self._asked),
-            say,
-            on_first=self._note_begin,
-        )
+        problem = self._wait_for_workers()
         if self._asked:
             return EXIT_PREEMPTED, "asked to stop before the ranks had started"
-        if missing:
-            return EXIT_FAILED, self._missing(missing)
-        self._rendezvous = _at_its_address(self._named_rendezvous)
+        if problem:
+            return EXIT_FAILED, problem
         if not self._earlier_ranks_gone():
             return (
                 EXIT_FAILED,
@@ -145,7 +136,7 @@ class Launcher:
                 self._wait_for_workers_again,
                 say,
             )
-            return self._run_result(code, Path(folder), before)
+            return self._run_result(code, before)
 
     def _note_begin(self) -> None:
         self._began = self._began or time.time()
@@ -158,17 +149,23 @@ class Launcher:
 
     def _wait_for_workers_again(self) -> str:
         """Waits for the workers between two generations; returns why the next one cannot start, or ""."""
-        limit = self._job.kubernetes.workers_ready_s
-        missing = wait_for_all(self._hosts, self._ssh_port, limit, lambda: bool(self._asked), say)
-        if self._asked or missing:
-            return "asked to stop" if self._asked else self._missing(missing)
-        self._rendezvous = _at_its_address(self._named_rendezvous)
+        problem = self._wait_for_workers()
+        if self._asked or problem:
+            return "asked to stop" if self._asked else problem
         return "" if self._earlier_ranks_gone() else "ranks of the generation before still run"
 
-    def _missing(self, missing: Sequence[str]) -> str:
+    def _wait_for_workers(self) -> str:
+        """Waits until all workers answer; returns a sentence about those that do not, or ""."""
+        limit_s, hosts = self._job.kubernetes.workers_ready_s, self._hosts
+        missing = wait_for_all(
+            hosts, self._ssh_port, limit_s, lambda: bool(self._asked), say, on_first=self._note_begin
+        )
+        self._rendezvous = _at_its_address(self._named_rendezvous)
+        if not missing:
+            return ""
         return (
-            f"{len(missing)} of {len(self._hosts)} workers were not ready within "
-            f"kubernetes.workers_ready_s = {self._job.kubernetes.workers_ready_s:g} s: {listed(missing)}; "
+            f"{len(missing)} of {len(hosts)} workers were not ready within "
+            f"kubernetes.workers_ready_s = {limit_s:g} s: {listed(missing)}; "
             "`kubectl describe pod` says why; a pod that was evicted is replaced only after somebody has "
             "deleted it"
         )
@@ -188,13 +185,10 @@ class Launcher:
         return not listens(self._rendezvous)
 
     def _mpirun(self, folder: Path, generation: int) -> int:
-        for record in folder.glob("rank-*.json"):
-            record.unlink()  # of the generation before
         start_s = self._job.timeouts.init_s + self._job.kubernetes.workers_ready_s
-        watch = Watch(
+        self._watch = Watch(
             self._folder,
             self._rendezvous,
-            folder,
             self._job.timeouts.silence_s,
             start_s,
             lambda: self._asked_after(generation) > 0,
@@ -209,16 +203,16 @@ class Launcher:
             EXIT_DIR: str(folder),
             **told,
         }
-        with watch:
-            return supervise(
-                ranks_command(self._job_path, self._job.resources.world_size, tuple(told)),
-                variables,
-                folder,
-                self._pass_on,
-                signal.SIGUSR2,
-            )
+        return supervise(
+            ranks_command(self._job_path, self._job.resources.world_size, tuple(told)),
+            variables,
+            folder,
+            self._pass_on,
+            signal.SIGUSR2,
+            self._watch.is_over,
+        )
 
-    def _run_result(self, code: int, folder: Path, before: int) -> tuple[int, str]:
+    def _run_result(self, code: int, before: int) -> tuple[int, str]:
         """Returns exit code and reason as the ranks' own supervisors recorded them.
 
         mpirun's exit code is used only if they recorded nothing.
@@ -235,8 +229,7 @@ class Launcher:
 
         if end := shown(recorded, self._folder, SHOWN_S, WATCH_S / 2):
             return end
-        cause = first_cause(folder)
-        if cause is not None and cause.exit_code != EXIT_START_AGAIN:
+        if cause := self._watch.end:
             return cause.exit_code, cause.headline().removeprefix("clipship: ")
         if self._asked:
             return EXIT_PREEMPTED, "asked to stop before every rank had started"

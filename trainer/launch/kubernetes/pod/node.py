@@ -35,7 +35,7 @@ from trainer.launch.kubernetes.pod.last_word import leave
 from trainer.launch.kubernetes.pod.names import JOB_UID
 from trainer.launch.kubernetes.pod.starts import PodsStart, leave_code, open_start
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S
-from trainer.launch.ranks.started_ranks import StartedRank, run_ranks
+from trainer.launch.ranks.started_ranks import StartedRank, place_variables, run_ranks
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import ExitRecord
 from trainer.run.folder import run_folder
@@ -47,7 +47,7 @@ from trainer.sysinfo.children import reap, signal_all
 from trainer.sysinfo.signals import reset_inherited_signals
 from trainer.text.terminal import say
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.variables import RESPAWNED, STARTED_HERE
+from trainer.world.variables import RESPAWNED
 
 INDEX = "JOB_COMPLETION_INDEX"
 """Variable in which Kubernetes tells a pod of an Indexed Job its index."""
@@ -180,9 +180,11 @@ class Node:
             **({RESPAWNED: "1"} if is_back else {}),
         }
         ranks = self._job.resources.ranks_per_node
+        first_rank = self._index * ranks
 
         def start_rank(local_rank: int, more: Mapping[str, str]) -> StartedRank:
-            variables = {**common, **variables_in_pod(self._index, local_rank, ranks, self._pods), **more}
+            place = place_variables(first_rank + local_rank, self._pods * ranks, local_rank, ranks)
+            variables = {**common, **place, **more}
             command = [sys.executable, "-P", "-m", "trainer.rank", str(self._job_path)]
             # Without a signal at this process's death: the kernel ends a pod's processes with its first one,
             # and a request to stop that reaches the supervisors just before would look like a drained node.
@@ -194,7 +196,6 @@ class Node:
             return started
 
         threading.Thread(target=self._end_with, args=(start,), daemon=True).start()
-        first_rank = self._index * ranks
         code = run_ranks(
             start_rank,
             ranks,
@@ -267,17 +268,6 @@ def place(env: Mapping[str, str]) -> tuple[int, Rendezvous]:
             "clipship has rendered"
         )
     return int(index), rendezvous
-
-
-def variables_in_pod(index: int, local_rank: int, ranks: int, pods: int) -> dict[str, str]:
-    """Returns the place of a supervisor among those of all pods, in torch's own names."""
-    return {
-        STARTED_HERE: "1",
-        "RANK": str(index * ranks + local_rank),
-        "WORLD_SIZE": str(pods * ranks),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-    }
 
 
 def leave_with(end: StartsSoFar) -> int:

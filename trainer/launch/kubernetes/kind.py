@@ -1,11 +1,12 @@
-"""Values of a job's pods that every kind of object has in common. Pure."""
+"""Base class of the kinds of object that can run a job, with what their pods have in common. Pure."""
 
 import hashlib
 import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tomli_w
 
@@ -13,31 +14,28 @@ from trainer.comm.backends import Launcher, meeting_variables, over_mpi
 from trainer.config import Image, Job, Kubernetes
 from trainer.config.fabric_fit import fabric_of
 from trainer.config.kubernetes import JOB_FOLDER, object_name, shm_gb_of
+from trainer.config.kubernetes_values import Mount, Toleration
 from trainer.config.loader import own_keys
 from trainer.config.stack_table import ARCHITECTURES, ARM64
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
-from trainer.launch.kubernetes.gangs import GANGS, Gang
-from trainer.launch.kubernetes.node_network import isolated, on_host_network
+from trainer.launch.kubernetes.gangs import GANGS, Gang, Yaml
+from trainer.launch.kubernetes.network import isolated, on_host_network
 from trainer.launch.kubernetes.places import Carried, carried
-from trainer.launch.kubernetes.pod_values import (
-    Yaml,
-    cores,
-    gib,
-    memory,
-    mounted,
-    plain_variables,
-    toleration,
-    volume,
-)
+from trainer.launch.kubernetes.pod.names import JOB_UID
 from trainer.text.wording import many
 
-PYTHON = "/opt/clipship/bin/python"
+Object = dict[str, Any]
+"""An object of the API, as the server has it."""
 JOB_FILE = f"{JOB_FOLDER}/job.toml"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _MEETING_PORT, _MASTER_PORT = 29400, 29401
 # root needs them on volumes whose files belong to another user
-FILES_OF_OTHERS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID")
+_FILES_OF_OTHERS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID")
+OWN_UID: Yaml = {
+    "name": JOB_UID,
+    "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
+}
 _KEY_REF = {"secret": "secretKeyRef", "configmap": "configMapKeyRef"}
 
 _BUILD = Image.model_fields.keys() - {"tag"}
@@ -56,34 +54,103 @@ def beside_name(name: str) -> str:
     return f"{name}-job"
 
 
+def program(name: str, *arguments: str) -> list[str]:
+    """Returns the command of a pod's first process, a module of `trainer.launch.kubernetes.pod`."""
+    python = "/opt/clipship/bin/python"
+    return [python, "-P", "-m", f"trainer.launch.kubernetes.pod.{name}", *arguments]
+
+
 def _of_job(path: str, name: str) -> Yaml:
     """Returns the mount of one file of the job's ConfigMap."""
     return {"name": "job", "mountPath": path, "subPath": name, "readOnly": True}
 
 
 @dataclass(frozen=True)
-class Pods:
-    """Values that the template prints; each property is a value of the job's objects.
+class Kind(ABC):
+    """One kind of object. The template of a job prints the properties of `Kind(job)`.
 
-    A kind of object is a subclass, which says what its pods are called, what they run and how they are found.
+    The class itself serves for objects in the cluster, whose job need not be known.
     """
 
     job: Job
-    launcher: ClassVar[Launcher] = "clipship"
+    name_in_job: ClassVar[str]
+    """Value of `kubernetes.kind`."""
+    kind: ClassVar[str]
+    """Its name in Kubernetes, and in messages."""
+    api_version: ClassVar[str]
+    plural: ClassVar[str]
+    controller: ClassVar[str]
+    """Program that makes its pods, in messages."""
+    advice: ClassVar[str]
+    """Advice for a cluster that does not know the kind."""
+    template: ClassVar[str]
+    succeeded: ClassVar[str]
+    """Condition of an object that has ended well."""
+    launcher: ClassVar[Launcher]
     """Launcher of the ranks, as the backends know it."""
+    starter: ClassVar[str]
+    """Program that starts the ranks."""
+    starts_ranks_by: ClassVar[str]
+    """The same in a clause."""
+    keeps_going: ClassVar[bool]
+    """True if the other pods go on when one is gone. MPI ends all, and has a launcher's pod without ranks."""
+    pod_label: ClassVar[str]
+    """Label of the pods that has the object's name."""
+    output: ClassVar[Mapping[str, str]]
+    """Labels of the pods whose logs are the run's output; there is one at a time."""
+    output_pod: ClassVar[str]
+    """Such a pod, in messages."""
+    first_pod_suffix: ClassVar[str]
+    """End of the name of the pod with rank 0, behind the object's name."""
+    makes: ClassVar[tuple[str, ...]] = ()
+    """Suffixes of the names of further objects that the controller makes."""
+    without: ClassVar[tuple[str, ...]] = ()
+    """Keys of [kubernetes] that mean nothing for this kind."""
+    unseen: ClassVar[tuple[str, ...]] = ()
+    """Parts of the words with which controllers refuse an object before they have seen those beside it."""
+    own_references: ClassVar[Sequence[Yaml]] = ()
+    """Variables of the pods with ranks whose values Kubernetes fills in."""
+    capabilities: ClassVar[tuple[str, ...]] = ()
+    """Capabilities that root needs in a pod with ranks, beside those for files."""
+
+    @classmethod
+    @abstractmethod
+    def pods(cls, objects: Sequence[Object]) -> dict[str, Object]:
+        """Returns the parts of the rendered objects that hold a pod's `template`, by its role."""
+
+    @classmethod
+    @abstractmethod
+    def workers(cls, found: Object) -> int:
+        """Returns the number of the pods that have ranks."""
+
+    @classmethod
+    @abstractmethod
+    def ended_at(cls, found: Object) -> str | None:
+        """Returns the time at which the object has ended; None if it has not."""
+
+    @classmethod
+    @abstractmethod
+    def phase(cls, found: Object) -> tuple[str, str] | None:
+        """Returns a word for what the object does, and since when; None if its status does not say."""
+
+    @staticmethod
+    def conditions(found: Object) -> dict[str, Object]:
+        """Returns what the object's status says to be true, by the name of the condition."""
+        given = found.get("status", {}).get("conditions", [])
+        return {each["type"]: each for each in given if each["status"] == "True"}
 
     @property
     def first_pod(self) -> str:
         """Name of the pod with rank 0, as other pods resolve it."""
-        raise NotImplementedError
+        return f"{self.name}-{self.first_pod_suffix}.{self.name}"
 
     @property
     def own_pods(self) -> Yaml:
         """Selector of all pods of the job."""
-        raise NotImplementedError
+        return {"matchLabels": {self.pod_label: self.name}}
 
     @property
-    def workers(self) -> Yaml:
+    def worker_pods(self) -> Yaml:
         """Selector of the pods that have ranks."""
         return self.own_pods
 
@@ -93,19 +160,9 @@ class Pods:
         return {}
 
     @property
-    def own_references(self) -> list[Yaml]:
-        """Variables of the pods with ranks whose values Kubernetes fills in."""
-        return []
-
-    @property
     def members(self) -> int:
         """Number of supervisors that are started, which may be more than there are ranks."""
         return self.job.resources.world_size
-
-    @property
-    def sshd_capabilities(self) -> Sequence[str]:
-        """Capabilities that root needs in a pod with ranks, beside those for files."""
-        return ()
 
     @cached_property
     def k8s(self) -> Kubernetes:
@@ -118,10 +175,6 @@ class Pods:
     @property
     def beside_name(self) -> str:
         return beside_name(self.name)
-
-    @property
-    def namespace(self) -> str | None:
-        return self.k8s.namespace
 
     @property
     def title(self) -> str:
@@ -146,10 +199,6 @@ class Pods:
         return list(carried(self.job))
 
     @property
-    def image(self) -> str:
-        return self.job.image.tag or ""
-
-    @property
     def labels(self) -> Yaml:
         return {"app.kubernetes.io/name": "clipship", **self.k8s.labels}
 
@@ -168,16 +217,12 @@ class Pods:
         return GANGS.get(self.k8s.gang)
 
     @property
-    def annotations(self) -> Yaml:
-        return dict(self.k8s.annotations)
-
-    @property
     def worker_annotations(self) -> Yaml:
         row = fabric_of(self.job)
         of_fabric = {line.name: line.value for line in row.annotations} if row else {}
         level = {f"kueue.x-k8s.io/podset-{self.k8s.placement}-topology": self.k8s.topology}
         of_kueue = level if self.k8s.topology else {}
-        return of_fabric | of_kueue | self.annotations | self.k8s.worker_annotations
+        return of_fabric | of_kueue | self.k8s.annotations | self.k8s.worker_annotations
 
     @property
     def grace_s(self) -> int:
@@ -195,7 +240,7 @@ class Pods:
     def _port(self, usual: int, offset: int) -> int:
         if not self.on_host_network:
             return usual
-        known_as = f"{self.namespace or 'default'}/{self.name}"
+        known_as = f"{self.k8s.namespace or 'default'}/{self.name}"
         mark = int.from_bytes(hashlib.sha256(known_as.encode()).digest()[:4], "big")
         return 20_000 + 3 * (mark % 3_000) + offset
 
@@ -259,16 +304,12 @@ class Pods:
         return {"kubernetes.io/arch": ARCHITECTURES[ARM64]} if arm else {}
 
     @property
-    def shm_gb(self) -> float:
-        return shm_gb_of(self.k8s, self.job.resources)
-
-    @property
     def tolerations(self) -> list[Yaml]:
         return [toleration(borne) for borne in self.k8s.borne]
 
     @property
     def affinity(self) -> Yaml:
-        term = {"labelSelector": self.workers, "topologyKey": self.k8s.pack_by}
+        term = {"labelSelector": self.worker_pods, "topologyKey": self.k8s.pack_by}
         if self.k8s.placement == "required":
             return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
         return {
@@ -284,7 +325,7 @@ class Pods:
             "maxSkew": 1,
             "topologyKey": self.k8s.spread_by,
             "whenUnsatisfiable": otherwise,
-            "labelSelector": self.workers,
+            "labelSelector": self.worker_pods,
         }
 
     # Users, capabilities and files of the processes
@@ -306,14 +347,12 @@ class Pods:
 
         IPC_LOCK pins memory for RDMA. Kubernetes gives added capabilities to root alone.
         """
-        if not self.k8s.is_root:
-            return self._security(())
         locks = ("IPC_LOCK",) if self.k8s.rdma or pins_memory(self.job) else ()
-        return self._security((*FILES_OF_OTHERS, *self.sshd_capabilities, *locks))
+        return self._security(*self.capabilities, *locks)
 
-    def _security(self, capabilities: Sequence[str]) -> Yaml:
-        """Returns a container's security context with these capabilities and no others."""
-        added = {"add": list(capabilities)} if capabilities else {}
+    def _security(self, *capabilities: str) -> Yaml:
+        """Returns a container's security context; root has these capabilities, and those for files."""
+        added = {"add": [*_FILES_OF_OTHERS, *capabilities]} if self.k8s.is_root else {}
         read_only = {"readOnlyRootFilesystem": True} if self.k8s.read_only_root else {}
         return {
             "runAsNonRoot": not self.k8s.is_root,
@@ -338,7 +377,10 @@ class Pods:
     @property
     def volumes(self) -> list[Yaml]:
         shared = [volume(number, mount) for number, mount in enumerate(self.k8s.volumes)]
-        shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": gib(self.shm_gb)}}
+        shm = {
+            "name": "shm",
+            "emptyDir": {"medium": "Memory", "sizeLimit": gib(shm_gb_of(self.k8s, self.job.resources))},
+        }
         scratch = [{"name": name, "emptyDir": {}} for name in self._scratch]
         return [{"name": "job", "configMap": {"name": self.beside_name}}, shm, *scratch, *shared]
 
@@ -416,3 +458,70 @@ class Pods:
             for line in (row.folders if row else ())
         ]
         return [*self.mounts, {"name": "shm", "mountPath": "/dev/shm"}, *of_fabric]
+
+
+# Parts of a pod as its YAML has them
+
+
+def plain_variables(variables: Mapping[str, str]) -> list[Yaml]:
+    """Returns variables with plain values. Kubernetes expands $(NAME), and $$ stands for $."""
+    return [{"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()]
+
+
+def toleration(borne: Toleration) -> Yaml:
+    """Returns the toleration of a node's taint."""
+    key = {"key": borne.key} if borne.key else {}
+    meaning = {"operator": "Exists"} if borne.value is None else {"operator": "Equal", "value": borne.value}
+    return key | meaning | ({"effect": borne.effect} if borne.effect else {})
+
+
+def volume(number: int, mount: Mount) -> Yaml:
+    """Returns the volume of the pod."""
+    return {"name": f"mount-{number}", **_SOURCES[mount.kind](mount)}
+
+
+def _csi(mount: Mount) -> Yaml:
+    read_only = {"readOnly": True} if mount.read_only else {}
+    attributes = {"volumeAttributes": dict(mount.attributes)} if mount.attributes else {}
+    return {"csi": {"driver": mount.source, **read_only, **attributes}}
+
+
+def _empty(mount: Mount) -> Yaml:
+    medium = {"medium": mount.medium} if mount.medium else {}
+    return {"emptyDir": medium | ({"sizeLimit": mount.size} if mount.size else {})}
+
+
+_SOURCES: dict[str, Callable[[Mount], Yaml]] = {
+    "pvc": lambda mount: {"persistentVolumeClaim": {"claimName": mount.source}},
+    # with this type a mistyped path fails, instead of making an empty folder on every node
+    "host": lambda mount: {"hostPath": {"path": mount.source, "type": "Directory"}},
+    "nfs": lambda mount: {"nfs": {"server": mount.server, "path": mount.source}},
+    "secret": lambda mount: {"secret": {"secretName": mount.source}},
+    "configmap": lambda mount: {"configMap": {"name": mount.source}},
+    "csi": _csi,
+    "empty": _empty,
+}
+"""Functions from a mount to the source of its volume, by the mount's kind."""
+
+
+def mounted(number: int, mount: Mount) -> Yaml:
+    """Returns the mount of the volume in a container."""
+    sub_path = {"subPath": mount.sub_path} if mount.sub_path else {}
+    return {"name": f"mount-{number}", "mountPath": mount.path, **sub_path} | (
+        {"readOnly": True} if mount.read_only else {}
+    )
+
+
+def memory(size_gib: float | None) -> Yaml:
+    """Returns the memory of a container's resources, given in GiB; an empty table for None."""
+    return {} if size_gib is None else {"memory": gib(size_gib)}
+
+
+def gib(size: float) -> str:
+    """Converts GiB to a quantity of Kubernetes: 1.5 to 1536Mi, 64 to 64Gi."""
+    return f"{int(size)}Gi" if size == int(size) else f"{math.ceil(size * 1024)}Mi"
+
+
+def cores(count: float) -> str:
+    """Converts cores to a quantity of Kubernetes: 2.0 to 2, 0.5 to 500m."""
+    return f"{int(count)}" if count == int(count) else f"{math.ceil(count * 1000)}m"
