@@ -126,28 +126,25 @@ def restore(
     if memory is not None and (start := _from_memory(comm, checkpoints, train, memory, run)) is not None:
         return start
     had_any = memory is not None and any(comm.all_gather_object(memory.had_any or bool(memory.kept)))
-    answer: tuple[int, str | None, Mapping[str, Any], dict[str, Any]] | str | None = None
     whole: WholeState | None = None
-    if comm.world.rank == 0:
+
+    def restored() -> tuple[int, str | None, Mapping[str, Any], dict[str, Any]]:
+        nonlocal whole
+        wanted = _wanted(job, comm, checkpoints)
         try:
-            wanted = _wanted(job, comm, checkpoints)
             start, whole = _restore_here(job, wanted, checkpoints, train, run)
-            if wanted == "never" and comm.world.submission:
-                _note_begin(checkpoints, comm.world.submission)
-            if start.is_beginning:
-                _refuse_to_forget(checkpoints, had_any)
-            scaler = whole.scaler if whole is not None else {}
-            source = str(start.source) if start.source else None
-            others = {"order": start.order, "is_own": start.is_own, "bad_samples": start.bad_samples}
-            answer = start.steps_done, source, scaler, others
-            _set_aside(checkpoints, start.steps_done)
-        except (InputError, BrokenCheckpoint) as error:
-            answer = str(error)
-    answer = comm.broadcast_object(answer)
-    if isinstance(answer, str):
-        raise InputError(answer)
-    assert answer is not None
-    steps_done, source, scaler, others = answer
+        except BrokenCheckpoint as error:
+            raise InputError(str(error)) from None
+        if wanted == "never" and comm.world.submission:
+            _note_begin(checkpoints, comm.world.submission)
+        if start.is_beginning:
+            _refuse_to_forget(checkpoints, had_any)
+        _set_aside(checkpoints, start.steps_done)
+        source = str(start.source) if start.source else None
+        others = {"order": start.order, "is_own": start.is_own, "bad_samples": start.bad_samples}
+        return start.steps_done, source, whole.scaler if whole is not None else {}, others
+
+    steps_done, source, scaler, others = of_rank_0(comm, restored)
     if not train.shards.split:
         broadcast_replicas(comm, train.model, train.optimizer)
     elif source is not None:

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from trainer.comm.accelerator import is_cuda
 from trainer.comm.protocol import Comm
+from trainer.comm.rank_zero import raise_alike
 from trainer.config import Job, Model
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.losses import LOSSES, LossName
 from trainer.data.tokens import Tokenizer, quick
-from trainer.errors import InputError, StorageError
+from trainer.errors import InputError, encode_error
 from trainer.model.captioning import initialise_decoder
 from trainer.model.catalog import FOLDER, HUB, check_model, weights_file
 from trainer.model.config_keys import check_keys
@@ -99,10 +100,9 @@ def build_model(
             try:
                 clip = untrained(job, initial_weights=initial_weights)
             except InputError as error:
-                problem = (str(error), isinstance(error, StorageError))
+                problem = encode_error(error)
         comm.barrier(job.timeouts.init_s)
-        for text, is_storage in filter(None, comm.all_gather_object(problem)):
-            raise (StorageError if is_storage else InputError)(text)
+        raise_alike(comm.all_gather_object(problem))
     assert clip is not None
     _place(clip.model, job.model, comm.device, torch.device("cpu") if on_host else comm.device)
     choose_gpu_math(job, clip.model, comm.device)
