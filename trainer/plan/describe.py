@@ -22,9 +22,7 @@ from trainer.data.shard_names import expand_shards
 from trainer.data.storage import storage_rows
 from trainer.estimate.fit import with_gpu_limit
 from trainer.launch.schedulers import launchers_of, scheduler
-from trainer.model.image_edges import lost_pixels
-from trainer.model.image_tokens import image_tokens
-from trainer.model.recomputing import not_recomputed
+from trainer.model.image_tokens import image_tokens, lost_pixels, not_recomputed
 from trainer.model.text_size import text_parameters
 from trainer.plan.device import device_rows, no_gpu_here, on_gpus
 from trainer.plan.disk import Disk, checkpoint_rows, disk_of, too_little_disk
