@@ -31,9 +31,9 @@ from trainer.data.captions import random_caption
 from trainer.data.lanes import Lanes
 from trainer.data.loader import TrainBatches, train_batches
 from trainer.data.pixels import RandomCrop
+from trainer.data.processes import BufferPool
 from trainer.data.sample_requests import SampleRequest, TrainRequests
 from trainer.data.shards import ShardSource
-from trainer.data.shared_buffers import BufferPool
 from trainer.data.source import open_source
 from trainer.data.tokens import QuickTokenizer, quick
 

@@ -57,7 +57,7 @@ class Watched:
         from trainer.telemetry.metrics import Telemetry
         from trainer.telemetry.rank_stats import RankStats
         from trainer.telemetry.stragglers import StragglerDetector
-        from trainer.train.non_finite import NonFiniteGuard
+        from trainer.train.monitors import NonFiniteGuard
 
         for owner, name in (
             (StragglerDetector, "_collect"),

@@ -31,7 +31,7 @@ ALLOWED: dict[str, str] = {
     "checkpoint/memory_keeper.py": "memory that ranks share, pinned by CUDA's own call",
     "preflight/host_probe.py": "counters that NVML alone has",
     "train/same_environment.py": "versions of CUDA, cuDNN, NCCL and NVIDIA's driver, for the records",
-    "model/batch_norm_math.py": "kernels of CUDA",
+    "model/sync_batch_norm.py": "kernels of CUDA",
     "model/cuda_graphs.py": "CUDA graphs",
     "model/kernels.py": "kernels that were measured on CUDA",
     "model/triton_kernels.py": "sizes of CUDA's multiprocessors",

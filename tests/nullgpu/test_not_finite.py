@@ -14,7 +14,7 @@ from tests.support.null_gpu import Steps, nullgpu
 from tests.support.training import run, setup_of
 from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.comm.protocol import Comm
-from trainer.train.non_finite import NonFinite
+from trainer.train.monitors import NonFinite
 
 STEPS = 6
 

@@ -13,7 +13,7 @@ import torch
 
 from tests.support.jobs import tiny_job
 from tests.support.planned_steps import PlannedSteps
-from trainer.comm.gpu_memory import smallest_gpu_bytes
+from trainer.comm.device import smallest_gpu_bytes
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan

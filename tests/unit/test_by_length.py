@@ -14,8 +14,7 @@ from trainer.config.batch_plan import plan
 from trainer.data.loader import Batch
 from trainer.model.build import build_model
 from trainer.model.caption_length import CaptionLength
-from trainer.train.by_length import ByLength
-from trainer.train.prefetch import Prefetcher
+from trainer.train.prefetch import ByLength, Prefetcher
 from trainer.train.step import MicroBatch, TrainStep
 
 LONG = 20

@@ -15,9 +15,8 @@ from torchvision.transforms.functional import pil_to_tensor
 from tests.support.pictures import picture
 from tests.support.range_server import serving
 from trainer.config import Data, Eval
-from trainer.data.eval_blocks import EvalBlock, eval_blocks
+from trainer.data.eval_blocks import EvalBlock, eval_blocks, retrieval_blocks
 from trainer.data.processes import start_process_server
-from trainer.data.retrieval_blocks import retrieval_blocks
 from trainer.data.sample import Source
 from trainer.data.sample_requests import EvalRequests
 from trainer.data.shard_files import write_shard

@@ -17,9 +17,8 @@ from trainer.data.feature_files import About, Dtype, FeatureRows, FeatureWriter
 from trainer.data.shard_files import write_shard
 from trainer.data.source import open_source
 from trainer.errors import InputError
-from trainer.search import nearest
-from trainer.search.duplicates import read_pictures
-from trainer.search.nearest import Nearest, Vectors, by_lists, exact, recall
+from trainer.search import duplicates
+from trainer.search.duplicates import Nearest, Vectors, by_lists, exact, read_pictures, recall
 
 WIDTH = 32
 
@@ -27,8 +26,8 @@ WIDTH = 32
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks that end within these few vectors; and no scores of another test."""
-    monkeypatch.setattr(nearest, "BLOCK", 64)
-    monkeypatch.setattr(nearest, "OTHERS", 150)
+    monkeypatch.setattr(duplicates, "BLOCK", 64)
+    monkeypatch.setattr(duplicates, "OTHERS", 150)
     yield
     scores._identities.clear()
     scores.forget_tables()

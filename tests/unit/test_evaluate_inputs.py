@@ -21,7 +21,7 @@ from trainer.cli.export import _manifest
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Eval, Job, Model
 from trainer.config.batch_plan import plan
-from trainer.data.retrieval_blocks import retrieval_blocks
+from trainer.data.eval_blocks import retrieval_blocks
 from trainer.data.source import open_images, open_labelled
 from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, class_names

@@ -16,7 +16,7 @@ from trainer.config.recovery import Health
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import untrained
 from trainer.telemetry.profiler import Profiler
-from trainer.train.non_finite import NonFinite, NonFiniteGuard
+from trainer.train.monitors import NonFinite, NonFiniteGuard
 from trainer.train.step import StepResult
 
 LEFT_OUT = StepResult(torch.tensor(float("nan")), torch.tensor(float("nan")))

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from trainer.telemetry.records import Lap
-from trainer.train.host_pace import HostPace
+from trainer.train.loop import HostPace
 
 
 def said(

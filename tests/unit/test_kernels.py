@@ -23,10 +23,9 @@ from trainer.model.build import Clip, build_model
 from trainer.model.caption_length import CaptionLength
 from trainer.model.fused_block import PLAIN, Unsummed
 from trainer.model.kernels import PatchProduct, is_patch_embedding, use_kernels
-from trainer.model.loss_tiles import Tiles
 from trainer.model.outputs import features
 from trainer.model.packed_captions import GRAIN, Packed, pack
-from trainer.model.rank_loss import RankLoss
+from trainer.model.rank_loss import RankLoss, Tiles
 from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES, CONTEXT, END = 8, 24, 49407
@@ -167,7 +166,7 @@ def fuse_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are fused as on a GPU, by the plain form of what Triton computes there, and in float64."""
     monkeypatch.setattr("trainer.model.kernels.block_ops", lambda *_: (PLAIN, ""))
     monkeypatch.setattr("trainer.model.kernels._HALF", ("fp64",))
-    monkeypatch.setattr("trainer.model.fast_blocks._rounds", lambda _: True)
+    monkeypatch.setattr("trainer.model.kernels._rounds", lambda _: True)
     monkeypatch.setattr("torch.get_autocast_dtype", lambda _: torch.float64)
     monkeypatch.setattr("trainer.model.fused_block._LANES", range(64))
 

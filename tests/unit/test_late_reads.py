@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.train.late_reads import LateReads
+from trainer.train.loop import LateReads
 
 
 def test_on_a_cpu_an_action_runs_at_once() -> None:

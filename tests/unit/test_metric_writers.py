@@ -33,7 +33,7 @@ from trainer.telemetry.metrics import Telemetry
 from trainer.telemetry.pictures import Picture
 from trainer.telemetry.swanlab_writer import SwanLab
 from trainer.telemetry.writers import check_installed, open_writers
-from trainer.train.eval_pictures import eval_pictures
+from trainer.train.loop import eval_pictures
 
 OFFLINE = {"wandb": "offline", "wandb_project": "digits"}
 has_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")

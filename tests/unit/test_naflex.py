@@ -53,9 +53,8 @@ from trainer.evaluate.features import evaluating, image_features
 from trainer.model.build import Clip, untrained
 from trainer.model.export import export
 from trainer.model.image_tokens import check_image_tokens, image_tokens
-from trainer.model.kernels import use_kernels
+from trainer.model.kernels import DevicePositions, use_kernels
 from trainer.model.outputs import outputs
-from trainer.model.positions import DevicePositions
 from trainer.plan.describe import describe
 from trainer.train.prefetch import Prefetcher
 

@@ -10,8 +10,8 @@ import torch
 from tests.support.thread_ranks import run_ranks
 from trainer.config.recovery import Health
 from trainer.safe_io.atomic import write_json
-from trainer.train import non_finite
-from trainer.train.non_finite import NonFinite, NonFiniteGuard
+from trainer.train import monitors
+from trainer.train.monitors import NonFinite, NonFiniteGuard
 from trainer.train.step import StepResult
 
 NAN = StepResult(torch.tensor(float("nan")), torch.tensor(float("nan")))
@@ -27,7 +27,7 @@ def test_no_rank_leaves_before_a_late_one_has_recorded_its_samples(
         time.sleep(0.2 * about["rank"])
         write_json(path, about)
 
-    monkeypatch.setattr(non_finite, "write_json", write_late)
+    monkeypatch.setattr(monitors, "write_json", write_late)
 
     def names_at_the_end(comm: Any) -> list[str]:
         with pytest.raises(NonFinite, match="the gradient of step 3 is NaN"):

@@ -22,8 +22,7 @@ from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4, OPTIMIZERS, Optim
 from trainer.errors import InputError
 from trainer.estimate.architecture import architecture
 from trainer.model.layer_numbers import layers_of
-from trainer.model.optimizer import build_optimizer, is_matrix, set_learning_rate
-from trainer.model.update import update_if
+from trainer.model.optimizer import build_optimizer, is_matrix, set_learning_rate, update_if
 
 SETTINGS = Optim(global_batch_size=8, steps=100, lr=1e-3, min_lr=1e-5, warmup_steps=10)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.loader import Batch
-from trainer.data.shared_buffers import MOST_BUFFERS, Borrowed, BufferPool, Lent
+from trainer.data.processes import MOST_BUFFERS, Borrowed, BufferPool, Lent
 
 ORDER = (0, 3, 1, 2)
 SHAPE = (2, 5, 4, 3)

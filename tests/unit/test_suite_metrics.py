@@ -24,10 +24,10 @@ from trainer.data.pictures import decode
 from trainer.data.sample import Source
 from trainer.data.shard_files import PackedSample, write_shards
 from trainer.data.source import open_images, open_labelled
-from trainer.evaluate.choice import choice, is_first_nearest
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.retrieval import Retrieval, retrieval
 from trainer.evaluate.rounds import EvaluationFailed, Rounds
+from trainer.evaluate.suite import choice, is_first_nearest
 from trainer.evaluate.zero_shot import ZeroShot, classify
 from trainer.model.build import Clip, build_model
 

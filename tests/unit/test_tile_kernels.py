@@ -16,8 +16,7 @@ from tests.support.thread_ranks import run_ranks
 from tests.support.tiles import tiles_of
 from trainer.config import Model
 from trainer.model.host_compiler import missing_parts
-from trainer.model.loss_tiles import Tiles
-from trainer.model.rank_loss import RankLoss
+from trainer.model.rank_loss import RankLoss, Tiles
 from trainer.model.tile_kernels import PLAIN, TileKernels, fused, kernels_for, problem_of
 
 compiles = pytest.mark.skipif(bool(missing_parts()), reason=f"lacks {' and '.join(missing_parts())}")

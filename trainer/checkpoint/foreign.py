@@ -158,7 +158,7 @@ def whole_state(checkpoint: OpenClipCheckpoint, train: TrainState, optimizer: Op
         key: {"step": torch.tensor(float(group["step"]))}
         for group in checkpoint.optimizer["param_groups"]
         for key in (group["params"] if "step" in group else ())
-    }  # as `trainer.model.optimizer_state` keeps them
+    }  # as `trainer.model.optimizer` keeps them
     by_name = {names.get(key, ""): {**moments, **counts.get(key, {})} for key, moments in state.items()}
     if state and (by_name.keys() != set(names.values()) or not _fits(by_name, checkpoint.weights)):
         raise InputError(

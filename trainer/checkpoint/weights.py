@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from trainer.checkpoint.weights_kind import check_kind
 from trainer.comm.protocol import Comm
+from trainer.comm.rank_zero import of_rank_0
 from trainer.config import Job
 from trainer.config.losses import LOSSES
 from trainer.errors import InputError
@@ -30,16 +31,7 @@ def with_loss_of_weights(job: Job, comm: Comm) -> Job:
     damaged or holds no weights. Tags and hub names are left to open_clip.
     """
     path = Path(job.model.pretrained or "")
-    answer: bool | str | None = None
-    if comm.world.rank == 0 and path.is_file():
-        try:
-            answer = has_bias(path)
-        except InputError as problem:
-            answer = str(problem)
-    answer = comm.broadcast_object(answer)
-    if isinstance(answer, str):
-        raise InputError(answer)
-    return _with_loss(job, answer)
+    return _with_loss(job, of_rank_0(comm, lambda: has_bias(path) if path.is_file() else None))
 
 
 def with_loss_alone(job: Job) -> Job:

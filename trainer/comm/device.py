@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from trainer.comm.accelerator import built_for, chosen, on_accelerator, runtime, usable_devices
+from trainer.comm.accelerator import built_for, chosen, memory_bytes, on_accelerator, runtime, usable_devices
+from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.sysinfo.accelerators import Accelerator
@@ -109,3 +110,10 @@ def _torch_reason(row: Accelerator) -> str:
         return str(error).partition("\n")[0]
     version = f" {getattr(torch.version, row.torch_version)}" if row.torch_version else ""
     return f"{row.title}{version} starts and counts {many(module.device_count(), 'GPU')}"
+
+
+def smallest_gpu_bytes(comm: Comm) -> int | None:
+    """Collective: returns the bytes of the smallest GPU of all ranks; None if a rank computes on a CPU."""
+    own = memory_bytes(comm.device) if on_accelerator(comm.device) else None
+    sizes = comm.all_gather_object(own)
+    return None if None in sizes else min(int(size) for size in sizes if size is not None)

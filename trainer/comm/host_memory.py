@@ -5,13 +5,15 @@ the host wait, however it is asked for.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from trainer.comm.accelerator import on_accelerator, pins_memory, runtime
 
+TensorT = TypeVar("TensorT", bound=Tensor)
 BLOCK_BYTES = 256 * 2**20
 """Bytes of page-locked memory that hold several tensors. torch gives such memory in powers of two alone."""
 _ALIGNMENT = 64
@@ -43,7 +45,7 @@ class HostCopy:
         """`tensors` may make them in their turn: BLOCK_BYTES of them, or one that is larger, live at once."""
         self._event: torch.Event | None = None
         self._copies: list[Tensor] = []
-        for group in _groups(tensors):
+        for group in groups_of(tensors, BLOCK_BYTES, _room):
             if any(on_accelerator(tensor.device) for tensor in group):
                 self._copies += _to_pinned(group)
                 self._event = self._event or runtime(group[-1].device).Event()
@@ -68,7 +70,9 @@ class HostCopy:
 def blocks_of(tensors: Iterable[Tensor]) -> list[int]:
     """Returns the bytes of each page-locked block that a HostCopy of these tensors takes."""
     return [
-        sum(map(_room, group)) for group in _groups(tensors) if any(pins_memory(one.device) for one in group)
+        sum(map(_room, group))
+        for group in groups_of(tensors, BLOCK_BYTES, _room)
+        if any(pins_memory(one.device) for one in group)
     ]
 
 
@@ -109,15 +113,17 @@ def _room(tensor: Tensor) -> int:
     return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yields the tensors in order, in groups of at most BLOCK_BYTES, or of one that is larger."""
-    group: list[Tensor] = []
+def groups_of(
+    tensors: Iterable[TensorT], most_bytes: int, size_of: Callable[[Tensor], int]
+) -> Iterator[list[TensorT]]:
+    """Yields the tensors in order, in groups of at most so many bytes, or of one that is larger."""
+    group: list[TensorT] = []
     size = 0
     for tensor in tensors:
-        if group and size + _room(tensor) > BLOCK_BYTES:
+        if group and size + size_of(tensor) > most_bytes:
             yield group
             group, size = [], 0
         group.append(tensor)
-        size += _room(tensor)
+        size += size_of(tensor)
     if group:
         yield group

@@ -8,10 +8,13 @@ the whole gradient already: nothing is copied or sent.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
+from trainer.comm.host_memory import groups_of
 from trainer.comm.shards import Shards, WholeModel
 
 GROUP_BYTES = 25 * 2**20
@@ -77,16 +80,8 @@ def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
     A group holds at most GROUP_BYTES bytes of gradients, or one parameter that is larger.
     """
-    group: list[nn.Parameter] = []
-    size = 0
-    for parameter in parameters:
-        if group and (parameter.dtype != group[0].dtype or size + parameter.nbytes > GROUP_BYTES):
-            yield group
-            group, size = [], 0
-        group.append(parameter)
-        size += parameter.nbytes
-    if group:
-        yield group
+    for _, alike in groupby(parameters, attrgetter("dtype")):
+        yield from groups_of(alike, GROUP_BYTES, attrgetter("nbytes"))
 
 
 class LocalReducer:

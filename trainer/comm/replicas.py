@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.comm.host_memory import bytes_in_order
+from trainer.comm.host_memory import bytes_in_order, groups_of
 from trainer.comm.protocol import Comm
 from trainer.comm.shards import Shards
 
@@ -54,15 +55,9 @@ def _broadcast_all(comm: Comm, tensors: Sequence[Tensor], root: int) -> None:
 def _together(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yields groups of tensors of one dtype, of at most _TOGETHER bytes or one tensor that is larger."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        group: list[Tensor] = []
-        size = 0
-        for tensor in (each for each in tensors if each.dtype == dtype):
-            if group and size + tensor.nbytes > _TOGETHER:
-                yield group
-                group, size = [], 0
-            group.append(tensor)
-            size += tensor.nbytes
-        yield group
+        yield from groups_of(
+            (each for each in tensors if each.dtype == dtype), _TOGETHER, attrgetter("nbytes")
+        )
 
 
 class ReplicaError(RuntimeError):

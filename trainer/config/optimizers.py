@@ -1,7 +1,7 @@
 """Table of optimizers: a row holds all that other modules need to know about one. Imports no torch.
 
 Every row but AdamW's is made by timm's factory. A checkpoint takes the tensors that an optimizer keeps for
-each parameter: `trainer.model.optimizer_state` puts what LAMB and Muon keep elsewhere there.
+each parameter: `trainer.model.optimizer` puts what LAMB and Muon keep elsewhere there.
 """
 
 from collections.abc import Callable, Mapping

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import files
 from trainer.checkpoint.identity import RunIdentity
+from trainer.comm.rank_zero import of_rank_0
 from trainer.config import Job
 from trainer.copies.copied_run import CopiedRun
-from trainer.copies.place import check_together, refuse_another_run
+from trainer.copies.place import check_place, refuse_another_run
+from trainer.errors import StorageError
 from trainer.run.best import folder_name, read_best
 from trainer.run.checkpoints import newest_step
 from trainer.run.layout import COPIES_FILE, Run
@@ -195,8 +197,14 @@ def copier_of(
     to = CopiedRun.of(job)
     if to is None:
         return None
-    if (away := check_together(job, comm, to, identities, begins=begins)) is not None:
-        log.warning("copies       nothing can be copied now, and the run goes on: %s", away)
+
+    def check() -> None:
+        try:
+            check_place(job, to, identities, begins=begins)
+        except StorageError as away:
+            log.warning("copies       nothing can be copied now, and the run goes on: %s", away)
+
+    of_rank_0(comm, check)
     if comm.world.rank:
         return None
     copier = Copier(job, run, to, identities)

@@ -6,7 +6,7 @@ A row group is the unit of order, as a shard is. Columns are named by paths into
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, repeat
 from operator import attrgetter
 from typing import Any, BinaryIO, NamedTuple
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainer.config import Data
 from trainer.config.caption_key import Path, column_path, one_column_path
 from trainer.config.caption_template import Template, field_path, parse_template
-from trainer.config.filters import BY_KEY, MEASURES, Filter, parse_filter, rules_of, score_column
+from trainer.config.filters import parse_filter, rules_of
 from trainer.config.formats import column_meant
 from trainer.data.arena import Arena
 from trainer.data.bad_samples import WHOLE, Allowed, NothingUsable
@@ -41,8 +41,8 @@ from trainer.data.row_groups import (
     row_of,
 )
 from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, Numbering, RawSample, all_filtered
-from trainer.data.sample_filter import size_of
-from trainer.data.scores import KeyTable, Scores, scores_of
+from trainer.data.sample_filter import NO_SIZE, failed_filter, fields_of, size_of
+from trainer.data.scores import Scores, scores_of
 from trainer.errors import InputError
 
 NAMED = 20
@@ -108,21 +108,18 @@ class RowSelection(NamedTuple):
     @property
     def filter_columns(self) -> list[str]:
         """Columns that the filters read."""
-        paths = [self.image if each.measures else path for each, path in self.conditions]
-        return list(dict.fromkeys(str(path[0]) for path in paths if path))
+        measured = any(parse_filter(text).measures for text in self.filters)
+        paths = [*[self.image] * measured, *self.places.values()]
+        return list(dict.fromkeys(str(path[0]) for path in paths))
 
     @property
-    def conditions(self) -> list[tuple[Filter, Path]]:
-        """The filters with the places of what they compare; that of a score is the place of its key."""
-        return [(each, self._place(each)) for each in map(parse_filter, self.filters)]
-
-    def _place(self, condition: Filter) -> Path:
-        name, scores = condition.name, self.scores
-        if condition.measures:
-            return ()
-        if scores is not None and score_column(name) is not None:
-            return () if scores.by == BY_KEY else one_column_path("data.scores_by", scores.by)
-        return one_column_path("data.filters", name)
+    def places(self) -> dict[str, Path]:
+        """Places of the fields that the filters compare, by name."""
+        by = self.scores and self.scores.by
+        names = fields_of(list(map(parse_filter, self.filters)), by)
+        return {
+            name: one_column_path(f"data.{'scores_by' if name == by else 'filters'}", name) for name in names
+        }
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -177,7 +174,8 @@ def _content(
 
 def _kept(groups: Groups, path: str, selection: RowSelection) -> Content:
     """Judges every row by the filters."""
-    conditions, columns = selection.conditions, selection.filter_columns
+    filters, columns = list(map(parse_filter, selection.filters)), selection.filter_columns
+    places = selection.places
     scores = selection.scores and selection.scores.of_shard(path)
     rows: list[int] = []
     counts: list[int] = []
@@ -189,7 +187,8 @@ def _kept(groups: Groups, path: str, selection: RowSelection) -> Content:
         for row, cells in enumerate(every):
             key = row_key(group, row)
             try:
-                failed = _failed(cells, conditions, selection.image, path, key, scores)
+                size = partial(_size, cells, selection.image, path, key)
+                failed = failed_filter(filters, scores, key, size, partial(_field, cells, places))
             except (ValueError, BadSample) as error:
                 flaws.append((key, error.cause if isinstance(error, BadSample) else str(error)))
                 continue
@@ -202,38 +201,17 @@ def _kept(groups: Groups, path: str, selection: RowSelection) -> Content:
     return _content(rows, counts, left_out, filtered, flaws[:NAMED])
 
 
-def _failed(
-    cells: Mapping[str, Any],
-    conditions: Sequence[tuple[Filter, Path]],
-    image: Path,
-    path: str,
-    key: str,
-    scores: KeyTable | None,
-) -> str | None:
-    """Returns the first filter that a row fails. Raises ValueError, in words that many rows share."""
-    size: tuple[int, int] | None = None
-    for condition, place in conditions:
-        if condition.measures:
-            size = size or size_of(_image(cells, image, path, key, MOST_BYTES))
-            if size is None:
-                raise ValueError("the image's header, which data.filters need, cannot be read")
-            found: object = float(MEASURES[condition.name](*size))
-        else:
-            found = _compared(cells, condition.name, place, key, scores)
-        if not condition.holds(found):
-            return condition.text
-    return None
+def _size(cells: Mapping[str, Any], image: Path, path: str, key: str) -> tuple[int, int]:
+    if (size := size_of(_image(cells, image, path, key, MOST_BYTES))) is None:
+        raise ValueError(NO_SIZE)
+    return size
 
 
-def _compared(cells: Mapping[str, Any], name: str, place: Path, key: str, scores: KeyTable | None) -> object:
-    """Returns the field, or the score, of that name."""
-    column = None if scores is None else score_column(name)
+def _field(cells: Mapping[str, Any], places: Mapping[str, Path], name: str) -> object:
     try:
-        found = field_value(cells, place) if place else key
+        return field_value(cells, places[name])
     except ValueError:
-        missing = name if column is None else "of data.scores_by"
-        raise ValueError(f"no field {missing}, which data.filters need") from None
-    return found if scores is None or column is None else scores.value(found, column)
+        raise ValueError(f"no field {name}, which data.filters need") from None
 
 
 def check_columns(path: str, groups: Groups, names: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ Together they read the shards that the index lacks, each rank a part.
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from hashlib import blake2b
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.comm.protocol import Comm
-from trainer.comm.rank_zero import of_rank_0
+from trainer.comm.rank_zero import of_each_rank, of_rank_0, raise_alike, together
 from trainer.config import Data, Job, is_remote
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import CaptionReader
@@ -26,7 +26,6 @@ from trainer.data.index import (
     index_shards,
     lacking,
     open_index,
-    raise_all,
     versions_of,
     write_catalogue,
 )
@@ -37,7 +36,7 @@ from trainer.data.shard_names import expand_shards
 from trainer.data.shards import shard_selection
 from trainer.data.source import open_source, open_with_index, selection_of
 from trainer.data.targets import StoredTeacher, Targets, one_each, stored_teachers
-from trainer.errors import EncodedError, InputError, StorageError, decode_error, encode_error
+from trainer.errors import EncodedError, StorageError
 from trainer.run.folder import run_folder
 from trainer.run.layout import INDEX
 from trainer.text.wording import many
@@ -78,8 +77,7 @@ def open_targets(job: Job, source: Source, comm: Comm) -> Targets | None:
         path: Stamp(entry.size, entry.changed) for path, entry in zip(index.paths, index.entries, strict=True)
     }
     rank, ranks = comm.world.rank, comm.world.size
-    of_ranks, problems = _of_each_rank(comm, lambda: stored_teachers(job, versions, rank, ranks))
-    _raise_alike(problems)
+    of_ranks = together(comm, lambda: stored_teachers(job, versions, rank, ranks))
     of_folders = map(chain.from_iterable, zip(*of_ranks, strict=True))
     teachers = one_each([[StoredTeacher(*each) for each in of_folder] for of_folder in of_folders])
     return Targets(job, index, teachers)
@@ -93,8 +91,7 @@ def _same_files(data: Data, comm: Comm) -> list[str]:
         paths[:] = expand_shards(data.train)
         return len(paths), blake2b("\n".join(paths).encode("utf-8", "surrogateescape")).hexdigest()
 
-    of_ranks, problems = _of_each_rank(comm, seen)
-    _raise_alike(problems)
+    of_ranks = together(comm, seen)
     if (rank := next((rank for rank, each in enumerate(of_ranks) if each != of_ranks[0]), None)) is not None:
         raise StorageError(
             f"data.train: rank 0 finds {many(of_ranks[0][0], 'file')}, and rank {rank} {of_ranks[rank][0]:,} "
@@ -102,22 +99,6 @@ def _same_files(data: Data, comm: Comm) -> list[str]:
             "the same, or name the files with braces ({0000..0099})."
         )
     return paths
-
-
-def _of_each_rank(comm: Comm, own: Callable[[], Any]) -> tuple[list[Any], list[EncodedError]]:
-    """Collective: returns what the call gives on each rank, in their order, and the problems that it has."""
-    try:
-        given, problem = own(), None
-    except InputError as error:
-        given, problem = None, error
-    gathered = comm.all_gather_object((given, encode_error(problem)))
-    return [given for given, _ in gathered], [problem for _, problem in gathered if problem]
-
-
-def _raise_alike(encoded: Sequence[EncodedError]) -> None:
-    """Raises one error for the problems of all ranks, each once, if there is any."""
-    problems = [decode_error((kind, text)) for kind, text in dict.fromkeys(map(tuple, encoded))]
-    raise_all([error for error in problems if isinstance(error, InputError)], shown=len(problems))
 
 
 def _share_scores(data: Data, comm: Comm) -> None:
@@ -150,8 +131,7 @@ def _versions(comm: Comm, paths: Sequence[str]) -> dict[str, Stamp]:
     if not paths:
         return {}
     ranks = comm.world.size
-    parts, problems = _of_each_rank(comm, lambda: [*versions_of(paths[comm.world.rank :: ranks]).values()])
-    _raise_alike(problems)
+    parts = together(comm, lambda: [*versions_of(paths[comm.world.rank :: ranks]).values()])
     found = {
         path: Stamp(*version)
         for rank, versions in enumerate(parts)
@@ -202,20 +182,16 @@ def _index(comm: Comm, missing: Mapping[str, Stamp], selection: Selects, folder:
 
     Each rank reads its part of the shards, and rank 0 writes the catalogue.
     """
-    shards, entries, problems = list(missing.items()), dict[str, Entry](), list[EncodedError]()
+    shards, entries, problems = list(missing.items()), dict[str, Entry](), list[EncodedError | None]()
     of_round = ROUND * comm.world.size
     for begin in range(0, len(shards), of_round):
         own = shards[begin : begin + of_round][comm.world.rank :: comm.world.size]
-        found, of_ranks = _of_each_rank(comm, partial(_indexed, comm, own, selection, folder))
+        found, of_ranks = of_each_rank(comm, partial(_indexed, comm, own, selection, folder))
         problems += of_ranks
         entries |= {name: Entry(**entry) for each in found if each for name, entry in each.items()}
         comm.heartbeat.begin_phase("init")
-    if not problems:
-        written = (
-            partial(write_catalogue, folder, selection, entries) if comm.world.rank == 0 else lambda: None
-        )
-        problems = _of_each_rank(comm, written)[1]
-    _raise_alike(problems)
+    raise_alike(problems)
+    of_rank_0(comm, partial(write_catalogue, folder, selection, entries))
     return entries
 
 

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from tarfile import BLOCKSIZE, HeaderError, TarInfo
-from typing import cast
+from typing import TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -33,6 +34,8 @@ from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
 
+File = TypeVar("File")
+Result = TypeVar("Result")
 FOLDER = ".clipship-index"
 MAGIC = b"clipship index 1\n"
 """Begin of a file of rows; its entry follows, sealed by a digest, and then the rows."""
@@ -208,31 +211,37 @@ def index_shards(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(folder, error) from error
-    entries: dict[str, Entry] = {}
-    problems = []
-    with cancelling(pool or ThreadPoolExecutor(THREADS)) as workers:
-        jobs = [workers.submit(_index_or_problem, *shard, selection, folder) for shard in versions.items()]
-        for path, job in zip(versions, jobs, strict=True):
-            result = job.result()
-            if isinstance(result, Entry):
-                entries[_name(folder, path)] = result
-            else:
-                problems.append(result)
-            if progress:
-                progress(len(entries) + len(problems), len(versions))
-    raise_all(problems)
-    return entries
+    entries = read_each(list(versions.items()), partial(_indexed, selection, folder), progress, pool)
+    return {_name(folder, path): entry for path, entry in zip(versions, entries, strict=True)}
 
 
-@contextmanager
-def cancelling(pool: Executor) -> Iterator[Executor]:
-    """Yields the pool and waits for its work; after an exception, only for the work that has begun."""
-    with pool:
+def read_each(
+    files: Sequence[File],
+    read: Callable[[File], Result],
+    progress: Callable[[int, int], None] | None = None,
+    pool: Executor | None = None,
+) -> list[Result]:
+    """Returns what `read` gives of each file, in the pool or in threads.
+
+    `progress` is called with (files done, files). Raises InputError, which names every file that cannot be
+    read. After another exception it waits only for the work that has begun.
+    """
+    results: list[Result] = []
+    problems: list[InputError] = []
+    with pool or ThreadPoolExecutor(THREADS) as workers:
         try:
-            yield pool
+            for done, result in enumerate(workers.map(partial(_or_problem, read), files), start=1):
+                if isinstance(result, InputError):
+                    problems.append(result)
+                else:
+                    results.append(result)
+                if progress:
+                    progress(done, len(files))
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            workers.shutdown(cancel_futures=True)
             raise
+    raise_all(problems)
+    return results
 
 
 def write_catalogue(folder: Path, selection: Selects, entries: Mapping[str, Entry]) -> None:
@@ -375,9 +384,14 @@ def _unsealed(content: bytes) -> bytes:
     return text
 
 
-def _index_or_problem(path: str, version: Stamp, selection: Selects, folder: Path) -> Entry | InputError:
+def _indexed(selection: Selects, folder: Path, shard: tuple[str, Stamp]) -> Entry:
+    path, version = shard
+    return write_rows(rows_file(folder, path, selection), version, scan(path, selection, version.size))
+
+
+def _or_problem(read: Callable[[File], Result], file: File) -> Result | InputError:
     try:
-        return write_rows(rows_file(folder, path, selection), version, scan(path, selection, version.size))
+        return read(file)
     except InputError as error:
         return error
 

@@ -3,15 +3,13 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from statistics import median
 from typing import Protocol, runtime_checkable
 
 from trainer.data.entry import Content, Entry, Selects
-from trainer.data.index import THREADS, Index, cancelling, raise_all, scan
+from trainer.data.index import Index, read_each, scan
 from trainer.data.sample import BadSample, LeftOut
-from trainer.errors import InputError
 
 LOST = "lost in damaged shards, estimated"
 NAMED_IN_ALL = 10_000
@@ -33,32 +31,13 @@ def index_in_memory(
 
     Raises InputError, which names every file that cannot be read.
     """
-    found: list[Content] = []
-    problems: list[InputError] = []
-    with cancelling(ThreadPoolExecutor(THREADS)) as pool:
-        results = pool.map(lambda path: _scanned_or_problem(path, selection), paths)
-        for done, result in enumerate(results, start=1):
-            if isinstance(result, InputError):
-                problems.append(result)
-            else:
-                found.append(result)
-            if progress:
-                progress(done, len(paths))
-    raise_all(problems)
-    return in_memory(paths, found)
+    return in_memory(paths, read_each(paths, lambda path: scan(path, selection), progress))
 
 
 def in_memory(paths: Sequence[str], found: Sequence[Content]) -> Index:
     """Returns an index of what was found in a few files, which is kept in memory only."""
     stored = tuple(b"".join(content.payload) for content in found)
     return Index(tuple(paths), tuple(content.entry for content in found), stored)
-
-
-def _scanned_or_problem(path: str, selection: Selects) -> Content | InputError:
-    try:
-        return scan(path, selection)
-    except InputError as error:
-        return error
 
 
 def left_out_of(index: Index) -> LeftOut:

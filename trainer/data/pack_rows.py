@@ -289,9 +289,7 @@ class GroupRows:
         return self.end - self.begin
 
     def part(self, begin: int, end: int) -> "GroupRows":
-        return GroupRows(
-            self.path, self.form, self.sizes, self.columns, self.others, self.version, begin, end
-        )
+        return replace(self, begin=begin, end=end)
 
     def __iter__(self) -> Iterator[PackRow]:
         columns = self.columns

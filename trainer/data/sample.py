@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from trainer.errors import InputError
 from trainer.text.terminal import one_line
 from trainer.text.wording import many
+
+if TYPE_CHECKING:
+    from trainer.data.captions import Captions
 
 MOST_BYTES = 256_000_000
 """Largest number of bytes of a member or an image file.
@@ -173,6 +176,32 @@ class Subset:
 
     def read(self, index: int) -> RawSample:
         return self.source.read(self.numbers[index])
+
+
+class Captioned(Source, Protocol):
+    """Protocol of a source whose captions are read without their image."""
+
+    def captions(self, index: int) -> "Captions":
+        """Returns the captions of one sample. Raises BadSample."""
+
+
+class ByImage:
+    """Source of images, each with the captions of all its rows in another source."""
+
+    def __init__(self, source: Captioned, rows: Sequence[Sequence[int]], left_out: LeftOut) -> None:
+        self._source, self._rows, self.left_out = source, rows, left_out
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def shard_sizes(self) -> list[int]:
+        return [len(self._rows)]
+
+    def read(self, index: int) -> RawSample:
+        first, *others = self._rows[index]
+        sample = self._source.read(first)
+        captions = [text for row in others for text in self._source.captions(row).texts]
+        return RawSample(sample.key, sample.origin, sample.image, (*sample.captions, *captions))
 
 
 @runtime_checkable

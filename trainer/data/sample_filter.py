@@ -4,7 +4,8 @@ It reads as little as it needs: a sample's JSON, and of an image the beginning.
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from PIL import Image
@@ -24,6 +25,8 @@ With its header in the tar they make one request to far storage (`hops.LEAST_BYT
 """
 MOST_HEAD_BYTES = 2**24
 """Largest number of bytes of an image that are read for its size."""
+NO_SIZE = "the image's header, which data.filters need, cannot be read"
+"""Cause of a sample whose size does not show."""
 
 
 class MemberPlace(NamedTuple):
@@ -43,15 +46,12 @@ class SampleFilter:
     ) -> None:
         self._filters, self._scores = tuple(map(parse_filter, filters)), scores
         self._group_by = group_by
-        fields = [each.name for each in self._filters if not each.measures and not self._is_scored(each)]
-        fields += [scores.by] if scores is not None and scores.by != BY_KEY else []
-        fields += [group_by] if group_by is not None else []
+        fields = fields_of(self._filters, None if scores is None else scores.by) + (
+            [] if group_by is None else [group_by]
+        )
         self.members = frozenset(filter_place(name)[0] for name in fields)
         """Endings of the members that have fields of the filters, and the id of the group."""
         self._measures = any(each.measures for each in self._filters)
-
-    def _is_scored(self, each: Filter) -> bool:
-        return self._scores is not None and score_column(each.name) is not None
 
     def head_bytes(self, ending: str, size: int, images: Sequence[str]) -> int:
         """Returns how many bytes from the beginning of a member are needed as a rule; 0 for none of it."""
@@ -69,23 +69,11 @@ class SampleFilter:
     ) -> str | None:
         """Returns the first filter that the sample fails, as text; None if it is kept.
 
-        JSON that is read of the sample is put into `values`, by ending. Raises ValueError, in words that are
-        the same for many samples, if a filter cannot be decided, and OSError if reading fails.
+        JSON that is read of the sample is put into `values`, by ending. Raises ValueError as `failed_filter`,
+        and OSError if reading fails.
         """
-        size: tuple[int, int] | None = None
-        scores = self._scores
-        for each in self._filters:
-            if each.measures:
-                size = size or image_size(file, image)
-                found: object = float(MEASURES[each.name](*size))
-            elif scores is not None and (column := score_column(each.name)) is not None:
-                own = key if scores.by == BY_KEY else _field(file, scores.by, members, values)
-                found = scores.value(own, column)
-            else:
-                found = _field(file, each.name, members, values)
-            if not each.holds(found):
-                return each.text
-        return None
+        size, field = partial(image_size, file, image), partial(_field, file, members, values)
+        return failed_filter(self._filters, self._scores, key, size, field)
 
     def group(self, file: BinaryIO, members: Mapping[str, MemberPlace], values: dict[str, Any]) -> int:
         """Returns the number of the sample's id, as `RawSample.group` has it. Raises as `failed`."""
@@ -93,6 +81,38 @@ class SampleFilter:
         if ending not in members:
             return NO_GROUP
         return number_at(_json(file, ending, members, values, "data.group_by needs"), path)
+
+
+def fields_of(filters: Sequence[Filter], by: str | None) -> list[str]:
+    """Returns the names of the fields that filters compare; `by` is data.scores_by if there are scores."""
+    own = [each for each in filters if not each.measures and (by is None or score_column(each.name) is None)]
+    return [each.name for each in own] + ([] if by is None or by == BY_KEY else [by])
+
+
+def failed_filter(
+    filters: Sequence[Filter],
+    scores: "KeyTable | None",
+    key: str,
+    size: Callable[[], tuple[int, int]],
+    field: Callable[[str], object],
+) -> str | None:
+    """Returns the first filter that a sample fails, as text; None if it is kept.
+
+    `size` gives width and height of its image, `field` a field by its name. Raises ValueError, in words that
+    are the same for many samples, if a filter cannot be decided.
+    """
+    shape: tuple[int, int] | None = None
+    for each in filters:
+        if each.measures:
+            shape = shape or size()
+            found: object = float(MEASURES[each.name](*shape))
+        elif scores is not None and (column := score_column(each.name)) is not None:
+            found = scores.value(key if scores.by == BY_KEY else field(scores.by), column)
+        else:
+            found = field(each.name)
+        if not each.holds(found):
+            return each.text
+    return None
 
 
 def image_size(file: BinaryIO, image: MemberPlace) -> tuple[int, int]:
@@ -103,7 +123,7 @@ def image_size(file: BinaryIO, image: MemberPlace) -> tuple[int, int]:
             return size
         if image.size <= most:
             break
-    raise ValueError("the image's header, which data.filters need, cannot be read")
+    raise ValueError(NO_SIZE)
 
 
 def size_of(content: bytes) -> tuple[int, int] | None:
@@ -115,7 +135,7 @@ def size_of(content: bytes) -> tuple[int, int] | None:
         return None
 
 
-def _field(file: BinaryIO, name: str, members: Mapping[str, MemberPlace], values: dict[str, Any]) -> object:
+def _field(file: BinaryIO, members: Mapping[str, MemberPlace], values: dict[str, Any], name: str) -> object:
     ending, path = filter_place(name)
     if ending not in members:
         raise ValueError(f"no .{ending}, which data.filters need")

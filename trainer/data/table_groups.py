@@ -11,7 +11,6 @@ from typing import Any
 from trainer.config import Data, is_remote
 from trainer.data.bad_samples import Allowed
 from trainer.data.columnar import (
-    ColumnarSource,
     Columns,
     RowSelection,
     captions_at,
@@ -27,7 +26,7 @@ from trainer.data.index import THREADS, raise_all
 from trainer.data.indexed import NAMED_IN_ALL, index_in_memory
 from trainer.data.order import epoch_samples
 from trainer.data.row_groups import Groups, cells_of, open_groups, too_large
-from trainer.data.sample import BadSample, LeftOut, RawSample, Source
+from trainer.data.sample import BadSample, ByImage, LeftOut, Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
@@ -38,10 +37,8 @@ Progress = Callable[[int, int], None]
 
 def row_groups_by_image(data: Data, progress: Progress | None = None) -> Source:
     """Returns the images of tables, each once, with the captions of all rows that name it by path or URL."""
-    index, allowed = (
-        index_in_memory(expand_shards(data.train), row_selection(data), progress),
-        Allowed.by(data),
-    )
+    index = index_in_memory(expand_shards(data.train), row_selection(data), progress)
+    allowed = Allowed.by(data)
     source = open_columnar(index, data, allowed)
     rows: dict[object, list[int]] = {}
     bad: list[BadSample] = []
@@ -52,35 +49,14 @@ def row_groups_by_image(data: Data, progress: Progress | None = None) -> Source:
             rows.setdefault(number if name is None else name, []).append(number)
     if len(rows) == len(source):
         return source
-    by_image = _ByImage(source, list(rows.values()), bad)
+    of_index = source.left_out
+    counts = Counter(of_index.by_cause) + Counter(sample.cause for sample in bad)
+    left_out = LeftOut(counts, [*of_index.named, *bad][:NAMED_IN_ALL], of_index.filtered)
+    by_image = ByImage(source, list(rows.values()), left_out)
     allowed.check(by_image.left_out, len(by_image))
     if not len(by_image):
         raise InputError(f"{bad[0]}: no row can be used")
     return by_image
-
-
-class _ByImage:
-    """Source of the images of tables, each with the captions of all its rows but those in `bad`."""
-
-    def __init__(
-        self, source: ColumnarSource, rows: Sequence[Sequence[int]], bad: Sequence[BadSample]
-    ) -> None:
-        self._source, self._rows = source, rows
-        of_index = source.left_out
-        counts = Counter(of_index.by_cause) + Counter(sample.cause for sample in bad)
-        self.left_out = LeftOut(counts, [*of_index.named, *bad][:NAMED_IN_ALL], of_index.filtered)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def shard_sizes(self) -> list[int]:
-        return [len(self._rows)]
-
-    def read(self, index: int) -> RawSample:
-        first, *others = self._rows[index]
-        sample = self._source.read(first)
-        captions = [text for row in others for text in self._source.captions(row).texts]
-        return RawSample(sample.key, sample.origin, sample.image, (*sample.captions, *captions))
 
 
 def check_row_groups(files: Sequence[str], data: Data) -> int | None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
 
@@ -24,6 +25,7 @@ from trainer.data.indexed import NAMED_IN_ALL
 from trainer.data.sample import (
     MOST_BYTES,
     BadSample,
+    ByImage,
     LeftOut,
     Numbering,
     RawSample,
@@ -169,45 +171,24 @@ class TableSource:
             group=table.groups[number] if table.groups else NO_GROUP,
         )
 
+    def captions(self, index: int) -> Captions:
+        """Returns the captions of one sample."""
+        table, number = self._numbering.locate(index)
+        return self._tables[table].captions_of(number)
 
-class ImageSource:
-    """Source of the images of several tables, each once, with the captions of all rows that name it.
+
+def by_image(tables: Sequence[Table], most_bytes: int = MOST_BYTES) -> ByImage:
+    """Gathers the tables' rows by the image file that they name, however the tables write its path.
 
     Images come in the order of their first rows.
     """
-
-    def __init__(
-        self,
-        rows: Mapping[Path | str, Sequence[tuple[Table, int]]],
-        left_out: LeftOut,
-        most_bytes: int = MOST_BYTES,
-    ) -> None:
-        self.left_out, self._most_bytes = left_out, most_bytes
-        self._rows = [tuple(of_image) for of_image in rows.values()]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def shard_sizes(self) -> list[int]:
-        return [len(self._rows)]
-
-    def read(self, index: int) -> RawSample:
-        table, number = self._rows[index][0]
-        captions = tuple(text for of, row in self._rows[index] for text in of.captions_of(row).texts)
-        return RawSample(
-            table.key(number), table.origin(number), table.read_image(number, self._most_bytes), captions
-        )
-
-
-def by_image(tables: Sequence[Table], most_bytes: int = MOST_BYTES) -> ImageSource:
-    """Gathers the tables' rows by the image file that they name, however the tables write its path."""
-    rows: dict[Path | str, list[tuple[Table, int]]] = {}
+    source, numbers = TableSource(tables, most_bytes), count()
+    rows: dict[Path | str, list[int]] = {}
     for table in tables:
-        for number in range(len(table.rows)):
-            name = table.images[number]
+        for number, name in enumerate(table.images):
             path = name if is_url(name) else Path(os.path.normpath(table.image_path(number)))
-            rows.setdefault(path, []).append((table, number))
-    return ImageSource(rows, left_out_of(tables), most_bytes)
+            rows.setdefault(path, []).append(next(numbers))
+    return ByImage(source, list(rows.values()), source.left_out)
 
 
 def left_out_of(tables: Sequence[Table]) -> LeftOut:

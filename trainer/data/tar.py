@@ -274,12 +274,12 @@ def judged_group(key: str, group: Sequence[Member], selection: Selection) -> Fou
         return FoundInGroup(by_ending, image, text, by_ending.keys())
     files = sum(not member.unfit for member in group)
     cause = _cause(group, selection, image, text, twice=len(by_ending) < files)
-    parts = _Parts.of(group, selection)
-    flaws = [Flaw(key, cause)] * (parts.own if parts.own or parts.others else min(files, 1)) if cause else []
-    flaws += [
-        Flaw(f"{key}.{part}", DOTS) for part, count in parts.hidden(cause).items() for _ in range(count)
-    ]
-    endings = [parts.shown.get(ending, ending) for ending in by_ending]
+    counts, shown = _parts(group, selection)
+    own = max(counts.pop("", [0]))
+    flaws = [Flaw(key, cause)] * (own if own or counts else min(files, 1)) if cause else []
+    hidden = _hidden(counts, alone=bool(cause) and not own)
+    flaws += [Flaw(f"{key}.{part}", DOTS) for part, count in hidden.items() for _ in range(count)]
+    endings = [shown.get(ending, ending) for ending in by_ending]
     endings += [""] * sum(not member.ending for member in group)
     if cause:
         image = text = None
@@ -303,44 +303,36 @@ def _cause(
     return ""
 
 
-class _Parts(NamedTuple):
-    """Images and texts of one key, counted by what stands between the key and their endings."""
+def _parts(group: Sequence[Member], selection: Selection) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Returns how many images and texts a key has, and the endings as they are counted, by the members' own.
 
-    own: int
-    """Number of samples of which nothing stands between."""
-    others: Mapping[str, tuple[int, int]]
-    """Images and texts by what stands between, such as v2.0001 of scan.v2.0001.jpg."""
-    shown: Mapping[str, str]
-    """Endings as they are counted, by those that hold such a part."""
+    They are counted by what stands between the key and their endings, such as v2.0001 of scan.v2.0001.jpg. A
+    name that comes again counts as another sample.
+    """
+    counts: dict[str, list[int]] = {}
+    shown: dict[str, str] = {}
+    names = [(ending.lower(), 0) for ending in selection.images] + [(selection.text.lower(), 1)]
+    for ending, count in Counter(member.ending for member in group).items():
+        for name, kind in names:
+            if ending == name or ending.endswith(f".{name}"):
+                of_part = counts.setdefault(ending[: -len(name) - 1], [0, 0])
+                of_part[kind] = max(of_part[kind], count)
+                shown[ending] = ending if ending == name else f"*.{name}"
+                break
+    return counts, shown
 
-    @classmethod
-    def of(cls, group: Sequence[Member], selection: Selection) -> "_Parts":
-        """Counts a name that comes again as another sample."""
-        counts: dict[str, list[int]] = {}
-        shown: dict[str, str] = {}
-        names = [(ending.lower(), 0) for ending in selection.images] + [(selection.text.lower(), 1)]
-        for ending, count in Counter(member.ending for member in group).items():
-            for name, kind in names:
-                if ending == name or ending.endswith(f".{name}"):
-                    of_part = counts.setdefault(ending[: -len(name) - 1], [0, 0])
-                    of_part[kind] = max(of_part[kind], count)
-                    shown[ending] = ending if ending == name else f"*.{name}"
-                    break
-        own = max(counts.pop("", [0]))
-        return cls(own, {part: (images, texts) for part, (images, texts) in counts.items()}, shown)
 
-    def hidden(self, cause: str) -> Mapping[str, int]:
-        """Returns the number of samples that the key hides, by what stands between.
+def _hidden(counts: Mapping[str, Sequence[int]], *, alone: bool) -> Mapping[str, int]:
+    """Returns the number of samples that a key hides, by what stands between, of the counts of such parts.
 
-        They are pairs. Without a pair, and if the key has no sample, they are its images or its texts.
-        """
-        pairs = {part: max(counts) for part, counts in self.others.items() if all(counts)}
-        if pairs or self.own or not cause:
-            return pairs
-        of_kinds = [
-            {part: counts[kind] for part, counts in self.others.items() if counts[kind]} for kind in (0, 1)
-        ]
-        return max(of_kinds, key=len)
+    They are pairs. Without a pair, and if they are `alone` since the key has no sample, they are its images
+    or its texts.
+    """
+    pairs = {part: max(of_part) for part, of_part in counts.items() if all(of_part)}
+    if pairs or not alone:
+        return pairs
+    of_kinds = [{part: of_part[kind] for part, of_part in counts.items() if of_part[kind]} for kind in (0, 1)]
+    return max(of_kinds, key=len)
 
 
 def halves_of(selection: Selection) -> tuple[str, str]:

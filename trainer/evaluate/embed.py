@@ -20,6 +20,7 @@ from trainer.comm.protocol import Comm
 from trainer.comm.rank_zero import of_rank_0
 from trainer.config import Job
 from trainer.data.bad_samples import ANY, SHOWN, Allowed, NothingUsable
+from trainer.data.eval_blocks import RetrievalBlock
 from trainer.data.feature_files import (
     About,
     Dtype,
@@ -31,7 +32,6 @@ from trainer.data.feature_files import (
     version_of,
 )
 from trainer.data.files import Stamp
-from trainer.data.retrieval_blocks import RetrievalBlock
 from trainer.data.sample import BadSample, LeftOut
 from trainer.data.shard_names import expand_shards
 from trainer.data.source import Source, open_source

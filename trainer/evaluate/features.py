@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Precision
-from trainer.data.eval_blocks import EvalBlock, eval_blocks
+from trainer.data.eval_blocks import EvalBlock, RetrievalBlock, eval_blocks, retrieval_blocks
 from trainer.data.pictures import Decoding
-from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
 from trainer.data.source import Source
 from trainer.data.views import Views
 from trainer.errors import InputError

@@ -86,26 +86,24 @@ def probed(
 
 
 def _labelled(clip: Clip, source: Source, job: Job, rounds: Rounds, probe: str) -> Labelled:
-    comm, size, skipped = rounds.comm, job.eval.batch_size, Skipped(max_share=1)
+    comm, skipped = rounds.comm, Skipped(max_share=1)
     progress = Progress(probe, len(source), "images encoded")
     blocks = labelled_blocks(clip, source, job, comm)
-    results = rounds.until_failed(
-        _features(clip, each, job, comm.device) for each in rounds.counted(blocks, skipped)
+    nothing = torch.empty(0, 0, device=comm.device), torch.empty(0, 0, device=comm.device).long()
+    results = (
+        _features(clip, each, job, comm.device) if each.valid else nothing
+        for each in rounds.counted(blocks, skipped)
     )
-    nothing = torch.empty(0, 0, device=comm.device)
-    parts = []
-    for begin in rounds.of(len(source), size):
-        features, labels = next(results, (nothing, nothing.long()))
-        parts.append((gather_rows(comm, features), gather_rows(comm, labels)))
-        progress.done(begin + size * comm.world.size)
+    parts = [
+        (gather_rows(comm, features), gather_rows(comm, labels))
+        for features, labels in rounds.each(results, nothing, progress, job.eval.batch_size)
+    ]
     bad = rounds.bad_of_all(skipped, job.data.max_bad_share)
     used = [part for part in parts if len(part[0])]
     return Labelled(torch.cat([f for f, _ in used]), torch.cat([own for _, own in used])[:, 0], bad)
 
 
 def _features(clip: Clip, block: EvalBlock, job: Job, device: torch.device) -> tuple[Tensor, Tensor]:
-    if not block.valid:
-        return torch.empty(0, 0, device=device), torch.empty(0, 0, device=device).long()
     images = finite(image_features(clip, block.images, job.model.precision, device)[: block.valid])
     return exact(images), block.labels[: block.valid, None].to(device)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.data.bad_samples import Skipped
-from trainer.data.retrieval_blocks import RetrievalBlock
+from trainer.data.eval_blocks import RetrievalBlock
 from trainer.data.sample import Subset
 from trainer.data.source import Source
 from trainer.evaluate.features import block_features, captioned_blocks, evaluating
@@ -100,11 +100,9 @@ def _ranked(pairs: Pairs, rounds: Rounds) -> tuple[Tensor, Tensor]:
     images, world = len(pairs.images_ND), rounds.comm.world
     progress = Progress("retrieval", images, "images ranked")
     begins = range(world.rank * ROWS, images + world.rank * ROWS, world.size * ROWS)
-    results = rounds.until_failed(ahead(pairs, begins))
     counts = pairs.image_of_T, pairs.image_of_T  # the first round replaces them, or fails
-    for begin in rounds.of(images, ROWS):
-        counts = next(results, counts)
-        progress.done(begin + ROWS * world.size)
+    for own in rounds.each(ahead(pairs, begins), None, progress, ROWS):
+        counts = own or counts
     return counts
 
 
@@ -147,23 +145,20 @@ def _parts(
     skipped: Skipped,
 ) -> Iterator[_Features]:
     """Collective: yields the features of one block of each rank, round by round, where a sample is usable."""
-    comm, size, world = rounds.comm, job.eval.batch_size, rounds.comm.world
-    blocks = captioned_blocks(clip, source, job, world.rank, world.size)
+    comm, nothing = rounds.comm, _nothing(rounds.comm.device)
+    blocks = captioned_blocks(clip, source, job, comm.world.rank, comm.world.size)
     progress = Progress("retrieval", len(source), "images encoded")
-    results = rounds.until_failed(
-        _features(clip, block, job, comm.device) for block in rounds.counted(blocks, skipped)
+    results = (
+        _features(clip, block, job, comm.device) if block.valid else nothing
+        for block in rounds.counted(blocks, skipped)
     )
-    for begin in rounds.of(len(source), size):
-        mine = next(results, _nothing(comm.device))
+    for mine in rounds.each(results, nothing, progress, job.eval.batch_size):
         every = _Features(*(gather_rows(comm, rows) for rows in mine))
         if len(every.images):
             yield every
-        progress.done(begin + size * world.size)
 
 
 def _features(clip: Clip, block: RetrievalBlock, job: Job, device: torch.device) -> _Features:
-    if not block.valid:
-        return _nothing(device)
     images, texts = block_features(clip, block, job, device)
     about = torch.stack([block.image_of_caption, block.digests], dim=1)
     numbers = torch.tensor(block.numbers, device=device)[:, None]

@@ -83,6 +83,18 @@ class Rounds:
             yield begin
         self._check()
 
+    def each(
+        self, results: Iterable[Result], nothing: Result, progress: "Progress", block: int
+    ) -> Iterator[Result]:
+        """Collective: yields this rank's result of each round; `nothing` where it has no block left.
+
+        The results are those of its blocks of the items whose progress is told. Raises as `of` does.
+        """
+        own = self.until_failed(results)
+        for begin in self.of(progress.total, block):
+            yield next(own, nothing)
+            progress.done(begin + block * self.comm.world.size)
+
     def while_any(self, results: Iterator[Result]) -> Iterator[Result]:
         """Collective: yields this rank's results, one a round, until no rank has another.
 
@@ -167,12 +179,12 @@ class Progress:
     """Progress of one phase; a phase that is done within ten seconds logs nothing."""
 
     def __init__(self, what: str, total: int, unit: str) -> None:
-        self._what, self._total, self._unit = what, total, unit
+        self._what, self.total, self._unit = what, total, unit
         self._logged_at = time.monotonic()
 
     def done(self, count: int) -> None:
         """Records that `count` of the total are done."""
         now = time.monotonic()
         if now - self._logged_at > EVERY_S:
-            log.info("%-12s %d of %d %s", self._what, min(count, self._total), self._total, self._unit)
+            log.info("%-12s %d of %d %s", self._what, min(count, self.total), self.total, self._unit)
             self._logged_at = now

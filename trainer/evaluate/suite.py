@@ -3,17 +3,22 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Job
-from trainer.data.bad_samples import Allowed, without
+from trainer.data.bad_samples import Allowed, Skipped, without
+from trainer.data.eval_blocks import RetrievalBlock
 from trainer.data.source import Source, open_images, open_labelled
 from trainer.errors import InputError
-from trainer.evaluate.choice import choice
+from trainer.evaluate.features import block_features, captioned_blocks, evaluating
 from trainer.evaluate.probes import probed
+from trainer.evaluate.ranking import exact
 from trainer.evaluate.retrieval import RECALLS, retrieval
-from trainer.evaluate.rounds import EvaluationFailed, Rounds, never
+from trainer.evaluate.rounds import EvaluationFailed, Progress, Rounds, never
 from trainer.evaluate.suite_folders import CLASS_NAMES, SuiteSet, find_sets
 from trainer.evaluate.suite_table import METRICS, PROBES
 from trainer.evaluate.zero_shot import LabelKeys, zero_shot
@@ -43,16 +48,14 @@ def _result(clip: Clip, each: SuiteSet, job: Job, comm: Comm, stop: Callable[[],
     start = time.monotonic()
     about = {"name": each.row.name, "title": each.row.title}
     try:
-        source = _opened(each, each.files, job, comm)
-        metrics, bad = _MEASURES[each.metric.task](clip, each, source, job, Rounds(comm, stop))
+        rounds = Rounds(comm, stop)
+        source = rounds.alone(lambda: _open(each, each.files, job))
+        metrics, bad = _MEASURES[each.metric.task](clip, each, source, job, rounds)
     except EvaluationFailed as problem:
         log.warning("%-12s %s is NOT MEASURED: %s", "suite", each.row.name, problem)
         return {**about, "error": str(problem)}
-    value, metric, samples = (
-        metrics[each.row.metric],
-        METRICS[each.row.metric],
-        len(source) - sum(bad.values()),
-    )
+    value, metric = metrics[each.row.metric], METRICS[each.row.metric]
+    samples = len(source) - sum(bad.values())
     images = f"{many(samples, 'image')}{without(bad)}"
     log.info("%-12s %s: %s %.2f%% of %s", "suite", each.row.name, metric.title, 100 * value, images)
     return {
@@ -66,22 +69,6 @@ def _result(clip: Clip, each: SuiteSet, job: Job, comm: Comm, stop: Callable[[],
         "seconds": round(time.monotonic() - start, 1),
         "metrics": metrics,
     }
-
-
-def _opened(each: SuiteSet, files: Sequence[str], job: Job, comm: Comm) -> Source:
-    """Collective: returns the samples of a set that lie in these files.
-
-    Raises EvaluationFailed on all ranks if any cannot open them.
-    """
-    source, own = None, ""
-    try:
-        source = _open(each, files, job)
-    except InputError as problem:
-        own = str(problem)
-    error = next(filter(None, comm.all_gather_object(own)), "")
-    if source is None or error:
-        raise EvaluationFailed(error)
-    return source
 
 
 def _open(each: SuiteSet, files: Sequence[str], job: Job) -> Source:
@@ -121,7 +108,7 @@ def _by_retrieval(clip: Clip, _: SuiteSet, source: Source, job: Job, rounds: Rou
 
 
 def _by_probe(clip: Clip, each: SuiteSet, source: Source, job: Job, rounds: Rounds) -> Measured:
-    train, probe = _opened(each, each.train, job, rounds.comm), each.metric.task
+    train, probe = rounds.alone(lambda: _open(each, each.train, job)), each.metric.task
     result, bad = probed(clip, train, source, job, rounds, probe)
     metrics = {f"{probe}_top1": result.top1, f"{probe}_mean_per_class_recall": result.mean_per_class_recall}
     return metrics, bad
@@ -139,3 +126,60 @@ _MEASURES = {
     **dict.fromkeys(PROBES, _by_probe),
 }
 """Collective functions that measure a set, by `Metric.task`."""
+
+
+class Choice(NamedTuple):
+    """Counts over a set."""
+
+    samples: int
+    right: int
+    """Images to which their first caption is nearer than every other of theirs."""
+    bad: Mapping[str, int]
+    """Number of further images that cannot be used, by cause."""
+
+
+def choice(clip: Clip, source: Source, job: Job, rounds: Rounds) -> Choice:
+    """Collective: counts the images whose first caption is nearest among their own.
+
+    The first one is right, and the others are nearly so. It is how SugarCrepe is measured (arXiv 2306.14610),
+    and questions with several answers, such as CVQA's.
+    Raises as the rounds do: Preempted and EvaluationFailed, on all ranks.
+    """
+    comm, skipped = rounds.comm, Skipped(max_share=1)
+    counts, nothing = torch.zeros(2, 2, dtype=torch.int64, device=comm.device)
+    progress = Progress("choice", len(source), "images judged")
+    blocks = captioned_blocks(clip, source, job, comm.world.rank, comm.world.size)
+    with evaluating(clip.model):
+        results = (
+            _counts(clip, each, job, comm.device) if each.valid else nothing
+            for each in rounds.counted(blocks, skipped)
+        )
+        for own in rounds.each(results, nothing, progress, job.eval.batch_size):
+            counts += own
+    bad = rounds.bad_of_all(skipped, job.data.max_bad_share)
+    samples, right = comm.all_reduce(counts).tolist()
+    return Choice(samples, right, bad)
+
+
+def _counts(clip: Clip, block: RetrievalBlock, job: Job, device: torch.device) -> Tensor:
+    """Returns the number of images and of right choices in a block."""
+    numbers = torch.tensor(block.numbers)
+    place_T = torch.searchsorted(numbers, block.image_of_caption).to(device)
+    if lone := [block.keys[place] for place, count in enumerate(place_T.bincount().tolist()) if count == 1]:
+        raise InputError(f"sample {lone[0]} has one caption: a choice takes the right one first, then others")
+    images_ND, texts_TD = (exact(each).double() for each in block_features(clip, block, job, device))
+    right_N = is_first_nearest((images_ND[place_T] * texts_TD).sum(1), place_T)
+    return torch.stack([torch.tensor(block.valid, device=device), right_N.sum()])
+
+
+def is_first_nearest(cosine_T: Tensor, image_of_T: Tensor) -> Tensor:
+    """Returns whether each image's first caption is nearer than all others of that image, bool [images].
+
+    Captions come image by image, [captions]; what is equally near is not chosen.
+    """
+    first_T = torch.ones_like(image_of_T, dtype=torch.bool)
+    first_T[1:] = image_of_T[1:] != image_of_T[:-1]
+    own_N = cosine_T[first_T]
+    others_N = torch.full_like(own_N, -torch.inf)
+    others_N.scatter_reduce_(0, image_of_T[~first_T], cosine_T[~first_T], "amax")
+    return own_N > others_N

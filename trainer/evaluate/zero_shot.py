@@ -100,21 +100,21 @@ def classify(
     keys: LabelKeys = OF_JOB,
 ) -> ZeroShot:
     """Collective: does as `zero_shot`, with the features that `class_features` returned."""
-    comm, block_size = rounds.comm, job.eval.batch_size
+    comm = rounds.comm
     progress, skipped = Progress("zero-shot", len(source), "images seen"), Skipped(max_share=1)
     counts = torch.zeros(2, dtype=torch.int64, device=comm.device)
     by_class = torch.zeros(3, len(classes_CD), dtype=torch.int64, device=comm.device)
+    nothing = torch.zeros_like(counts), torch.zeros_like(by_class)
     with evaluating(clip.model):
         blocks = labelled_blocks(clip, source, job, comm)
         labelled = _labelled(source, rounds.counted(blocks, skipped), len(classes_CD), keys)
-        results = rounds.until_failed(
-            _hits(clip, block, classes_CD, job.model.precision) for block in labelled
+        results = (
+            _hits(clip, block, classes_CD, job.model.precision) if block.valid else nothing
+            for block in labelled
         )
-        for begin in rounds.of(len(source), block_size):
-            for hits, of_classes in islice(results, 1):
-                counts += hits
-                by_class += of_classes
-            progress.done(begin + comm.world.size * block_size)
+        for hits, of_classes in rounds.each(results, nothing, progress, job.eval.batch_size):
+            counts += hits
+            by_class += of_classes
     bad = rounds.bad_of_all(skipped, job.data.max_bad_share)
     samples, top5 = comm.all_reduce(counts).tolist()
     by_class = comm.all_reduce(by_class).cpu()
@@ -138,8 +138,6 @@ def _labelled(
 def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
     """Returns samples and hits of the nearest five classes, int64 [2], and `ZeroShot.by_class` of a block."""
     device, classes = classes_CD.device, len(classes_CD)
-    if not block.valid:
-        return torch.zeros(2, device=device).long(), torch.zeros(3, classes, device=device).long()
     labels = block.labels[: block.valid].to(device)
     images_BD = finite(image_features(clip, block.images, precision, device)[: block.valid])
     nearest = (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, classes)).indices

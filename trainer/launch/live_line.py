@@ -152,7 +152,7 @@ class LiveLine:
 
 AGREED_AFTER = 2
 """Steps until all ranks know of one rank's request and stop at the same step; see
-`trainer.comm.consensus`."""
+`trainer.train.loop`."""
 
 
 def line_for_signal(

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -16,37 +16,65 @@ import torch
 from open_clip.factory import load_checkpoint
 from open_clip.pretrained import download_pretrained_from_hf
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from trainer.comm.accelerator import is_cuda
 from trainer.comm.protocol import Comm
+from trainer.comm.rank_zero import raise_alike
 from trainer.config import Job, Model
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.losses import LOSSES, LossName
 from trainer.data.tokens import Tokenizer, quick
-from trainer.errors import InputError, StorageError
+from trainer.errors import InputError, encode_error
 from trainer.model.captioning import initialise_decoder
 from trainer.model.catalog import FOLDER, HUB, check_model, weights_file
 from trainer.model.config_keys import check_keys
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
-from trainer.model.image_edges import lost_pixels
 from trainer.model.image_form import ImageForm, image_form
 from trainer.model.image_positions import check_not_reshaped
-from trainer.model.image_tokens import check_image_tokens, image_tokens
+from trainer.model.image_tokens import check_image_tokens, image_tokens, lost_pixels, not_recomputed
 from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
+from trainer.model.layer_numbers import tower_of
 from trainer.model.loading import check_finite, check_weights, loading, pretrained_file
 from trainer.model.locking import lock_towers
 from trainer.model.lora import adapt
 from trainer.model.open_clip_api import LOGGERS
 from trainer.model.preprocessing import preprocessing_of, said_beside, tokenizer_beside
-from trainer.model.recomputing import not_recomputed
-from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 from trainer.model.text_source import TextSource, fit_tokenizer, text_source
 from trainer.model.text_tower import check_caption_length, text_notes, use_our_text_towers
 from trainer.model.weight_names import take_off_prefixes
 from trainer.run.checkpoints import MODEL_CONFIG
 from trainer.safe_io.plain import read_json
+
+_FILLS = frozenset({"uniform_", "normal_", "kaiming_uniform_", "erfinv_"})
+"""Names of the functions and methods, of tensors and of torch.nn.init, with which random values are drawn in
+place; `erfinv_` is the second part of a truncated normal distribution."""
+
+
+class SkipRandomValues(TorchFunctionMode):
+    """Context in which a new parameter keeps the contents of its memory in place of random values.
+
+    Buffers and constant values are set as usual: not all of them are in a checkpoint. Drawing random values
+    is most of the time in which a model is made, and a state that is loaded overwrites them anyway.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls the function, unless it would fill a parameter with random values."""
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _FILLS:
+            tensor = args[0] if args else kwargs.get("tensor")
+            if isinstance(tensor, nn.Parameter):
+                return tensor
+        return func(*args, **kwargs)
+
 
 use_our_text_towers()
 take_off_prefixes()
@@ -99,10 +127,9 @@ def build_model(
             try:
                 clip = untrained(job, initial_weights=initial_weights)
             except InputError as error:
-                problem = (str(error), isinstance(error, StorageError))
+                problem = encode_error(error)
         comm.barrier(job.timeouts.init_s)
-        for text, is_storage in filter(None, comm.all_gather_object(problem)):
-            raise (StorageError if is_storage else InputError)(text)
+        raise_alike(comm.all_gather_object(problem))
     assert clip is not None
     _place(clip.model, job.model, comm.device, torch.device("cpu") if on_host else comm.device)
     choose_gpu_math(job, clip.model, comm.device)
@@ -124,13 +151,9 @@ def build_alone(job: Job, device: torch.device) -> Clip:
 
 
 def trained_towers(model: nn.Module) -> tuple[bool, bool]:
-    """Returns whether the image tower and the text tower have parameters that are trained.
-
-    All that is neither the image tower's nor the logits' counts as the text tower's.
-    """
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    image = {name for name in trained if name.startswith("visual.")}
-    return bool(image), bool(trained - image - {"logit_scale", "logit_bias"})
+    """Returns whether the image tower and the text tower have parameters that are trained."""
+    trained = {tower_of(name) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return "image" in trained, "text" in trained
 
 
 def clamp_logit_scale(model: nn.Module, limit: float | None) -> None:

@@ -156,9 +156,8 @@ def _check_widths(model: Model, file: Path) -> None:
 
 def _widths(config: Mapping[str, Any], parts: Sequence[str]) -> list[Any] | None:
     """Returns the widths of the towers; None if the config does not say them all."""
-    towers = [config.get(part) for part in parts]
-    found = [tower.get("width") for tower in towers if isinstance(tower, dict)]
-    return found if len(found) == len(parts) and None not in found else None
+    found = [part_of(config, part).get("width") for part in parts]
+    return None if None in found else found
 
 
 def check_tag(name: str, tag: str | None) -> None:
@@ -216,6 +215,12 @@ def read_config(name: str) -> Mapping[str, Any]:
         return {}
     parts = config.get("model_cfg", config) if isinstance(config, dict) else None
     return parts if isinstance(parts, dict) else {}
+
+
+def part_of(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Returns vision_cfg or text_cfg of a config; empty if it has none."""
+    found = config.get(part)
+    return found if isinstance(found, dict) else {}
 
 
 def _check_known(name: str) -> None:

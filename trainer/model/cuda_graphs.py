@@ -29,6 +29,7 @@ from trainer.config.batch_plan import plan
 from trainer.errors import InputError
 from trainer.internals import copy_all
 from trainer.model.image_tokens import check_image_tokens
+from trainer.model.layer_numbers import tower_of
 from trainer.model.open_clip_api import encoders_of
 from trainer.model.outputs import autocast
 from trainer.model.packages import check_captions
@@ -38,7 +39,6 @@ from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 
-_LOGITS = ("logit_scale", "logit_bias")
 _RATES = ("p", "drop_prob", "prob", "dropout", "attn_drop")
 """Names under which modules keep the rate at which they drop something."""
 _WARM_UP = 3
@@ -66,7 +66,7 @@ class TowerGraphs:
         if problems := list(_problems(model)):
             raise InputError(f"model.cuda_graphs: {job.model.name} {' and '.join(problems)}: set it to false")
         for what, name in zip(("image", "text"), encoders_of(model), strict=True):
-            if trained := _trained(model, image=what == "image"):
+            if trained := _trained(model, what):
                 tower = _Tower(model, what, getattr(model, name), trained, job.model.precision)
                 vars(model)[name] = _replayed(model, tower)
                 self._towers.append(tower)
@@ -322,10 +322,6 @@ def _rate(module: nn.Module) -> float:
     return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
 
 
-def _trained(model: nn.Module, *, image: bool) -> list[nn.Parameter]:
-    """Returns the trained parameters of a tower; all that is no image tower's counts as the text tower's."""
-    return [
-        parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and name not in _LOGITS and name.startswith("visual.") == image
-    ]
+def _trained(model: nn.Module, tower: str) -> list[nn.Parameter]:
+    parameters = model.named_parameters()
+    return [each for name, each in parameters if each.requires_grad and tower_of(name) == tower]

@@ -15,13 +15,13 @@ both. `REPLACEMENTS` lists all of them, and `model.kernels = "plain"` leaves the
   torch has a kernel. The plain one keeps x and the sigmoid, and takes five kernels backward.
 - The attention that pools a ResNet's features asks for the one query that is used, not for all of them.
 - Positions of images of any shape are interpolated on the device, which the host need not ask for their
-  grids (`positions.py`).
+  grids (`DevicePositions`).
 - Text towers take captions that are cut behind the last token that counts (`caption_length.py`), those of
   fused blocks captions laid end to end (`packed_captions.py`).
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,20 +47,293 @@ from torch.nn import functional as F
 
 from trainer.config import Model
 from trainer.model.caption_length import CaptionLength, pooled_place
-from trainer.model.fast_blocks import (
-    FastBlock,
-    FastTimmAttention,
-    FastTimmBlock,
-    FastTimmBlocks,
-    FastTransformer,
+from trainer.model.fused_block import (
+    QUICK,
+    BlockOps,
+    BlockParts,
+    BlockShape,
+    Unsummed,
+    attended,
+    block_ops,
+    fused_forward,
+    heads_of,
+    kind_of_gelu,
 )
-from trainer.model.fast_norms import FastLayerNorm, FastLayerNormFp32
-from trainer.model.fused_block import QUICK, BlockShape, block_ops
 from trainer.model.open_clip_api import is_plain_attention, modern_padding
 from trainer.model.packed_captions import Packed
-from trainer.model.positions import DevicePositions, can_be_weighed
+from trainer.model.rounding import rounded
 from trainer.model.text_tower import TextTower
 from trainer.text.wording import many
+
+
+def is_half(x: Tensor) -> bool:
+    """Returns whether the stream has half precision, under autocast."""
+    return x.dtype in (torch.bfloat16, torch.float16) and torch.is_autocast_enabled(x.device.type)
+
+
+class FastLayerNorm(LayerNorm):  # type: ignore[misc]
+    """Layer norm of open_clip, which casts its output."""
+
+    def forward(self, x: Tensor) -> Any:
+        if not is_half(x):
+            return super().forward(x)
+        return in_its_type(self, x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class FastLayerNormFp32(LayerNormFp32):  # type: ignore[misc]
+    """Layer norm of open_clip that casts its input, too."""
+
+    def forward(self, x: Tensor) -> Any:
+        if not is_half(x):
+            return super().forward(x)
+        return in_its_type(self, x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+FAST_NORMS = (FastLayerNorm, FastLayerNormFp32)
+"""Norms that take and give half precision."""
+
+
+def normalised(norm: nn.Module, rounded: Any, x: Tensor) -> Any:
+    """Returns the norm of x, by gain and bias that are rounded already, or by its own for None."""
+    return norm(x) if rounded is None else in_its_type(norm, x, *rounded)
+
+
+def in_its_type(norm: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Returns the norm of x in its own type, in which gain and bias are given."""
+    with torch.autocast(x.device.type, enabled=False):
+        return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+
+
+def _in_turn(blocks: Iterable[nn.Module], x: Any, **others: Any) -> Any:
+    """Passes x through fused blocks, each of which adds what the one before leaves to its first norm."""
+    *before, last = blocks
+    for block in before:
+        x = block(x, sums=False, **others)
+    return last(x, **others)
+
+
+class FastTransformer(Transformer):  # type: ignore[misc]
+    """Blocks of open_clip's own transformers."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Any:
+        # With checkpointed activations each block's input is kept: one tensor is less than two.
+        whole = self.grad_checkpointing or not getattr(self, "batch_first", True)
+        if whole or not all(isinstance(b, FastBlock) and b.is_fused(x, attn_mask) for b in self.resblocks):
+            return super().forward(x, attn_mask)
+        return _in_turn(self.resblocks, x, attn_mask=attn_mask)
+
+
+class FastBlock(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no types
+    """Block of open_clip's own transformers; inputs are [B, T, width].
+
+    If captions are packed the mask is where each begins, int64 [captions + 1], and B is 1.
+    """
+
+    causal = False
+    """True if each token sees itself and those before it alone."""
+    fused_ops: BlockOps | None = None
+    """Functions that compute the block; None: torch's own."""
+
+    def forward(
+        self,
+        q_x: Tensor,
+        k_x: Tensor | None = None,
+        v_x: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        *,
+        sums: bool = True,
+    ) -> Any:
+        if k_x is not None or v_x is not None or not _rounds(q_x):
+            return super().forward(q_x, k_x, v_x, attn_mask)
+        if self.fused_ops is not None and self.is_fused(q_x, attn_mask):
+            starts = attn_mask if attn_mask is not None and attn_mask.dim() == 1 else None
+            causal = attn_mask is not None
+            return fused_forward(self.fused_ops, q_x, self.parts(), causal, starts, sums=sums)
+        return self._rounded_forward(q_x, attn_mask)
+
+    def is_fused(self, x: Tensor | Unsummed, mask: Tensor | None) -> bool:
+        """Returns whether the block computes this by fused functions."""
+        takes_mask = mask is None or (self.causal and mask.dim() <= 2)
+        return self.fused_ops is not None and takes_mask and _rounds(x)
+
+    def _rounded_forward(self, x: Tensor, mask: Tensor | None) -> Any:
+        """Computes what autocast would, from parameters that are rounded together."""
+        attn, mlp = self.attn, self.mlp
+        linear = [attn.in_proj_weight, attn.in_proj_bias, attn.out_proj.weight, attn.out_proj.bias]
+        linear += [mlp.c_fc.weight, mlp.c_fc.bias, mlp.c_proj.weight, mlp.c_proj.bias]
+        norms = (self.ln_1, self.ln_2) if isinstance(self.ln_1, FAST_NORMS) and is_half(x) else ()
+        parameters = [*linear, *(parameter for norm in norms for parameter in (norm.weight, norm.bias))]
+        short = rounded(torch.get_autocast_dtype(x.device.type), parameters)
+        of_norm = [short[8:10], short[10:12]] if norms else [None, None]
+        joint = F.linear(normalised(self.ln_1, of_norm[0], x), short[0], short[1])
+        attended = self._attended(joint, mask)
+        x = x + self.ls_1(F.linear(attended, short[2], short[3]))
+        hidden = mlp.gelu(F.linear(normalised(self.ln_2, of_norm[1], x), short[4], short[5]))
+        return x + self.ls_2(F.linear(hidden, short[6], short[7]))
+
+    def _attended(self, joint_BTE: Tensor, mask: Tensor | None) -> Tensor:
+        heads = self.attn.num_heads
+        if mask is None or (self.causal and mask.dim() == 2):
+            return attended(joint_BTE, heads, causal=mask is not None)
+        if mask.dim() != 2:
+            mask = mask.view(len(joint_BTE), heads, *mask.shape[1:])
+        return attended(joint_BTE, heads, mask=mask.to(joint_BTE.dtype))
+
+    def parts(self) -> BlockParts:
+        attn, mlp = self.attn, self.mlp
+        return BlockParts(
+            self.ln_1,
+            (attn.in_proj_weight, attn.in_proj_bias),
+            attn.num_heads,
+            (attn.out_proj.weight, attn.out_proj.bias),
+            self.ls_1,
+            self.ln_2,
+            (mlp.c_fc.weight, mlp.c_fc.bias),
+            kind_of_gelu(mlp.gelu),
+            (mlp.c_proj.weight, mlp.c_proj.bias),
+            self.ls_2,
+        )
+
+    def attention(
+        self,
+        q_x: Tensor,
+        k_x: Tensor | None = None,
+        v_x: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+    ) -> Any:
+        if k_x is not None or v_x is not None:
+            return super().attention(q_x, k_x, v_x, attn_mask)
+        attn = self.attn
+        joint_BTE = F.linear(q_x, attn.in_proj_weight, attn.in_proj_bias)
+        return attn.out_proj(self._attended(joint_BTE, attn_mask))
+
+
+class FastTimmAttention(TimmAttention):
+    """Attention of timm's vision transformers without a gate; the input is [B, T, width]."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        q, k, v = heads_of(self.qkv(x), self.num_heads)
+        dropped = self.attn_drop.p if self.training else 0.0
+        out = F.scaled_dot_product_attention(
+            self.q_norm(q), self.k_norm(k), v, attn_mask=attn_mask, dropout_p=dropped, is_causal=is_causal
+        )
+        seen: Tensor = self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2))))
+        return seen
+
+
+class FastTimmBlock(TimmBlock):
+    """Block of timm's vision transformers; inputs are [B, T, width]."""
+
+    fused_ops: BlockOps | None = None
+    """Functions that compute the block; None: torch's own."""
+
+    def forward(
+        self,
+        x: Tensor | Unsummed,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        sums: bool = True,
+    ) -> Any:
+        if self.fused_ops is None or attn_mask is not None or is_causal or not _rounds(x):
+            return super().forward(x, attn_mask, is_causal)  # type: ignore[arg-type]
+        return fused_forward(self.fused_ops, x, self.parts(), causal=False, sums=sums)
+
+    def is_fused(self, x: Tensor) -> bool:
+        """Returns whether the block computes this by fused functions."""
+        return self.fused_ops is not None and _rounds(x)
+
+    def parts(self) -> BlockParts:
+        attn: Any = self.attn
+        mlp: Any = self.mlp
+        return BlockParts(
+            self.norm1,
+            (attn.qkv.weight, attn.qkv.bias),
+            attn.num_heads,
+            (attn.proj.weight, attn.proj.bias),
+            self.ls1,
+            self.norm2,
+            (mlp.fc1.weight, mlp.fc1.bias),
+            kind_of_gelu(mlp.act),
+            (mlp.fc2.weight, mlp.fc2.bias),
+            self.ls2,
+        )
+
+
+class FastTimmBlocks(nn.Sequential):
+    """Blocks of timm's vision transformers, where activations are not checkpointed."""
+
+    def forward(self, x: Tensor) -> Any:
+        if not all(isinstance(block, FastTimmBlock) and block.is_fused(x) for block in self):
+            return super().forward(x)  # type: ignore[no-untyped-call]
+        return _in_turn(self, x)
+
+
+def _rounds(x: Tensor | Unsummed) -> bool:
+    """Returns whether autocast would round parameters now. A compiler does that by itself."""
+    return torch.is_autocast_enabled(x.device.type) and not torch.compiler.is_compiling()
+
+
+class DevicePositions(NaFlexEmbeds):
+    """Embedding of patches that waits for no device; positions are in the precision of the table.
+
+    timm interpolates the table once for each grid of a batch, for which the host asks the device twice for
+    every image, and waits. Here a patch's position is the table times weights of rows and columns, the same
+    ones with which torch's interpolation with antialias sums up the table.
+    """
+
+    def _apply_learned_naflex_pos_embed(self, x: Tensor, patch_coord: Tensor) -> None:
+        """Adds the positions to `x`, [B, T, width], in place."""
+        table = self.pos_embed
+        assert table is not None
+        table_HWD = table[0]
+        grid_B2, weigh = patch_coord.amax(1) + 1, _FILTERS[self.pos_embed_interp_mode]
+        rows_BTH, columns_BTW = (
+            _weights(patch_coord[..., axis], grid_B2[:, axis, None], length, weigh, table.dtype)
+            for axis, length in enumerate(table_HWD.shape[:2])
+        )
+        of_cells_BTC = (rows_BTH[..., None] * columns_BTW[..., None, :]).flatten(2)
+        with torch.autocast(x.device.type, enabled=False):
+            positions_BTD = of_cells_BTC @ table_HWD.flatten(0, 1)
+        x += positions_BTD.to(x.dtype)
+
+
+def can_be_weighed(embeds: NaFlexEmbeds) -> bool:
+    """Returns whether the positions are such a sum: a table that is interpolated with antialias."""
+    others = ("ar_preserving", "align_corners", "use_grid_sample")
+    return (
+        embeds.pos_embed_type == "learned"
+        and embeds.pos_embed_interp_mode in _FILTERS
+        # Before they were settings, timm had antialias and no aligned corners.
+        and getattr(embeds, "pos_embed_antialias", True)
+        and not any(getattr(embeds, f"pos_embed_{name}", False) for name in others)
+    )
+
+
+def _weights(
+    at_BT: Tensor, size_B1: Tensor, length: int, weigh: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> Tensor:
+    """Returns the weights of `length` places of a table at places of an axis of `size`, [B, T, length]."""
+    scale_B1 = length / size_B1.to(dtype)
+    centre_BT1 = (scale_B1 * (at_BT + 0.5))[..., None]
+    places_L = torch.arange(length, device=at_BT.device, dtype=dtype) + 0.5
+    weights_BTL = weigh((places_L - centre_BT1) / scale_B1.clamp(min=1)[..., None])
+    return weights_BTL / weights_BTL.sum(-1, keepdim=True)
+
+
+def _triangle(distance: Tensor) -> Tensor:
+    return (1 - distance.abs()).clamp(min=0)
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """Cubic convolution with a = -0.5 (Keys, 1981), as Pillow and torch's antialias have it."""
+    x = distance.abs()
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+
+
+_FILTERS: Mapping[str, Callable[[Tensor], Tensor]] = {"bilinear": _triangle, "bicubic": _cubic}
+
 
 _POOLED = ("argmax", "eos")
 _HALF = ("bf16", "fp16")

@@ -37,20 +37,27 @@ class Layer:
     """Number of the layer behind the blocks."""
 
 
+def tower_of(name: str) -> Tower | None:
+    """Returns the tower of a parameter; None for the logit scale and bias.
+
+    All that is neither the image tower's nor the logits' counts as the text tower's.
+    """
+    if name in _LOGITS:
+        return None
+    return "image" if name.startswith(_IMAGE) else "text"
+
+
 def layers_of(model: nn.Module) -> Mapping[str, Layer]:
     """Returns the layer of each parameter by its name; the logit scale and bias belong to none.
 
-    All that is neither the image tower's nor the logits' counts as the text tower's; there the decoder of a
-    CoCa model, cross-attention included, is behind the blocks. Image towers of timm are numbered as timm
-    does, which the learning rates of its `param_groups_layer_decay` follow, too.
+    In the text tower the decoder of a CoCa model, cross-attention included, is behind the blocks. Image
+    towers of timm are numbered as timm does, which the learning rates of its `param_groups_layer_decay`
+    follow, too.
     """
-    towers: dict[Tower, list[str]] = {"image": [], "text": []}
-    for name, _ in model.named_parameters():
-        if name not in _LOGITS:
-            towers["image" if name.startswith(_IMAGE) else "text"].append(name)
     by_timm = _by_timm(model)
     layers: dict[str, Layer] = {}
-    for tower, names in towers.items():
+    for tower in TOWERS:
+        names = [name for name, _ in model.named_parameters() if tower_of(name) == tower]
         numbers = _by_name(names) | {name: by_timm[name] for name in names if name in by_timm}
         last = max(numbers.values(), default=0)
         layers |= {name: Layer(tower, number, last) for name, number in numbers.items()}

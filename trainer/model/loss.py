@@ -5,7 +5,7 @@ so no rank builds the N x N matrix. D: width of the features; n: samples of this
 ranks. Features are unit vectors. A share gathers what it needs by the function that it is given.
 
 These are the plain forms, which keep their n x N logits for the backward pass. Where no teacher judges whole
-rows, `loss_tiles.py` computes the same without keeping them; the plain forms are its oracle.
+rows, `rank_loss.py` computes the same without keeping them; the plain forms are its oracle.
 """
 
 from collections.abc import Callable

@@ -1,18 +1,19 @@
 """The optimizer of the job, over groups of parameters: with and without decay, with a learning rate each."""
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer.comm.shards import Shards
 from trainer.config import Optim
-from trainer.config.optimizers import OPTIMIZERS
+from trainer.config.optimizers import OPTIMIZERS, OptimizerName
+from trainer.internals import found_inf, leaves_out_by_itself
 from trainer.model.layer_numbers import Layer
-from trainer.model.optimizer_state import keep_exactly
 
 
 def build_optimizer(
@@ -118,3 +119,90 @@ def lr_scale(layer: Layer | None, settings: Optim) -> float:
         "text": (settings.text_lr, settings.text_layer_decay),
     }[layer.tower]
     return (1.0 if peak is None else peak / settings.lr) * decay ** (layer.last - layer.number)
+
+
+_COUNT, _NOTE = "step", "use_muon"
+
+
+def keep_exactly(optimizer: Optimizer, name: OptimizerName) -> Optimizer:
+    """Returns the optimizer, whose state is tensors of parameters alone between two steps.
+
+    LAMB counts the steps of a group, and Muon notes for each parameter whether it is a matrix, which its
+    group says, too. Hooks before and after each step move that, so that checkpoints give it back.
+    """
+    for register, hooks in (
+        (optimizer.register_step_pre_hook, _BEFORE),
+        (optimizer.register_step_post_hook, _AFTER),
+    ):
+        if name in hooks:
+            register(lambda changed, *_, hook=hooks[name]: hook(changed))
+    return optimizer
+
+
+def _take_counts(optimizer: Optimizer) -> None:
+    """Gives each group the count of its parameters; one that has none begins."""
+    for group in optimizer.param_groups:
+        counts = [state[_COUNT] for state in _states(optimizer, group) if _COUNT in state]
+        if counts:
+            group[_COUNT] = torch.stack(counts).max()
+
+
+def _give_counts(optimizer: Optimizer) -> None:
+    for group in optimizer.param_groups:
+        count = group.pop(_COUNT)
+        for state in _states(optimizer, group):
+            state.setdefault(_COUNT, torch.zeros(())).fill_(count)
+
+
+def _drop_notes(optimizer: Optimizer) -> None:
+    for state in optimizer.state.values():
+        state.pop(_NOTE, None)
+
+
+def _states(optimizer: Optimizer, group: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the states of the group's parameters that have been updated."""
+    return [optimizer.state[each] for each in group["params"] if optimizer.state.get(each)]
+
+
+_BEFORE: Mapping[str, Callable[[Optimizer], None]] = {"lamb": _take_counts}
+_AFTER: Mapping[str, Callable[[Optimizer], None]] = {"lamb": _give_counts, "muon": _drop_notes}
+
+
+def clip_gradients(shards: Shards, limit: float | None) -> Tensor:
+    """Returns the norm of the whole gradient, a scalar, after scaling a larger gradient down to the limit.
+
+    None sets no limit. Collective if the parameters are split over the ranks.
+    """
+    norm = shards.grad_norm()
+    if limit is not None:
+        parameters = [parameter for parameter in shards.parameters.values() if parameter.grad is not None]
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=True)
+    return norm
+
+
+def update_if(finite: Tensor, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+    """Runs one step of the optimizer, which changes nothing if `finite` is false, a scalar on the device.
+
+    The scaler's factor then falls by one step. The scaler has unscaled the gradients already. A fused
+    optimizer leaves the step out by itself, step counts included, so the host need not wait for a GPU. Others
+    are not called for such a step; the host waits until it knows whether it is one.
+    """
+    skip = (~finite).to(torch.float32)
+    if scaler.is_enabled():
+        # The scaler checks single elements. Elements that are all finite can have a norm that float32 cannot
+        # hold, and an element that is not makes the norm so.
+        for mark in found_inf(scaler, optimizer):
+            mark.copy_(skip)
+        scaler.step(optimizer)
+        scaler.update()
+        return
+    if not leaves_out_by_itself(optimizer):
+        if finite:
+            optimizer.step()
+        return
+    fused: Any = optimizer
+    fused.grad_scale, fused.found_inf = None, skip  # as GradScaler tells a fused optimizer
+    try:
+        optimizer.step()
+    finally:
+        del fused.grad_scale, fused.found_inf

@@ -14,7 +14,7 @@ from typing import Any
 from trainer.config import Job, Model
 from trainer.config.losses import LOSSES
 from trainer.errors import InputError
-from trainer.model.catalog import read_config, teacher_of
+from trainer.model.catalog import part_of, read_config, teacher_of
 from trainer.model.config_keys import OTHER_PARTS
 
 TEXT_PACKAGES = ("transformers", "sentencepiece", "protobuf")
@@ -53,21 +53,16 @@ def needed(model: Model) -> Need:
     captions = "multimodal_cfg" in config
     if reason := _text_reason(model, config):
         return Need(TEXT_PACKAGES, reason, captions)
-    if _text(config).get("tokenizer_type") == _TIKTOKEN:
+    if part_of(config, "text_cfg").get("tokenizer_type") == _TIKTOKEN:
         return Need((_TIKTOKEN,), f"its tokenizer is {_TIKTOKEN}'s", captions)
     return Need(captions=captions)
-
-
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = config.get("text_cfg")
-    return text if isinstance(text, dict) else {}
 
 
 def _text_reason(model: Model, config: Mapping[str, Any]) -> str:
     """Returns why the model needs the packages of Hugging Face's text towers; "" if it does not."""
     if model.text is not None:
         return f"its text tower is model.text = {model.text}"
-    text = _text(config)
+    text = part_of(config, "text_cfg")
     if tower := text.get("hf_model_name"):
         return f"its text tower is {tower} from Hugging Face"
     if tokenizer := text.get("hf_tokenizer_name"):

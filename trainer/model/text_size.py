@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.config import Model
 from trainer.config.training import HUB_TEXT
-from trainer.model.catalog import read_config
+from trainer.model.catalog import part_of, read_config
 from trainer.model.hub_towers import HUB_TOWERS
 from trainer.model.text_config import text_config
 from trainer.safe_io.plain import read_json
@@ -24,8 +24,7 @@ def text_tower(model: Model) -> str:
     """Returns the name or folder of a model's text tower of Hugging Face; "" if it has none."""
     if model.text is not None:
         return model.text.removeprefix(HUB_TEXT)
-    text = read_config(model.name).get("text_cfg")
-    return str(text.get("hf_model_name") or "") if isinstance(text, dict) else ""
+    return str(part_of(read_config(model.name), "text_cfg").get("hf_model_name") or "")
 
 
 def text_parameters(model: Model) -> int | None:

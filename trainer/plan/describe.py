@@ -24,9 +24,7 @@ from trainer.data.storage import storage_rows
 from trainer.estimate.fit import with_gpu_limit
 from trainer.evaluate.suite_folders import find_sets
 from trainer.launch.schedulers import launchers_of, scheduler
-from trainer.model.image_edges import lost_pixels
-from trainer.model.image_tokens import image_tokens
-from trainer.model.recomputing import not_recomputed
+from trainer.model.image_tokens import image_tokens, lost_pixels, not_recomputed
 from trainer.model.text_size import text_parameters
 from trainer.plan.check import LaterStage, later_stages
 from trainer.plan.device import device_rows, gpu_rows, no_gpu_here, on_gpus, scaling_rows, too_large

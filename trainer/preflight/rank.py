@@ -13,7 +13,7 @@ import click
 
 from trainer.comm.connect import connect
 from trainer.comm.cpu_binding import bind_cpus
-from trainer.comm.gpu_memory import smallest_gpu_bytes
+from trainer.comm.device import smallest_gpu_bytes
 from trainer.comm.rank_zero import of_rank_0
 from trainer.comm.shared_folder import check_future_folder
 from trainer.config import Job

@@ -3,8 +3,10 @@
 import importlib
 import logging
 import os
+import queue
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,60 @@ from trainer.run.layout import MLFLOW_ID_FILE
 from trainer.safe_io.atomic import write_whole
 from trainer.safe_io.plain import read_plain
 from trainer.telemetry.figures import tagged
-from trainer.telemetry.outbox import Outbox
 from trainer.telemetry.pictures import Picture, as_markdown, strip
 from trainer.text.masking import masked_values
+from trainer.text.wording import many
+
+_MOST = 10_000
+"""Messages that wait at most; with one for every ten steps these are hours."""
+
+
+class Outbox:
+    """Sends messages in their order; what cannot be sent is counted and said, and never stops the run."""
+
+    def __init__(self, service: str, otherwise: str) -> None:
+        """`otherwise` says in a warning where the messages can be found."""
+        self._service, self._otherwise = service, otherwise
+        self._waiting: queue.Queue[Callable[[], object] | None] = queue.Queue(_MOST)
+        self._lost = 0
+        self._thread = threading.Thread(target=self._work, name=f"{service} outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, send: Callable[[], object]) -> None:
+        """Sends a message later, by a function that raises what went wrong. Returns at once."""
+        try:
+            self._waiting.put_nowait(send)
+        except queue.Full:
+            self._lost += 1
+
+    def close(self, wait_s: float) -> None:
+        """Waits until all is sent, at most so many seconds, and says what was not."""
+        until = time.monotonic() + wait_s
+        while self._thread.is_alive() and time.monotonic() < until:
+            try:
+                self._waiting.put(None, timeout=0.1)
+                break
+            except queue.Full:
+                pass
+        self._thread.join(max(0.0, until - time.monotonic()))
+        left = self._lost + max(0, self._waiting.qsize() - 1) + self._thread.is_alive()
+        if left:
+            log.warning(
+                "%s did not get %s of this start; %s", self._service, many(left, "message"), self._otherwise
+            )
+
+    def _work(self) -> None:
+        while (send := self._waiting.get()) is not None:
+            try:
+                send()
+            except Exception as error:  # a service's client raises what it likes
+                if not self._lost:
+                    why = str(error).partition("\n")[0]
+                    log.warning(
+                        "%s: a message could not be sent (%s); the run goes on", self._service, why[:200]
+                    )
+                self._lost += 1
+
 
 log = logging.getLogger("clipship")
 

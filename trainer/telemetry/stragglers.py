@@ -1,7 +1,7 @@
 """Measures each rank's own work while the run goes on, and names slow ranks in one log line and one event.
 
 A rank's own work is a step without its waiting for other ranks: reading data and computing. Every few steps
-the ranks exchange how long it took, with the requests that they exchange anyway (`comm/consensus.py`), so
+the ranks exchange how long it took, with the requests that they exchange anyway (`train/loop.py`), so
 nobody waits for the times.
 """
 

@@ -3,16 +3,22 @@
 One call of `run` is the whole training, from whatever step it starts at.
 """
 
+import base64
 import logging
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from trainer.comm.accelerator import on_accelerator
-from trainer.comm.consensus import StepConsensus
+from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import learning_rate
@@ -22,14 +28,14 @@ from trainer.data.reading import TALLY, of_record
 from trainer.errors import Preempted
 from trainer.evaluate.rounds import EvaluationFailed
 from trainer.model.optimizer import set_learning_rate
+from trainer.report.board import BOARD_FILE, read_rows
+from trainer.safe_io.plain import read_json
 from trainer.sysinfo.versions import versions
 from trainer.telemetry.metrics import evaluation_of
-from trainer.telemetry.records import Record
+from trainer.telemetry.pictures import Picture
+from trainer.telemetry.records import Lap, Record
 from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics, is_due
-from trainer.train.eval_pictures import eval_pictures
-from trainer.train.host_pace import HostPace
 from trainer.train.keep_in_memory import summary_of
-from trainer.train.late_reads import LateReads
 from trainer.train.monitors import Monitors
 from trainer.train.prefetch import Awaited, global_batches
 from trainer.train.result import TrainResult
@@ -37,6 +43,113 @@ from trainer.train.setup import TrainSetup
 from trainer.train.step import StepResult
 
 log = logging.getLogger("clipship")
+
+_PACE_STEPS = 50
+"""Steps that decide, after those of the first record."""
+_WAITED = 0.02
+"""Share of the time that a host which is ahead of its GPU waits for it at least."""
+_DATA = 0.3
+"""Share of the time beyond which the GPU waits for data: to pack and to send them is the host's work, too."""
+
+
+class HostPace:
+    """Measures how long the host waits for the GPU, and speaks once at most.
+
+    The host reads how a step ended when the next one is under way. If the answer is always there already, the
+    GPU was done before the host had given it more.
+    """
+
+    def __init__(self, *, advises: bool) -> None:
+        """`advises` is true on one rank of a job that `model.cuda_graphs` would help."""
+        self._advises = advises
+        self._waited_s = 0.0
+        self._known: Lap | None = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the block as the host's wait for the GPU."""
+        start = time.perf_counter()
+        yield
+        self._waited_s += time.perf_counter() - start
+
+    def record(self, lap: Lap, elsewhere_s: float) -> None:
+        """Takes the times of the steps since the last record, and decides when there are enough.
+
+        `elsewhere_s` are the seconds of all steps in which the host may have waited for the GPU elsewhere.
+        """
+        if self._known is None:  # the first steps of a start tell nothing of the others
+            self._known, self._waited_s = Lap(), -elsewhere_s
+            return
+        self._known += lap
+        if not self._advises or self._known.steps < _PACE_STEPS:
+            return
+        self._advises = False
+        whole_s = self._known.steps * self._known.per_step()["step_s"]
+        if self._waited_s + elsewhere_s < _WAITED * whole_s and self._known.data_s < _DATA * whole_s:
+            log.info(
+                "%-12s the GPU waits for the host, which needs %.1f ms for a step: model.cuda_graphs = true "
+                "spares most of that, and a larger batch gives the GPU more to do",
+                "speed",
+                1e3 * whole_s / self._known.steps,
+            )
+
+
+class LateReads:
+    """Actions that need a step's values on the host, in the order in which they were added.
+
+    On a GPU they run one step later. By then it has the next step to do, so it is never idle for the host's
+    sake, and the host is never more than one step ahead of it. All ranks read the same values at the same
+    step.
+    """
+
+    def __init__(self, *, late: bool) -> None:
+        """`late` is true for a GPU; on the CPU each action runs as soon as it is added."""
+        self._late = late
+        self._waiting: list[Callable[[], None]] = []
+
+    def add(self, action: Callable[[], None]) -> None:
+        """Runs the action at the next `settle`."""
+        if self._late:
+            self._waiting.append(action)
+        else:
+            action()
+
+    def settle(self) -> None:
+        """Runs the waiting actions; those after one that raises are dropped.
+
+        Call it when the next step is under way, and before anything that needs to know how the last step
+        ended.
+        """
+        waiting, self._waiting = self._waiting, []
+        for action in waiting:
+            action()
+
+
+class StepConsensus:
+    """Adds up a few numbers of each rank once a step.
+
+    A request is 1 or 0, so a sum above 0 means that at least one rank made the request.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+        self._pending: Callable[[], Tensor] | None = None
+
+    def exchange(self, numbers: Sequence[float]) -> list[float]:
+        """Sends this rank's numbers; returns the sums of the previous step's numbers, the same on every rank.
+
+        Collective, once a step. The first call returns an empty list. The sums travel while the step
+        computes, so receiving them costs no waiting.
+        """
+        sums: list[float] = self._pending().tolist() if self._pending else []
+        self._pending = self._comm.start_all_reduce(torch.tensor(numbers, dtype=torch.float32))
+        return sums
+
+    def close(self) -> None:
+        """Collective: receives the last sums, so that no message is left under way."""
+        if self._pending is not None:
+            self._pending()
+            self._pending = None
 
 
 class _Void(Exception):
@@ -396,3 +509,20 @@ class Loop:
         self._comm.heartbeat.use_configured_limit()
         longest_s = min(self._job.checkpoint.copy_wait_s, 0.75 * self._comm.heartbeat.remaining_s)
         return self._setup.copier.finish(min(longest_s, STOPPED_WAIT_S) if stop else longest_s)
+
+
+_PICTURES = 8
+
+
+def eval_pictures(run_folder: Path) -> list[Picture]:
+    """Returns the first pictures of the retrieval board; empty if there is none, or none that can be read."""
+    try:
+        entries = read_json(run_folder / BOARD_FILE)
+    except (OSError, ValueError):
+        return []
+    return [
+        Picture(
+            base64.b64decode(row.image), row.caption, row.place, [(text.text, text.own) for text in row.texts]
+        )
+        for row in read_rows(entries if isinstance(entries, list) else [])[:_PICTURES]
+    ]

@@ -20,7 +20,7 @@ from trainer.comm.backends import (
     keeps_in_memory,
     row_of,
 )
-from trainer.comm.gpu_memory import smallest_gpu_bytes
+from trainer.comm.device import smallest_gpu_bytes
 from trainer.comm.protocol import Comm
 from trainer.comm.rank_zero import of_rank_0
 from trainer.comm.replicas import check_replicas

@@ -38,7 +38,7 @@ from trainer.model.cuda_graphs import TowerGraphs, could_be_replayed
 from trainer.model.ema import Ema
 from trainer.model.layer_numbers import layers_of
 from trainer.model.locking import locked_first
-from trainer.model.optimizer import build_optimizer
+from trainer.model.optimizer import build_optimizer, clip_gradients, update_if
 from trainer.model.outputs import Outputs, half_type, on_image_features, outputs
 from trainer.model.packages import NOT_ITS_LOSS
 from trainer.model.packed_captions import Packed
@@ -46,7 +46,6 @@ from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.sync_batch_norm import RunningStatistics
 from trainer.model.teacher import Judgement, Teacher, joined
-from trainer.model.update import clip_gradients, update_if
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import tomli_w
 from trainer.comm.backends import Launcher, meeting_variables, over_mpi
 from trainer.config import Image, Job, Kubernetes
 from trainer.config.fabric_fit import fabric_of
-from trainer.config.kubernetes import JOB_FOLDER, object_name, shm_gb_of
-from trainer.config.kubernetes_values import Mount, Toleration
+from trainer.config.kubernetes import JOB_FOLDER, Mount, Toleration, object_name, shm_gb_of
 from trainer.config.loader import own_keys
 from trainer.config.stack_table import ARCHITECTURES, ARM64
 from trainer.errors import InputError
