@@ -16,13 +16,12 @@ from trainer.run.layout import MLFLOW_ID_FILE
 from trainer.safe_io.atomic import write_whole
 from trainer.safe_io.plain import read_plain
 from trainer.telemetry.figures import tagged
-from trainer.telemetry.outbox import Outbox
 from trainer.telemetry.pictures import Picture, as_markdown, strip
+from trainer.telemetry.services import WAIT_S, Outbox, waits, why
 from trainer.text.masking import masked_values
 
 log = logging.getLogger("clipship")
 
-_CLOSE_S = 30.0  # less than timeouts.shutdown_s, since the other ranks wait meanwhile
 _PARAMETERS = 100
 """Parameters that a server of MLflow takes in one request."""
 _LONGEST = 500
@@ -53,13 +52,12 @@ class Mlflow:
         try:
             self._run = self._begin(job, folder / MLFLOW_ID_FILE)
         except self._mlflow.exceptions.MlflowException as error:
-            why = str(error).partition("\n")[0]
             if error.get_http_status_code() in _DENIED:
                 raise InputError(
-                    f"MLflow: {why}; MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD, give "
-                    "a rank its keys; without MLflow, set logging.mlflow=off"
+                    f"MLflow: {why(error)}; MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and "
+                    "_PASSWORD, give a rank its keys; without MLflow, set logging.mlflow=off"
                 ) from None
-            log.warning("MLflow cannot be reached (%s): it gets nothing of this start", why)
+            log.warning("MLflow cannot be reached (%s): it gets nothing of this start", why(error))
 
     def write(self, values: Mapping[str, object]) -> None:
         at, step, entities = int(time.time() * 1000), values["step"], self._mlflow.entities
@@ -79,8 +77,7 @@ class Mlflow:
     def close(self, error: BaseException | None) -> None:
         ended = "FINISHED" if error is None else "KILLED" if isinstance(error, Preempted) else "FAILED"
         self._send(lambda: self._client.set_terminated(self._run, ended))
-        # A rank that fails does not wait for a network.
-        self._outbox.close(_CLOSE_S if ended != "FAILED" else 1.0)
+        self._outbox.close(WAIT_S if waits(error) else 1.0)
 
     def _send(self, send: Any) -> None:
         if self._run:

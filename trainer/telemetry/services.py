@@ -1,12 +1,38 @@
-"""Outbox: sends what a run tells a service from a thread of its own, so that no step waits for a network."""
+"""Common parts of the writers for services that take metrics: the run's id there, waits, an outbox."""
 
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from trainer.errors import Preempted
+from trainer.safe_io.atomic import write_whole
+from trainer.safe_io.plain import read_plain
 from trainer.text.wording import many
+
+WAIT_S = 30.0
+"""Longest wait for a service; less than timeouts.shutdown_s, since the other ranks wait meanwhile."""
+
+
+def waits(error: BaseException | None) -> bool:
+    """Returns whether a run that ends so waits for a network: a rank that fails does not."""
+    return error is None or isinstance(error, Preempted)
+
+
+def why(error: Exception) -> str:
+    """Returns the first line of a client's error."""
+    return str(error).partition("\n")[0]
+
+
+def lasting_id(path: Path) -> str:
+    """Returns the id in the file; without a file, makes a new id and writes it there."""
+    if not path.exists():
+        write_whole(path, secrets.token_hex(8) + "\n")
+    return read_plain(path).strip()
+
 
 log = logging.getLogger("clipship")
 
@@ -15,7 +41,10 @@ _MOST = 10_000
 
 
 class Outbox:
-    """Sends messages in their order; what cannot be sent is counted and said, and never stops the run."""
+    """Sends messages in their order, from a thread of its own, so that no step waits for a network.
+
+    What cannot be sent is counted and said, and never stops the run.
+    """
 
     def __init__(self, service: str, otherwise: str) -> None:
         """`otherwise` says in a warning where the messages can be found."""
@@ -54,8 +83,6 @@ class Outbox:
                 send()
             except Exception as error:  # a service's client raises what it likes
                 if not self._lost:
-                    why = str(error).partition("\n")[0]
-                    log.warning(
-                        "%s: a message could not be sent (%s); the run goes on", self._service, why[:200]
-                    )
+                    text = "%s: a message could not be sent (%s); the run goes on"
+                    log.warning(text, self._service, why(error)[:200])
                 self._lost += 1
