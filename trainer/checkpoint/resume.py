@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from trainer.checkpoint import files, foreign, state
 from trainer.checkpoint.files import BrokenCheckpoint
 from trainer.checkpoint.identity import RunIdentity, check_facts
 from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, choose, restore_from_memory
-from trainer.checkpoint.scatter import scatter
 from trainer.checkpoint.state import TrainState, WholeState
 from trainer.comm.backends import keeps_in_memory
 from trainer.comm.protocol import Comm
@@ -126,28 +128,25 @@ def restore(
     if memory is not None and (start := _from_memory(comm, checkpoints, train, memory, run)) is not None:
         return start
     had_any = memory is not None and any(comm.all_gather_object(memory.had_any or bool(memory.kept)))
-    answer: tuple[int, str | None, Mapping[str, Any], dict[str, Any]] | str | None = None
     whole: WholeState | None = None
-    if comm.world.rank == 0:
+
+    def begin() -> tuple[int, str | None, Mapping[str, Any], dict[str, Any]]:
+        nonlocal whole
+        wanted = _wanted(job, comm, checkpoints)
         try:
-            wanted = _wanted(job, comm, checkpoints)
             start, whole = _restore_here(job, wanted, checkpoints, train, run)
-            if wanted == "never" and comm.world.submission:
-                _note_begin(checkpoints, comm.world.submission)
-            if start.is_beginning:
-                _refuse_to_forget(checkpoints, had_any)
-            scaler = whole.scaler if whole is not None else {}
-            source = str(start.source) if start.source else None
-            others = {"order": start.order, "is_own": start.is_own, "bad_samples": start.bad_samples}
-            answer = start.steps_done, source, scaler, others
-            _set_aside(checkpoints, start.steps_done)
-        except (InputError, BrokenCheckpoint) as error:
-            answer = str(error)
-    answer = comm.broadcast_object(answer)
-    if isinstance(answer, str):
-        raise InputError(answer)
-    assert answer is not None
-    steps_done, source, scaler, others = answer
+        except BrokenCheckpoint as error:
+            raise InputError(str(error)) from None
+        if wanted == "never" and comm.world.submission:
+            _note_begin(checkpoints, comm.world.submission)
+        if start.is_beginning:
+            _refuse_to_forget(checkpoints, had_any)
+        _set_aside(checkpoints, start.steps_done)
+        source, scaler = str(start.source) if start.source else None, whole.scaler if whole else {}
+        others = {"order": start.order, "is_own": start.is_own, "bad_samples": start.bad_samples}
+        return start.steps_done, source, scaler, others
+
+    steps_done, source, scaler, others = of_rank_0(comm, begin)
     if not train.shards.split:
         broadcast_replicas(comm, train.model, train.optimizer)
     elif source is not None:
@@ -375,12 +374,8 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
             "or set model.pretrained to load its weights alone"
         )
     whole = foreign.whole_state(checkpoint, train, job.optim.optimizer)
-    log.info(
-        "resume       %s was written by open_clip_train after epoch %d, which is step %d here",
-        path,
-        checkpoint.epoch,
-        steps,
-    )
+    written = f"{path} was written by open_clip_train after epoch {checkpoint.epoch}"
+    log.info("resume       %s, which is step %d here", written, steps)
     if note:
         log.warning("resume       %s", note)
     if job.data.transparency == "white":
@@ -389,3 +384,54 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
             'colour that lies in the file: set data.transparency = "drop_alpha" to go on with that'
         )
     return StartPoint(steps, path, is_own=False), whole
+
+
+_WEIGHTS = ""
+"""Key of a weight in the list of tensors; the optimizer's tensors have theirs."""
+
+
+def scatter(comm: Comm, train: TrainState, whole: WholeState | None) -> None:
+    """Collective: copies the contents that rank 0 has into model and optimizer of ranks that split the model.
+
+    The other ranks give None. Tensor by tensor goes to all ranks, and each keeps its own rows: no rank's
+    device has the whole model.
+    """
+    tensors: dict[tuple[str, str], Any] = {}
+    if whole is not None:
+        tensors = {(name, _WEIGHTS): tensor for name, tensor in whole.weights.items()}
+        for name, values in whole.optimizer.items():
+            tensors |= {(name, key): value for key, value in values.items()}
+    items = comm.broadcast_object([(*place, _described(value)) for place, value in tensors.items()])
+    weights = train.shards.state()
+    optimizer: dict[str, state.State] = {}
+    for name, key, about in items:
+        value = _sent(comm, about, tensors.get((name, key)))
+        if isinstance(value, Tensor) and value.ndim:
+            value = train.shards.own(name, value)
+        if key == _WEIGHTS:
+            with torch.no_grad():
+                weights[name].copy_(value)
+        else:
+            # A copy: a view would keep the whole tensor.
+            optimizer.setdefault(name, {})[key] = value.clone() if isinstance(value, Tensor) else value
+    state.put_optimizer(optimizer, train.shards.parameters, train.optimizer)
+
+
+def _described(value: Any) -> Any:
+    """Returns shape and dtype of a tensor, or the value itself if it is none."""
+    if not isinstance(value, Tensor):
+        return {"value": value}
+    return {"shape": tuple(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+
+
+def _sent(comm: Comm, about: Any, value: Any) -> Any:
+    """Collective: returns rank 0's value on this rank's device."""
+    if "value" in about:
+        return about["value"]
+    tensor = (
+        value.to(comm.device)
+        if comm.world.rank == 0
+        else torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]), device=comm.device)
+    )
+    comm.broadcast_(tensor)
+    return tensor

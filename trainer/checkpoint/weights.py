@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from trainer.checkpoint.weights_kind import check_kind
 from trainer.comm.protocol import Comm
+from trainer.comm.rank_zero import of_rank_0
 from trainer.config import Job
 from trainer.config.losses import LOSSES
 from trainer.errors import InputError
@@ -29,23 +30,17 @@ def with_loss_of_weights(job: Job, comm: Comm) -> Job:
     The models of the two losses differ in one parameter. Raises InputError on every rank if the file is
     damaged or holds no weights. Tags and hub names are left to open_clip.
     """
-    path = Path(job.model.pretrained or "")
-    answer: bool | str | None = None
-    if comm.world.rank == 0 and path.is_file():
-        try:
-            answer = has_bias(path)
-        except InputError as problem:
-            answer = str(problem)
-    answer = comm.broadcast_object(answer)
-    if isinstance(answer, str):
-        raise InputError(answer)
-    return _with_loss(job, answer)
+    return _with_loss(job, of_rank_0(comm, lambda: _has_bias(job)))
 
 
 def with_loss_alone(job: Job) -> Job:
     """Does what `with_loss_of_weights` does, in a process that has no ranks beside it."""
+    return _with_loss(job, _has_bias(job))
+
+
+def _has_bias(job: Job) -> bool | None:
     path = Path(job.model.pretrained or "")
-    return _with_loss(job, has_bias(path) if path.is_file() else None)
+    return has_bias(path) if path.is_file() else None
 
 
 def _with_loss(job: Job, siglip: bool | None) -> Job:

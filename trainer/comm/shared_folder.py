@@ -4,18 +4,13 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import InputError, MachineError, Preempted, decode_error, encode_error
+from trainer.comm.rank_zero import of_rank_0
+from trainer.errors import InputError
 from trainer.run.folder import not_written
 from trainer.run.start_job import appears
 
 if TYPE_CHECKING:  # protocol imports torch, which readers of run folders do not need
     from trainer.comm.protocol import Comm
-
-
-def raise_together(problem: InputError | MachineError | Preempted | None, comm: "Comm") -> None:
-    """Collective: raises the problem that rank 0 found on every rank; does nothing if there is none."""
-    if error := decode_error(comm.broadcast_object(encode_error(problem))):
-        raise error
 
 
 def check_future_folder(folder: Path, comm: "Comm") -> None:
@@ -34,13 +29,14 @@ def check_shared(folder: Path, comm: "Comm") -> None:
     """
     # The name is new each time, since network file systems remember which names were missing.
     marker = folder / f".seen-by-all-{comm.broadcast_object(secrets.token_hex(8))}"
-    problem = None
-    if comm.world.rank == 0:
+
+    def touch() -> None:
         try:
             marker.touch()
         except OSError as error:
-            problem = InputError(not_written(folder, error))
-    raise_together(problem, comm)
+            raise InputError(not_written(folder, error)) from None
+
+    of_rank_0(comm, touch)
     node = comm.broadcast_object(comm.world.node)
     missing_on = sorted(
         {node for node, sees in comm.all_gather_object((comm.world.node, appears(marker))) if not sees}

@@ -195,10 +195,11 @@ def copier_of(
     to = CopiedRun.of(job)
     if to is None:
         return None
-    if (away := check_together(job, comm, to, identities, begins=begins)) is not None:
-        log.warning("copies       nothing can be copied now, and the run goes on: %s", away)
+    away = check_together(job, comm, to, identities, begins=begins)
     if comm.world.rank:
         return None
+    if away:
+        log.warning("copies       nothing can be copied now, and the run goes on: %s", away)
     copier = Copier(job, run, to, identities)
     if step := newest_step(run.checkpoints):
         copier.offer(step)

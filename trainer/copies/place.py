@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainer.checkpoint.files import BrokenCheckpoint
 from trainer.checkpoint.identity import RunIdentity, check_facts
-from trainer.comm.shared_folder import raise_together
+from trainer.comm.rank_zero import of_rank_0
 from trainer.config import Job
 from trainer.config.stores import store_of
 from trainer.copies.copied_run import CopiedRun
@@ -21,26 +21,26 @@ if TYPE_CHECKING:  # protocol imports torch, which `clipship check` does not nee
 
 def check_copies(job: Job, comm: "Comm") -> None:
     """Collective: raises InputError on every rank if the job wants copies that cannot be written."""
-    if (to := CopiedRun.of(job)) is not None:
-        raise_together(check_together(job, comm, to, (), begins=False), comm)
+    if (to := CopiedRun.of(job)) is not None and (away := check_together(job, comm, to, (), begins=False)):
+        raise StorageError(away)
 
 
 def check_together(
     job: Job, comm: "Comm", to: CopiedRun, identities: Sequence[RunIdentity], *, begins: bool
-) -> StorageError | None:
+) -> str:
     """Collective: runs `check_place` on rank 0, and raises its InputError on every rank.
 
-    Returns the error of a store that does not answer, on rank 0.
+    Returns what is said of a store that does not answer, "" for one that does.
     """
-    problem: InputError | None = None
-    if comm.world.rank == 0:
+
+    def check() -> str:
         try:
             check_place(job, to, identities, begins=begins)
-        except InputError as error:
-            problem = error
-    away = problem if isinstance(problem, StorageError) else None
-    raise_together(None if away else problem, comm)
-    return away
+        except StorageError as error:
+            return str(error)
+        return ""
+
+    return str(of_rank_0(comm, check))
 
 
 def check_place(job: Job, to: CopiedRun, identities: Sequence[RunIdentity], *, begins: bool) -> None:

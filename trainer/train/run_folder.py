@@ -12,10 +12,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from trainer.comm.shared_folder import check_shared, raise_together
+from trainer.comm.rank_zero import of_rank_0
+from trainer.comm.shared_folder import check_shared
 from trainer.config import Job
 from trainer.config.loader import dump_job
-from trainer.errors import InputError, MachineError, Preempted
+from trainer.errors import InputError
 from trainer.preflight.host_probe import try_place
 from trainer.run.exit_files import remove_other_exit_files
 from trainer.run.folder import check_run_folder, not_written
@@ -42,13 +43,7 @@ def open_run(job: Job, comm: "Comm") -> Run:
     stop is requested meanwhile.
     """
     run = Run(Path(job.logging.runs) / job.name)
-    problem: InputError | MachineError | Preempted | None = None
-    if comm.world.rank == 0:
-        try:
-            _prepare(job, run, comm)
-        except (InputError, MachineError, Preempted) as error:
-            problem = error
-    raise_together(problem, comm)
+    of_rank_0(comm, lambda: _prepare(job, run, comm))
     check_shared(run.folder, comm)
     _log_to(run.logs / rank_log(comm.world.rank), comm.world)
     environments = comm.all_gather_object(_environment(comm))
