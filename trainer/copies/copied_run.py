@@ -16,8 +16,7 @@ from trainer.config import Job
 from trainer.config.loader import dump_without_secrets
 from trainer.data.store import Seal, get, names, put, read, remove
 from trainer.errors import InputError, StorageError
-from trainer.run.best import BEST, folder_name, step_of
-from trainer.run.checkpoints import MANIFEST
+from trainer.run.checkpoints import BEST, MANIFEST, folder_name, step_of
 from trainer.run.layout import (
     CHECKPOINTS,
     COPY_FILE,

@@ -13,8 +13,8 @@ from trainer.report.differences import Difference, differences
 from trainer.report.figures import LINES, metric_axis, series
 from trainer.report.folder import Numbers, RunFacts, read_run
 from trainer.report.headline import Status, status, tiles
-from trainer.report.metric_words import metric_names, metric_title
 from trainer.report.page import render, write_page
+from trainer.report.wording import metric_names, metric_title
 from trainer.text.wording import many
 
 COMPARISON_FILE = "comparison.html"

@@ -16,7 +16,7 @@ from trainer.errors import ClusterError, InputError
 from trainer.launch.schedulers import reachable, scheduler
 from trainer.launch.submission import Outcome, read_record
 from trainer.report.folder import RunFacts, has_started, read_run
-from trainer.report.metric_words import short_title, shown_metrics
+from trainer.report.wording import short_title, shown_metrics
 from trainer.run.find import is_run
 from trainer.run.folder import run_folder
 from trainer.run.layout import RESULT_FILE
