@@ -170,16 +170,20 @@ def state_of(folder: Path) -> dict[str, Any]:
     if not has_started(folder):
         return {"state": "none"}
     facts = read_run(folder, recent=True)
-    liveness = inspect(folder, facts)
+    liveness, last, times = inspect(folder, facts), last_checkpoint(facts), account(facts.times)
     return {
         "state": liveness.state,
         "done": facts.result.get("reason") == "done",
         "last_sign": liveness.last or None,
         **_progress(facts, liveness.state),
         "evaluation": facts.metrics.evaluations[-1] if facts.metrics.evaluations else None,
-        "checkpoint": _checkpoint(facts),
+        "checkpoint": {"step": last[0], "path": str(last[1])} if last else None,
         "copies": dict(facts.copies) or None,
-        **_costs(facts),
+        "taken_s": taken_s(facts),
+        "gpu_hours": gpu_hours(facts),
+        "energy_j": energy_j(facts),
+        "useful_share": times.useful_share,
+        "lost_s": dict(times.lost_s),
         "reading": reading_of(facts.metrics),
         "restarts": len(facts.restarts),
         "end": {name: facts.exit.get(name) for name in _ENDS} if facts.exit else None,
@@ -197,20 +201,4 @@ def _progress(facts: RunFacts, state: State) -> dict[str, Any]:
         "loss": last.get("loss"),
         "samples_per_s": samples_per_s(facts),
         "left_s": left_s(facts) if state == "alive" else None,
-    }
-
-
-def _checkpoint(facts: RunFacts) -> dict[str, Any] | None:
-    last = last_checkpoint(facts)
-    return {"step": last[0], "path": str(last[1])} if last else None
-
-
-def _costs(facts: RunFacts) -> dict[str, Any]:
-    times = account(facts.times)
-    return {
-        "taken_s": taken_s(facts),
-        "gpu_hours": gpu_hours(facts),
-        "energy_j": energy_j(facts),
-        "useful_share": times.useful_share,
-        "lost_s": dict(times.lost_s),
     }
