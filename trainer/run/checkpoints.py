@@ -44,17 +44,12 @@ def step_folders(checkpoints: Path) -> dict[int, Path]:
 
 def read_best(checkpoints: Path) -> dict[str, Any] | None:
     """Returns the recorded step, metric and value; None if none is recorded."""
-    path = checkpoints / BEST
     try:
-        best = read_json(path, links=True) if path.exists() else None
-    except (OSError, ValueError, RecursionError):
+        best = read_json(checkpoints / BEST, links=True)
+    except (OSError, ValueError):
         return None
-    whole = (
-        isinstance(best, dict)
-        and isinstance(best.get("step"), int)
-        and isinstance(best.get("metric"), str)
-        and isinstance(best.get("value"), int | float)
-    )
+    kinds = {"step": int, "metric": str, "value": int | float}
+    whole = isinstance(best, dict) and all(isinstance(best.get(key), kind) for key, kind in kinds.items())
     return best if whole else None
 
 
