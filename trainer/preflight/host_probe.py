@@ -19,6 +19,7 @@ from trainer.run.checkpoints import step_folders
 from trainer.run.folder import check_writable_folder, not_written
 from trainer.run.layout import CHECKPOINTS
 from trainer.safe_io.folders import try_folder
+from trainer.sysinfo.memory import named_values
 from trainer.sysinfo.nvml import gpu_handle, pci_address
 from trainer.sysinfo.topology import ROOT, closest_adapters, cpus_next_to, numa_node
 from trainer.text.wording import in_gb, runs_text
@@ -84,11 +85,8 @@ def locked_bytes(status: Path = _STATUS) -> int | None:
     `status` is a file of the kernel's.
     """
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    with suppress(OSError, ValueError, StopIteration):
-        lines = status.read_text().splitlines()
-        effective = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
-        if int(effective, 16) >> _IPC_LOCK & 1:
-            return None
+    if int(named_values(status).get("CapEff", "0"), 16) >> _IPC_LOCK & 1:
+        return None
     return None if limit == resource.RLIM_INFINITY else limit
 
 
