@@ -64,7 +64,7 @@ class ExitFiles:
 
     async def remove_old(self) -> None:
         """Remove the exit files of an earlier start, which would be taken for this one's."""
-        await self._asked(lambda folder: remove_exit_files(folder, self.start))
+        await self._look(lambda folder: remove_exit_files(folder, self.start))
 
     async def write(self, name: str, value: Mapping[str, Any]) -> str:
         """Write one exit file and return its path.
@@ -88,7 +88,7 @@ class ExitFiles:
 
     async def is_going_on(self) -> bool:
         """Returns whether a rank 0 of this start holds the run folder: then the run has not ended."""
-        holder = await self._asked(who_holds)
+        holder = await self._look(who_holds)
         return holder is not None and holder.start == self.start
 
     async def request_start(self, its: StartRequest, *, if_killed: bool = False) -> None:
@@ -114,7 +114,7 @@ class ExitFiles:
 
     async def requested_start(self) -> StartRequest | None:
         """Returns the last request of this start to start all supervisors again; None if there is none."""
-        return await self._asked(lambda folder: requested_start(folder, self.start))
+        return await self._look(lambda folder: requested_start(folder, self.start))
 
     async def claim(self, its: GenerationClaim) -> GenerationClaim | None:
         """Claims a generation; returns None if that succeeded, else the claim that is in the way.
@@ -129,7 +129,7 @@ class ExitFiles:
 
     async def end(self) -> ExitRecord | None:
         """Returns how this start has ended; None if it has not, or if the folder does not answer."""
-        return await self._asked(lambda folder: exit_record_of(folder, self.start))
+        return await self._look(lambda folder: exit_record_of(folder, self.start))
 
     async def newest_claim(self) -> GenerationClaim | None:
         """Returns the claim of this start's newest generation; None if there is none.
@@ -152,9 +152,9 @@ class ExitFiles:
 
         Returns None if the folder is unknown or does not answer in time.
         """
-        return await self._asked(lambda folder: newest_step(folder / CHECKPOINTS))
+        return await self._look(lambda folder: newest_step(folder / CHECKPOINTS))
 
-    async def _asked(self, look: Callable[[Path], Result]) -> Result | None:
+    async def _look(self, look: Callable[[Path], Result]) -> Result | None:
         """Returns what `look` finds in the run folder; None without one, or if it does not answer in time."""
         folder = self._folder
         return None if folder is None else await within(WAIT_S, lambda: look(folder))
