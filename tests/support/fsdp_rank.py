@@ -34,7 +34,7 @@ from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import build_model, untrained
 from trainer.model.fused_block import PLAIN
-from trainer.run.best import folder_name
+from trainer.run.checkpoints import folder_name
 from trainer.train.step import MicroBatch, StepResult, TrainStep
 from trainer.world.launchers import detect
 

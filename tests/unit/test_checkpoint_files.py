@@ -10,8 +10,7 @@ import pytest
 
 from trainer.checkpoint import files
 from trainer.checkpoint.files import Folder
-from trainer.run.best import BEST
-from trainer.run.checkpoints import newest_step, newest_whole
+from trainer.run.checkpoints import BEST, newest_step, newest_whole
 
 
 def _content(path: Path) -> None:

@@ -25,7 +25,7 @@ from trainer.copies.place import check_place
 from trainer.data import store
 from trainer.data.files import file_system
 from trainer.errors import InputError, StorageError
-from trainer.run.best import folder_name
+from trainer.run.checkpoints import folder_name
 from trainer.run.layout import COPIES_FILE, Run
 from trainer.run.retry import Backoff
 

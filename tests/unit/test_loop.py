@@ -19,7 +19,7 @@ from trainer.comm.protocol import Comm
 from trainer.config.phases import Phase
 from trainer.errors import EXIT_DONE, InputError, Preempted
 from trainer.evaluate.rounds import EvaluationFailed
-from trainer.run.best import folder_name
+from trainer.run.checkpoints import folder_name
 from trainer.telemetry.metrics import Telemetry, evaluation_of
 from trainer.train.checkpoint_policy import Metrics
 from trainer.train.main import train

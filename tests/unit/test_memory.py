@@ -28,7 +28,9 @@ def test_out_of_memory_errors_of_every_library_are_recognized() -> None:
 def test_the_smallest_limit_of_the_enclosing_cgroups_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, top: str, name: str
 ) -> None:
-    (tmp_path / "own").write_text(f"{form}/slurm/job_7/step_0\n5:cpu,cpuacct:/elsewhere\n")
+    own, groups = tmp_path / "proc/self/cgroup", tmp_path / "sys/fs/cgroup"
+    own.parent.mkdir(parents=True)
+    own.write_text(f"{form}/slurm/job_7/step_0\n5:cpu,cpuacct:/elsewhere\n")
     limits = {
         "": str(2**63 - 4096),
         "slurm": str(64 * 2**30),
@@ -36,12 +38,11 @@ def test_the_smallest_limit_of_the_enclosing_cgroups_is_named(
         "slurm/job_7/step_0": "max",
     }
     for group, limit in limits.items():
-        (tmp_path / "groups" / top / group).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "groups" / top / group / name).write_text(f"{limit}\n")
-    monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "groups")
+        (groups / top / group).mkdir(parents=True, exist_ok=True)
+        (groups / top / group / name).write_text(f"{limit}\n")
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
     assert "its container or job is limited to 8.0 GiB" in hint()
-    (tmp_path / "own").unlink()
+    own.unlink()
     assert "is limited to" not in hint()
 
 
@@ -58,9 +59,9 @@ def test_hint_has_numbers_and_advice() -> None:
 def test_rank_that_was_killed_beside_free_memory_is_not_said_to_have_lacked_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "none")
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
     monkeypatch.setattr(
-        memory, "_fields", lambda _: {"MemTotal": "24000000 kB", "MemAvailable": "20000000 kB"}
+        memory, "named_values", lambda _: {"MemTotal": "24000000 kB", "MemAvailable": "20000000 kB"}
     )
     said = memory.killed_hint(2_000_000, 2)
     assert (

@@ -1,6 +1,6 @@
 """The cost of keeping a step in memory decides how often one is kept."""
 
-from trainer.checkpoint.memory_cadence import MEASURED, SHARE, Cadence
+from trainer.checkpoint.memory_keeper import MEASURED, SHARE, Cadence
 
 
 def measured(step_s: float, cost_s: float, waited_s: float = 0.0) -> Cadence:

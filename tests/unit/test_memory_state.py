@@ -29,6 +29,7 @@ from trainer.checkpoint.memory_state import PartWriter, forget, kept_steps
 from trainer.checkpoint.resume import StartPoint, restore
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
+from trainer.safe_io.plain import read_as
 from trainer.train.keep_in_memory import keeper_of, summary_of
 from trainer.train.step import MicroBatch, TrainStep
 from trainer.world.rendezvous import Rendezvous
@@ -441,11 +442,11 @@ def test_a_header_that_tells_of_the_step_is_not_read_again(
     writers = [PartWriter(tmp_path, START, layout, part, parts) for part in range(parts)]
     asks, read = writers[0], []
 
-    def counted(path: Path) -> object:
+    def counted(kind: type, path: Path) -> object:
         read.append(path)
-        return json.loads(path.read_text())
+        return read_as(kind, path)
 
-    monkeypatch.setattr("trainer.world.state_parts.read_json", counted)
+    monkeypatch.setattr("trainer.world.state_parts.read_as", counted)
     for step in (1, 2, 3):
         for writer in writers[:3]:
             writer.open_buffer(step % 2)

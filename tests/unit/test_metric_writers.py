@@ -253,7 +253,7 @@ def test_wandb_that_cannot_be_reached_is_logged_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nowhere(monkeypatch, tmp_path, key="0" * 40)
-    monkeypatch.setattr(wandb_writer, "_INIT_S", 1.0)
+    monkeypatch.setattr(wandb_writer, "WAIT_S", 1.0)
     log_events(tiny_job(logging={"wandb": "online"}), tmp_path, [{"step": 1, "loss": 2.5}])
     assert "W&B cannot be reached" in caplog.text
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
@@ -424,7 +424,7 @@ def test_swanlab_that_never_takes_the_end_of_a_run_keeps_it_no_longer_than_a_lim
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     swanlab = pytest.importorskip("swanlab")
-    monkeypatch.setattr(swanlab_writer, "_FINISH_S", 0.1)
+    monkeypatch.setattr(swanlab_writer, "WAIT_S", 0.1)
     interrupt = signal.getsignal(signal.SIGINT)
     job = tiny_job(logging={"tensorboard": False, "swanlab": "offline"})
     writer = SwanLab(job, tmp_path)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from trainer.cli import main as cli
-from trainer.run.find import run_hint
-from trainer.run.known_folders import remember
+from trainer.run.find import remember, run_hint
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,9 @@ from trainer.comm.protocol import Comm
 from trainer.config.resources import Resources
 from trainer.errors import MachineError, UnfitNode
 from trainer.preflight import host_probe, network_probe
-from trainer.preflight.check import PreflightReport
+from trainer.preflight.check import FRESH_S, PreflightReport, check_again, has_passed
 from trainer.preflight.findings import find_problems
 from trainer.preflight.measurements import Finding, Gpu, Measurements, Needs, Placement, Rdma, Timing
-from trainer.preflight.repeat import FRESH_S, check_again, has_passed
 from trainer.preflight.table import lines
 from trainer.run.exit_record import RANK_DIR
 from trainer.run.layout import Run

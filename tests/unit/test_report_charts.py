@@ -10,11 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainer.report.charts import MOST_POINTS, Series, line_chart
+from trainer.report.charts import MOST_POINTS, Scale, Series, line_chart, scale_of
 from trainer.report.figures import evaluation_charts, share_chart, training_charts
-from trainer.report.metric_words import metric_text, metric_title
-from trainer.report.scale import Scale, scale_of
-from trainer.report.wording import large, number, percent, ranks, tick
+from trainer.report.wording import large, metric_text, metric_title, number, percent, ranks, tick
 
 
 def hover(chart: Any) -> dict[str, Any]:

@@ -19,8 +19,14 @@ from trainer.errors import InputError
 from trainer.launch.hosts import Host, hosts_text
 from trainer.launch.submission import Submission, make_artefacts_folder, record
 from trainer.run.job_limits import job_of, rank_job
-from trainer.run.start_job import new_start_job, remove_start_jobs, write_start_job
-from trainer.run.start_record import StartRecord, read_start, write_start
+from trainer.run.start_job import (
+    StartRecord,
+    new_start_job,
+    read_start,
+    remove_start_jobs,
+    write_start,
+    write_start_job,
+)
 
 Starts = list[dict[str, Any]]
 Capture = pytest.CaptureFixture[str]

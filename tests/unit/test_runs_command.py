@@ -13,7 +13,7 @@ from tests.support.report_folders import failed_run, long_run
 from tests.support.toy_scheduler import clipship
 from trainer.cli import main as cli
 from trainer.launch.submission import Submission, record
-from trainer.run.known_folders import known_folders, remember
+from trainer.run.find import known_folders, remember
 
 Capture = pytest.CaptureFixture[str]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.safe_io import folders
 from trainer.world import state_folder as module
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.state_folder import (
@@ -35,7 +36,7 @@ HOLD = (
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TRIES", 3)
+    monkeypatch.setattr(folders, "_TRIES", 3)
 
 
 def header(step: int, part: int = 0, parts: int = 1, start: str = RUN.start, buffer: int = 0) -> Header:

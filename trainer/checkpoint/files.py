@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from trainer.run.best import BEST, folder_name, read_best, step_folders
+from trainer.run.checkpoints import BEST, folder_name, read_best, step_folders
 from trainer.run.checkpoints import EMA_WEIGHTS as EMA_WEIGHTS
 from trainer.run.checkpoints import MANIFEST as MANIFEST
 from trainer.run.checkpoints import WEIGHTS as WEIGHTS

@@ -19,7 +19,7 @@ from trainer.checkpoint import files, foreign, state
 from trainer.checkpoint.files import BrokenCheckpoint
 from trainer.checkpoint.identity import RunIdentity, check_facts
 from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, choose, restore_from_memory
-from trainer.checkpoint.state import State, TrainState, WholeState, put_optimizer
+from trainer.checkpoint.state import TrainState, WholeState
 from trainer.comm.backends import keeps_in_memory
 from trainer.comm.protocol import Comm
 from trainer.comm.rank_zero import of_rank_0
@@ -130,7 +130,7 @@ def restore(
     had_any = memory is not None and any(comm.all_gather_object(memory.had_any or bool(memory.kept)))
     whole: WholeState | None = None
 
-    def restored() -> tuple[int, str | None, Mapping[str, Any], dict[str, Any]]:
+    def begin() -> tuple[int, str | None, Mapping[str, Any], dict[str, Any]]:
         nonlocal whole
         wanted = _wanted(job, comm, checkpoints)
         try:
@@ -142,11 +142,11 @@ def restore(
         if start.is_beginning:
             _refuse_to_forget(checkpoints, had_any)
         _set_aside(checkpoints, start.steps_done)
-        source = str(start.source) if start.source else None
+        source, scaler = str(start.source) if start.source else None, whole.scaler if whole else {}
         others = {"order": start.order, "is_own": start.is_own, "bad_samples": start.bad_samples}
-        return start.steps_done, source, whole.scaler if whole is not None else {}, others
+        return start.steps_done, source, scaler, others
 
-    steps_done, source, scaler, others = of_rank_0(comm, restored)
+    steps_done, source, scaler, others = of_rank_0(comm, begin)
     if not train.shards.split:
         broadcast_replicas(comm, train.model, train.optimizer)
     elif source is not None:
@@ -374,12 +374,8 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
             "or set model.pretrained to load its weights alone"
         )
     whole = foreign.whole_state(checkpoint, train, job.optim.optimizer)
-    log.info(
-        "resume       %s was written by open_clip_train after epoch %d, which is step %d here",
-        path,
-        checkpoint.epoch,
-        steps,
-    )
+    written = f"{path} was written by open_clip_train after epoch {checkpoint.epoch}"
+    log.info("resume       %s, which is step %d here", written, steps)
     if note:
         log.warning("resume       %s", note)
     if job.data.transparency == "white":
@@ -394,21 +390,22 @@ _WEIGHTS = ""
 """Key of a weight in the list of tensors; the optimizer's tensors have theirs."""
 
 
-def scatter(comm: Comm, train: TrainState, whole: WholeState | None, root: int = 0) -> None:
-    """Collective: copies the contents that rank `root` has into model and optimizer of every rank.
+def scatter(comm: Comm, train: TrainState, whole: WholeState | None) -> None:
+    """Collective: copies the contents that rank 0 has into model and optimizer of ranks that split the model.
 
-    The other ranks give None.
+    The other ranks give None. Tensor by tensor goes to all ranks, and each keeps its own rows: no rank's
+    device has the whole model.
     """
     tensors: dict[tuple[str, str], Any] = {}
     if whole is not None:
         tensors = {(name, _WEIGHTS): tensor for name, tensor in whole.weights.items()}
-        for name, state in whole.optimizer.items():
-            tensors |= {(name, key): value for key, value in state.items()}
-    items = comm.broadcast_object([(*place, _described(value)) for place, value in tensors.items()], root)
+        for name, values in whole.optimizer.items():
+            tensors |= {(name, key): value for key, value in values.items()}
+    items = comm.broadcast_object([(*place, _described(value)) for place, value in tensors.items()])
     weights = train.shards.state()
-    optimizer: dict[str, State] = {}
+    optimizer: dict[str, state.State] = {}
     for name, key, about in items:
-        value = _sent(comm, about, tensors.get((name, key)), root)
+        value = _sent(comm, about, tensors.get((name, key)))
         if isinstance(value, Tensor) and value.ndim:
             value = train.shards.own(name, value)
         if key == _WEIGHTS:
@@ -417,7 +414,7 @@ def scatter(comm: Comm, train: TrainState, whole: WholeState | None, root: int =
         else:
             # A copy: a view would keep the whole tensor.
             optimizer.setdefault(name, {})[key] = value.clone() if isinstance(value, Tensor) else value
-    put_optimizer(optimizer, train.shards.parameters, train.optimizer)
+    state.put_optimizer(optimizer, train.shards.parameters, train.optimizer)
 
 
 def _described(value: Any) -> Any:
@@ -427,14 +424,14 @@ def _described(value: Any) -> Any:
     return {"shape": tuple(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
 
 
-def _sent(comm: Comm, about: Any, value: Any, root: int) -> Any:
-    """Collective: returns rank `root`'s value on this rank's device."""
+def _sent(comm: Comm, about: Any, value: Any) -> Any:
+    """Collective: returns rank 0's value on this rank's device."""
     if "value" in about:
         return about["value"]
     tensor = (
         value.to(comm.device)
-        if comm.world.rank == root
+        if comm.world.rank == 0
         else torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]), device=comm.device)
     )
-    comm.broadcast_(tensor, root)
+    comm.broadcast_(tensor)
     return tensor

@@ -200,7 +200,7 @@ def load(folder: Path, names: Collection[str]) -> WholeState:
 def put_weights(weights: Mapping[str, Tensor], train: TrainState) -> None:
     """Copies weights into the model, in place, if this rank has all of it.
 
-    A model that is split gets its rows from `trainer.checkpoint.resume`. Raises RuntimeError if they are
+    A model that is split gets its rows from `resume.scatter`. Raises RuntimeError if they are
     another model's.
     """
     if train.shards.split:

@@ -36,8 +36,12 @@ def with_loss_of_weights(job: Job, comm: Comm) -> Job:
 
 def with_loss_alone(job: Job) -> Job:
     """Does what `with_loss_of_weights` does, in a process that has no ranks beside it."""
+    return _with_loss(job, _has_bias(job))
+
+
+def _has_bias(job: Job) -> bool | None:
     path = Path(job.model.pretrained or "")
-    return _with_loss(job, has_bias(path) if path.is_file() else None)
+    return has_bias(path) if path.is_file() else None
 
 
 def _with_loss(job: Job, siglip: bool | None) -> Job:

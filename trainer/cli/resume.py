@@ -14,8 +14,7 @@ from trainer.launch.submission import find_run, read_record
 from trainer.run.find import HERE
 from trainer.run.layout import ARTEFACTS, COPY_FILE, ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
 from trainer.run.lock import who_holds
-from trainer.run.start_job import newest_job
-from trainer.run.start_record import ranks_before, read_start
+from trainer.run.start_job import newest_job, ranks_before, read_start
 from trainer.safe_io.plain import read_json, read_plain
 from trainer.text.live import progress
 from trainer.text.masking import MASK

@@ -17,10 +17,9 @@ from trainer.errors import EXIT_DONE, EXIT_PREEMPTED, ClusterError, InputError
 from trainer.launch.logfiles import last_message
 from trainer.launch.schedulers import reachable
 from trainer.launch.submission import Submission, read_record
-from trainer.report.metric_words import short_title, shown_metrics
-from trainer.report.state import state_of
-from trainer.run.find import HERE, is_run
-from trainer.run.known_folders import known_folders, remember
+from trainer.report.progress import state_of
+from trainer.report.wording import short_title, shown_metrics
+from trainer.run.find import HERE, is_run, known_folders, remember
 from trainer.text.table import aligned, without, without_column
 from trainer.text.terminal import shown
 from trainer.text.wording import duration

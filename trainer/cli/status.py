@@ -38,8 +38,7 @@ def command(run: str, wide: bool, as_json: bool) -> int:
       clipship status runs/first-run --wide
       clipship status runs/first-run --json
     """
-    from trainer.report.progress import progress
-    from trainer.report.state import state_of
+    from trainer.report.progress import progress, state_of
 
     folder, submission = find_submission(run)
     rows, unknown = [], None

@@ -16,8 +16,7 @@ from trainer.config import Job
 from trainer.config.loader import dump_without_secrets
 from trainer.data.store import Seal, get, names, put, read, remove
 from trainer.errors import InputError, StorageError
-from trainer.run.best import BEST, folder_name, step_of
-from trainer.run.checkpoints import MANIFEST
+from trainer.run.checkpoints import BEST, MANIFEST, folder_name, step_of
 from trainer.run.layout import (
     CHECKPOINTS,
     COPY_FILE,
@@ -39,14 +38,6 @@ Progress = Callable[[int, int], None]
 _AS_THEY_ARE = (ENVIRONMENT_FILE, START_FILE, *SERVICE_ID_FILES, METRICS_FILE, GOODPUT_FILE)
 """Files of the run folder that are copied beside its job and its checkpoints."""
 _NOTE = "A copy that Clipship made of a run: `clipship resume` with its address fetches it and goes on."
-
-
-def _no_progress(_done: int, _total: int) -> None:
-    return None
-
-
-def _unchecked(_job_file: Path) -> None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -73,7 +64,7 @@ class CopiedRun:
             return None
         return manifest if isinstance(manifest, dict) else None
 
-    def put_checkpoint(self, folder: Path, progress: Progress = _no_progress) -> None:
+    def put_checkpoint(self, folder: Path, progress: Progress = lambda done, total: None) -> None:
         """Copies a whole checkpoint, unless it is there; what only changed in its manifest is copied alone.
 
         Raises InputError or StorageError, and OSError or ValueError if the folder cannot be read.
@@ -86,11 +77,8 @@ class CopiedRun:
             done, total = 0, sum(seal["bytes"] for seal in files.values())
             for name, seal in files.items():
                 progress(done, total)
-                put(
-                    folder / name,
-                    self._at(CHECKPOINTS, folder.name, name),
-                    Seal(seal["bytes"], seal["sha256"]),
-                )
+                at = self._at(CHECKPOINTS, folder.name, name)
+                put(folder / name, at, Seal(seal["bytes"], seal["sha256"]))
                 done += seal["bytes"]
         put(text.encode(), self._at(CHECKPOINTS, folder.name, MANIFEST))
 
@@ -129,7 +117,10 @@ class CopiedRun:
         return stay
 
     def fetch(
-        self, out: Path, progress: Progress = _no_progress, check: Callable[[Path], object] = _unchecked
+        self,
+        out: Path,
+        progress: Progress = lambda done, total: None,
+        check: Callable[[Path], object] = lambda job_file: None,
     ) -> str:
         """Fetches the newest whole checkpoint, and the best one, into a run folder; returns its name.
 
@@ -169,14 +160,14 @@ class CopiedRun:
         try:
             best = folder_name(parse_json(record or b"null")["step"])
             if best != newest and best in whole:
-                self._fetch_checkpoint(checkpoints / best, _no_progress)
+                self._fetch_checkpoint(checkpoints / best)
             get(self._at(CHECKPOINTS, BEST), checkpoints / BEST)
         except StorageError:
             raise
         except (BrokenCheckpoint, InputError, ValueError, TypeError, KeyError):  # a run goes on without it
             return
 
-    def _fetch_checkpoint(self, folder: Path, progress: Progress) -> None:
+    def _fetch_checkpoint(self, folder: Path, progress: Progress = lambda done, total: None) -> None:
         """Raises BrokenCheckpoint if what has come is not what the manifest says."""
         folder.mkdir(parents=True)
         at = self._at(CHECKPOINTS, folder.name)

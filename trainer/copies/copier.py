@@ -17,8 +17,7 @@ from trainer.config import Job
 from trainer.copies.copied_run import CopiedRun
 from trainer.copies.place import check_place, refuse_another_run
 from trainer.errors import StorageError
-from trainer.run.best import folder_name, read_best
-from trainer.run.checkpoints import newest_step
+from trainer.run.checkpoints import folder_name, newest_step, read_best
 from trainer.run.layout import COPIES_FILE, Run
 from trainer.run.retry import Backoff
 from trainer.safe_io.atomic import write_json

@@ -45,16 +45,22 @@ from trainer.launch.start_again import asked_after, run_generations, wait_for_ho
 from trainer.launch.submission import make_artefacts_folder
 from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause, is_shown
+from trainer.run.find import remember
 from trainer.run.folder import not_written, run_folder
 from trainer.run.generations import newest_claim
 from trainer.run.goodput_log import BEGAN
 from trainer.run.goodput_log import began as began_at
-from trainer.run.known_folders import remember
 from trainer.run.layout import EXIT_FILE, RESULT_FILE, Run
 from trainer.run.notify import Notifier
 from trainer.run.retry import shown as shown_late
-from trainer.run.start_job import appears, new_start_job, remove_start_jobs, write_start_job
-from trainer.run.start_record import StartRecord, write_start
+from trainer.run.start_job import (
+    StartRecord,
+    appears,
+    new_start_job,
+    remove_start_jobs,
+    write_start,
+    write_start_job,
+)
 from trainer.supervise.network.link import send_stop_request
 from trainer.sysinfo.addresses import check_loopback, free_port, loopback_interface
 from trainer.sysinfo.extras import require

@@ -18,7 +18,7 @@ from trainer.launch.submission import (
     read_record,
     removed_if_refused,
 )
-from trainer.run.known_folders import remember
+from trainer.run.find import remember
 from trainer.text.terminal import say
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from trainer.errors import problems_of
 from trainer.estimate.size import checkpoint_bytes
 from trainer.model.catalog import known_models
 from trainer.preflight.host_probe import disk_bytes, try_place
-from trainer.run.best import step_folders
+from trainer.run.checkpoints import step_folders
 from trainer.run.folder import run_folder
 from trainer.run.layout import CHECKPOINTS
 from trainer.text.wording import in_gb, many

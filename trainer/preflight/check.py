@@ -1,6 +1,7 @@
 """Preflight of a run: checks of every host and of the network before the first step.
 
-Every rank probes its host, all probe the network together, and all reach the same findings.
+Every rank probes its host, all probe the network together, and all reach the same findings. At
+a restart, nodes that have passed in this start a short while ago are not measured again.
 """
 
 import json
@@ -9,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,12 +21,13 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.model.build import Clip
 from trainer.preflight import gpu_probe, host_probe, network_probe
 from trainer.preflight.findings import error_of, find_problems
-from trainer.preflight.measurements import Finding, Gpu, Measurements, Needs, Placement, Timing
+from trainer.preflight.measurements import Finding, Measurements, Needs, Timing
+from trainer.safe_io.plain import read_json
+from trainer.sysinfo.shortage import SHARED_MEMORY, loader_bytes
 from trainer.sysinfo.versions import PACKAGE, installed
 from trainer.text.wording import many
 
 _PAIR_BYTES = 1 << 24
-_BATCHES_PER_WORKER = 2  # that a loader process reads ahead
 _BASE_FILES = 256  # for libraries, logs, pipes
 
 
@@ -62,12 +63,7 @@ class PreflightReport:
 
     def as_json(self) -> str:
         """Returns the report as one line of JSON."""
-        report: Mapping[str, Any] = {
-            **asdict(self),
-            "ranks": len(self.measurements),
-            "errors": len(self.errors),
-        }
-        return json.dumps(report)
+        return json.dumps({**asdict(self), "ranks": len(self.measurements), "errors": len(self.errors)})
 
 
 def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: Path) -> PreflightReport:
@@ -89,11 +85,12 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
     copies = _copies(comm.device)
     tflops = gpu_probe.product_tflops(comm.device)
     comm.barrier(job.timeouts.init_s)
+    on_cuda = is_cuda(comm.device)
     own = Measurements(
         rank=comm.world.rank,
         local_rank=comm.world.local_rank,
         node=comm.world.node,
-        shm_bytes=host_probe.shared_memory_bytes(),
+        shm_bytes=host_probe.free_bytes(SHARED_MEMORY),
         open_files=host_probe.open_files(),
         disk_bytes=host_probe.disk_bytes(folder),
         clock_s=time.time(),
@@ -101,9 +98,9 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
         wrong=wrong,
         timings={**timings, **copies},
         pairs=pairs,
-        gpu=_gpu(comm.device),
+        gpu=host_probe.gpu(uuid_of(comm.device)) if on_cuda else None,
         tflops=tflops,
-        placement=_placement(comm.device),
+        placement=host_probe.placement(uuid_of(comm.device)) if on_cuda else None,
         rdma=host_probe.rdma(os.environ) if on_accelerator(comm.device) else None,
         open_clip=installed(PACKAGE),
     )
@@ -121,10 +118,10 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
 
 def needs(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip) -> Needs:
     """Returns a rough estimate of what the job needs on one node."""
-    batches = job.data.workers * _BATCHES_PER_WORKER * comm.world.local_size
+    batch_bytes = batch_plan.micro_batch_size * clip.images.sample_bytes
     weights = _parameter_bytes(clip)
     return Needs(
-        shm_bytes=batches * batch_plan.micro_batch_size * clip.images.sample_bytes,
+        shm_bytes=loader_bytes(comm.world.local_size, job.data.workers, batch_bytes),
         open_files=_BASE_FILES + 4 * comm.world.size,
         checkpoint_bytes=weights + job.optim.state_values(weights),
         checkpoints=job.checkpoint.keep + 1 + (job.checkpoint.best is not None),
@@ -166,9 +163,47 @@ def _parameter_bytes(clip: Clip) -> int:
     return sum(parameter.numel() * 4 for parameter in clip.model.parameters())
 
 
-def _gpu(device: torch.device) -> Gpu | None:
-    return host_probe.gpu(uuid_of(device)) if is_cuda(device) else None
+FRESH_S = 3600.0
+"""Seconds for which the measurements of a node hold. A node may have degraded since then, and after so long
+a time the seconds that new ones take are few.
+"""
 
 
-def _placement(device: torch.device) -> Placement | None:
-    return host_probe.placement(uuid_of(device)) if is_cuda(device) else None
+def has_passed(comm: Comm, figures: Path) -> bool:
+    """Collective: returns whether earlier generations of this start have measured all nodes lately.
+
+    `figures` is the file of the measurements in the run folder, which rank 0 reads.
+    """
+    if comm.world.generation == 1:
+        return False
+    nodes = set(comm.all_gather_object(comm.world.node))
+    return bool(comm.broadcast_object(comm.world.rank == 0 and nodes <= _measured(figures)))
+
+
+def check_again(comm: Comm) -> str:
+    """Collective: runs each collective on known values, and returns a summary.
+
+    Raises MachineError on all ranks alike if a value is wrong; UnfitNode if only one node of several is.
+    """
+    started = time.monotonic()
+    gathered = comm.all_gather_object((comm.world.node, network_probe.wrong_collectives(comm)))
+    nodes = {node for node, _ in gathered}
+    problems = [
+        (node, f"rank {rank} on {node}: {'; '.join(wrong)}")
+        for rank, (node, wrong) in enumerate(gathered)
+        if wrong
+    ]
+    if problems:
+        text = f"collectives give wrong values: {'; '.join(problem for _, problem in problems)}"
+        raise error_of(text, {node if len(nodes) > 1 else "" for node, _ in problems})
+    seconds = time.monotonic() - started
+    return f"the collectives again in {seconds:.1f} s; {many(len(nodes), 'node')} passed before"
+
+
+def _measured(figures: Path) -> set[str]:
+    """Returns the nodes that the file names and that were measured lately; none if it cannot be read."""
+    try:
+        rows = read_json(figures)["measurements"]
+        return {row["node"] for row in rows if time.time() - float(row["clock_s"]) < FRESH_S}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()

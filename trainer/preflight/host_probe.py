@@ -15,15 +15,15 @@ from trainer.config import Job
 from trainer.errors import InputError
 from trainer.estimate.size import checkpoint_bytes
 from trainer.preflight.measurements import Gpu, Placement, Rdma
-from trainer.run.best import step_folders
+from trainer.run.checkpoints import step_folders
 from trainer.run.folder import check_writable_folder, not_written
 from trainer.run.layout import CHECKPOINTS
 from trainer.safe_io.folders import try_folder
+from trainer.sysinfo.memory import named_values
 from trainer.sysinfo.nvml import gpu_handle, pci_address
 from trainer.sysinfo.topology import ROOT, closest_adapters, cpus_next_to, numa_node
 from trainer.text.wording import in_gb, runs_text
 
-SHARED_MEMORY = Path("/dev/shm")
 _RDMA_DEVICES, _OPEN_FILES = Path("/sys/class/infiniband"), Path("/proc/self/fd")
 _STATUS = Path("/proc/self/status")
 _IPC_LOCK = 14  # capability that lifts the limit of locked memory (linux/capability.h)
@@ -40,17 +40,16 @@ _SLOWED = {
 }
 
 
-def shared_memory_bytes() -> int | None:
-    """Returns the free bytes of /dev/shm; None if there is none."""
-    return _free(SHARED_MEMORY)
+def free_bytes(folder: Path) -> int | None:
+    """Returns the free bytes of the file system that holds the folder; None if there is none."""
+    with suppress(OSError):
+        return shutil.disk_usage(folder).free
+    return None
 
 
 def disk_bytes(folder: Path) -> int | None:
     """Returns the free bytes of the file system that holds the folder, or would hold it."""
-    return next(
-        (_free(path) for path in (folder, *folder.parents) if path.exists()),
-        None,
-    )
+    return next((free_bytes(path) for path in (folder, *folder.parents) if path.exists()), None)
 
 
 def try_place(job: Job, folder: Path) -> list[str]:
@@ -86,11 +85,8 @@ def locked_bytes(status: Path = _STATUS) -> int | None:
     `status` is a file of the kernel's.
     """
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    with suppress(OSError, ValueError, StopIteration):
-        lines = status.read_text().splitlines()
-        effective = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
-        if int(effective, 16) >> _IPC_LOCK & 1:
-            return None
+    if int(named_values(status).get("CapEff", "0"), 16) >> _IPC_LOCK & 1:
+        return None
     return None if limit == resource.RLIM_INFINITY else limit
 
 
@@ -195,9 +191,3 @@ def _query(nvml: Any, question: Callable[[], Any], otherwise: Any) -> Any:
         return question()
     except nvml.NVMLError:
         return otherwise
-
-
-def _free(folder: Path) -> int | None:
-    with suppress(OSError):
-        return shutil.disk_usage(folder).free
-    return None

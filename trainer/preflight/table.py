@@ -16,15 +16,8 @@ def lines(
 ) -> Iterator[str]:
     """Yields aligned lines, one per topic; the worst node of each figure is named."""
     nodes = list(dict.fromkeys(r.node for r in measurements))
-    rows = [
-        (
-            "world",
-            (
-                f"{many(len(measurements), 'rank')} on {many(len(nodes), 'node')}: "
-                f"{', '.join(nodes[:6])}{' ...' if len(nodes) > 6 else ''}"
-            ),
-        )
-    ]
+    world = f"{many(len(measurements), 'rank')} on {many(len(nodes), 'node')}"
+    rows = [("world", f"{world}: {', '.join(nodes[:6])}{' ...' if len(nodes) > 6 else ''}")]
     rows += [("collectives", "every kind gives right values, of tensors and of objects")] * (
         not any(r.wrong for r in measurements)
     )
@@ -43,23 +36,13 @@ def _speeds(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
         if name == "latency":
             yield name, f"{seconds * 1e6:,.0f} us for an all_reduce of {timing.bytes} bytes"
         else:
-            yield (
-                name,
-                (
-                    f"{rate(timing.bytes_per_s)}: {size(timing.bytes)} in {seconds * 1e3:.3g} ms "
-                    f"(slowest: {_who(slowest)})"
-                ),
-            )
+            took = f"{size(timing.bytes)} in {seconds * 1e3:.3g} ms (slowest: {_who(slowest)})"
+            yield name, f"{rate(timing.bytes_per_s)}: {took}"
     speeds = pair_speeds(measurements)
     if speeds:
         slowest_unit = min(speeds, key=lambda node_or_rank: speeds[node_or_rank])
-        yield (
-            "pairs",
-            (
-                f"{rate(speeds[slowest_unit])} ({slowest_unit}) to {rate(max(speeds.values()))}, "
-                "each in its best pair"
-            ),
-        )
+        least, most = rate(speeds[slowest_unit]), rate(max(speeds.values()))
+        yield "pairs", f"{least} ({slowest_unit}) to {most}, each in its best pair"
 
 
 def _hosts(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
@@ -74,22 +57,12 @@ def _hosts(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
     yield "clocks", f"within {max(clocks) - min(clocks):.3f} s of each other"
     rdma = [r.rdma for r in measurements if r.rdma is not None]
     if rdma:
-        yield (
-            "RDMA",
-            (
-                f"{sum(devices.opened for devices in rdma)} of {many(len(rdma), 'rank')} use an RDMA device "
-                "of their node"
-            ),
-        )
+        opened = sum(devices.opened for devices in rdma)
+        yield "RDMA", f"{opened} of {many(len(rdma), 'rank')} use an RDMA device of their node"
     gpus = [r.gpu for r in measurements if r.gpu is not None]
     if gpus:
-        yield (
-            "GPUs",
-            (
-                f"{', '.join(sorted({gpu.name for gpu in gpus}))}; "
-                f"at least {size(min(gpu.free_bytes for gpu in gpus))} free"
-            ),
-        )
+        names, free = sorted({gpu.name for gpu in gpus}), min(gpu.free_bytes for gpu in gpus)
+        yield "GPUs", f"{', '.join(names)}; at least {size(free)} free"
     yield from _gpu_rates(measurements)
 
 
@@ -106,10 +79,7 @@ def _gpu_rates(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]
             f"memory_gib = {gpu.total_bytes / GIB:.1f}, tflops = {tflops:.0f}, "
             f"bandwidth_gb_s = {copy.bytes_per_s / 1e9:.0f}"
         )
-        yield (
-            "",
-            f"resources.gpu has no {gpu.name}; for `clipship check`: gpu_rates = {{ {rates} }}",
-        )
+        yield "", f"resources.gpu has no {gpu.name}; for `clipship check`: gpu_rates = {{ {rates} }}"
 
 
 def _placements(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:

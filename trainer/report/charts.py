@@ -1,4 +1,4 @@
-"""Draws charts of values over steps as SVG text. Pure; no torch.
+"""Draws charts of values over steps, with their axes, as SVG text. Pure; no torch.
 
 The drawing is stretched to the width of the page; its labels are HTML beside it, placed in percent of its
 size, so that they keep their own size.
@@ -7,12 +7,92 @@ size, so that they keep their own size.
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trainer.report.scale import Scale, scale_of
-from trainer.report.wording import number, tick
+from trainer.report.wording import number, percent, tick
+
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_LOG_RATIO = 50.0
+_EQUAL = 1e-10
+"""Relative difference below which two values count as one: labels have twelve digits."""
+_NOTHING, _MOST = 1e-300, 1e300
+"""Smallest and largest number that is scaled: less has too few digits to be divided, more leaves no room for
+a margin.
+"""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Scale from `low` to `high`, which differ; both are above 0 if `log`."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        """Returns the place of a value, from 0 at the low end to 1 at the high end.
+
+        Values outside are at the nearer end.
+        """
+        low, high, at = (
+            (math.log10(max(v, 1e-300)) for v in (self.low, self.high, value))
+            if self.log
+            else (self.low, self.high, value)
+        )
+        return min(1.0, max(0.0, (at - low) / (high - low)))
+
+    def ticks(self, about: int = 4) -> list[float]:
+        """Returns round values from `low` to `high`."""
+        return (
+            _decades(self.low, self.high, about + 1)
+            if self.log
+            else _round_values(self.low, self.high, about)
+        )
+
+
+def scale_of(values: Iterable[float], *, floor: float | None = None, may_be_log: bool = False) -> Scale:
+    """Returns a scale that holds all finite values with a margin.
+
+    `floor` is its low end if no value is below it.
+    """
+    finite = [max(-_MOST, min(_MOST, value)) for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    if may_be_log and low > _NOTHING and high > _LOG_RATIO * low:
+        return Scale(low / 1.2, high * 1.2, log=True)
+    if floor is not None and low >= floor:
+        low = floor
+    largest = max(abs(low), abs(high))
+    span = high - low if high - low > _EQUAL * largest else largest
+    air = 0.06 * (span if span > _NOTHING else 1.0)
+    return Scale(low if low == floor else low - air, high + air)
+
+
+def _round_values(low: float, high: float, about: int) -> list[float]:
+    raw = (high - low) / about
+    size = 10 ** math.floor(math.log10(raw))
+    step = next(factor * size for factor in _STEPS if factor * size >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [float(f"{place * step:.12g}") for place in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _decades(low: float, high: float, most: int) -> list[float]:
+    """Returns 1, 2 and 5 times the powers of ten if these are not too many, else every so many powers."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        ticks = _within(
+            (float(f"{digit}e{exponent}") for exponent in exponents for digit in digits), low, high
+        )
+        if len(ticks) <= most:
+            return ticks
+    powers = _within((float(f"1e{exponent}") for exponent in exponents), low, high)
+    return powers[:: math.ceil(len(powers) / most)]
+
+
+def _within(values: Iterable[float], low: float, high: float) -> list[float]:
+    return [value for value in values if low <= value <= high]
+
 
 WIDTH, HEIGHT = 1000, 300
 MOST_POINTS = 300
@@ -243,3 +323,77 @@ def steps_text(first: float, last: float, unit: str = "step") -> str:
     if unit != "step":
         return f"{last:,.0f} {unit}"
     return f"step {last:,.0f}" if first == last else f"steps {first:,.0f}-{last:,.0f}"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Amounts of the parts of a whole, which stand on one another from `left` to `right`."""
+
+    head: str
+    """Text about the stack, for hovering."""
+    left: float
+    right: float
+    amounts: Sequence[float]
+
+    def below(self, part: int) -> float:
+        """Returns the share of all parts before this one."""
+        return sum(self.amounts[:part]) / (sum(self.amounts) or 1.0)
+
+
+def stacked_chart(
+    title: str,
+    parts: Sequence[tuple[str, int]],
+    stacks: Sequence[Stack],
+    x: Scale,
+    text: Callable[[float], str],
+    x_labels: Sequence[Label],
+    *,
+    least: float = 0.0,
+    edges: str = "",
+    note: str = "",
+    x_title: str = "step",
+    y_title: str = "",
+) -> Chart:
+    """Returns a chart of the shares of parts, each given by name and colour, over what `x` counts.
+
+    `text` formats an amount. A part that has a smaller share than `least` in every stack is left out. `edges`
+    is SVG above the areas.
+    """
+    y = Scale(0.0, 1.0)
+    shares = [[stack.below(at + 1) - stack.below(at) for stack in stacks] for at in range(len(parts))]
+    shown = [at for at in range(len(parts)) if max(shares[at], default=0.0) >= least]
+    areas = (
+        f'<path class="area c{parts[at][1]}" d="{_stairs(stacks, at, x, y)}"/>' for at in shown if stacks
+    )
+    hover = {
+        "x": [round(100 * x.place((stack.left + stack.right) / 2), 2) for stack in stacks],
+        "head": [stack.head for stack in stacks],
+        "names": [parts[at][0] for at in shown],
+        "colors": [parts[at][1] for at in shown],
+        "texts": [
+            [
+                f"{percent(share)}, {text(stack.amounts[at])}"
+                for share, stack in zip(shares[at], stacks, strict=True)
+            ]
+            for at in shown
+        ],
+        "y": [],
+    }
+    return Chart(
+        title=title,
+        note=note,
+        svg="".join(areas) + grid(y) + edges,
+        x_labels=x_labels,
+        y_labels=[Label(100 - 100 * share, f"{share:.0%}") for share in y.ticks()],
+        legend=[parts[at] for at in shown],
+        hover=json.dumps(hover),
+        x_title=x_title,
+        y_title=y_title,
+    )
+
+
+def _stairs(stacks: Sequence[Stack], part: int, x: Scale, y: Scale) -> str:
+    """Returns an SVG path along the part's upper edge and back along its lower one."""
+    there = [f"V{height(y, stack.below(part + 1)):g}H{width(x, stack.right):g}" for stack in stacks]
+    back = [f"V{height(y, stack.below(part)):g}H{width(x, stack.left):g}" for stack in reversed(stacks)]
+    return f"M{width(x, stacks[0].left):g} {height(y, 0.0):g}" + "".join(there + back) + "Z"

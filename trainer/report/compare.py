@@ -3,8 +3,9 @@
 It follows the rules of `trainer.report.page`: it loads nothing, and escapes everything from a run folder.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from trainer.errors import InputError
@@ -13,8 +14,8 @@ from trainer.report.differences import Difference, differences
 from trainer.report.figures import LINES, metric_axis, series
 from trainer.report.folder import Numbers, RunFacts, read_run
 from trainer.report.headline import Status, status, tiles
-from trainer.report.metric_words import metric_names, metric_title
 from trainer.report.page import render, write_page
+from trainer.report.wording import metric_names, metric_title
 from trainer.text.wording import many
 
 COMPARISON_FILE = "comparison.html"
@@ -31,6 +32,10 @@ class Compared:
     color: int
     facts: RunFacts
     status: Status
+
+
+Events = Callable[[Compared], Sequence[Numbers]]
+"""Function that gives the records or the evaluations of a run."""
 
 
 def write_comparison(
@@ -106,29 +111,29 @@ def training(runs: Sequence[Compared]) -> Iterator[Chart]:
     Runs with different global batches are also compared over their samples.
     """
     for title, name, settings in LINES:
-        lines = [_line(run, run.facts.metrics.records, name) for run in runs]
-        if lines := [line for line in lines if line.steps]:
+        if lines := _lines(runs, _records, name):
             yield line_chart(title, lines, **settings)
         optims = [run.facts.job.get("optim") for run in runs]
         batches = {str(optim.get("global_batch_size") if isinstance(optim, dict) else "") for optim in optims}
-        if name == "loss" and len(batches) > 1:
-            over = [_line(run, run.facts.metrics.records, name, "samples") for run in runs]
-            if over := [line for line in over if line.steps]:
-                settings = {**settings, "x_title": "samples"}
-                yield line_chart("Loss over samples", over, **settings)
+        if name == "loss" and len(batches) > 1 and (over := _lines(runs, _records, name, "samples")):
+            yield line_chart("Loss over samples", over, **{**settings, "x_title": "samples"})
 
 
 def evaluation(runs: Sequence[Compared]) -> Iterator[Chart]:
     """Yields a chart for each metric that two runs have, or that one run has measured twice."""
     events = [event for run in runs for event in run.facts.metrics.evaluations]
     for name in metric_names(events):
-        lines = [_line(run, run.facts.metrics.evaluations, name) for run in runs]
-        lines = [line for line in lines if line.steps]
+        lines = _lines(runs, _evaluations, name)
         values = {value for line in lines for value in line.values}
         if sum(len(line.steps) for line in lines) > 1 and len(values) > 1:
             yield line_chart(metric_title(name), lines, **metric_axis(name, events))
 
 
-def _line(run: Compared, events: Sequence[Numbers], name: str, over: str = "step") -> Series:
-    known = [event for event in events if name in event and over in event]
-    return series(known, name, run.name, run.color, over)
+_records: Events = attrgetter("facts.metrics.records")
+_evaluations: Events = attrgetter("facts.metrics.evaluations")
+
+
+def _lines(runs: Sequence[Compared], events: Events, name: str, over: str = "step") -> list[Series]:
+    """Returns a line for each run that has the figure."""
+    known = [(run, [each for each in events(run) if name in each and over in each]) for run in runs]
+    return [series(found, name, run.name, run.color, over) for run, found in known if found]

@@ -1,14 +1,16 @@
-"""Tells what a run takes: time left and taken, hours of GPUs, energy. Pure; no torch."""
+"""Tells what a run takes: time left and taken, hours of GPUs, energy, reading. Pure; no torch."""
 
 import math
 import re
 from collections.abc import Sequence
 from statistics import fmean
 
-from trainer.report.folder import Numbers, RunFacts
+from trainer.report.folder import Metrics, Numbers, RunFacts
+from trainer.report.wording import percent, size_of, span
 from trainer.run.layout import LOGS, rank_log
 from trainer.safe_io.plain import last_text
 from trainer.telemetry.goodput import account, by_generation
+from trainer.text.wording import many
 
 _RECENT = 5
 """Number of records that the speed is averaged over."""
@@ -94,3 +96,32 @@ def energy_j(facts: RunFacts) -> float | None:
     """Returns the joules that the GPUs took in steps that counted; None where no GPU counts them."""
     whole = facts.metrics.total("gpu_joules")
     return whole if math.isfinite(whole) and whole > 0 else None
+
+
+_READING = {
+    "requests": "read_requests",
+    "bytes": "read_bytes",
+    "wait_s": "read_wait_s",
+    "cache_hits": "cache_hits",
+}
+"""Fields of a record, all ranks, by their names in `clipship status --json`."""
+
+
+def reading_of(metrics: Metrics) -> dict[str, float] | None:
+    """Returns what a run's data have cost to read, over its records; None if none of them read anything."""
+    if not any("read_requests" in record for record in (metrics.so_far, *metrics.records)):
+        return None
+    return {name: metrics.total(field) for name, field in _READING.items()}
+
+
+def reading_text(sums: dict[str, float]) -> str:
+    """Returns what the sums say: bytes, requests, waiting, and the share of reads that the cache had."""
+    waits = f"whose waits add up to {span(sums['wait_s'])}"
+    kept = f"; {cached}" if (cached := cache_text(sums)) else ""
+    return f"{size_of(sums['bytes'])} in {many(int(sums['requests']), 'request')}, {waits}{kept}"
+
+
+def cache_text(sums: dict[str, float]) -> str:
+    """Returns the share of the reads that the cache had; empty if it had none."""
+    hits = sums["cache_hits"]
+    return f"{percent(hits / (hits + sums['requests']))} of the reads from data.cache" if hits else ""

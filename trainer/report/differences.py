@@ -10,8 +10,7 @@ from typing import Any
 from trainer.config.tables import flat, toml_text
 from trainer.report.cost import taken_s, usual_records
 from trainer.report.folder import Numbers, RunFacts
-from trainer.report.metric_words import is_share, metric_names, metric_text
-from trainer.report.wording import number
+from trainer.report.wording import is_share, metric_names, metric_text, number
 from trainer.text.wording import duration
 
 NONE = "-"

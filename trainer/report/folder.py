@@ -19,7 +19,7 @@ import tomli_w
 from trainer.config.results import EMA, MIX
 from trainer.errors import InputError
 from trainer.report.board import BOARD_FILE, BoardRow, read_rows
-from trainer.report.suites import SuiteBars, suite_bars
+from trainer.report.suites import SuiteBars, listed, suite_bars
 from trainer.run import goodput_log
 from trainer.run.layout import (
     COPIES_FILE,
@@ -158,8 +158,7 @@ def _suite_files(folder: Path, remarks: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _restarts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    restarts = record.get("restarts")
-    return [each for each in restarts if isinstance(each, dict)] if isinstance(restarts, list) else []
+    return [each for each in listed(record, "restarts") if isinstance(each, dict)]
 
 
 def read_job(folder: Path) -> Mapping[str, Any]:
@@ -282,8 +281,7 @@ def _job(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:
 
 def _failed_ranks(exit_: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> Iterator[int]:
     """Yields the failed ranks, that of the first cause first."""
-    late = diagnosis.get("late")
-    for rank in (exit_.get("rank"), *(late if isinstance(late, list) else ())):
+    for rank in (exit_.get("rank"), *listed(diagnosis, "late")):
         if _is_step(rank):
             yield rank
 

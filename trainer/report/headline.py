@@ -7,12 +7,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
-from trainer.report.cost import energy_j, gpu_hours, left_s, taken_s, total_steps, usual_records
+from trainer.report.cost import (
+    cache_text,
+    energy_j,
+    gpu_hours,
+    left_s,
+    reading_of,
+    taken_s,
+    total_steps,
+    usual_records,
+)
 from trainer.report.figures import PARTS
 from trainer.report.folder import Numbers, RunFacts
-from trainer.report.metric_words import is_share, metric_names, metric_text, metric_title
-from trainer.report.reading import cache_text, reading_of
-from trainer.report.wording import energy_of, large, number, percent, size_of, time_of
+from trainer.report.wording import (
+    energy_of,
+    is_share,
+    large,
+    metric_names,
+    metric_text,
+    metric_title,
+    number,
+    percent,
+    size_of,
+    time_of,
+)
 from trainer.run.exit_record import rank_name
 from trainer.telemetry.goodput import account
 from trainer.text.wording import duration, many
@@ -55,9 +73,8 @@ def status(facts: RunFacts) -> Status:
         return Status("stopped", "stopped", f"{reason}. The same command resumes from the last checkpoint.")
     who = rank_name(end.get("rank"), end.get("node"), end.get("generation", 1))
     where = f"{who}: " if "rank" in end else ""
-    return Status(
-        "failed", "timed out" if code == EXIT_TIMED_OUT else f"failed, exit code {code}", where + reason
-    )
+    word = "timed out" if code == EXIT_TIMED_OUT else f"failed, exit code {code}"
+    return Status("failed", word, where + reason)
 
 
 def tiles(facts: RunFacts) -> list[Tile]:
@@ -79,9 +96,8 @@ def _progress(facts: RunFacts) -> Iterator[Tile]:
     total = _number(facts.result, "steps") or total_steps(facts)
     yield Tile("steps", number(last["step"]), f"of {number(total)}" if total else "")
     if "samples" in last:
-        yield Tile(
-            "samples", large(last["samples"]), f"epoch {number(last['epoch'] + 1)}" if "epoch" in last else ""
-        )
+        epoch = f"epoch {number(last['epoch'] + 1)}" if "epoch" in last else ""
+        yield Tile("samples", large(last["samples"]), epoch)
     yield Tile("loss", number(last["loss"]), f"from {number(first['loss'])}")
 
 
@@ -107,18 +123,13 @@ def _speed(facts: RunFacts) -> Iterator[Tile]:
     ranks = int(_number(facts.result, "world_size")) or len(facts.environment)
     if speeds:
         speed = statistics.median(speeds)
-        yield Tile(
-            "samples per second",
-            number(round(speed, 1)),
-            f"{number(round(speed / ranks, 1))} per rank" if ranks else "",
-        )
+        by_rank = f"{number(round(speed / ranks, 1))} per rank" if ranks else ""
+        yield Tile("samples per second", number(round(speed, 1)), by_rank)
     seconds = {name: sum(record.get(field, 0.0) for record in usual) for name, field, _ in PARTS}
-    if 0 < sum(seconds.values()) < math.inf:
-        yield Tile(
-            "time in compute",
-            percent(seconds["compute"] / sum(seconds.values())),
-            f"{percent(_share(seconds, 'data'))} in data",
-        )
+    whole = sum(seconds.values())
+    if 0 < whole < math.inf:
+        in_data = f"{percent(seconds['data'] / whole)} in data"
+        yield Tile("time in compute", percent(seconds["compute"] / whole), in_data)
     times = account(facts.times)
     if times.useful_share is not None:
         yield Tile("useful time", percent(times.useful_share), "in steps that counted")
@@ -142,21 +153,14 @@ def _cost(facts: RunFacts, ranks: int) -> Iterator[Tile]:
         yield Tile("energy of GPUs", energy_of(joules), "in logged steps, as NVML counts")
 
 
-def _share(seconds: Mapping[str, float], name: str) -> float:
-    return seconds[name] / sum(seconds.values())
-
-
 def metric_rows(evaluations: Sequence[Numbers]) -> list[tuple[str, str, str]]:
     """Returns metric, last value and best value with its step (shares only), for the table of evaluations."""
     rows = []
     for name in metric_names(evaluations):
         measured = [(event[name], event["step"]) for event in evaluations if name in event]
         best, step = max(measured, key=lambda pair: (pair[0], -pair[1]))
-        shown = (
-            f"{metric_text(name, best, evaluations)} at step {number(step)}"
-            if is_share(name, evaluations)
-            else ""
-        )
+        best_text = f"{metric_text(name, best, evaluations)} at step {number(step)}"
+        shown = best_text if is_share(name, evaluations) else ""
         rows.append((metric_title(name), metric_text(name, measured[-1][0], evaluations), shown))
     return rows
 

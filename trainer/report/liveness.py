@@ -29,7 +29,7 @@ from trainer.run.layout import (
     rank_logs,
 )
 from trainer.run.lock import Holder, is_held
-from trainer.run.start_record import ranks_before
+from trainer.run.start_job import ranks_before
 from trainer.safe_io.plain import MOST_BYTES, last_text
 from trainer.text.paste import word
 from trainer.text.wording import duration, many
@@ -75,7 +75,7 @@ def inspect(folder: Path, facts: RunFacts, now: float | None = None, node: str |
     """
     now, node = time.time() if now is None else now, node or os.uname().nodename
     held, holder = is_held(folder)
-    last = max((_time(path) for pattern in _WRITTEN for path in folder.glob(pattern)), default=0.0)
+    last = _last_written(folder)
     certain = held is False and holder.node == node
     return Liveness(
         _state(facts, held, certain, last, _time(folder / LOCK), now), last, holder, certain or bool(held)
@@ -125,7 +125,7 @@ def is_dead(folder: Path) -> bool:
     held, holder = is_held(folder)
     if held is not False or holder.node != os.uname().nodename or (folder / EXIT_FILE).exists():
         return False
-    last = max((_time(path) for pattern in _WRITTEN for path in folder.glob(pattern)), default=0.0)
+    last = _last_written(folder)
     return 0.0 < last >= _time(folder / LOCK) and not (
         time.time() - last < _RESTART_S and _may_restart(read_job(folder))
     )
@@ -148,18 +148,10 @@ def rows(facts: RunFacts, liveness: Liveness, job: str, to: str | None) -> Itera
         yield "why", killed_for_memory(facts.folder, kernel_log()) if liveness.certain else _unknown(liveness)
         yield from _last_line(facts.folder)
     elif liveness.state == "quiet":
-        where = (
-            f"; process {liveness.holder.process} on {liveness.holder.node} holds the run folder"
-            if liveness.holder.node
-            else ""
-        )
-        yield (
-            "quiet",
-            (
-                f"the run has written nothing for {ago}, longer than usual{where}: see `clipship logs`, and "
-                "check that its nodes are up"
-            ),
-        )
+        holder = liveness.holder
+        where = f"; process {holder.process} on {holder.node} holds the run folder" if holder.node else ""
+        text = f"the run has written nothing for {ago}, longer than usual{where}"
+        yield "quiet", f"{text}: see `clipship logs`, and check that its nodes are up"
     elif liveness.state == "starting":
         yield "state", "starting: no rank has opened the run folder yet"
     if liveness.state == "dead" or (liveness.state == "ended" and facts.result.get("reason") != "done"):
@@ -243,19 +235,24 @@ def resume_hint(facts: RunFacts, job: str, to: str | None) -> str:
     )
     resumes = f"`clipship resume {word(facts.folder)}"
     has_job = (facts.folder / JOB_FILE).is_file()
-    if to:
-        command = f"{resumes}`" if has_job else f"`clipship submit {word(job)} --to {to}`"
-        return f"{command}, unless its scheduler starts it again by itself; {where}"
-    if any(ranks_before(facts.folder, facts.environment)):
-        return f"{resumes}`; {where}"
-    if not facts.environment:
-        command = (
-            f"{resumes} --nproc 1`, with your number of ranks" if has_job else "start it again, as before"
-        )
-        return f"{command}; {where}"
     nodes = {rank.get("node") for rank in facts.environment}
     ranks = f"{many(len(facts.environment), 'rank')} on {many(len(nodes), 'node')}"
-    return f"start its {ranks} again, as before; {where}"
+    if to:
+        command = f"{resumes}`" if has_job else f"`clipship submit {word(job)} --to {to}`"
+        command += ", unless its scheduler starts it again by itself"
+    elif any(ranks_before(facts.folder, facts.environment)):
+        command = f"{resumes}`"
+    elif facts.environment:
+        command = f"start its {ranks} again, as before"
+    elif has_job:
+        command = f"{resumes} --nproc 1`, with your number of ranks"
+    else:
+        command = "start it again, as before"
+    return f"{command}; {where}"
+
+
+def _last_written(folder: Path) -> float:
+    return max((_time(path) for pattern in _WRITTEN for path in folder.glob(pattern)), default=0.0)
 
 
 def _time(path: Path) -> float:

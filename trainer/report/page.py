@@ -18,6 +18,7 @@ from trainer.errors import InputError
 from trainer.report.figures import evaluation_charts, training_charts
 from trainer.report.folder import Numbers, RunFacts, clean, read_run
 from trainer.report.headline import checkpoint_rows, metric_rows, not_finite, status, tiles
+from trainer.report.suites import listed
 from trainer.report.template import page_templates
 from trainer.report.times import marked, restart_rows, restart_steps, time_charts
 from trainer.report.wording import ranks
@@ -127,10 +128,8 @@ def _json_in_script(text: str) -> Markup:
 
 def _stuck_ranks(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns what each rank did when a limit passed, the late ones first; `late` marks them."""
-    late, ranks = (
-        value if isinstance(value := diagnosis.get(key), list) else [] for key in ("late", "ranks")
-    )
-    known = [rank for rank in ranks if isinstance(rank, dict)]
+    late = listed(diagnosis, "late")
+    known = [rank for rank in listed(diagnosis, "ranks") if isinstance(rank, dict)]
     rows = [{key: rank.get(key, "") for key in _KEYS} | {"late": rank.get("rank") in late} for rank in known]
     return sorted(rows, key=lambda row: not row["late"])[:_RANKS]
 

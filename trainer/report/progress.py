@@ -1,4 +1,4 @@
-"""Progress of a run, read from its run folder, for `clipship status`.
+"""Progress of a run, read from its run folder, for `clipship status`, in words and as `--json` prints it.
 
 Imports no torch and asks no scheduler.
 """
@@ -9,12 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.report.cost import left_s, samples_per_s, total_steps
+from trainer.report.cost import (
+    energy_j,
+    gpu_hours,
+    left_s,
+    reading_of,
+    reading_text,
+    samples_per_s,
+    taken_s,
+    total_steps,
+)
 from trainer.report.folder import Numbers, RunFacts, has_started, read_run
-from trainer.report.liveness import inspect, rows
-from trainer.report.metric_words import metric_title, shown_metrics
-from trainer.report.reading import reading_of, reading_text
-from trainer.report.wording import percent, span
+from trainer.report.liveness import State, inspect, rows
+from trainer.report.wording import metric_title, percent, shown_metrics, span
 from trainer.run.checkpoints import newest_whole
 from trainer.run.exit_record import rank_name
 from trainer.run.layout import CHECKPOINTS, METRICS_FILE
@@ -150,3 +157,48 @@ def _when(at: object) -> str:
         return f"{datetime.datetime.fromtimestamp(at).astimezone():%F %T}"  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, OSError):  # what a file may hold
         return "at an unknown time"
+
+
+_ENDS = ("exit_code", "reason", "rank", "node", "time")
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """Returns the fields of a run folder; before its first rank has started only `state`.
+
+    Names and units are those of metrics.jsonl; epochs count from 0. What is not known is None.
+    """
+    if not has_started(folder):
+        return {"state": "none"}
+    facts = read_run(folder, recent=True)
+    liveness, last, times = inspect(folder, facts), last_checkpoint(facts), account(facts.times)
+    return {
+        "state": liveness.state,
+        "done": facts.result.get("reason") == "done",
+        "last_sign": liveness.last or None,
+        **_progress(facts, liveness.state),
+        "evaluation": facts.metrics.evaluations[-1] if facts.metrics.evaluations else None,
+        "checkpoint": {"step": last[0], "path": str(last[1])} if last else None,
+        "copies": dict(facts.copies) or None,
+        "taken_s": taken_s(facts),
+        "gpu_hours": gpu_hours(facts),
+        "energy_j": energy_j(facts),
+        "useful_share": times.useful_share,
+        "lost_s": dict(times.lost_s),
+        "reading": reading_of(facts.metrics),
+        "restarts": len(facts.restarts),
+        "end": {name: facts.exit.get(name) for name in _ENDS} if facts.exit else None,
+        "remarks": list(facts.remarks),
+    }
+
+
+def _progress(facts: RunFacts, state: State) -> dict[str, Any]:
+    records = facts.metrics.records
+    last: Mapping[str, float] = records[-1] if records else {}
+    return {
+        "step": last.get("step"),
+        "steps": total_steps(facts),
+        "epoch": last.get("epoch"),
+        "loss": last.get("loss"),
+        "samples_per_s": samples_per_s(facts),
+        "left_s": left_s(facts) if state == "alive" else None,
+    }

@@ -43,8 +43,8 @@ def suite_bars(files: Iterable[Mapping[str, Any]]) -> list[SuiteBars]:
 
 
 def _suite(file: Mapping[str, Any]) -> SuiteBars | None:
-    step, names = file.get("step"), _list(file, "names")
-    sets = [bar for each in _list(file, "sets") if (bar := _bar(each)) is not None]
+    step, names = file.get("step"), listed(file, "names")
+    sets = [bar for each in listed(file, "sets") if (bar := _bar(each)) is not None]
     if type(step) is not int or not 0 <= step < 10**15 or not sets:
         return None
     mean = sum(bar.share for bar in sets) / len(sets)
@@ -54,7 +54,7 @@ def _suite(file: Mapping[str, Any]) -> SuiteBars | None:
         ema=file.get("ema") is True,
         sets=sets,
         mean=percent(mean),
-        unmeasured=[*_reasons(_list(file, "sets"), "error"), *_reasons(_list(file, "missing"), "why")],
+        unmeasured=[*_reasons(listed(file, "sets"), "error"), *_reasons(listed(file, "missing"), "why")],
     )
 
 
@@ -82,7 +82,8 @@ def _reasons(entries: Sequence[Any], key: str) -> list[tuple[str, str]]:
     ]
 
 
-def _list(table: Mapping[str, Any], key: str) -> list[Any]:
+def listed(table: Mapping[str, Any], key: str) -> list[Any]:
+    """Returns the list of a key in a table from a file; an empty one if there is none."""
     value = table.get(key)
     return value if isinstance(value, list) else []
 

@@ -13,9 +13,8 @@ from trainer.report.compare import MOST_RUNS, Compared, evaluation, training
 from trainer.report.cost import samples_per_s
 from trainer.report.folder import Numbers, RunFacts, has_started, read_run
 from trainer.report.headline import Status, status
-from trainer.report.metric_words import metric_names, metric_text, metric_title
 from trainer.report.page import render, write_page
-from trainer.report.wording import number
+from trainer.report.wording import metric_names, metric_text, metric_title, number
 from trainer.run.layout import REPORT_FILE, SWEEP_REPORT_FILE
 from trainer.run.sweep_record import SweepRecord, read_sweep
 from trainer.text.wording import many

@@ -6,9 +6,18 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from trainer.report.charts import HEIGHT, Chart, Label, grid, height, step_scale, stretches, width
+from trainer.report.charts import (
+    HEIGHT,
+    Chart,
+    Label,
+    Scale,
+    Stack,
+    stacked_chart,
+    step_scale,
+    stretches,
+    width,
+)
 from trainer.report.folder import RunFacts
-from trainer.report.scale import Scale
 from trainer.report.wording import number, percent, span
 from trainer.run.exit_record import rank_name
 from trainer.supervise.coordinate.membership import exclusions_text
@@ -148,81 +157,40 @@ def _bar(whole: Goodput) -> Chart:
     )
 
 
-@dataclass(frozen=True)
-class _Column:
-    """Time of one generation, or of several neighbours of a long list."""
-
-    head: str
-    left: float
-    right: float
-    parts: Mapping[str, float]
-
-    def below(self, part: str) -> float:
-        """Returns the share of all parts before this one."""
-        names = list(_COLORS)
-        return sum(self.parts[name] for name in names[: names.index(part)]) / self._whole
-
-    def share(self, part: str) -> float:
-        """Returns the share of this part."""
-        return self.parts[part] / self._whole
-
-    @property
-    def _whole(self) -> float:
-        return sum(self.parts.values()) or 1.0
-
-
 def _columns(all_times: Sequence[GenerationTimes], times: Sequence[Goodput]) -> Chart:
     """Returns a column for each generation, as wide as its time and cut by cause."""
     columns = _stacked(all_times, times)
-    x, y = Scale(0.0, columns[-1].right or 1.0), Scale(0.0, 1.0)
-    used = [name for name in _COLORS if any(column.share(name) >= _LEAST for column in columns)]
-    svg = "".join(_area(columns, name, x, y) for name in used)
+    x = Scale(0.0, columns[-1].right or 1.0)
     edges = "".join(
         f'<path class="mark" d="M{width(x, column.left):g} 0V{HEIGHT}"/>' for column in columns[1:]
     )
-    return Chart(
-        title="Time by cause, for each start and generation",
+    return stacked_chart(
+        "Time by cause, for each start and generation",
+        list(_COLORS.items()),
+        columns,
+        x,
+        span,
+        _time_labels(x),
+        least=_LEAST,
+        edges=edges,
         note="dashed: the ranks began again, or a stage",
-        svg=svg + grid(y) + edges,
-        x_labels=_time_labels(x),
-        y_labels=[Label(100 - 100 * share, f"{share:.0%}") for share in y.ticks()],
-        legend=[(name, _COLORS[name]) for name in used],
-        hover=json.dumps(
-            {
-                "x": [round(100 * x.place((column.left + column.right) / 2), 2) for column in columns],
-                "head": [column.head for column in columns],
-                "names": used,
-                "colors": [_COLORS[name] for name in used],
-                "texts": [
-                    [f"{percent(column.share(name))}, {span(column.parts[name])}" for column in columns]
-                    for name in used
-                ],
-                "y": [],
-            }
-        ),
         x_title="time since the run began",
         y_title="share of the time",
     )
 
 
-def _stacked(all_times: Sequence[GenerationTimes], times: Sequence[Goodput]) -> list[_Column]:
+def _stacked(all_times: Sequence[GenerationTimes], times: Sequence[Goodput]) -> list[Stack]:
+    """Returns the seconds, by part, of each generation, or of several neighbours of a long list."""
     columns, left = [], 0.0
     for some in stretches(len(times)):
         whole = sum(times[some], Goodput())
         first, last = all_times[some][0], all_times[some][-1]
         of_steps = f"from step {number(first.from_step)} to {number(last.step)}"
         head = f"generation {first.number}" if first is last else many(len(times[some]), "generation")
-        columns.append(_Column(f"{head}, {of_steps}", left, left + whole.whole_s, _parts(whole)))
+        parts = list(_parts(whole).values())
+        columns.append(Stack(f"{head}, {of_steps}", left, left + whole.whole_s, parts))
         left += whole.whole_s
     return columns
-
-
-def _area(columns: Sequence[_Column], name: str, x: Scale, y: Scale) -> str:
-    shapes = []
-    for column in columns:
-        top, bottom = height(y, column.below(name) + column.share(name)), height(y, column.below(name))
-        shapes.append(f"M{width(x, column.left):g} {bottom:g}V{top:g}H{width(x, column.right):g}V{bottom:g}Z")
-    return f'<path class="area c{_COLORS[name]}" d="{"".join(shapes)}"/>'
 
 
 def _time_labels(x: Scale) -> list[Label]:

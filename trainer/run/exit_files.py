@@ -20,7 +20,7 @@ from typing import Any
 from trainer.run import goodput_log, launcher_word
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
-from trainer.run.file_work import answered, do_file_work, within
+from trainer.run.file_work import Result, answered, do_file_work, within
 from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims
 from trainer.run.launcher_word import StartRequest, requested_start
 from trainer.run.layout import (
@@ -34,7 +34,7 @@ from trainer.run.layout import (
 from trainer.run.lock import who_holds
 from trainer.run.notify import SEND_S, SILENT, Notifier
 from trainer.safe_io.atomic import write_json
-from trainer.safe_io.plain import read_json
+from trainer.safe_io.plain import read_as, read_json
 from trainer.safe_io.values import read_values
 from trainer.text.masking import masked_values
 
@@ -64,7 +64,7 @@ class ExitFiles:
 
     async def remove_old(self) -> None:
         """Remove the exit files of an earlier start, which would be taken for this one's."""
-        await within(WAIT_S, self._remove_old)
+        await self._look(lambda folder: remove_exit_files(folder, self.start))
 
     async def write(self, name: str, value: Mapping[str, Any]) -> str:
         """Write one exit file and return its path.
@@ -88,8 +88,7 @@ class ExitFiles:
 
     async def is_going_on(self) -> bool:
         """Returns whether a rank 0 of this start holds the run folder: then the run has not ended."""
-        folder = self._folder
-        holder = None if folder is None else await within(WAIT_S, lambda: who_holds(folder))
+        holder = await self._look(who_holds)
         return holder is not None and holder.start == self.start
 
     async def request_start(self, its: StartRequest, *, if_killed: bool = False) -> None:
@@ -97,16 +96,25 @@ class ExitFiles:
 
         With `if_killed` it counts only if all supervisors are killed before one of them can ask.
         """
-        await within(WAIT_S, lambda: self._ask(its, if_killed))
+        await self._tell_launcher(
+            lambda folder: launcher_word.ask(folder, self.start, its, if_killed=if_killed)
+        )
 
     async def withdraw_start(self) -> None:
         """Withdraws what was asked for with `if_killed`."""
-        await within(WAIT_S, self._withdraw_start)
+        await self._tell_launcher(lambda folder: launcher_word.withdraw(folder, self.start))
+
+    async def _tell_launcher(self, tell: Callable[[Path], None]) -> None:
+        def write() -> None:
+            if (folder := self._writable()) is not None:
+                with self._writing:  # else the end, told meanwhile, would be withdrawn instead
+                    tell(folder)
+
+        await within(WAIT_S, write)
 
     async def requested_start(self) -> StartRequest | None:
         """Returns the last request of this start to start all supervisors again; None if there is none."""
-        folder = self._folder
-        return None if folder is None else await within(WAIT_S, lambda: requested_start(folder, self.start))
+        return await self._look(lambda folder: requested_start(folder, self.start))
 
     async def claim(self, its: GenerationClaim) -> GenerationClaim | None:
         """Claims a generation; returns None if that succeeded, else the claim that is in the way.
@@ -121,8 +129,7 @@ class ExitFiles:
 
     async def end(self) -> ExitRecord | None:
         """Returns how this start has ended; None if it has not, or if the folder does not answer."""
-        folder = self._folder
-        return None if folder is None else await within(WAIT_S, lambda: exit_record_of(folder, self.start))
+        return await self._look(lambda folder: exit_record_of(folder, self.start))
 
     async def newest_claim(self) -> GenerationClaim | None:
         """Returns the claim of this start's newest generation; None if there is none.
@@ -145,8 +152,12 @@ class ExitFiles:
 
         Returns None if the folder is unknown or does not answer in time.
         """
+        return await self._look(lambda folder: newest_step(folder / CHECKPOINTS))
+
+    async def _look(self, look: Callable[[Path], Result]) -> Result | None:
+        """Returns what `look` finds in the run folder; None without one, or if it does not answer in time."""
         folder = self._folder
-        return None if folder is None else await within(WAIT_S, lambda: newest_step(folder / CHECKPOINTS))
+        return None if folder is None else await within(WAIT_S, lambda: look(folder))
 
     def _write_restarts(self, restarts: Sequence[Mapping[str, Any]]) -> None:
         if path := self._write(RESTARTS_FILE, {"restarts": list(restarts)}, again=True):
@@ -165,20 +176,6 @@ class ExitFiles:
             line = {"event": event, "start": self.start, **masked_values(values)}
             with suppress(OSError):  # a full disk keeps no run from going on
                 goodput_log.append(self._folder, line)
-
-    def _remove_old(self) -> None:
-        if self._folder is not None:
-            remove_exit_files(self._folder, self.start)
-
-    def _ask(self, its: StartRequest, if_killed: bool) -> None:
-        if (folder := self._writable()) is not None:
-            with self._writing:
-                launcher_word.ask(folder, self.start, its, if_killed=if_killed)
-
-    def _withdraw_start(self) -> None:
-        if (folder := self._writable()) is not None:
-            with self._writing:  # else the end, told meanwhile, would be withdrawn instead
-                launcher_word.withdraw(folder, self.start)
 
     def _writable(self) -> Path | None:
         """Returns the folder, which is made if it is missing; None if this start may not write there."""
@@ -251,9 +248,7 @@ def exit_record_of(run_folder: Path, start: str) -> ExitRecord | None:
 
 def last_exit(run_folder: Path) -> ExitRecord | None:
     """Returns how the last start of the run that ended did so; None if nothing says it."""
-    with suppress(TypeError):
-        return ExitRecord(**_read(run_folder / EXIT_FILE))
-    return None
+    return read_as(ExitRecord, run_folder / EXIT_FILE)
 
 
 def restarts_of(run_folder: Path, start: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainer.run.layout import GENERATIONS, generation_file
 from trainer.safe_io.atomic import is_void, make_once
-from trainer.safe_io.plain import read_json
+from trainer.safe_io.plain import read_as
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def claim(run_folder: Path, its: GenerationClaim) -> GenerationClaim | None:
         return None
     if is_void(path):
         return its
-    if (other := _read(path)) is None:
+    if (other := read_as(GenerationClaim, path)) is None:
         why = f"{GENERATIONS}/{path.name}, which another supervisor has made, cannot be read"
         raise OSError(errno.EAGAIN, why, str(path))
     return other
@@ -55,7 +55,7 @@ def newest_claim(run_folder: Path, start: str) -> GenerationClaim | None:
     """Returns the claim of the newest generation of this start; None if there is none."""
     with suppress(OSError):
         for path in sorted((run_folder / GENERATIONS).glob("[0-9]*.json"), reverse=True):
-            its = _read(path)
+            its = read_as(GenerationClaim, path)
             if its is not None and its.start == start:
                 return its
     return None
@@ -64,13 +64,6 @@ def newest_claim(run_folder: Path, start: str) -> GenerationClaim | None:
 def remove_claims(run_folder: Path, start: str) -> None:
     """Removes the claims of earlier starts. Raises OSError."""
     for path in (run_folder / GENERATIONS).glob("[0-9]*.json"):
-        its = _read(path)
+        its = read_as(GenerationClaim, path)
         if its is None or its.start != start:
             path.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> GenerationClaim | None:
-    try:
-        return GenerationClaim(**read_json(path))
-    except (OSError, ValueError, TypeError):
-        return None

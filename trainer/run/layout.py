@@ -76,7 +76,7 @@ SWEEP_FILE = "sweep.json"
 SWEEP_REPORT_FILE = "sweep.html"
 LOCK = ".lock"
 START_FILE = ".start.json"
-"""Record of how `clipship run` was asked to start the run; see `trainer.run.start_record`."""
+"""Record of how `clipship run` was asked to start the run; see `trainer.run.start_job`."""
 
 LEFT_BEFORE = frozenset(
     {

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trainer.errors import MachineError, Preempted
 from trainer.run.layout import LOCK
-from trainer.safe_io.plain import open_plain, read_json
+from trainer.safe_io.plain import open_plain, read_as
 
 WAIT_S = 120.0
 """Seconds to wait for the lock. NFS keeps the locks of a lost node for its lease, 90 s."""
@@ -183,7 +183,4 @@ def _replace(path: Path) -> int:
 
 
 def _holder(path: Path) -> Holder:
-    try:
-        return Holder(**read_json(path))
-    except (OSError, ValueError, TypeError):
-        return Holder()
+    return read_as(Holder, path) or Holder()

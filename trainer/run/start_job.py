@@ -2,20 +2,25 @@
 
 An edit of the user's file, its removal or another working folder changes nothing for a start: ranks,
 supervisors, restarts and `clipship resume` read this file. Each start has its own, so that one that is
-refused because another still runs takes nothing from it. Imports no torch.
+refused because another still runs takes nothing from it. How `clipship run` was asked to start a run the last
+time is recorded, too, so that it can be asked again: a rank writes the run's job.toml and environment.json
+only once all ranks are connected. Imports no torch.
 """
 
 import secrets
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.config import Job
 from trainer.config.loader import dump_job
 from trainer.errors import InputError
-from trainer.run.layout import ARTEFACTS, JOB_FILE
+from trainer.run.layout import ARTEFACTS, JOB_FILE, START_FILE
 from trainer.run.lock import who_holds
 from trainer.run.retry import shown
-from trainer.safe_io.atomic import write_whole
+from trainer.safe_io.atomic import json_text, write_whole
+from trainer.safe_io.plain import read_as
 
 APPEARS_S = 5.0
 """Longest that a network file system may take to show another node a new file."""
@@ -84,3 +89,48 @@ def check_seen(path: Path, node: str = "") -> None:
 def appears(path: Path) -> bool:
     """Returns whether the file appears in time."""
     return shown(path.exists, path.parent, APPEARS_S)
+
+
+CLIPSHIP_RUN = "clipship run"
+_LAUNCHERS = frozenset({CLIPSHIP_RUN, "Open MPI", "horovodrun"})
+"""Launchers that `clipship run` starts, as ranks call them."""
+
+
+@dataclass(frozen=True)
+class StartRecord:
+    """Arguments of `clipship run`: the job file, its changes, and the ranks here or on hosts."""
+
+    job: str
+    """Name of the start's job in the run folder's artefacts."""
+    ranks: int
+    """Number of ranks on this machine; 0 if `hosts` has them."""
+    hosts: str = ""
+    """Hosts with their ranks as `--hosts` takes them; empty if the ranks are on this machine."""
+
+
+def write_start(folder: Path, start: StartRecord) -> None:
+    """Write the record into the run folder, which is made if it is missing. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / START_FILE, json_text(asdict(start), indent=2) + "\n", private=True)
+
+
+def read_start(folder: Path) -> StartRecord | None:
+    """Returns the record of the run's last start by `clipship run`; None if there is none that is whole."""
+    start = read_as(StartRecord, folder / START_FILE)
+    if start is None or not (isinstance(start.job, str) and isinstance(start.hosts, str)):
+        return None
+    return start if isinstance(start.ranks, int) else None
+
+
+def ranks_before(folder: Path, environment: Sequence[Mapping[str, str]]) -> tuple[int, str]:
+    """Returns the ranks on this machine and the hosts of the run's last start; one of the two is empty.
+
+    `environment` has the ranks of the last start that came so far. Returns (0, "") if nothing says it, or if
+    another launcher than `clipship run` had ranks on several nodes.
+    """
+    start = read_start(folder)
+    launchers = {rank.get("launcher", "") for rank in environment}
+    if start is not None and launchers <= _LAUNCHERS:
+        return start.ranks, start.hosts
+    one_node = len({rank.get("node") for rank in environment}) == 1
+    return (len(environment) if one_node and launchers <= {*_LAUNCHERS, "torchrun"} else 0), ""

@@ -1,19 +1,31 @@
-"""Folders that are whole or not there: filled beside their place, then renamed. Imports no torch.
+"""Folders that are whole or not there, and folders that processes hold. Imports no torch.
 
-`try_folder` tries what a file system offers of that.
+The former are filled beside their place, then renamed; `try_folder` tries what a file system offers of that.
+The latter lie where others can write, and are private to this user. Whoever uses one holds a shared lock on a
+file in it; an abandoned one is removed by a process that starts later. Process ids do not show who lives,
+since containers share /dev/shm.
 """
 
+import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
+from typing import IO
 
 from trainer.errors import InputError
 from trainer.safe_io.atomic import NO_LINKS, offers, write_whole
-from trainer.safe_io.plain import append_line, open_plain
+from trainer.safe_io.plain import append_line, is_own_folder, open_plain
+
+_UNLOCKED_S = 60.0
+"""Seconds for which a folder without a lock is not abandoned: whoever made it has not locked it yet."""
+_TRIES = 200
+_WAIT_S = 0.01
 
 
 @contextmanager
@@ -93,3 +105,57 @@ def try_folder(folder: Path) -> list[str]:
 def _lock(path: Path) -> None:
     with open(path, "a", opener=open_plain) as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def make_private(folder: Path) -> Path:
+    """Makes a folder that others cannot enter, where it is missing, and returns it.
+
+    Raises OSError if that fails, or if another user has made it or can enter it.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not is_own_folder(folder) or stat.S_IMODE(folder.lstat().st_mode) & 0o077:
+        raise PermissionError(errno.EPERM, "it is another user's, or others can enter it", str(folder))
+    return folder
+
+
+def hold(folder: Path, lock: str) -> IO[str]:
+    """Makes a private folder if it is missing, and holds it as long as the returned file `lock` is open.
+
+    Raises OSError as `make_private` does. Another process may be removing the folder meanwhile, so it tries
+    again until what it holds is what stands there.
+    """
+    for _ in range(_TRIES):
+        with suppress(BlockingIOError, FileExistsError, FileNotFoundError), ExitStack() as opened:
+            held = opened.enter_context(open(make_private(folder) / lock, "a", opener=open_plain))
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the kernel frees it however the process ends
+            if os.path.samestat(os.fstat(held.fileno()), (folder / lock).lstat()):
+                opened.pop_all()
+                return held
+        time.sleep(_WAIT_S)
+    raise TimeoutError(errno.ETIMEDOUT, "other processes remove it again and again", str(folder))
+
+
+def remove_tree(folder: Path) -> None:
+    """Removes a folder with all that is in it, as far as that can be removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(
+    folders: Iterable[Path], lock: str, remove: Callable[[Path], None] = remove_tree
+) -> None:
+    """Removes those of the folders that are this user's and that nobody holds any more."""
+    for folder in folders:
+        with suppress(OSError):  # it is another user's, or another process removed it
+            young = time.time() - folder.lstat().st_mtime < _UNLOCKED_S
+            if is_own_folder(folder) and ((folder / lock).exists() or not young):
+                remove_free(folder, lock, remove)
+
+
+def remove_free(folder: Path, lock: str, remove: Callable[[Path], None] = remove_tree) -> None:
+    """Removes the folder unless a process holds it. Raises OSError."""
+    if not (folder / lock).exists():
+        remove(folder)
+        return
+    with open(folder / lock, opener=open_plain) as file, suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove(folder)

@@ -9,9 +9,11 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Record = TypeVar("Record")
 
 MOST_BYTES = 64 * 2**20
 """Limit of a file that is read whole: ten times what the largest job writes into one."""
@@ -104,6 +106,14 @@ def append_line(path: Path, line: str) -> None:
 def read_json(path: Path, *, links: bool = False) -> Any:
     """Returns the content of a JSON file, read by `read_plain`. Raises OSError or ValueError."""
     return parse_json(read_plain(path, links=links))
+
+
+def read_as(kind: Callable[..., Record], path: Path) -> Record | None:
+    """Returns the record that a JSON file holds; None if it cannot be read or lacks a field."""
+    try:
+        return kind(**read_json(path))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def parse_json(text: str | bytes) -> Any:

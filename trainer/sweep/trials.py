@@ -24,7 +24,7 @@ from trainer.launch.submission import Outcome, announce, read_record, removed_if
 from trainer.plan.check import check_job, check_submission
 from trainer.plan.describe import warnings
 from trainer.report.folder import RunFacts, has_started, read_run
-from trainer.report.metric_words import short_title, shown_metrics
+from trainer.report.wording import short_title, shown_metrics
 from trainer.run.find import is_run
 from trainer.run.folder import run_folder
 from trainer.run.layout import RESULT_FILE

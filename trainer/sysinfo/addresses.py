@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.errors import MachineError
+from trainer.sysinfo.topology import file_text
 
 PORTS = range(20_000, 32_768)
 """Ports below those that Linux gives to outgoing connections, which might take a port between the check
@@ -75,13 +76,8 @@ def is_own(address: str, family: int) -> bool:
             probe.bind((address, 0))
         except OSError:
             return False
-    return not _binds_any(family) or _is_source(address) or _is_local(address)
-
-
-def _binds_any(family: int) -> bool:
-    with suppress(OSError, KeyError):
-        return _NONLOCAL_BIND[socket.AddressFamily(family)].read_text().strip() == "1"
-    return False
+    binds_any = file_text(_NONLOCAL_BIND[socket.AddressFamily(family)]) == "1"
+    return not binds_any or _is_source(address) or _is_local(address)
 
 
 def _is_source(address: str) -> bool:
@@ -93,9 +89,7 @@ def _is_source(address: str) -> bool:
 
 
 def _is_local(address: str) -> bool:
-    with suppress(OSError):
-        return f"-- {address} /32 host LOCAL" in " ".join(_ROUTES.read_text().split())
-    return False
+    return f"-- {address} /32 host LOCAL" in " ".join(file_text(_ROUTES).split())
 
 
 def address_towards(host: str, port: int = 9) -> str:
@@ -148,9 +142,7 @@ def bridges_of_containers(interfaces: Path = _INTERFACES) -> list[str]:
 
 
 def _has_carrier(interface: Path) -> bool:
-    with suppress(OSError):  # the kernel does not say it of an interface that is down
-        return (interface / "carrier").read_text().strip() == "1"
-    return False
+    return file_text(interface / "carrier") == "1"  # the kernel does not say it of an interface that is down
 
 
 def free_port(address: str) -> int:

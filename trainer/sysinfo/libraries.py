@@ -6,13 +6,12 @@ import re
 import sys
 from pathlib import Path
 
+from trainer.sysinfo.topology import file_text
+
 
 def mapped(name: str) -> tuple[str, ...]:
     """Returns the mapped files of library `name`, such as libnccl, each file once."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return ()
+    lines = file_text(Path("/proc/self/maps")).splitlines()
     paths = {fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6}
     file = re.compile(rf"{re.escape(name)}\.so[.\d]*")
     return tuple(sorted(path for path in paths if file.fullmatch(path.rpartition("/")[2])))

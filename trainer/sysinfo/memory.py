@@ -7,7 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.sysinfo.topology import file_text
+from trainer.sysinfo.topology import ROOT, cgroup_files, file_text
 
 _PHRASES = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
 _ADVICE = (
@@ -16,8 +16,6 @@ _ADVICE = (
 )
 _SHORT_SHARE = 0.1
 """Share of the machine's memory: with less than that left, memory may have run out a moment ago."""
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -44,7 +42,7 @@ def killed_hint(peak_kb: int, ranks: int) -> str:
     The rank held `peak_kb` KiB at its peak. Memory was not short if the machine has room for all ranks beside
     what is in use now.
     """
-    machine = _fields(Path("/proc/meminfo"))
+    machine = named_values(Path("/proc/meminfo"))
     if _cgroup_limit() is None and {"MemTotal", "MemAvailable"} <= machine.keys():
         available, total = (int(machine[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
         if available - ranks * peak_kb > _SHORT_SHARE * total:
@@ -55,17 +53,17 @@ def killed_hint(peak_kb: int, ranks: int) -> str:
 
 def peak_kb(pid: int) -> int:
     """Returns the most memory that a running process has held, in KiB; 0 for one that has ended."""
-    return int(_fields(Path(f"/proc/{pid}/status")).get("VmHWM", "0 kB").split()[0])
+    return int(named_values(Path(f"/proc/{pid}/status")).get("VmHWM", "0 kB").split()[0])
 
 
 def host_bytes() -> int:
     """Returns the bytes of memory of this machine, or of its container or job if that has fewer."""
-    total = int(_fields(Path("/proc/meminfo"))["MemTotal"].split()[0]) * 1024
+    total = int(named_values(Path("/proc/meminfo"))["MemTotal"].split()[0]) * 1024
     return min(total, _cgroup_limit() or total)
 
 
 def _numbers(peak_kb: int | None) -> Iterator[str]:
-    status = _fields(Path("/proc/self/status"))
+    status = named_values(Path("/proc/self/status"))
     if peak_kb is not None:
         yield f"the rank held {peak_kb / 2**20:.1f} GiB at its peak"
     elif "VmRSS" in status:
@@ -77,7 +75,7 @@ def _numbers(peak_kb: int | None) -> Iterator[str]:
         )
     if allowed := _cgroup_limit():
         yield f"its container or job is limited to {allowed / 2**30:.1f} GiB"
-    machine = _fields(Path("/proc/meminfo"))
+    machine = named_values(Path("/proc/meminfo"))
     if {"MemTotal", "MemAvailable"} <= machine.keys():
         yield f"the machine has {_gb(machine['MemAvailable'])} available of {_gb(machine['MemTotal'])}"
 
@@ -87,36 +85,15 @@ def _cgroup_limit() -> int | None:
 
     Returns None if there is no limit.
     """
-    limits = [int(text) for path in _limit_files() if (text := file_text(path)).isdigit()]  # not "max"
+    files = cgroup_files("memory", "memory.max", "memory.limit_in_bytes", ROOT)
+    limits = [int(text) for path in files if (text := file_text(path)).isdigit()]  # not "max"
     # cgroups v1 write "no limit" as a number larger than any machine's memory
     return min((size for size in limits if size < 2**60), default=None)
 
 
-def _limit_files() -> Iterator[Path]:
-    """Yields the limit files of this process's cgroup and of the groups above it, for cgroups v1 and v2.
-
-    In a container its own group may look like the topmost one.
-    """
-    for line in file_text(_OWN_CGROUPS).splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers in ("", "memory"):
-            top, name = (
-                (_CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (_CGROUPS, "memory.max")
-            )
-            group_folder = top / group.lstrip("/")
-            yield from (
-                folder / name
-                for folder in (group_folder, *group_folder.parents)
-                if folder.is_relative_to(top)
-            )
-
-
-def _fields(path: Path) -> dict[str, str]:
+def named_values(path: Path) -> dict[str, str]:
     """Returns the file's `Name:   value` lines as a table; empty if it cannot be read."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return {}
+    lines = file_text(path).splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 

@@ -55,18 +55,9 @@ def shared_memory_for_loaders(node: str, ranks: int, workers: int, batch_bytes: 
     for its next batch would die of a bus error.
     """
     needed = loader_bytes(ranks, workers, batch_bytes)
-    try:
-        room = shutil.disk_usage(SHARED_MEMORY)
-    except OSError:
-        return
-    if needed <= room.free:
-        return
     keeps = f"{many(ranks, 'rank')} with data.workers = {workers} may keep {_mb(needed)} of images there"
-    raise MachineError(
-        f"{SHARED_MEMORY} of {node} has {_mb(room.free)} free of {_mb(room.total)}, and {keeps}: make it "
-        f"{_mb(needed - room.free)} larger ({LARGER_BY}), or use fewer data.workers or a smaller "
-        "optim.max_batch_size_per_gpu"
-    )
+    otherwise = "use fewer data.workers or a smaller optim.max_batch_size_per_gpu"
+    _check_shared_memory(node, needed, keeps, otherwise)
 
 
 def memory_for_state(node: str, needed: int, taken: int = 0, beside: int = 0) -> None:
@@ -74,23 +65,27 @@ def memory_for_state(node: str, needed: int, taken: int = 0, beside: int = 0) ->
 
     `needed` bytes are for the steps, `taken` of them are theirs already, and `beside` is for the loaders.
     """
+    keeps = f"recovery.keep_in_memory takes {_mb(needed)} of it (twice weights and optimizer state)"
+    also = f", and the loaders {_mb(beside)}" if beside else ""
+    otherwise = "set recovery.keep_in_memory = false, so that restarts begin at a checkpoint"
+    _check_shared_memory(node, needed + beside - taken, f"{keeps}{also}", otherwise)
+    if needed > (total := host_bytes()):
+        more = _mb(needed - total)
+        raise MachineError(
+            f"{node} has {_mb(total)} of memory, and {keeps}: give it {more} more, or {otherwise}"
+        )
+
+
+def _check_shared_memory(node: str, needed: int, keeps: str, otherwise: str) -> None:
+    """Raises MachineError if fewer bytes are free; `keeps` says what takes them, `otherwise` what helps."""
     try:
         room = shutil.disk_usage(SHARED_MEMORY)
     except OSError:
         return
-    keeps = f"recovery.keep_in_memory takes {_mb(needed)} of it (twice weights and optimizer state)"
-    missing = needed + beside - taken - room.free
-    if missing > 0:
-        also = f", and the loaders {_mb(beside)}" if beside else ""
+    if (missing := needed - room.free) > 0:
         raise MachineError(
-            f"{SHARED_MEMORY} of {node} has {_mb(room.free)} free of {_mb(room.total)}, and {keeps}{also}: "
-            f"make it {_mb(missing)} larger ({LARGER_BY}), or set recovery.keep_in_memory = false, so that "
-            "restarts begin at a checkpoint"
-        )
-    if needed > (total := host_bytes()):
-        raise MachineError(
-            f"{node} has {_mb(total)} of memory, and {keeps}: give it {_mb(needed - total)} more, or set "
-            "recovery.keep_in_memory = false, so that restarts begin at a checkpoint"
+            f"{SHARED_MEMORY} of {node} has {_mb(room.free)} free of {_mb(room.total)}, and {keeps}: make it "
+            f"{_mb(missing)} larger ({LARGER_BY}), or {otherwise}"
         )
 
 
@@ -140,11 +135,8 @@ def with_missing_room(error: Exception, what: str, size: int, folder: Path) -> E
         free = shutil.disk_usage(folder).free
     except OSError:
         return error
-    missing = max(0, size - free)
-    return OSError(
-        error.errno,
-        f"{takes}, and {folder} has {_mb(free)} free: make room for {_mb(missing)} more",
-    )
+    more = f"make room for {_mb(max(0, size - free))} more"
+    return OSError(error.errno, f"{takes}, and {folder} has {_mb(free)} free: {more}")
 
 
 def _mb(size: int) -> str:

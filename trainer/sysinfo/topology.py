@@ -98,7 +98,8 @@ def cpus_of_this_job(root: Path = ROOT) -> frozenset[int]:
 
     They are those of its cgroup, else all that are online. A process may be bound to fewer of them.
     """
-    for path in (*_cpuset_files(root), root / "sys/devices/system/cpu/online"):
+    of_cgroups = cgroup_files("cpuset", "cpuset.cpus.effective", "cpuset.effective_cpus", root)
+    for path in (*of_cgroups, root / "sys/devices/system/cpu/online"):
         with suppress(OSError, ValueError):
             if cpus := cpu_numbers(path.read_text()):
                 return cpus
@@ -141,7 +142,7 @@ def _device(address: str, root: Path) -> Path:
 def file_text(path: Path) -> str:
     """Returns the file's text, stripped; "" if it cannot be read."""
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 
@@ -168,18 +169,17 @@ def _bridges(link: Path) -> list[str]:
     return list(parts[begin:-1])
 
 
-def _cpuset_files(root: Path) -> Iterator[Path]:
-    """Yields the files that may have this process's CPUs, those of the innermost cgroup first."""
+def cgroup_files(controller: str, name: str, name_v1: str, root: Path = ROOT) -> Iterator[Path]:
+    """Yields the files of a name in this process's cgroup and in the groups above it, the innermost first.
+
+    Those of cgroups v1 have another name. In a container its own group may look like the topmost one.
+    """
     for line in file_text(root / "proc/self/cgroup").splitlines():
-        _, _, controllers_and_path = line.partition(":")
-        controllers, _, path = controllers_and_path.partition(":")
-        base = root / "sys/fs/cgroup"
-        if controllers and "cpuset" not in controllers.split(","):
+        _, controllers, group = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
             continue
-        base = base / "cpuset" if controllers else base
-        inner = base / path.lstrip("/")
+        top = root / "sys/fs/cgroup" / (controller if controllers else "")
+        inner = top / group.lstrip("/")
         for folder in (inner, *inner.parents):
-            if not folder.is_relative_to(base):
-                break
-            yield folder / "cpuset.cpus.effective"
-            yield folder / "cpuset.effective_cpus"
+            if folder.is_relative_to(top):
+                yield folder / (name_v1 if controllers else name)

@@ -1,6 +1,5 @@
 """Folders of the user: for what can be made again, for what is remembered, and on the node's own disk."""
 
-import errno
 import os
 import stat
 import tempfile
@@ -8,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from trainer.safe_io.folders import make_private
 from trainer.safe_io.plain import is_own_folder
 
 
@@ -68,8 +68,4 @@ def private_folder(place: Path) -> Path:
 
     It is made if it is missing. Raises OSError if that fails, or if another user has made it or can enter it.
     """
-    own = place / f"clipship-{os.geteuid()}"
-    own.mkdir(mode=0o700, exist_ok=True)
-    if not is_own_folder(own) or stat.S_IMODE(own.lstat().st_mode) & 0o077:
-        raise PermissionError(errno.EPERM, "it is another user's, or others can enter it", str(own))
-    return own
+    return make_private(place / f"clipship-{os.geteuid()}")

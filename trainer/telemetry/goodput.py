@@ -7,7 +7,7 @@ from their own begin; the time before, such as waiting in a scheduler's queue, i
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from trainer.errors import EXIT_DONE, EXIT_PREEMPTED
@@ -67,14 +67,8 @@ class Steps:
     """Seconds by which the slowest rank's own work is longer than that of the others."""
 
     def __add__(self, later: "Steps") -> "Steps":
-        return Steps(
-            later.step,
-            self.steps + later.steps,
-            self.seconds + later.seconds,
-            self.data_s + later.data_s,
-            self.checkpoint_s + later.checkpoint_s,
-            self.straggler_s + later.straggler_s,
-        )
+        sums = (mine + its for mine, its in zip(astuple(self), astuple(later), strict=True))
+        return replace(Steps(*sums), step=later.step)
 
 
 @dataclass(frozen=True)
@@ -147,24 +141,8 @@ def usual_step_s(all_times: Sequence[GenerationTimes]) -> float | None:
     return sum(lap.seconds - lap.checkpoint_s for lap in laps) / steps if steps else None
 
 
-class _Ledger:
-    """Seconds of one generation while they are being assigned."""
-
-    def __init__(self) -> None:
-        self.useful_s = 0.0
-        self.lost_s = dict.fromkeys(CAUSES, 0.0)
-
-    def lose(self, cause: str, seconds: float) -> None:
-        self.lost_s[cause] += max(0.0, seconds)
-
-    def take(self, gap: float, cause: str | None, seconds: float) -> float:
-        """Assigns at most `seconds` of a gap; a cause of None is useful time. Returns what is left of it."""
-        seconds = max(0.0, min(gap, seconds))
-        if cause is None:
-            self.useful_s += seconds
-        else:
-            self.lost_s[cause] += seconds
-        return gap - seconds
+Segment = tuple[str | None, float]
+"""Seconds, and what they were lost to; None for those in steps that counted."""
 
 
 def _account(its: GenerationTimes, kept: float, following: int | None, usual_s: float | None) -> Goodput:
@@ -173,72 +151,89 @@ def _account(its: GenerationTimes, kept: float, following: int | None, usual_s: 
     `kept` is the last step that no later generation did again, `following` the step from which the next one
     went on, None if there is none.
     """
-    ledger = _Ledger()
+    useful_s, lost_s = 0.0, dict.fromkeys(CAUSES, 0.0)
+    for cause, seconds in _segments(its, kept, following, usual_s):
+        if cause is None:
+            useful_s += max(0.0, seconds)
+        else:
+            lost_s[cause] += max(0.0, seconds)
+    return Goodput(useful_s, lost_s)
+
+
+def _segments(
+    its: GenerationTimes, kept: float, following: int | None, usual_s: float | None
+) -> Iterator[Segment]:
     startup = "start" if its.is_first or its.next_stage else "recovery"
     until = its.ready if its.ready is not None else its.ended if its.ended is not None else its.last
     is_planned = its.restart.get("kind") == PLANNED
     detect_s = 0.0 if is_planned else _number(_table(its.restart.get("parts")).get("detect"))
-    left = ledger.take(max(0.0, until - its.began), "detection", detect_s)
-    ledger.lose(startup, left)
+    yield from _cut(until - its.began, [("detection", detect_s)], startup)
     if its.ready is None:
-        return Goodput(ledger.useful_s, ledger.lost_s)
+        return
     if its.first is not None:
-        _assign_first(ledger, its.first, kept, usual_s, startup)
+        yield from _first(its.first, kept, usual_s, startup)
     for lap in its.laps:
-        _assign_lap(ledger, lap, kept)
-    ledger.lose("evaluation", its.evaluation_s)
+        yield from _lap(lap, kept)
+    yield "evaluation", its.evaluation_s
     measured = sum(lap.seconds for lap in its.laps) + (its.first.seconds if its.first else 0.0)
-    ledger.lose("other", its.last - its.ready - measured - its.evaluation_s)
-    _assign_tail(ledger, its, kept, following, usual_s)
-    return Goodput(ledger.useful_s, ledger.lost_s)
+    yield "other", its.last - its.ready - measured - its.evaluation_s
+    yield from _tail(its, kept, following, usual_s)
 
 
-def _assign_lap(ledger: _Ledger, lap: Steps, kept: float) -> None:
-    checkpoint_s = min(lap.checkpoint_s, lap.seconds)
-    ledger.lose("checkpoint", checkpoint_s)
+def _cut(gap: float, wanted: Sequence[Segment], rest: str | None) -> Iterator[Segment]:
+    """Yields as much of each segment as a gap has room for, in their order, and what is left of it."""
+    gap = max(0.0, gap)
+    for cause, seconds in wanted:
+        taken = max(0.0, min(gap, seconds))
+        gap -= taken
+        yield cause, taken
+    yield rest, gap
+
+
+def _lap(lap: Steps, kept: float) -> Iterator[Segment]:
+    own_s = lap.seconds - min(lap.checkpoint_s, lap.seconds)
     again = min(lap.steps, max(0.0, lap.step - kept)) / lap.steps if lap.steps else 0.0
-    left = ledger.take(lap.seconds - checkpoint_s, "redone", again * (lap.seconds - checkpoint_s))
-    left = ledger.take(left, "data", (1 - again) * lap.data_s)
-    left = ledger.take(left, "stragglers", (1 - again) * lap.straggler_s)
-    if lap.steps:
-        ledger.take(left, None, left)
-    else:
-        ledger.lose("other", left)
+    yield "checkpoint", lap.seconds - own_s
+    wanted = [
+        ("redone", again * own_s),
+        ("data", (1 - again) * lap.data_s),
+        ("stragglers", (1 - again) * lap.straggler_s),
+    ]
+    yield from _cut(own_s, wanted, None if lap.steps else "other")
 
 
-def _assign_first(ledger: _Ledger, first: Steps, kept: float, usual_s: float | None, startup: str) -> None:
-    """Assigns the first step: what it takes longer than a usual step belongs to the start."""
-    checkpoint_s = min(first.checkpoint_s, first.seconds)
-    rest = first.seconds - checkpoint_s
-    normal = rest - first.data_s if usual_s is None else usual_s * first.steps
-    normal = max(0.0, min(rest, normal))
-    ledger.lose("checkpoint", checkpoint_s)
-    ledger.lose(startup, rest - normal)
-    _assign_lap(ledger, Steps(first.step, first.steps, normal), kept)
+def _first(first: Steps, kept: float, usual_s: float | None, startup: str) -> Iterator[Segment]:
+    """Yields the segments of the first step: what it takes longer than a usual step belongs to the start."""
+    own_s = first.seconds - min(first.checkpoint_s, first.seconds)
+    normal_s = own_s - first.data_s if usual_s is None else usual_s * first.steps
+    normal_s = max(0.0, min(own_s, normal_s))
+    yield "checkpoint", first.seconds - own_s
+    yield startup, own_s - normal_s
+    yield from _lap(Steps(first.step, first.steps, normal_s), kept)
 
 
-def _assign_tail(
-    ledger: _Ledger, its: GenerationTimes, kept: float, following: int | None, usual_s: float | None
-) -> None:
-    """Assigns the time after a generation's last line, of which no line says what it was spent on.
+def _tail(
+    its: GenerationTimes, kept: float, following: int | None, usual_s: float | None
+) -> Iterator[Segment]:
+    """Yields the time after a generation's last line, of which no line says what it was spent on.
 
     Steps may have been done in it: the next generation says how many were kept, the fault how many were not.
     """
     kept_steps = max(0, min(following or 0, int(min(kept, 1e15))) - its.step)
     if its.ended is None:
         if not its.closed:  # the steps were done after the last line, in time that no line shows
-            ledger.useful_s += kept_steps * (usual_s or 0.0)
+            yield None, kept_steps * (usual_s or 0.0)
         return
     gap = max(0.0, its.ended - its.last)
     if its.closed or not its.failed:
-        ledger.lose("other", gap)
+        yield "other", gap
         return
     fault_step = int(_number(its.fault.get("step")))
     lost_steps = max(0, fault_step - 1 - its.step - kept_steps)
     step_s = gap / (kept_steps + lost_steps + 1) if usual_s is None else usual_s
-    gap = ledger.take(gap, None, kept_steps * step_s)
-    gap = ledger.take(gap, "redone", (lost_steps + 1) * step_s)  # and the step that the fault cut off
-    ledger.lose("recovery" if its.fault.get("kind") == PLANNED else "detection", gap)
+    redone_s = (lost_steps + 1) * step_s  # and the step that the fault cut off
+    noticed = "recovery" if its.fault.get("kind") == PLANNED else "detection"
+    yield from _cut(gap, [(None, kept_steps * step_s), ("redone", redone_s)], noticed)
 
 
 def generations(events: Sequence[Mapping[str, Any]]) -> list[GenerationTimes]:
@@ -246,7 +241,8 @@ def generations(events: Sequence[Mapping[str, Any]]) -> list[GenerationTimes]:
 
     Lines that lack what they need are passed over.
     """
-    restarts = _restarts(events)
+    # A restart comes again once more is known: its last line counts.
+    restarts = {_key(event): event for event in events if event.get("event") == "restart"}
     told: set[tuple[object, ...]] = set()
     found: list[GenerationTimes] = []
     for event in events:
@@ -264,11 +260,6 @@ def generations(events: Sequence[Mapping[str, Any]]) -> list[GenerationTimes]:
         elif found and found[-1].ready is not None:
             found[-1] = _extended(found[-1], event, at)
     return found
-
-
-def _restarts(events: Sequence[Mapping[str, Any]]) -> dict[tuple[object, ...], Mapping[str, Any]]:
-    """Returns the last line about each restart: it comes again once more is known."""
-    return {_key(event): event for event in events if event.get("event") == "restart"}
 
 
 def _key(event: Mapping[str, Any]) -> tuple[object, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from trainer.run import goodput_log
 from trainer.run.layout import GOODPUT_FILE
-from trainer.telemetry.gaps import Gaps
 from trainer.telemetry.goodput import (
     GenerationTimes,
     Goodput,
@@ -21,7 +20,7 @@ from trainer.telemetry.goodput import (
     by_generation,
     generations,
 )
-from trainer.telemetry.records import Lap
+from trainer.telemetry.records import Gaps, Lap
 
 
 class GoodputRecorder:

@@ -12,9 +12,8 @@ from typing import IO, Any
 from trainer.run.layout import METRICS_FILE
 from trainer.safe_io.atomic import json_text
 from trainer.safe_io.plain import lines_from_end, open_plain, parse_json
-from trainer.telemetry.gaps import Gaps
 from trainer.telemetry.pictures import Picture
-from trainer.telemetry.records import SO_FAR, SUMMED, Lap, Record
+from trainer.telemetry.records import SO_FAR, SUMMED, Gaps, Lap, Record
 from trainer.telemetry.writers import MetricWriter
 from trainer.text.wording import duration
 

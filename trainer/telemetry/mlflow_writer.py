@@ -3,10 +3,8 @@
 import importlib
 import logging
 import os
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,63 +17,11 @@ from trainer.safe_io.atomic import write_whole
 from trainer.safe_io.plain import read_plain
 from trainer.telemetry.figures import tagged
 from trainer.telemetry.pictures import Picture, as_markdown, strip
+from trainer.telemetry.services import WAIT_S, Outbox, waits, why
 from trainer.text.masking import masked_values
-from trainer.text.wording import many
-
-_MOST = 10_000
-"""Messages that wait at most; with one for every ten steps these are hours."""
-
-
-class Outbox:
-    """Sends messages in their order; what cannot be sent is counted and said, and never stops the run."""
-
-    def __init__(self, service: str, otherwise: str) -> None:
-        """`otherwise` says in a warning where the messages can be found."""
-        self._service, self._otherwise = service, otherwise
-        self._waiting: queue.Queue[Callable[[], object] | None] = queue.Queue(_MOST)
-        self._lost = 0
-        self._thread = threading.Thread(target=self._work, name=f"{service} outbox", daemon=True)
-        self._thread.start()
-
-    def put(self, send: Callable[[], object]) -> None:
-        """Sends a message later, by a function that raises what went wrong. Returns at once."""
-        try:
-            self._waiting.put_nowait(send)
-        except queue.Full:
-            self._lost += 1
-
-    def close(self, wait_s: float) -> None:
-        """Waits until all is sent, at most so many seconds, and says what was not."""
-        until = time.monotonic() + wait_s
-        while self._thread.is_alive() and time.monotonic() < until:
-            try:
-                self._waiting.put(None, timeout=0.1)
-                break
-            except queue.Full:
-                pass
-        self._thread.join(max(0.0, until - time.monotonic()))
-        left = self._lost + max(0, self._waiting.qsize() - 1) + self._thread.is_alive()
-        if left:
-            log.warning(
-                "%s did not get %s of this start; %s", self._service, many(left, "message"), self._otherwise
-            )
-
-    def _work(self) -> None:
-        while (send := self._waiting.get()) is not None:
-            try:
-                send()
-            except Exception as error:  # a service's client raises what it likes
-                if not self._lost:
-                    why = str(error).partition("\n")[0]
-                    log.warning(
-                        "%s: a message could not be sent (%s); the run goes on", self._service, why[:200]
-                    )
-                self._lost += 1
-
 
 log = logging.getLogger("clipship")
 
-_CLOSE_S = 30.0  # less than timeouts.shutdown_s, since the other ranks wait meanwhile
 _PARAMETERS = 100
 """Parameters that a server of MLflow takes in one request."""
 _LONGEST = 500
@@ -106,13 +52,12 @@ class Mlflow:
         try:
             self._run = self._begin(job, folder / MLFLOW_ID_FILE)
         except self._mlflow.exceptions.MlflowException as error:
-            why = str(error).partition("\n")[0]
             if error.get_http_status_code() in _DENIED:
                 raise InputError(
-                    f"MLflow: {why}; MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD, give "
-                    "a rank its keys; without MLflow, set logging.mlflow=off"
+                    f"MLflow: {why(error)}; MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and "
+                    "_PASSWORD, give a rank its keys; without MLflow, set logging.mlflow=off"
                 ) from None
-            log.warning("MLflow cannot be reached (%s): it gets nothing of this start", why)
+            log.warning("MLflow cannot be reached (%s): it gets nothing of this start", why(error))
 
     def write(self, values: Mapping[str, object]) -> None:
         at, step, entities = int(time.time() * 1000), values["step"], self._mlflow.entities
@@ -132,8 +77,7 @@ class Mlflow:
     def close(self, error: BaseException | None) -> None:
         ended = "FINISHED" if error is None else "KILLED" if isinstance(error, Preempted) else "FAILED"
         self._send(lambda: self._client.set_terminated(self._run, ended))
-        # A rank that fails does not wait for a network.
-        self._outbox.close(_CLOSE_S if ended != "FAILED" else 1.0)
+        self._outbox.close(WAIT_S if waits(error) else 1.0)
 
     def _send(self, send: Any) -> None:
         if self._run:

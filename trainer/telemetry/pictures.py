@@ -15,6 +15,7 @@ from trainer.text.terminal import one_line
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from PIL import Image
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+!|~&-])")
 _GAP = 4
@@ -34,6 +35,12 @@ class Picture:
     nearest: Sequence[tuple[str, bool]]
     """Texts, nearest first, and whether each is one of its own captions."""
 
+    def image(self) -> "Image.Image":
+        """Returns the picture as Pillow has it."""
+        from PIL import Image
+
+        return Image.open(BytesIO(self.png))
+
 
 def as_markdown(pictures: Sequence[Picture]) -> str:
     """Returns a table with a line for each picture, numbered from 1; its own captions are bold."""
@@ -50,7 +57,7 @@ def strip(pictures: Sequence[Picture]) -> "NDArray[np.uint8]":
     import numpy as np
     from PIL import Image
 
-    images = [Image.open(BytesIO(picture.png)).convert("RGB") for picture in pictures]
+    images = [picture.image().convert("RGB") for picture in pictures]
     whole = Image.new(
         "RGB",
         (sum(image.width + _GAP for image in images), max(image.height for image in images)),

@@ -21,9 +21,8 @@ from trainer.comm.host_memory import HostCopy, to_device
 from trainer.comm.protocol import Comm
 from trainer.run.layout import RANK_STATS_FILE
 from trainer.safe_io.plain import append_line
-from trainer.telemetry.gaps import Gaps
 from trainer.telemetry.metrics import drop_after
-from trainer.telemetry.records import Lap
+from trainer.telemetry.records import Gaps, Lap
 
 COLUMNS = (
     "data_s",

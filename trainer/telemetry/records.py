@@ -1,8 +1,11 @@
-"""Values of one logged step and the times of several steps by part.
+"""Values of one logged step, the times of several steps by part, and what is said if they cannot be written.
 
-The modules that write them are elsewhere.
+The modules that write them are elsewhere. No torch.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 
 SO_FAR = "so_far"
@@ -54,3 +57,25 @@ class Lap:
             part: seconds / max(1, self.steps) for part, seconds in asdict(self).items() if part != "steps"
         }
         return {"step_s": sum(parts.values()), **parts}
+
+
+log = logging.getLogger("clipship")
+
+
+class Gaps:
+    """Names each file or service that cannot be written, once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    @contextmanager
+    def tolerated_in(self, what: str, problems: type[Exception] = OSError) -> Iterator[None]:
+        """Lets the run go on where the block raises one of the problems, such as that the disk is full."""
+        try:
+            yield
+        except problems as error:
+            if what not in self._told:
+                log.warning(
+                    "%-12s NOT WRITTEN: %s. The run goes on, but %s will have gaps.", "metrics", error, what
+                )
+            self._told.add(what)

@@ -5,22 +5,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Job
 from trainer.config.loader import recorded
-from trainer.errors import InputError, Preempted
+from trainer.errors import InputError
 from trainer.run.layout import SWANLAB, SWANLAB_ID_FILE
 from trainer.telemetry.figures import tagged
-from trainer.telemetry.lasting_id import lasting_id
 from trainer.telemetry.pictures import Picture, as_markdown
+from trainer.telemetry.services import WAIT_S, lasting_id, waits, why
 from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
 
-_FINISH_S = 30.0  # less than timeouts.shutdown_s, since the other ranks wait meanwhile
 _NO_KEY = ("no API key", "no TTY")
 """Words of SwanLab's errors where it has no key; a wrong one reads like a network that is gone."""
 _QUIET: dict[str, Any] = {
@@ -62,16 +60,15 @@ class SwanLab:
         try:
             self._run = self._thread.submit(begin, mode=job.logging.swanlab, resume="allow").result()
         except Exception as error:  # its own errors and those of its HTTP library
-            why = str(error).partition("\n")[0]
-            if any(words in why for words in _NO_KEY):
+            if any(words in why(error) for words in _NO_KEY):
                 raise InputError(
-                    f"SwanLab: {why} The variable SWANLAB_API_KEY gives a rank its key; without a user, "
-                    "set logging.swanlab=offline; without SwanLab, logging.swanlab=off"
+                    f"SwanLab: {why(error)} The variable SWANLAB_API_KEY gives a rank its key; without a "
+                    "user, set logging.swanlab=offline; without SwanLab, logging.swanlab=off"
                 ) from None
             log.warning(
                 "SwanLab cannot be reached, or refuses the key (%s): this start is logged offline; "
                 "`swanlab sync` uploads what is in %s",
-                why,
+                why(error),
                 self._folder,
             )
             self._offline = True
@@ -82,26 +79,19 @@ class SwanLab:
             self._run.log(tagged(values), step=values["step"])
 
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
-        from PIL import Image
-
         if self._run is None:
             return
         images = [
-            self._swanlab.Image(Image.open(BytesIO(picture.png)), caption=masked(picture.caption))
-            for picture in pictures
+            self._swanlab.Image(picture.image(), caption=masked(picture.caption)) for picture in pictures
         ]
         text = self._swanlab.Text(as_markdown(pictures))
         self._run.log({"eval/pictures": images, "eval/nearest_texts": text}, step=step)
 
     def close(self, error: BaseException | None) -> None:
-        # A rank that fails does not wait for a network.
-        if self._run is not None and (error is None or isinstance(error, Preempted) or self._offline):
+        if self._run is not None and (waits(error) or self._offline):
             finished = self._thread.submit(self._run.finish, *(() if error is None else ("aborted",)))
             try:
-                finished.result(_FINISH_S)
+                finished.result(WAIT_S)
             except TimeoutError:
-                log.warning(
-                    "SwanLab did not get all of this start in %.0f s; `swanlab sync` uploads what is in %s",
-                    _FINISH_S,
-                    self._folder,
-                )
+                text = "SwanLab did not get all of this start in %.0f s; `swanlab sync` uploads what is in %s"
+                log.warning(text, WAIT_S, self._folder)

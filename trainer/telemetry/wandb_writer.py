@@ -3,23 +3,19 @@
 import importlib
 import logging
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Job
 from trainer.config.loader import recorded
-from trainer.errors import InputError, Preempted
+from trainer.errors import InputError
 from trainer.run.layout import WANDB, WANDB_ID_FILE
 from trainer.telemetry.figures import tagged
-from trainer.telemetry.lasting_id import lasting_id
 from trainer.telemetry.pictures import COLUMNS, Picture
+from trainer.telemetry.services import WAIT_S, lasting_id, waits, why
 from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
-
-_INIT_S = 30.0
-_FINISH_S = 30.0  # less than timeouts.shutdown_s, since the other ranks wait meanwhile
 
 
 class Wandb:
@@ -40,7 +36,7 @@ class Wandb:
             "dir": str(folder),
             "config": recorded(job),
             "settings": wandb.Settings(
-                console="off", silent=True, init_timeout=_INIT_S, finish_timeout=_FINISH_S
+                console="off", silent=True, init_timeout=WAIT_S, finish_timeout=WAIT_S
             ),
         }
         self._offline = job.logging.wandb == "offline"
@@ -51,13 +47,10 @@ class Wandb:
                 f"W&B: {error} Without a W&B user, set logging.wandb=offline; without W&B, logging.wandb=off"
             ) from None
         except wandb.errors.CommError as error:
-            why = str(error).partition("\n")[0]
-            log.warning(
-                "W&B cannot be reached (%s): this start is logged offline; "
-                "`wandb sync` uploads what is in %s",
-                why,
-                folder / WANDB,
+            text = (
+                "W&B cannot be reached (%s): this start is logged offline; `wandb sync` uploads what is in %s"
             )
+            log.warning(text, why(error), folder / WANDB)
             wandb.teardown()  # its own process still holds the run
             self._offline = True
             self._run = wandb.init(mode="offline", **arguments)
@@ -67,11 +60,9 @@ class Wandb:
         self._run.log({"step": values["step"], **tagged(values)})
 
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
-        from PIL import Image
-
         rows = [
             [
-                self._wandb.Image(Image.open(BytesIO(picture.png))),
+                self._wandb.Image(picture.image()),
                 masked(picture.caption),
                 picture.place or None,
                 "\n".join(masked(text) for text, _ in picture.nearest),
@@ -82,7 +73,6 @@ class Wandb:
         self._run.log({"step": step, "eval/nearest_texts": table})
 
     def close(self, error: BaseException | None) -> None:
-        # A rank that fails does not wait for a network.
-        if error is None or isinstance(error, Preempted) or self._offline:
+        if waits(error) or self._offline:
             self._run.finish()
             self._wandb.teardown()  # only then has its own process written everything to disk

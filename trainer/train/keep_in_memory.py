@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from trainer.checkpoint.memory_cadence import SHARE, Cadence
-from trainer.checkpoint.memory_keeper import MemoryKeeper
+from trainer.checkpoint.memory_keeper import SHARE, Cadence, MemoryKeeper
 from trainer.checkpoint.memory_restore import NodeMemory
 from trainer.checkpoint.memory_state import bytes_kept
 from trainer.checkpoint.resume import StartPoint

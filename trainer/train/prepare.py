@@ -41,8 +41,7 @@ from trainer.model.compile import compile_blocks, keep_kernels
 from trainer.model.mixture import Mixture, digest_of_begin
 from trainer.model.preprocessing import preprocessing_of, said_beside
 from trainer.model.teacher import build_teacher, whole_captions
-from trainer.preflight.check import PreflightReport, preflight
-from trainer.preflight.repeat import check_again, has_passed
+from trainer.preflight.check import PreflightReport, check_again, has_passed, preflight
 from trainer.run.checkpoints import WEIGHTS, goes_on_from
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json

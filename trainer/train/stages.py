@@ -15,8 +15,7 @@ from trainer.data.sample_counts import shard_weights
 from trainer.data.source import Source
 from trainer.data.targets import Targets
 from trainer.evaluate.evaluation import Evaluation
-from trainer.run.best import folder_name
-from trainer.run.checkpoints import check_no_file
+from trainer.run.checkpoints import check_no_file, folder_name
 from trainer.run.folder import run_folder
 
 

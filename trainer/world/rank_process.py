@@ -3,20 +3,18 @@
 No torch.
 """
 
-import fcntl
 import glob
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from trainer.safe_io.plain import is_own_folder, open_plain
+from trainer.safe_io.folders import hold, remove_abandoned, remove_tree
 from trainer.sysinfo.children import reap
 from trainer.sysinfo.parent import signal_with_parent
 from trainer.sysinfo.signals import SIGNALS
@@ -24,8 +22,6 @@ from trainer.sysinfo.signals import SIGNALS
 REAP_S = 3.0
 _PREFIX = "clipship-rank-"
 _LOCK = "supervisor"
-_NOT_YET_LOCKED = "supervisor.new"
-_UNLOCKED_S = 60.0
 
 
 class RankProcess(Protocol):
@@ -51,28 +47,19 @@ def rank_folder(memory: Path = Path("/dev/shm")) -> Iterator[Path]:
     parent = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
     sweep(parent, memory)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    with open(folder / _NOT_YET_LOCKED, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees it when this process ends, however it ends
-        # Under the new name, no folder of a living supervisor is ever seen unlocked.
-        os.rename(folder / _NOT_YET_LOCKED, folder / _LOCK)
+    with hold(folder, _LOCK):
         try:
             yield folder
         finally:
-            _remove(folder, memory)
+            _remove(memory, folder)
 
 
 def sweep(parent: Path, memory: Path) -> None:
-    """Removes the folders whose supervisors are gone, so that nobody holds their lock.
-
-    Process ids do not show that, since containers share /dev/shm, which is `memory`.
-    """
-    for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # it is another user's, or another process removed it
-            if _is_abandoned(folder):
-                _remove(folder, memory)
+    """Removes the folders of this user whose supervisors are gone; `memory` is /dev/shm."""
+    remove_abandoned(parent.glob(f"{_PREFIX}*"), _LOCK, partial(_remove, memory))
 
 
-def _remove(folder: Path, memory: Path) -> None:
+def _remove(memory: Path, folder: Path) -> None:
     """Removes a rank's folder, and first the named semaphores that a killed rank has left in memory.
 
     Their names begin with the folder's, see `trainer.data.processes`.
@@ -80,24 +67,7 @@ def _remove(folder: Path, memory: Path) -> None:
     for semaphore in memory.glob(f"sem.{glob.escape(folder.name)}-*"):
         with suppress(OSError):
             semaphore.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_abandoned(folder: Path) -> bool:
-    """Returns whether a supervisor of this user made the folder and is gone.
-
-    Other users can write in its parent and make any folder there.
-    """
-    if not is_own_folder(folder):
-        return False
-    if not (folder / _LOCK).exists():  # it was just made, or its supervisor was killed before it locked
-        return time.time() - folder.stat().st_mtime > _UNLOCKED_S
-    with open(folder / _LOCK, opener=open_plain) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+    remove_tree(folder)
 
 
 def start_rank(

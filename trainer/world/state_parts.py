@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.safe_io.plain import read_json
+from trainer.safe_io.plain import read_as
 
 BUFFERS = 2
 _HEADER = re.compile(r"(?P<layout>[0-9a-f]{16})-(?P<buffer>\d)-\d{5}-of-\d{5}\.json")
@@ -131,8 +131,5 @@ def _headers(folder: Path) -> list[Header]:
 
 def read_header(folder: Path, name: str) -> Header | None:
     """Returns the header of that name; None if there is none, or not a whole one."""
-    with suppress(OSError, ValueError, TypeError):
-        header = Header(**read_json(folder / name))
-        if header.name == name:
-            return header
-    return None
+    header = read_as(Header, folder / name)
+    return header if header is not None and header.name == name else None

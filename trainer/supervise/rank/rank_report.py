@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.run.file_work import within
+from trainer.sysinfo.topology import file_text
 from trainer.world.heartbeat import RankState
 
 STACK_FILE = "stack"
@@ -80,7 +81,7 @@ def report(rank: int, node: str, pid: int, state: RankState, stack: str = "") ->
         collective=state.collective,
         waiting=state.waiting,
         state=state_of(pid),
-        kernel=_read(pid, "wchan").strip("0\n"),
+        kernel=_read(pid, "wchan").strip("0"),
         stack=stack,
     )
 
@@ -138,10 +139,7 @@ async def _written(path: Path, before: int) -> str:
 
 
 def _read(pid: int, name: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
-    except OSError:
-        return ""
+    return file_text(Path(f"/proc/{pid}/{name}"))
 
 
 class StoppedRank:

@@ -35,8 +35,7 @@ from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens
 from trainer.launch.open_mpi import find_mpirun, mpirun_command
 from trainer.launch.processes import supervise
 from trainer.launch.start_again import asked_after, run_generations
-from trainer.run.best import folder_name
-from trainer.run.checkpoints import newest_step
+from trainer.run.checkpoints import folder_name, newest_step
 from trainer.run.exit_files import exit_record_of, remove_exit_files
 from trainer.run.exit_record import EXIT_DIR
 from trainer.run.folder import run_folder
