@@ -21,6 +21,7 @@ from trainer.errors import ClusterError
 from trainer.launch.kubernetes.gangs import Gang
 from trainer.launch.kubernetes.kind import Kind, Object
 from trainer.safe_io.plain import parse_json, read_plain
+from trainer.text.terminal import shown
 
 _ANSWER_S = 20.0
 _SHOWN = 200
@@ -54,10 +55,11 @@ class Cluster:
     ) -> Object:
         """Sends a request about objects of the namespace, or the one of this name; returns the answer's JSON.
 
-        The paths of the API are fixed, so the server is not asked which kinds it has. Raises ApiException.
+        The paths of the API are fixed, so the server is not asked which kinds it has. Raises ApiException,
+        and ClusterError for the answer of something else.
         """
         path = f"/{'apis' if '/' in api_version else 'api'}/{api_version}/namespaces/{{namespace}}/{plural}"
-        answer: Object = DynamicClient(self.api, discoverer=lambda *_: None).request(
+        answer = DynamicClient(self.api, discoverer=lambda *_: None).request(
             method,
             path + ("/{name}" if name else ""),
             body=body,
@@ -67,6 +69,11 @@ class Cluster:
             serializer=lambda _, answer: answer,
             _request_timeout=_ANSWER_S if method == "get" else None,
         )
+        if not isinstance(answer, dict):
+            raise ClusterError(
+                f"what answers for the cluster of context {self.context} at {self.server} is no API server "
+                f"but sends {shown(str(answer)[:_SHOWN])!r}: is it a proxy or a page to sign in?"
+            )
         return answer
 
     def read(self, row: type[Kind], name: str) -> Object | None:
