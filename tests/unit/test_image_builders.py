@@ -171,7 +171,7 @@ def test_an_export_that_nobody_reads_to_its_end_is_over_before_its_container_goe
             create) echo container ;;
             cp) /bin/cat > added ;;
             export) echo $$ > exporting; exec /bin/cat /dev/zero ;;
-            rm) ! kill -0 "$(/bin/cat exporting)" && echo "$3" > removed ;;
+            rm) ! kill -0 "$(/bin/cat exporting)" && echo "$4" > removed ;;
         esac""",
     )
     with BUILDERS["podman"].export("x:1", b"a tar") as chunks:

@@ -73,7 +73,7 @@ class Builder(ABC):
     """Words that print what is known of an image."""
     create: ClassVar[tuple[str, ...]] = ("create", "--entrypoint=")
     """Words that make a container and print its id."""
-    remove: ClassVar[tuple[str, ...]] = ("rm", "--force")
+    remove: ClassVar[tuple[str, ...]] = ("rm", "--force", "--volumes")
 
     @abstractmethod
     def digest(self, name: str, platform: str) -> str:
