@@ -161,6 +161,17 @@ def test_a_builder_that_is_not_installed_is_named_without_a_look_at_the_disk(
             assert f"{program} is not installed" in refusal(partial(build, job, any_disk=any_disk))
 
 
+def test_nobody_is_told_to_remove_the_variable_that_clipship_sets(
+    programs: Callable[[str, str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "            BuildKit is currently disabled; enable it by removing the DOCKER_BUILDKIT=0"
+    lines = ("DEPRECATED: old.", told, "            environment-variable.", "", "Step 1/1")
+    programs("docker", "\n".join(f'echo "{line}" >&2' for line in lines) + "\nexit $((1 + DOCKER_BUILDKIT))")
+    with pytest.raises(ClusterError, match=r"code 1\nits last lines:\nDEPRECATED: old\.\nStep 1/1$"):
+        BUILDERS["classic"]._follow(["docker", "build", "."], str(tmp_path))
+    assert capsys.readouterr().err == "DEPRECATED: old.\nStep 1/1\n"
+
+
 def test_an_export_that_nobody_reads_to_its_end_is_over_before_its_container_goes(
     programs: Callable[[str, str], None], tmp_path: Path
 ) -> None:

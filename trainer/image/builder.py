@@ -74,6 +74,8 @@ class Builder(ABC):
     create: ClassVar[tuple[str, ...]] = ("create", "--entrypoint=")
     """Words that make a container and print its id."""
     remove: ClassVar[tuple[str, ...]] = ("rm", "--force", "--volumes")
+    unsaid: ClassVar[tuple[str, ...]] = ()
+    """Lines of a build that are not shown: advice that nobody who runs Clipship could follow."""
 
     @abstractmethod
     def digest(self, name: str, platform: str) -> str:
@@ -199,7 +201,7 @@ class Builder(ABC):
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                if clean := _COLOUR.sub("", line).rstrip():
+                if (clean := _COLOUR.sub("", line).rstrip()) and clean.strip() not in self.unsaid:
                     last.append(clean)
                     print(shown(clean), file=sys.stderr, flush=True)
         if process.returncode:

@@ -65,6 +65,10 @@ class Classic(_Docker):
     """The builder of every Docker daemon, which keeps all that a step says: secrets are refused."""
 
     name = "classic"
+    unsaid = (
+        "BuildKit is currently disabled; enable it by removing the DOCKER_BUILDKIT=0",
+        "environment-variable.",
+    )
 
     def _follow(self, command: Sequence[str], folder: str, **variables: str) -> None:
         super()._follow([*command, "--force-rm"], folder, DOCKER_BUILDKIT="0")
