@@ -161,6 +161,16 @@ def test_a_builder_that_is_not_installed_is_named_without_a_look_at_the_disk(
             assert f"{program} is not installed" in refusal(partial(build, job, any_disk=any_disk))
 
 
+def test_podman_under_docker_s_name_is_not_taken_for_docker(
+    programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builders, "client", lambda: SimpleNamespace(close=lambda: None))
+    programs("docker", "echo podman version 4.3.1")
+    programs("podman", f"echo '{IMAGE}'")
+    assert 'image.builder = "podman"' in refusal(found, "x:1", "classic")
+    assert found("x:1")[0].name == "podman"
+
+
 def test_nobody_is_told_to_remove_the_variable_that_clipship_sets(
     programs: Callable[[str, str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,12 +42,21 @@ class _Docker(Builder):
 
     def folder(self) -> str | None:
         here = client().api.base_url == LOCAL
-        folder = super().folder()  # says if there is no docker command
+        self._check_command()  # says if there is no docker command
+        folder = super().folder()
         return folder if here else None
 
     def stored(self, image: str) -> Stored:
         client().close()  # says why no daemon answers
+        self._check_command()
         return super().stored(image)
+
+    def _check_command(self) -> None:
+        """Raises ClusterError for podman under Docker's name, which tells no digest that it has pushed."""
+        if self._said("--version").startswith("podman"):
+            raise ClusterError(
+                'the command docker is podman here: use it as such, by image.builder = "podman"'
+            )
 
     def digest(self, name: str, platform: str) -> str:
         return digest_at_registry(name, _ADVICE)
