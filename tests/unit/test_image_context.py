@@ -300,6 +300,7 @@ def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
             "containerd-snapshotter",
         ),
         ("Err:1 http://deb.example Temporary failure resolving 'deb.example'", "has no network"),
+        ('unable to prepare context: path "context" not found', "set it to one in your home"),
     ],
 )
 def test_a_failed_build_names_the_likely_cause(output: str, cause: str) -> None:
