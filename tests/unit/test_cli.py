@@ -534,6 +534,7 @@ HEAVY = ("torch", "numpy", "open_clip", "webdataset", "horovod")
     [
         (["--help"], (*HEAVY, "pydantic", "trainer.config.job", "importlib.metadata")),
         (["init", "--preset", "laptop", "new.toml"], (*HEAVY, "pydantic", "trainer.config.job")),
+        (["runs"], (*HEAVY, "trainer.config.job")),
         (["render", "dockerfile", "job.toml"], HEAVY),
         (["check", "job.toml"], HEAVY),
         (

@@ -3,6 +3,7 @@
 The next supervisor removes the folder of one that was killed, but not that of a living one.
 """
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,10 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from typing import IO
 
 import pytest
 
 from tests.support.processes import ended_on_failure
+from trainer.safe_io import folders
 from trainer.world.rank_process import rank_folder, sweep
 
 HOLD = "import sys, time; from pathlib import Path; from trainer.world.rank_process import rank_folder\n"
@@ -125,3 +128,22 @@ def within_limit(work: Callable[[], None]) -> None:
     thread.start()
     thread.join(20.0)
     assert not thread.is_alive(), "it waits for a stranger"
+
+
+def test_folder_made_again_while_its_old_lock_is_taken_is_not_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock, made = tmp_path / "clipship-rank-again", fcntl.flock, list[IO[str]]()
+    folders.hold(path, "supervisor").close()
+
+    def late(file: IO[str], how: int) -> None:
+        if not made:  # another process has swept the folder, and its supervisor has made it again
+            folders.remove_tree(path)
+            monkeypatch.setattr(fcntl, "flock", flock)
+            made.append(folders.hold(path, "supervisor"))
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    sweep(tmp_path, tmp_path)
+    made[0].close()
+    assert path.is_dir()

@@ -1,9 +1,11 @@
 """The folder of a node in which ranks keep their newest steps: who makes it, who removes it."""
 
+import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -165,3 +167,5 @@ def test_headers_of_another_start_and_damaged_ones_do_not_count(tmp_path: Path) 
     write_header(tmp_path, damaged)
     (tmp_path / damaged.name).rename(tmp_path / header(8).name)
     assert newest_step(tmp_path, RUN.start) == 0, "it says that it is of the other buffer"
+    (tmp_path / header(7).name).write_text(json.dumps({**asdict(header(7)), "part": "0"}))
+    assert newest_step(tmp_path, RUN.start) == 0, "its part is no number"

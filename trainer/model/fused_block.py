@@ -34,7 +34,7 @@ Kept = tuple[Tensor, ...]
 
 
 class BlockShape(NamedTuple):
-    """What a block's kernels depend on."""
+    """Facts of a block on which the choice of its kernels depends."""
 
     tokens: int
     width: int

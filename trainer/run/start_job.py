@@ -12,15 +12,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trainer.config import Job
-from trainer.config.loader import dump_job
 from trainer.errors import InputError
 from trainer.run.layout import ARTEFACTS, JOB_FILE, START_FILE
 from trainer.run.lock import who_holds
 from trainer.run.retry import shown
 from trainer.safe_io.atomic import json_text, write_whole
 from trainer.safe_io.plain import read_as
+
+if TYPE_CHECKING:
+    from trainer.config import Job
 
 APPEARS_S = 5.0
 """Longest that a network file system may take to show another node a new file."""
@@ -34,8 +36,10 @@ def new_start_job(folder: Path) -> Path:
     return folder / ARTEFACTS / _PATTERN.replace("*", secrets.token_hex(4))
 
 
-def write_start_job(path: Path, job: Job) -> None:
+def write_start_job(path: Path, job: "Job") -> None:
     """Writes the resolved job for its owner alone: it holds the values of [env]. Raises OSError."""
+    from trainer.config.loader import dump_job  # with all sections, which readers of a run do not need
+
     write_whole(path, dump_job(job), private=True)
 
 

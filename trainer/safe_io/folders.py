@@ -126,8 +126,9 @@ def hold(folder: Path, lock: str) -> IO[str]:
     """
     for _ in range(_TRIES):
         with suppress(BlockingIOError, FileExistsError, FileNotFoundError), ExitStack() as opened:
-            held = opened.enter_context(open(make_private(folder) / lock, "a", opener=open_plain))
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the kernel frees it however the process ends
+            held = opened.enter_context(open(make_private(folder) / lock, "a+", opener=open_plain))
+            # The kernel frees it however the process ends; NFS shares the lock of a readable file alone.
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(held.fileno()), (folder / lock).lstat()):
                 opened.pop_all()
                 return held
@@ -146,16 +147,18 @@ def remove_abandoned(
     """Removes those of the folders that are this user's and that nobody holds any more."""
     for folder in folders:
         with suppress(OSError):  # it is another user's, or another process removed it
-            young = time.time() - folder.lstat().st_mtime < _UNLOCKED_S
-            if is_own_folder(folder) and ((folder / lock).exists() or not young):
+            if is_own_folder(folder):
                 remove_free(folder, lock, remove)
 
 
 def remove_free(folder: Path, lock: str, remove: Callable[[Path], None] = remove_tree) -> None:
-    """Removes the folder unless a process holds it. Raises OSError."""
+    """Removes the folder unless a process holds it, or may be about to. Raises OSError."""
     if not (folder / lock).exists():
-        remove(folder)
+        if time.time() - folder.lstat().st_mtime > _UNLOCKED_S:
+            remove(folder)
         return
     with open(folder / lock, opener=open_plain) as file, suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove(folder)
+        # The lock of a folder that was removed meanwhile is free, but another process may hold the new one.
+        if os.path.samestat(os.fstat(file.fileno()), (folder / lock).lstat()):
+            remove(folder)

@@ -132,4 +132,6 @@ def _headers(folder: Path) -> list[Header]:
 def read_header(folder: Path, name: str) -> Header | None:
     """Returns the header of that name; None if there is none, or not a whole one."""
     header = read_as(Header, folder / name)
-    return header if header is not None and header.name == name else None
+    with suppress(ValueError, TypeError):  # of texts in place of numbers
+        return header if header is not None and header.name == name else None
+    return None
