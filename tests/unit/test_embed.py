@@ -405,3 +405,25 @@ def test_a_stop_does_not_wait_for_a_block_that_storage_does_not_give() -> None:
             run_ranks(2, evaluation)
     finally:
         answers.set()
+
+
+def test_a_block_that_fails_leaves_no_thread_behind(alone: Comm) -> None:
+    import gc
+    from threading import enumerate as threads
+
+    from trainer.data.bad_samples import Skipped
+    from trainer.evaluate.rounds import Rounds
+
+    def blocks() -> Iterator[Any]:
+        raise InputError("no sample")
+        yield
+
+    before, rounds = threads(), Rounds(alone)
+    gc.disable()
+    try:
+        list(rounds.until_failed(rounds.counted(blocks(), Skipped(max_share=1))))
+        for thread in set(threads()) - set(before):
+            thread.join(5)
+            assert not thread.is_alive()
+    finally:
+        gc.enable()

@@ -41,10 +41,11 @@ def together(comm: "Comm", compute: Callable[[], Any]) -> list[Any]:
 
 
 def raise_alike(of_ranks: Sequence[EncodedError | None]) -> None:
-    """Raises one error for the problems of all ranks, each once: an InputError if their kinds differ."""
+    """Raises one error for the problems of all ranks, each once: InputError if any is, else as the first."""
     if encoded := list(dict.fromkeys(map(tuple, filter(None, of_ranks)))):
         kinds, texts = zip(*encoded, strict=True)
-        error = decode_error((kinds[0] if len(set(kinds)) == 1 else InputError.__name__, "\n".join(texts)))
+        plain = InputError.__name__  # no later start can succeed where one is
+        error = decode_error((plain if plain in kinds else kinds[0], "\n".join(texts)))
         assert error is not None
         raise error
 

@@ -6,7 +6,7 @@ and then.
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -139,12 +139,12 @@ class Rounds:
         asked to stop: StorageError, after which the next round raises Preempted.
         """
         pool = ThreadPoolExecutor(1, "blocks")
-        coming = pool.submit(next, blocks, None)
-        while has_come(coming, self.stop) and (block := coming.result()) is not None:
-            coming = pool.submit(next, blocks, None)
+        coming = deque([pool.submit(next, blocks, None)])  # a failed one in a variable would keep itself
+        while has_come(coming[0], self.stop) and (block := coming.popleft().result()) is not None:
+            coming.append(pool.submit(next, blocks, None))
             skipped.record(block.valid + len(block.bad), block.bad)
             yield block
-        if not coming.done():
+        if coming:
             raise StorageError("asked to stop before storage has given a block")
 
     def alone(self, compute: Callable[[], Result]) -> Result:

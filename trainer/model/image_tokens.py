@@ -65,8 +65,8 @@ def lost_pixels(model: Model) -> Iterator[str]:
 
     Models whose config does not say their patches are left out.
     """
-    vision = part_of(read_config(model.name), "vision_cfg")
-    if not vision or isinstance(vision.get("layers"), list) or "timm_model_name" in vision:
+    vision = read_config(model.name).get("vision_cfg")
+    if not isinstance(vision, dict) or isinstance(vision.get("layers"), list) or "timm_model_name" in vision:
         return
     vision = {**vision, **model.tower_changes["vision_cfg"]}
     patch, size = vision.get("patch_size", 16), vision.get("image_size", 224)
