@@ -1,6 +1,6 @@
 """A scheduler in a hundred lines: `[nohup]` runs a job's script in the background of this machine.
 
-`python -m tests.support.toy_scheduler ...` is the command `clipship` with two more rows in the table of
+`python -m tests.support.toy_scheduler ...` is the command `clipship` with two more rows in the tables of
 schedulers. The second, `[faraway]`, is the same, but its ranks see other files than this machine.
 """
 
@@ -18,8 +18,10 @@ from pydantic import Field
 
 from tests.support.ready import ready
 from trainer.config.schedulers import SCHEDULERS, SchedulerRow
+from trainer.config.sections import SECTIONS
 from trainer.config.types import SchedulerSection
 from trainer.errors import InputError
+from trainer.launch.schedulers import IMPLEMENTATIONS
 from trainer.launch.submission import Outcome, Scheduler, Submission
 from trainer.launch.templates import sh
 from trainer.run.layout import ARTEFACTS, LOGS, rank_log
@@ -120,8 +122,9 @@ def clipship(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 def with_schedulers(words: list[str]) -> int:
     """The command line with these schedulers; returns its exit code."""
     for made in (NohupScheduler, FarScheduler):
-        row = SchedulerRow(made.name, f"{_HERE}:Nohup", f"{_HERE}:{made.__name__}", "The script for bash.")
-        SCHEDULERS[made.name] = row
+        SCHEDULERS[made.name] = SchedulerRow(made.name, "The script for bash.")
+        SECTIONS[made.name] = Nohup
+        IMPLEMENTATIONS[made.name] = made
     from trainer.cli.main import main
 
     return main(words)

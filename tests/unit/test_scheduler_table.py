@@ -1,4 +1,4 @@
-"""A row in the table of schedulers is all that the command line needs to serve one more."""
+"""One row in each table of schedulers is all that the command line needs to serve one more."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,8 @@ from tests.support.jobs import TOY_JOB
 from tests.support.toy_scheduler import clipship
 from trainer.config import Job
 from trainer.config.schedulers import SCHEDULERS
-from trainer.launch.schedulers import scheduler
+from trainer.config.sections import SECTIONS
+from trainer.launch.schedulers import IMPLEMENTATIONS, scheduler
 from trainer.launch.submission import Scheduler
 
 JOB = TOY_JOB.replace('"toy"', '"toy run"') + "[nohup]\nnice = 3\n"
@@ -55,7 +56,8 @@ def test_check_reports_what_a_scheduler_refuses(tmp_path: Path) -> None:
     assert "nohup has this node alone" in refused.stderr
 
 
-def test_each_scheduler_has_its_class_and_its_section() -> None:
+def test_all_tables_of_schedulers_have_the_same_names() -> None:
+    assert list(SCHEDULERS) == list(SECTIONS) == list(IMPLEMENTATIONS)
     for name in SCHEDULERS:
         assert isinstance(scheduler(name), Scheduler)
         assert name in Job.model_fields

@@ -5,7 +5,6 @@ means unset. Uses no torch, no clock, no network and no file.
 """
 
 from collections.abc import Iterator
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, StringConstraints, create_model, field_validator, model_validator
@@ -19,7 +18,7 @@ from trainer.config.losses import LOSSES
 from trainer.config.recovery import Health, Recovery, Timeouts
 from trainer.config.resources import Resources
 from trainer.config.results import EMA, MIX, OPEN_CLIP_ENDING, Checkpoint, Eval, Logging
-from trainer.config.schedulers import SCHEDULERS
+from trainer.config.sections import SECTIONS
 from trainer.config.storage import addressed
 from trainer.config.stores import store_of
 from trainer.config.training import Model, Optim
@@ -80,7 +79,7 @@ class Job(Section):
     [optim] and [data] in place of the job's, such as optim.steps = 2000 and model.image_size = 336. Each
     begins with the weights of the one before, fitted to its size, and with a new optimizer. Empty: one."""
 
-    if TYPE_CHECKING:  # the schedulers' sections, which are added below for each of SCHEDULERS
+    if TYPE_CHECKING:  # the schedulers' sections, which are added below for each of SECTIONS
         slurm: Slurm
         kubernetes: Kubernetes
 
@@ -133,8 +132,8 @@ class Job(Section):
 
     @property
     def schedulers(self) -> dict[str, SchedulerSection]:
-        """Sections of the schedulers that the job file names, in the order of SCHEDULERS."""
-        return {name: getattr(self, name) for name in SCHEDULERS if name in self.model_fields_set}
+        """Sections of the schedulers that the job file names, in the order of SECTIONS."""
+        return {name: getattr(self, name) for name in SECTIONS if name in self.model_fields_set}
 
     @property
     def offline(self) -> bool:
@@ -316,6 +315,6 @@ if not TYPE_CHECKING:
         __module__=__name__,
         **{
             name: (Annotated[section, MAY_CHANGE], optional_section(section))
-            for name, section in {name: resolve_name(row.section) for name, row in SCHEDULERS.items()}.items()
+            for name, section in SECTIONS.items()
         },
     )

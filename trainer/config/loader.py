@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from trainer.config.job import Job
 from trainer.config.keys import field_at, path_of, resolved, walk, with_paths_from
 from trainer.config.overrides import Override, apply_overrides, parse_overrides
-from trainer.config.schedulers import SCHEDULERS
+from trainer.config.sections import SECTIONS
 from trainer.config.stages import StageProblem, stages_of, with_stage_paths
 from trainer.config.tables import merged, toml_text, with_tuples
 from trainer.config.toml_lines import Key, Lines, line_of_a_long_key
@@ -74,7 +74,7 @@ def _with_defaults(job: Job) -> dict[str, Any]:
 
     Such a section would make it a cluster's job, even an empty one.
     """
-    return job.model_dump(exclude_none=True, exclude=SCHEDULERS.keys() - job.schedulers.keys())
+    return job.model_dump(exclude_none=True, exclude=SECTIONS.keys() - job.schedulers.keys())
 
 
 def own_keys(job: Job, *, but_defaults: bool = False) -> dict[str, Any]:

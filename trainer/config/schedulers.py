@@ -1,7 +1,8 @@
 """Table of schedulers: what the job file and the command line need to know of one before it is used.
 
-The classes of its section and of what it does are named here, and imported where they are used: `clipship
---help` imports no scheduler.
+What a scheduler does is a class, in the table of `trainer.launch.schedulers`; the keys of its section are a
+class, too, in `trainer.config.sections`. All three have the same names. Data alone: `clipship --help` imports
+no scheduler.
 """
 
 from collections.abc import Mapping
@@ -14,10 +15,6 @@ class SchedulerRow:
 
     name: str
     """Section of the job file, and the word after `clipship submit --to`."""
-    section: str
-    """Class of its keys, a `SchedulerSection`, as MODULE:CLASS."""
-    control: str
-    """Class of what it does, a `trainer.launch.submission.Scheduler`, as MODULE:CLASS."""
     rendered: str
     """Line of `clipship render --help` that says what the submitted text is."""
     readers: str = "the submitted text"
@@ -37,8 +34,6 @@ class SchedulerRow:
 
 _SLURM = SchedulerRow(
     name="slurm",
-    section="trainer.config.slurm:Slurm",
-    control="trainer.launch.slurm.scheduler:SlurmScheduler",
     rendered="The batch script for sbatch.",
     readers="the batch script",
     takes_several=True,
@@ -46,8 +41,6 @@ _SLURM = SchedulerRow(
 )
 _KUBERNETES = SchedulerRow(
     name="kubernetes",
-    section="trainer.config.kubernetes:Kubernetes",
-    control="trainer.launch.kubernetes.scheduler:KubernetesScheduler",
     rendered="The objects that `kubectl apply` takes: a ConfigMap, and an MPIJob, Job or TrainJob.",
     readers="the ConfigMap and the objects beside it, which all who may read them in the namespace see",
     secret='kubernetes.env.{name} = "secret:SECRET:KEY" takes the value from a Secret',
@@ -56,4 +49,4 @@ _KUBERNETES = SchedulerRow(
 )
 
 SCHEDULERS: dict[str, SchedulerRow] = {row.name: row for row in (_SLURM, _KUBERNETES)}
-"""Rows by name. One that is added before `trainer.config.job` is imported is served like the others."""
+"""Rows by name."""

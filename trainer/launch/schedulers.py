@@ -1,11 +1,10 @@
-"""Schedulers by name, and submission to them. Imports none before it is needed."""
+"""Table of what schedulers do, and submission to them. Imports none before it is needed."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from trainer.config.schedulers import SCHEDULERS
@@ -26,10 +25,25 @@ if TYPE_CHECKING:
     from trainer.config import Job
 
 
+def _slurm() -> Scheduler:
+    from trainer.launch.slurm.scheduler import SlurmScheduler
+
+    return SlurmScheduler()
+
+
+def _kubernetes() -> Scheduler:
+    from trainer.launch.kubernetes.scheduler import KubernetesScheduler
+
+    return KubernetesScheduler()
+
+
+IMPLEMENTATIONS: dict[str, Callable[[], Scheduler]] = {"slurm": _slurm, "kubernetes": _kubernetes}
+"""Functions that import and make each scheduler of `trainer.config.schedulers`, by its name."""
+
+
 def scheduler(name: str) -> Scheduler:
     """Returns the scheduler, for what asks no cluster."""
-    made: Scheduler = resolve_name(SCHEDULERS[name].control)()
-    return made
+    return IMPLEMENTATIONS[name]()
 
 
 def reachable(name: str) -> Scheduler:

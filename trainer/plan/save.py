@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainer.comm.backends import keeps_in_memory
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
-from trainer.config.schedulers import SCHEDULERS
+from trainer.config.sections import SECTIONS
 from trainer.estimate.architecture import planned_architecture
 from trainer.estimate.size import checkpoint_bytes
 from trainer.estimate.step_speed import step_speed
@@ -156,7 +156,7 @@ def too_little_notice(job: Job, save: SaveTime | None) -> Iterator[str]:
     takes = f"after a request to stop the ranks save for {save.total()} ({save.parts()})"
     for key, notice in NOTICES.items():
         section, seconds = key.partition(".")[0], notice(job)
-        if section in SCHEDULERS.keys() - job.schedulers.keys() or seconds is None:
+        if section in SECTIONS.keys() - job.schedulers.keys() or seconds is None:
             continue
         if seconds < save.seconds:
             yield f"{takes}, longer than {key} = {seconds:g}: raise it to {math.ceil(save.seconds)} or more"
