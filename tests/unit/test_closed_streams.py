@@ -39,3 +39,24 @@ def test_a_run_with_closed_streams_in_a_latin_1_locale_ends_well(tmp_path: Path)
     code = subprocess.run(command, env=env).returncode
     result = json.loads((tmp_path / "runs" / "猫咪" / "result.json").read_text())
     assert (code, result["reason"]) == (0, "done")
+
+
+def test_a_signal_while_a_line_is_written_does_not_write_it_twice() -> None:
+    program = (
+        "import itertools, signal\n"
+        "from trainer.sysinfo.streams import outlive_readers\n"
+        "def press(*_): raise KeyboardInterrupt\n"
+        "signal.signal(signal.SIGALRM, press)\n"
+        "outlive_readers()\n"
+        "for number in range(3000):\n"
+        "    try:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 60))\n"
+        "        for part in itertools.count():\n"
+        '            print(f"{number} {part}\\n", end="", flush=True)\n'
+        "    except KeyboardInterrupt:\n"
+        "        pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) > 3000
+    assert len(set(lines)) == len(lines)

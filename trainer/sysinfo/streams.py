@@ -4,6 +4,7 @@ import io
 import locale
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 _UTF8 = "PYTHONUTF8"
@@ -25,30 +26,37 @@ def use_streams() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-class _Lasting(io.FileIO):
-    """Descriptor of a stream; once its reader has gone, what is written is lost.
+class _Lasting(io.BufferedWriter):
+    """Buffer of a stream; once its reader has gone, what is written is lost.
 
-    A disk that is full raises once, and not again when the interpreter ends.
+    A disk that is full raises once, and not again when the interpreter ends. The raw file stays Python's own:
+    a signal that comes between its write and the buffer's note of it would have it written twice.
     """
 
     reader_gone = False
 
     def write(self, content: Any) -> int:
+        self._try(super().write, content)
+        return len(content)
+
+    def flush(self) -> None:
+        self._try(super().flush)
+
+    def _try(self, deed: Callable[..., object], *given: Any) -> None:
         try:
-            return super().write(content)
+            deed(*given)
         except OSError as problem:
             self.reader_gone = True
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self.fileno())
             if not isinstance(problem, BrokenPipeError):
                 raise
-            return super().write(content)
 
 
 def outlive_readers() -> None:
     """Lets the readers of stdout and stderr go away: that ends nothing and changes no exit code."""
     for number, name in ((1, "stdout"), (2, "stderr")):
-        stream, buffer = getattr(sys, name), io.BufferedWriter(_Lasting(number, "w", closefd=False))
+        stream, buffer = getattr(sys, name), _Lasting(io.FileIO(number, "w", closefd=False))
         at_once = stream.line_buffering or stream.write_through  # the latter by PYTHONUNBUFFERED
         errors = "backslashreplace" if stream.errors == "strict" else stream.errors
         setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=at_once))
@@ -56,4 +64,4 @@ def outlive_readers() -> None:
 
 def reader_is_gone(stream: TextIO) -> bool:
     """Returns whether nobody reads one of these streams any more."""
-    return bool(getattr(getattr(getattr(stream, "buffer", None), "raw", None), "reader_gone", False))
+    return bool(getattr(getattr(stream, "buffer", None), "reader_gone", False))
