@@ -15,7 +15,7 @@ from trainer.launch.kubernetes.kind import Kind, Object, beside_name
 from trainer.launch.kubernetes.state import pods_of
 from trainer.text.terminal import say
 
-_DRY_RUN = {"dryRun": "All"}
+_DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
 _WAIT_S = 20.0
 """For a controller to see an object that has been created or to let go of a deleted one: a second at most."""
 _POLL_S = 0.2
@@ -114,10 +114,10 @@ def try_all(
 
     `taken` says that an ended object still has the name; the new one is then tried under another name. Raises
     ClusterError for what is refused: schema, quota, pod security, unknown priority class or service account,
-    missing claims, and a field of an object beside the job's own that the cluster would drop without a word.
+    missing claims, and a field that the cluster would drop without a word.
     """
     for item in beside:
-        _put(cluster, item, row, fieldValidation="Strict", **_DRY_RUN)
+        _put(cluster, item, row, **_DRY_RUN)
     name = wanted["metadata"]["name"]
     _try_own(cluster, row, _renamed(wanted, name) if taken else wanted)
     pods = row.pods([*beside, wanted])
