@@ -1,8 +1,9 @@
 """Loads what requests ask for, in order, through loader processes; blocks are read ahead of them."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from typing import Protocol, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Generic, Protocol, TypeVar
 
 from torch.utils.data import Dataset
 
@@ -67,11 +68,35 @@ def _giving_back(answers: Iterator[Loaded], ahead: ReadAhead, of_a_batch: int) -
         del answers  # a traceback would keep it alive, and with it the loader processes
 
 
-def has_come(answer: Future[Loaded], stop: Callable[[], bool]) -> bool:
-    """Waits for what a thread reads; returns False where it has not come within 5 s of a request to stop."""
-    looks = 0
-    while wait([answer], _LOOK_S).not_done:
-        looks = looks + 1 if stop() else 0
-        if looks > _LOOKS:
-            return False
-    return True
+class Ahead(Generic[Loaded]):
+    """Items that a thread reads ahead, so that a wait for silent storage can end."""
+
+    def __init__(self, begin: Callable[[], Iterator[Loaded]], ahead: int, stop: Callable[[], bool]) -> None:
+        """`begin` returns the items, of which `ahead` are read before they are asked for.
+
+        `stop` says whether this rank is asked to stop.
+        """
+        self._begin, self._ahead, self._stop = begin, ahead, stop
+        self._coming: deque[Future[Loaded | None]] = deque()  # a failed one in a variable would keep itself
+        self.missing = False
+        """True once an item has not come within 5 s of a request to stop."""
+
+    @property
+    def ready(self) -> bool:
+        """True if what is read ahead has come."""
+        return all(item.done() for item in self._coming)
+
+    def __iter__(self) -> Iterator[Loaded]:
+        """Yields the items, up to one that is missing."""
+        items, pool = self._begin(), ThreadPoolExecutor(1, "ahead")
+        self._coming.extend(pool.submit(next, items, None) for _ in range(self._ahead))
+        while self._has_come() and (item := self._coming.popleft().result()) is not None:
+            self._coming.append(pool.submit(next, items, None))
+            yield item
+
+    def _has_come(self) -> bool:
+        looks = 0
+        while not self.missing and wait([self._coming[0]], _LOOK_S).not_done:
+            looks = looks + 1 if self._stop() else 0
+            self.missing = looks > _LOOKS
+        return not self.missing

@@ -6,9 +6,8 @@ and then.
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol, TypeVar
@@ -17,7 +16,7 @@ import torch
 
 from trainer.comm.protocol import Comm
 from trainer.data.bad_samples import Skipped, check_share
-from trainer.data.loading import has_come
+from trainer.data.loading import Ahead
 from trainer.data.sample import BadSample
 from trainer.errors import InputError, MachineError, Preempted, StorageError
 from trainer.sysinfo.memory import is_out_of_memory
@@ -138,13 +137,11 @@ class Rounds:
         A thread reads the next one meanwhile. It is not waited for where storage is silent once this rank is
         asked to stop: StorageError, after which the next round raises Preempted.
         """
-        pool = ThreadPoolExecutor(1, "blocks")
-        coming = deque([pool.submit(next, blocks, None)])  # a failed one in a variable would keep itself
-        while has_come(coming[0], self.stop) and (block := coming.popleft().result()) is not None:
-            coming.append(pool.submit(next, blocks, None))
+        ahead = Ahead(lambda: blocks, 1, self.stop)
+        for block in ahead:
             skipped.record(block.valid + len(block.bad), block.bad)
             yield block
-        if coming:
+        if ahead.missing:
             raise StorageError("asked to stop before storage has given a block")
 
     def alone(self, compute: Callable[[], Result]) -> Result:

@@ -4,9 +4,7 @@ On a GPU the next step's micro-batches are copied while this step computes.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -23,7 +21,7 @@ from trainer.data.caption_lengths import CaptionLengths, CaptionMonitor, counter
 from trainer.data.captions import choice_by
 from trainer.data.changed import Unchanged
 from trainer.data.loader import Batch, train_batches
-from trainer.data.loading import has_come
+from trainer.data.loading import Ahead
 from trainer.data.pixels import normalised
 from trainer.data.reading import TALLY
 from trainer.data.streams import loader_processes
@@ -94,39 +92,24 @@ Sent = tuple[list[Any], Sequence[str], Sequence[int] | None]
 keys, and their places if they are in another order."""
 
 
-class Awaited:
-    """A rank's micro-batches, fetched ahead in a thread, so that a wait for silent storage can end.
+class Awaited(Ahead[Batch]):
+    """A rank's micro-batches; the last one comes in the place of those that are missing.
 
     The loader processes start when they are iterated.
     """
 
     def __init__(self, setup: TrainSetup) -> None:
-        self._setup = setup
-        self._coming: deque[Future[Batch | None]] = deque()
-        self.missing = False
-        """True once a batch has not come within 5 s of a request to stop; the last one comes in its place."""
-
-    @property
-    def ready(self) -> bool:
-        """True if what is fetched ahead has come."""
-        return all(batch.done() for batch in self._coming)
+        super().__init__(lambda: _loaded(setup), setup.plan.accumulation, lambda: setup.requests.stop)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields the micro-batches. Raises Preempted if the first one is missing."""
-        loaded, pool = _loaded(self._setup), ThreadPoolExecutor(1, "batches")
         last: Batch | None = None
-        self._coming.extend(pool.submit(next, loaded, None) for _ in range(self._setup.plan.accumulation))
-        while self._has_come() and (last := self._coming.popleft().result()) is not None:
-            self._coming.append(pool.submit(next, loaded, None))
+        for last in super().__iter__():
             yield last
         while self.missing:
             if last is None:
                 raise Preempted("asked to stop before storage has given a batch; the run can go on")
             yield last
-
-    def _has_come(self) -> bool:
-        self.missing = self.missing or not has_come(self._coming[0], lambda: self._setup.requests.stop)
-        return not self.missing
 
 
 def global_batches(
