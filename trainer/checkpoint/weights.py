@@ -30,8 +30,7 @@ def with_loss_of_weights(job: Job, comm: Comm) -> Job:
     The models of the two losses differ in one parameter. Raises InputError on every rank if the file is
     damaged or holds no weights. Tags and hub names are left to open_clip.
     """
-    path = Path(job.model.pretrained or "")
-    return _with_loss(job, of_rank_0(comm, lambda: has_bias(path) if path.is_file() else None))
+    return _with_loss(job, of_rank_0(comm, lambda: _has_bias(job)))
 
 
 def with_loss_alone(job: Job) -> Job:

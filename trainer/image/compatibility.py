@@ -12,7 +12,7 @@ from trainer.config import Job
 from trainer.config.fabric_fit import fabric_problems
 from trainer.config.image_plugins import PLUGINS
 from trainer.config.stack_table import StackRow, StackTable, System, has_code, number, table
-from trainer.errors import InputError
+from trainer.errors import InputError, raise_problems
 from trainer.image.base import STAGES, Base, base_of, system_name
 from trainer.image.pins import normal, pins
 from trainer.image.toolchain import base_with_nvcc, bases, compiler, cuda_of, toolkit
@@ -42,8 +42,7 @@ def check_stack(job: Job) -> None:
     ]
     if row is None or known.trains(row):  # rows that are too old have no pins
         problems += _packages(job, row)
-    if problems:
-        raise InputError("\n".join(problems))
+    raise_problems(problems)
 
 
 def _trainer(job: Job, known: StackTable) -> Iterator[str]:

@@ -14,7 +14,7 @@ from trainer.config.kubernetes import object_name
 from trainer.config.loader import own_keys
 from trainer.config.stages import paths_of_ranks, standard_input
 from trainer.config.world_sizes import check_batches
-from trainer.errors import InputError, problems_of
+from trainer.errors import problems_of, raise_problems
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
 from trainer.launch.kubernetes.network import missing_annotations, network_warnings
 from trainer.launch.kubernetes.places import carried, on_volume
@@ -42,9 +42,7 @@ def validate(job: Job) -> None:
         _size,
         _batch,
     )
-    problems = [problem for check in checks for problem in check(job)]
-    if problems:
-        raise InputError("\n".join(problems))
+    raise_problems(problem for check in checks for problem in check(job))
 
 
 def warnings(job: Job) -> Iterator[str]:
