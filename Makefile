@@ -121,11 +121,11 @@ image: venv ## build the container image of JOB=job.toml with Docker, podman or 
 	@if [[ -z '$(JOB)' ]]; then echo 'which job? make image JOB=job.toml' >&2; exit 2; fi
 	$(PY) -m trainer.cli.main image build '$(JOB)'
 
-test-image: venv ## build the default stack's image for real, train in it, build an older stack's Horovod, a small image with podman and buildah (Debian, root; installs docker.io, podman, buildah, debootstrap)
+test-image: venv ## build the default stack's image for real, train in it, build a small image with podman and buildah (Debian, root; installs docker.io, podman, buildah, debootstrap)
 	@tests/cluster/image/packages.sh
 	$(PY) -m pytest tests/cluster/image -m 'docker and not full' $(TEST_ARGS)
 
-test-image-full: venv ## the same, with BuildKit, Open MPI 5, the older stack whole, an offline build, a second build, Apptainer and a newer Docker
+test-image-full: venv ## the same, with BuildKit, Open MPI 5, an older stack, an offline build, a second build, Apptainer and a newer Docker
 	@tests/cluster/image/packages.sh
 	$(PY) -m pytest tests/cluster/image -m docker $(TEST_ARGS)
 	tests/newer-debian.sh trixie $(DOCKER_OF_NEWER) $(PY) tests/cluster/image -m newer_docker $(TEST_ARGS)

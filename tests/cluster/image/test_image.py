@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.image import daemon, storage
+from tests.cluster.image import storage
 from tests.cluster.image.daemon import docker
 from tests.cluster.image.images import (
     ROOT,
@@ -220,24 +220,6 @@ def test_a_build_for_another_processor_ends_at_its_first_step(
     assert "image.platform is linux/arm64, but this build is for amd64" in done.stderr + done.stdout, (
         done.stderr[-3000:]
     )
-
-
-def test_an_older_stack_s_horovod_is_built_on_debian_13_with_its_own_cuda(
-    docker_folder: Path, tmp_path: Path
-) -> None:
-    """Its build stage; the whole image is one of the long tests."""
-    torch, tag = "2.6.0", "clipship-test:older-horovod"
-    build_stage(
-        "horovod",
-        write_job(tmp_path, tag, daemon.base("trixie", docker_folder), "debian-13", stack={"torch": torch}),
-        tag,
-    )
-    checked = in_image(tag, "/opt/clipship/bin/horovodrun", "--check-build")
-    assert checked.returncode == 0, checked.stderr
-    assert {"PyTorch", "MPI", "Gloo", "NCCL"} <= set(re.findall(r"\[X\] (\w+)", checked.stdout))
-    loaded = "import horovod.torch, torch; print(torch.__version__, *torch.cuda.nccl.version(), sep='.')"
-    done = in_image(tag, "/opt/clipship/bin/python", "-c", loaded)
-    assert done.stdout.strip() == f"{torch}+cu124.{table().row(torch).nccl}", done.stderr
 
 
 def test_a_site_s_mirrors_replace_the_base_s_archives_security_too(bookworm: str, tmp_path: Path) -> None:
