@@ -20,7 +20,7 @@ from typing import Any
 from trainer.run import goodput_log, launcher_word
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
-from trainer.run.file_work import Result, answered, do_file_work, within
+from trainer.run.file_work import THREADS, FileWork, Result
 from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims
 from trainer.run.launcher_word import StartRequest, requested_start
 from trainer.run.layout import (
@@ -49,12 +49,20 @@ class ExitFiles:
     file goes to the `notifier`, too.
     """
 
-    def __init__(self, run_folder: str, start: str = "", notifier: Notifier = SILENT) -> None:
+    def __init__(
+        self,
+        run_folder: str,
+        start: str = "",
+        notifier: Notifier = SILENT,
+        *,
+        work: FileWork = THREADS,
+        wall_time: Callable[[], float] = time.time,
+    ) -> None:
         self._folder, self.start = Path(run_folder) if run_folder else None, start
-        self._notifier = notifier
+        self._notifier, self._work, self._wall_time = notifier, work, wall_time
         self._news: list[Callable[[], None]] = []
         """Messages of what is written, which are to be sent."""
-        self._began = goodput_log.began(os.environ, time.time())
+        self._began = goodput_log.began(os.environ, wall_time())
         self._recorded: Sequence[Mapping[str, Any]] = ()
         """Restarts as goodput.jsonl has them."""
         self._seen = self._folder is not None and self._folder.is_dir()
@@ -71,9 +79,9 @@ class ExitFiles:
 
         Returns "" if the folder is unknown or cannot be written; the console still has the text.
         """
-        path = await within(WAIT_S, lambda: self._write(name, value)) or ""
+        path = await self._work.within(WAIT_S, lambda: self._write(name, value)) or ""
         while self._news:
-            await within(SEND_S, self._news.pop(0))
+            await self._work.within(SEND_S, self._news.pop(0))
         return path
 
     async def update_restarts(self, restarts: Sequence[Mapping[str, Any]]) -> None:
@@ -82,9 +90,9 @@ class ExitFiles:
         The lock file gets a new modification time, so that observers do not take the run for dead until its
         new rank 0 has the lock.
         """
-        await within(WAIT_S, lambda: self._write_restarts(restarts))
+        await self._work.within(WAIT_S, lambda: self._write_restarts(restarts))
         while self._news:
-            do_file_work(self._news.pop(0))
+            self._work.do(self._news.pop(0))
 
     async def is_going_on(self) -> bool:
         """Returns whether a rank 0 of this start holds the run folder: then the run has not ended."""
@@ -110,7 +118,7 @@ class ExitFiles:
                 with self._writing:  # else the end, told meanwhile, would be withdrawn instead
                     tell(folder)
 
-        await within(WAIT_S, write)
+        await self._work.within(WAIT_S, write)
 
     async def requested_start(self) -> StartRequest | None:
         """Returns the last request of this start to start all supervisors again; None if there is none."""
@@ -125,7 +133,7 @@ class ExitFiles:
         folder = self._folder
         if folder is None:
             raise FileNotFoundError("there is no run folder")
-        return await answered(WAIT_S, lambda: claim(folder, its))
+        return await self._work.answered(WAIT_S, lambda: claim(folder, its))
 
     async def end(self) -> ExitRecord | None:
         """Returns how this start has ended; None if it has not, or if the folder does not answer."""
@@ -137,7 +145,11 @@ class ExitFiles:
         Raises OSError if the folder does not answer in time.
         """
         folder = self._folder
-        return None if folder is None else await answered(WAIT_S, lambda: newest_claim(folder, self.start))
+        return (
+            None
+            if folder is None
+            else await self._work.answered(WAIT_S, lambda: newest_claim(folder, self.start))
+        )
 
     async def restarts(self) -> list[dict[str, Any]]:
         """Returns the restarts of this start so far, as restarts.json has them.
@@ -145,7 +157,11 @@ class ExitFiles:
         Raises OSError if the folder does not answer in time.
         """
         folder = self._folder
-        return [] if folder is None else await answered(WAIT_S, lambda: restarts_of(folder, self.start))
+        return (
+            []
+            if folder is None
+            else await self._work.answered(WAIT_S, lambda: restarts_of(folder, self.start))
+        )
 
     async def newest_checkpoint(self) -> int | None:
         """Returns the step of the newest whole checkpoint, 0 if there is none.
@@ -157,7 +173,7 @@ class ExitFiles:
     async def _look(self, look: Callable[[Path], Result]) -> Result | None:
         """Returns what `look` finds in the run folder; None without one, or if it does not answer in time."""
         folder = self._folder
-        return None if folder is None else await within(WAIT_S, lambda: look(folder))
+        return None if folder is None else await self._work.within(WAIT_S, lambda: look(folder))
 
     def _write_restarts(self, restarts: Sequence[Mapping[str, Any]]) -> None:
         if path := self._write(RESTARTS_FILE, {"restarts": list(restarts)}, again=True):
@@ -201,7 +217,7 @@ class ExitFiles:
                 write_json(path, told)
                 if name == EXIT_FILE:
                     end = {each: value.get(each) for each in ("generation", "exit_code")}
-                    self._add_times("end", {"began": self._began, "time": time.time(), **end})
+                    self._add_times("end", {"began": self._began, "time": self._wall_time(), **end})
                     self._news.append(partial(self._notifier.tell_end, value))
         return str(path)
 

@@ -16,8 +16,8 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-class _Workers:
-    """Threads that do file work; an idle one takes the next piece."""
+class FileWork:
+    """Does file work in threads; an idle one takes the next piece."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -26,14 +26,20 @@ class _Workers:
         """Threads that wait, less the pieces of work that wait."""
 
     def prepare(self) -> None:
-        """Starts a thread if none is free. Raises RuntimeError if there can be none."""
+        """Starts a thread, so that the end of a run needs no new one.
+
+        Raises RuntimeError if there can be none.
+        """
         with self._lock:
             if self._free < 1:
                 self._start()
                 self._free += 1
 
     def do(self, work: Callable[[], None]) -> None:
-        """Lets a thread do the work, a new one if all are busy and there may be one more."""
+        """Does work that nobody waits for and that raises nothing.
+
+        A new thread does it if all are busy and there may be one more.
+        """
         with self._lock:
             if self._free < 1:
                 with suppress(RuntimeError):
@@ -51,51 +57,37 @@ class _Workers:
             with self._lock:
                 self._free += 1
 
+    async def within(self, seconds: float, work: Callable[[], Result]) -> Result | None:
+        """Returns the result of file work, as `answered` does; None where that raises OSError."""
+        with suppress(OSError):
+            return await self.answered(seconds, work)
+        return None
 
-_workers = _Workers()
+    async def answered(self, seconds: float, work: Callable[[], Result]) -> Result:
+        """Returns the result of file work; raises what the work raises.
+
+        Raises TimeoutError if the work cannot begin or takes longer than `seconds`; its thread is then
+        abandoned and keeps no process alive.
+        """
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Result] = loop.create_future()
+
+        def attempt() -> None:
+            try:
+                finish = partial(result.set_result, work())
+            except Exception as error:
+                finish = partial(result.set_exception, error)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for the result
+                loop.call_soon_threadsafe(lambda: result.done() or finish())
+
+        self.do(attempt)
+        with suppress(TimeoutError):
+            # Before Python 3.12, asyncio.wait_for hides a cancellation that comes together with the result; a
+            # task that polls then never ends, nor does its process.
+            async with asyncio.timeout(seconds):
+                return await result
+        raise TimeoutError("the run folder does not answer")
 
 
-def prepare_file_work() -> None:
-    """Starts a thread for file work, so that the end of a run needs no new one.
-
-    Raises RuntimeError if there can be none.
-    """
-    _workers.prepare()
-
-
-def do_file_work(work: Callable[[], None]) -> None:
-    """Does work that nobody waits for in a thread; it raises nothing."""
-    _workers.do(work)
-
-
-async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
-    """Returns the result of file work, as `answered` does; None where that raises OSError."""
-    with suppress(OSError):
-        return await answered(seconds, work)
-    return None
-
-
-async def answered(seconds: float, work: Callable[[], Result]) -> Result:
-    """Returns the result of file work that runs in a thread; raises what the work raises.
-
-    Raises TimeoutError if the work cannot begin or takes longer than `seconds`; its thread is then abandoned
-    and keeps no process alive.
-    """
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[Result] = loop.create_future()
-
-    def attempt() -> None:
-        try:
-            finish = partial(result.set_result, work())
-        except Exception as error:
-            finish = partial(result.set_exception, error)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits for the result
-            loop.call_soon_threadsafe(lambda: result.done() or finish())
-
-    _workers.do(attempt)
-    with suppress(TimeoutError):
-        # Before Python 3.12, asyncio.wait_for hides a cancellation that comes together with the result; a
-        # task that polls then never ends, nor does its process.
-        async with asyncio.timeout(seconds):
-            return await result
-    raise TimeoutError("the run folder does not answer")
+THREADS = FileWork()
+"""Threads of this process."""

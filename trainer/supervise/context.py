@@ -8,6 +8,7 @@ from typing import Any
 from trainer.run.exit_files import ExitFiles
 from trainer.supervise.background import spawn
 from trainer.supervise.limits import Limits
+from trainer.supervise.machine import Machine
 from trainer.supervise.messages import Message
 from trainer.supervise.network.tree import Tree
 from trainer.supervise.network.tree_plan import Address
@@ -23,6 +24,7 @@ class SupervisorContext:
     env: Mapping[str, str]
     """Environment that the launcher gave it."""
     exit_files: ExitFiles
+    machine: Machine
     tree: Tree | None
     """Connections to the other supervisors; None: it works alone."""
     keeps_going: bool

@@ -1,7 +1,6 @@
 """Ends one supervisor: as the coordinator says, or alone if it does not reach the coordinator. No torch."""
 
 import asyncio
-import time
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -14,8 +13,6 @@ from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, text
 from trainer.supervise.messages import CutOff
 from trainer.supervise.rank.own_rank import OwnRank
-from trainer.text.terminal import say, tell
-from trainer.world.state_folder import newest_kept
 from trainer.world.variables import RESPAWNED, STARTS_AGAIN
 
 
@@ -40,10 +37,10 @@ class Ending:
 
     def show(self, record: ExitRecord) -> None:
         """Shows people why the run ends."""
-        tell(record.headline())
+        self._context.machine.say(record.headline())
         # If the cause was recorded, the process that started the launcher shows the details, last.
         if not record_cause(replace(record, shown=True), self._context.env) and record.details:
-            tell(record.details)
+            self._context.machine.say(record.details)
 
     def fail(self, error: BaseException) -> None:
         """Ends this supervisor for an error of its own; the others notice that it is gone.
@@ -57,7 +54,13 @@ class Ending:
         trace = "".join(traceback.format_exception(error))
         node, number = self._context.world.node, self._own.latest
         record = ExitRecord(
-            self._own.number, node, EXIT_FAILED, reason, time.time(), trace, generation=number
+            self._own.number,
+            node,
+            EXIT_FAILED,
+            reason,
+            self._context.machine.wall_time(),
+            trace,
+            generation=number,
         )
         with suppress(OSError):  # a full disk must not keep it from ending
             self.show(record)
@@ -84,7 +87,7 @@ class Ending:
         """
         if self.code is None:
             node = self._context.world.node
-            self.show(ExitRecord(self._own.number, node, code, reason, time.time()))
+            self.show(ExitRecord(self._own.number, node, code, reason, self._context.machine.wall_time()))
             self.end(code)
 
     async def end_unjoined(self, code: int, reason: str, missing: Missing | None = None) -> None:
@@ -99,7 +102,8 @@ class Ending:
         elif self.code is None:
             if tries == "1":
                 world = self._context.world
-                say(f"supervisor {world.rank} on {world.node} cannot join the run again: {reason}")
+                who = f"supervisor {world.rank} on {world.node}"
+                self._context.machine.say(f"clipship: {who} cannot join the run again: {reason}")
             self.end(code)
 
     async def end_alone(self, code: int, reason: str, missing: Missing | None = None) -> None:
@@ -114,10 +118,18 @@ class Ending:
         its = own.report()
         diagnosis = Diagnosis(reason, [] if its is None else [its], [missing] if missing else [])
         number = own.generation.number if own.generation is not None else own.latest
-        record = ExitRecord(rank, node, code, reason, time.time(), text(diagnosis, {}, ""), generation=number)
+        record = ExitRecord(
+            rank,
+            node,
+            code,
+            reason,
+            self._context.machine.wall_time(),
+            text(diagnosis, {}, ""),
+            generation=number,
+        )
         self.show(record)
         if self._may_start_again:
-            done, kept = own.steps_done, newest_kept(self._context.env)
+            done, kept = own.steps_done, self._context.machine.newest_kept(self._context.env)
             following = replace(record, generation=max(own.ran, own.latest) + 1)
             asked = await files.requested_start()
             if asked is None or asked.record.generation <= own.ran:  # else the coordinator has asked

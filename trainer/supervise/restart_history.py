@@ -3,7 +3,6 @@
 It is the coordinator's; restarts.json has the same list. No torch.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from trainer.run.exit_files import ExitFiles
 from trainer.supervise.coordinate.generation_state import Failure
 from trainer.supervise.limits import Limits
+from trainer.supervise.machine import Machine, now
 from trainer.supervise.restarts import Restart, RestartClock, restart_from_json
 from trainer.world.restart_policy import Fault, GiveUp, GoOn, RestartPolicy
 
@@ -21,9 +21,9 @@ _DETAILS = 4000
 class RestartHistory:
     """Restarts of one start of the run, and the policy that has allowed them."""
 
-    def __init__(self, limits: Limits, exit_files: ExitFiles) -> None:
+    def __init__(self, limits: Limits, exit_files: ExitFiles, machine: Machine) -> None:
         self._policy = RestartPolicy(limits.max_restarts, limits.same_fault_limit, limits.backoff_s)
-        self._exit_files = exit_files
+        self._exit_files, self._machine = exit_files, machine
         self._restarts: list[Restart] = []
         self._decided_on: dict[str, Any] = {}
         """Facts of the last decision, by the names of `Restart`'s fields."""
@@ -65,7 +65,7 @@ class RestartHistory:
 
     def add(self, generation: int, failure: Failure, fault: Fault, from_step: int, **world: Any) -> None:
         """Adds a restart; `world` has its fields `ranks` and `left_out`."""
-        at = round(time.time() - (time.monotonic() - failure.at), 3)
+        at = round(self._machine.wall_time() - (now() - failure.at), 3)
         details = failure.record.details[:_DETAILS]
         restart = Restart(generation, fault.cause, fault.rank, fault.node, fault.step, from_step)
         told = {"details": details, "time": at, "kind": failure.kind, **self._decided_on, **world}
@@ -83,7 +83,7 @@ class RestartHistory:
         """
         if self.clock is not None:
             self.clock.end_ranks_parts(moments)
-            self.clock.end_part("redone", time.monotonic())
+            self.clock.end_part("redone", now())
             parts = self.clock.parts
             self.change_last(seconds=round(sum(parts.values()), 1), parts=parts)
             self.clock = None

@@ -7,7 +7,6 @@ the tree notice.
 
 import asyncio
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,6 @@ from pathlib import Path
 
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
-from trainer.run.file_work import prepare_file_work
 from trainer.run.generations import newest_claim
 from trainer.run.notify import Notifier
 from trainer.supervise import messages
@@ -26,6 +24,7 @@ from trainer.supervise.coordinate.coordinator_host import CoordinatorHost, Paren
 from trainer.supervise.coordinate.diagnosis import Missing
 from trainer.supervise.ending import Ending
 from trainer.supervise.limits import Limits
+from trainer.supervise.machine import Machine, now
 from trainer.supervise.messages import Message
 from trainer.supervise.network.link import REPEAT_S
 from trainer.supervise.network.tree import Tree
@@ -34,11 +33,8 @@ from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.rank.generation import RankOfGeneration
 from trainer.supervise.rank.own_rank import OwnRank
 from trainer.sysinfo.signals import SIGNALS, collect_requests
-from trainer.world import heartbeat
 from trainer.world.launchers import World, cross_of, first_world, rank_variables
-from trainer.world.rank_process import end_rank
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.state_folder import newest_kept
 from trainer.world.variables import KEEPS_GOING, RESPAWNED
 
 TICK_S = 0.5
@@ -67,7 +63,7 @@ def supervise(
     `limits` is called once the rank runs. After a fault that the run survives, the command runs again; a
     `fork_server` makes that fast.
     """
-    fork_server = fork_server or ForkServer(command, use=False)
+    fork_server, machine = fork_server or ForkServer(command, use=False), Machine()
     early = collect_requests()  # until the event loop handles them
     start_rank = partial(RankOfGeneration, fork_server=fork_server)
     job_limits = limits() if env.get(RESPAWNED) else None
@@ -81,13 +77,13 @@ def supervise(
     supervisor: Supervisor | None = None
     try:
         job_limits = job_limits or limits()
-        prepare_file_work()  # after the last fork of this process
+        machine.files.prepare()  # after the last fork of this process
         fork_server.keep_if(job_limits.max_restarts > 0)
         if generation is not None:
-            heartbeat.limit_init(generation.memory, job_limits.init_s)
+            generation.limit_init(job_limits.init_s)
         elif job_limits.max_restarts > 0:
             fork_server.fill(env)  # a spare takes a lost one's place at once
-        supervisor = Supervisor(world, generation, start_rank, job_limits, env)
+        supervisor = Supervisor(world, generation, start_rank, job_limits, env, machine)
         return _run(supervisor, early)
     finally:
         for number in SIGNALS:  # one that comes now would only change the exit code
@@ -114,7 +110,13 @@ def _run(supervisor: "Supervisor", early: Sequence[int]) -> int:
     codes: list[int] = []
 
     async def life() -> None:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, supervisor.on_signal, number)
+        loop.add_signal_handler(signal.SIGCHLD, supervisor.look)
         codes.append(await supervisor.run(early))
+        # When its loop closes, asyncio first closes the file to which it would still write a late signal.
+        signal.set_wakeup_fd(-1)
 
     try:
         asyncio.run(life())
@@ -138,6 +140,7 @@ class Supervisor:
         start_rank: Callable[..., RankOfGeneration],
         limits: Limits,
         env: Mapping[str, str],
+        machine: Machine,
     ) -> None:
         """`world` is this supervisor's place among all supervisors.
 
@@ -149,7 +152,7 @@ class Supervisor:
         tree = (
             None
             if rendezvous is None
-            else Tree(rendezvous, world.rank, world.node, limits.silence_s, late=late)
+            else Tree(rendezvous, world.rank, world.node, limits.silence_s, machine, late=late)
         )
         self._context = SupervisorContext(
             world,
@@ -159,7 +162,10 @@ class Supervisor:
                 limits.run_folder,
                 rendezvous.start if rendezvous else "",
                 Notifier(limits.run, limits.notify, env),
+                work=machine.files,
+                wall_time=machine.wall_time,
             ),
+            machine,
             tree,
             keeps_going=bool(env.get(KEEPS_GOING)) and rendezvous is not None and limits.max_restarts > 0,
             send_up=self._send_up,
@@ -193,7 +199,7 @@ class Supervisor:
         A request to stop that a lost coordinator had got reaches its successor that way.
         """
         world, idle = self._context.world, self._own.is_idle
-        in_memory = newest_kept(self._context.env) if idle else 0
+        in_memory = self._context.machine.newest_kept(self._context.env) if idle else 0
         signalled = self._signalled_at is not None
         return messages.Joined(world.rank, world.node, idle, self._asked, signalled, in_memory)
 
@@ -205,31 +211,26 @@ class Supervisor:
         context, changed = self._context, self._ending.changed
         loop = asyncio.get_running_loop()
         on_error(self._ending.fail)
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number)
-        loop.add_signal_handler(signal.SIGCHLD, changed.set)
         if self._host.coordinator is not None:
             await self._host.coordinator.begin()
             self._send_up(self._joined())
         if context.tree is not None:
             context.spawn(self._join(context.tree))
         for caught in early:
-            loop.call_soon(self._on_signal, caught)
+            loop.call_soon(self.on_signal, caught)
         while self._ending.code is None:
             self._own.inspect(tells_progress=self._host.coordinator is None and context.keeps_going)
-            before = time.monotonic()
+            before = now()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await changed.wait()
             changed.clear()
-            if (pause := time.monotonic() - before - TICK_S) > HELD_UP_S:
+            if (pause := now() - before - TICK_S) > HELD_UP_S:
                 self._own.record_pause(pause)
         if self.generation is not None:
-            end_rank(self.generation.rank)
+            self.generation.kill()
         if context.tree is not None:
             await context.tree.leave()
-        # When its loop closes, asyncio first closes the file to which it would still write a late signal.
-        signal.set_wakeup_fd(-1)
         return self._ending.code
 
     async def _join(self, tree: Tree) -> None:
@@ -285,14 +286,19 @@ class Supervisor:
             case messages.End():
                 self._ending.end(message.code)
 
-    def _on_signal(self, number: int) -> None:
-        world, tree, now = self._context.world, self._context.tree, time.monotonic()
-        first_at = self._signalled_at = self._signalled_at or now
+    def look(self) -> None:
+        """Looks at the rank at once, as after the end of a child."""
+        self._ending.changed.set()
+
+    def on_signal(self, number: int) -> None:
+        """Takes a signal as a request to stop the run."""
+        world, tree = self._context.world, self._context.tree
+        first_at = self._signalled_at = self._signalled_at or now()
         self._asked = True
         request = messages.StopRequest(int(number), world.rank, world.node)
         if self._host.coordinator is not None or tree is None or tree.has_parent:
             self._send_up(request)
-        elif now - first_at <= REPEAT_S:
+        elif now() - first_at <= REPEAT_S:
             pass  # the coordinator hears of it when this supervisor joins
         elif self._has_joined:
             self._send_up(replace(request, again=True))  # it waits there for another parent

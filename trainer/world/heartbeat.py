@@ -51,7 +51,7 @@ _NOTHING_LEARNED = _numbers(len(LEARNED) * [Basis()])
 
 @dataclass(frozen=True)
 class RankState:
-    """State of a rank as its heartbeat shows it.
+    """State of a rank as its heartbeat showed it at `now`.
 
     `began` is on the clock of `time.monotonic`; `collectives` counts the collectives that this rank has
     begun.
@@ -77,11 +77,12 @@ class RankState:
     stage: str = ""
     """Name of what the rank does or did last in the phase init; see `Stage`."""
     stage_began: float = 0.0
+    now: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
         """Seconds since the phase began."""
-        return time.monotonic() - self.began
+        return self.now - self.began
 
     @property
     def steps_done(self) -> float:
@@ -98,7 +99,7 @@ class RankState:
     @property
     def waits_too_long(self) -> bool:
         """True if a wait in a collective has passed the limit that was learned for it."""
-        return self.waiting and time.monotonic() - self.waiting_since > self.wait_limit_s
+        return self.waiting and self.now - self.waiting_since > self.wait_limit_s
 
     @property
     def late_text(self) -> str:

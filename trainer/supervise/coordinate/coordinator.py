@@ -7,7 +7,6 @@ ranks leave (`stopping`); they share one `RunState`. No torch, no sockets.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from trainer.supervise.coordinate.report_collection import ReportCollection
 from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.coordinate.states import TABLE, State
 from trainer.supervise.coordinate.stopping import Stopping
+from trainer.supervise.machine import now
 from trainer.supervise.messages import Message
 from trainer.supervise.restarts import Kind
 
@@ -124,7 +124,7 @@ class Coordinator:
         elif idle and member in its.members:
             reason = supervisor_lost("it has lost its rank and come back")
             node = run.membership.nodes[member]
-            record = ExitRecord(its.members.index(member), node, EXIT_FAILED, reason, time.time())
+            record = ExitRecord(its.members.index(member), node, EXIT_FAILED, reason, run.wall_time())
             self._record_cause(Weight.GONE, Failure(record, run.present_step(), kind="lost"))
         elif idle and run.has_ranks:
             run.watch(self._recovery.grow(its))
@@ -151,7 +151,9 @@ class Coordinator:
     def _record_lost(self, lost: messages.Lost) -> None:
         run, its = self._run, self._run.generation
         rank = its.members.index(lost.member) if lost.member in its.members else lost.member
-        record = ExitRecord(rank, lost.node, EXIT_FAILED, lost.reason, time.time(), generation=its.number)
+        record = ExitRecord(
+            rank, lost.node, EXIT_FAILED, lost.reason, self._run.wall_time(), generation=its.number
+        )
         if not run.keeps_going:
             self._lose_for_good(record)
             return
@@ -230,6 +232,6 @@ class Coordinator:
         self._run.generation.meeting = message
 
     def _on_progress(self, message: messages.Progress) -> None:
-        its, now = self._run.generation, time.monotonic()
+        its, received_at = self._run.generation, now()
         its.steps_done, its.begun = message.steps_done, message.begun
-        its.moments = {name: now - age for name, age in message.ages.items()}
+        its.moments = {name: received_at - age for name, age in message.ages.items()}

@@ -7,7 +7,6 @@ Elsewhere the supervisor ends with the run. No torch.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_START_AGAIN, EXIT_TIMED_OUT
@@ -19,14 +18,13 @@ from trainer.supervise.coordinate.diagnosis import Missing, cut_off
 from trainer.supervise.coordinate.membership import Membership, runs_text
 from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.ending import Ending
+from trainer.supervise.machine import now
 from trainer.supervise.messages import SUCCESSORS, End, Message, Orphaned, Roster
 from trainer.supervise.network.link import is_refused
 from trainer.supervise.network.tree_plan import Address
 from trainer.supervise.rank.own_rank import OwnRank
 from trainer.sysinfo.addresses import is_loopback
-from trainer.text.terminal import tell
 from trainer.world.launchers import number_of_spares
-from trainer.world.state_folder import newest_kept
 from trainer.world.variables import RESPAWNS, STARTS_AGAIN
 
 ROSTER_S, ROSTER_LATEST_S = 0.7, 10.0
@@ -74,6 +72,7 @@ class CoordinatorHost:
             respawns=bool(env.get(RESPAWNS)),
             starts_again=env.get(STARTS_AGAIN, ""),
             generation=world.generation,
+            machine=self._context.machine,
         )
         self.coordinator = Coordinator(run)
         return self.coordinator
@@ -119,10 +118,10 @@ class CoordinatorHost:
         return self._own.moments()
 
     def in_memory(self) -> int:
-        return newest_kept(self._context.env)
+        return self._context.machine.newest_kept(self._context.env)
 
     def say(self, line: str) -> None:
-        tell(line)
+        self._context.machine.say(line)
 
     async def fresh_variables(self) -> Mapping[str, str]:
         return await self._own.choose_meeting()
@@ -160,7 +159,7 @@ class CoordinatorHost:
         # A loopback address that another machine has told would be asked here.
         if is_loopback(address[0]) and not is_loopback(tree.rendezvous.host):
             return False
-        return await is_refused(address)
+        return await is_refused(address, self._context.machine)
 
     def forget(self, member: int) -> None:
         if self._context.tree is not None:
@@ -168,7 +167,7 @@ class CoordinatorHost:
             self._context.tree.drop(member)
 
     def members_changed(self) -> None:
-        self._changed_at = time.monotonic()
+        self._changed_at = now()
         if self._context.keeps_going and not self._roster_due:
             self._roster_due = True
             self._context.spawn(self._send_roster_when_quiet())
@@ -180,9 +179,9 @@ class CoordinatorHost:
 
     async def _send_roster_when_quiet(self) -> None:
         """Tells all supervisors who is there, when nobody has come or gone for ROSTER_S."""
-        latest = time.monotonic() + ROSTER_LATEST_S
-        while self._changed_at + ROSTER_S > time.monotonic() < latest:
-            await asyncio.sleep(max(0.01, self._changed_at + ROSTER_S - time.monotonic()))
+        latest = now() + ROSTER_LATEST_S
+        while self._changed_at + ROSTER_S > now() < latest:
+            await asyncio.sleep(max(0.01, self._changed_at + ROSTER_S - now()))
         self._roster_due = False
         self._send_roster()
 

@@ -4,7 +4,6 @@ Each coordinator claims the number of the generation in the run folder, see `tra
 waits first until the ranks of silent members have surely been ended. No torch.
 """
 
-import time
 from collections.abc import Collection
 
 from trainer.run.generations import GenerationClaim
@@ -13,6 +12,7 @@ from trainer.supervise.coordinate.generation_state import GenerationState
 from trainer.supervise.coordinate.membership import WorldPlan, place_in
 from trainer.supervise.coordinate.presence import ORPHANS_S, Presence
 from trainer.supervise.coordinate.run_state import RunState, StorageRetry
+from trainer.supervise.machine import now
 
 FENCE_S = 3.0
 """Seconds from the silence of a supervisor until its rank has surely been ended by itself.
@@ -68,7 +68,7 @@ class Fence:
             is_larger = here > there or (here == there and not self._is_successor)
             wait_s = FENCE_S if is_claimed or is_larger else 3 * run.limits.silence_s + 2 * ORPHANS_S
             until = max(unreachable.values()) + wait_s
-            await run.until(lambda: not unreachable, until - time.monotonic())
+            await run.until(lambda: not unreachable, until - now())
         if is_claimed:
             return True
         retry = StorageRetry(run)

@@ -1,11 +1,11 @@
 """All that the coordinator learns about one generation, and the failures that would end the run. No torch."""
 
-import time
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise.coordinate.diagnosis import Diagnosis
+from trainer.supervise.machine import now
 from trainer.supervise.messages import Meeting
 from trainer.supervise.rank.rank_report import RankReport
 from trainer.supervise.restarts import Kind
@@ -42,7 +42,7 @@ class Failure:
     """Members that do not answer."""
     saving: bool = True
     """False if it was a rank's in its work: then it says nothing about what comes when the rank saves."""
-    at: float = field(default_factory=time.monotonic)
+    at: float = field(default_factory=now)
 
 
 @dataclass

@@ -4,11 +4,11 @@ The coordinator's part of it; `membership` holds the result. No torch.
 """
 
 import asyncio
-import time
 from collections.abc import Iterable, Sequence
 
 from trainer.supervise.coordinate.generation_state import GenerationState
 from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.machine import now
 from trainer.supervise.messages import Lost
 
 REGROUP_S = 30.0
@@ -47,7 +47,7 @@ class Presence:
         self._run.membership.join(member, node)
         self._orphans.discard(member)
         self._awaited.discard(member)
-        self._joined_at = time.monotonic()
+        self._joined_at = now()
         self.unreachable.pop(member, None)
         self._run.actions.members_changed()
 
@@ -62,7 +62,7 @@ class Presence:
         self._orphans.discard(member)
         run.actions.forget(member)
         if silent:
-            self.unreachable[member] = time.monotonic()
+            self.unreachable[member] = now()
         if orphans := orphans - self._orphans:
             self._orphans |= orphans
             run.spawn(self._lose_orphans(orphans, silent=silent))
@@ -83,8 +83,8 @@ class Presence:
                 waited_for.discard(member)
 
     async def _lose_orphans(self, orphans: set[int], *, silent: bool) -> None:
-        self._joined_at = time.monotonic()  # the wait begins anew with each that comes
-        while orphans & self._orphans and time.monotonic() < self._joined_at + ORPHANS_S:
+        self._joined_at = now()  # the wait begins anew with each that comes
+        while orphans & self._orphans and now() < self._joined_at + ORPHANS_S:
             await asyncio.sleep(0.1)  # in a large run they come one after the other
         for member in sorted(orphans & self._orphans):
             reason = "it has not come back since the supervisor above it was lost"
@@ -103,7 +103,7 @@ class Presence:
                 if member not in dead and member != root:
                     self._awaited.add(member)
                 if root not in dead:
-                    self.unreachable[member] = time.monotonic()
+                    self.unreachable[member] = now()
         nodes = self._run.membership.nodes
         self._lose_ended([each for each in self._awaited if nodes[each] == nodes.get(root)], self._awaited)
 
@@ -113,16 +113,16 @@ class Presence:
         Those who do not come or do not end in time count as lost.
         """
         run = self._run
-        began = self._joined_at = time.monotonic()
+        began = self._joined_at = now()
         patience = ORPHANS_S + (run.limits.silence_s if self.unreachable else 0.0)
         limit = began + REGROUP_S
 
         def settled() -> bool:
-            waiting = self._orphans or (self._awaited and time.monotonic() < self._joined_at + patience)
+            waiting = self._orphans or (self._awaited and now() < self._joined_at + patience)
             return not waiting and its.ended >= set(run.membership.living)
 
         await run.until(settled, max(REGROUP_S, patience))
         self._awaited.clear()
-        if time.monotonic() >= limit:
+        if now() >= limit:
             for member in set(run.membership.living) - its.ended:
                 self.lose(member, silent=True)

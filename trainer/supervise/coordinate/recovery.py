@@ -5,7 +5,6 @@ the next generation. The coordinator's part of it; no torch.
 """
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from trainer.supervise.coordinate.presence import REGROUP_S, Presence
 from trainer.supervise.coordinate.relaunch import Relaunch, restart_line, too_few
 from trainer.supervise.coordinate.run_state import RunState, StorageRetry
 from trainer.supervise.coordinate.states import Event, State
+from trainer.supervise.machine import now
 from trainer.supervise.messages import Meet, Meeting, Regroup, Roster, Start, Stop
 from trainer.supervise.restarts import RestartClock
 from trainer.text.wording import many
@@ -156,7 +156,7 @@ class Recovery:
         """Waits until every supervisor confirms that its rank has ended, and starts the next generation."""
         run, history = self._run, self._run.history
         clock = RestartClock(failure.at)
-        clock.end_part("detect", time.monotonic())
+        clock.end_part("detect", now())
         world = await self._next_world(failure, its)
         if self._lost_meanwhile is not None and _is_of_one(self._lost_meanwhile, failure):
             await self.relaunch.leave(replace(failure, others_there=False), fault, go_on)
@@ -164,7 +164,7 @@ class Recovery:
         # From here on files of the run are written: where members are lost, the claim comes before.
         if world is None or not await self._may_write(its, world):
             return
-        clock.end_part("end", time.monotonic())
+        clock.end_part("end", now())
         its.saved_step = await history.saved_step()
         from_step, out_of_reach = self._source(its, world)
         history.reached = max(history.reached, float(from_step))  # ranks that leave tell no step any more
@@ -180,29 +180,29 @@ class Recovery:
         history.add(its.number, failure, fault, from_step, ranks=world.size, left_out=without)
         history.clock = clock
         await history.write()
-        clock.end_part("agree", time.monotonic())
+        clock.end_part("agree", now())
         if go_on.wait_s:
             await run.until(lambda: self._lost_meanwhile is not None, go_on.wait_s)
-            clock.end_part("wait", time.monotonic())
+            clock.end_part("wait", now())
         await self._start_generation(failure, its, world)
 
     def _exclusions(self, world: WorldPlan) -> tuple[Exclusion, ...]:
         before = self._run.history.last.left_out if self._run.history else ()
-        return exclusions(self._run.membership, world, before, time.time())
+        return exclusions(self._run.membership, world, before, self._run.wall_time())
 
     async def _next_world(self, failure: Failure, its: GenerationState) -> WorldPlan | None:
         """Returns the world of those who are there and have ended their ranks; None if the run has ended."""
         run = self._run
         if not run.keeps_going:
             return await self._same_world(failure, its)
-        limit = time.monotonic() + (run.limits.init_s if run.respawns else 0.0)
+        limit = now() + (run.limits.init_s if run.respawns else 0.0)
         told = False
         while True:
             await self._presence.all_ended(its)
             run.go(Event.RANKS_ENDED)
             if (world := run.membership.next_world()) is not None:
                 return world
-            if time.monotonic() >= limit:
+            if now() >= limit:
                 await self._end(failure, f"no restart, since {too_few(run)}")
                 return None
             if not told:
@@ -342,7 +342,7 @@ class Recovery:
         member = new[0] if new else run.member
         cause = f"{many(len(new), 'supervisor')} came back"
         fault = Fault(member, nodes[member], 0, cause)
-        record = ExitRecord(member, nodes[member], EXIT_FAILED, cause, time.time())
+        record = ExitRecord(member, nodes[member], EXIT_FAILED, cause, run.wall_time())
         failure = Failure(record, kind="taken in")
         run.spawn(self._restart(failure, fault, GoOn(0, 0.0), self._end_ranks(failure)))
 
@@ -371,7 +371,9 @@ class Recovery:
         place = roster.world.place(root)
         rank = place.rank if place is not None else root
         reason = supervisor_lost("those below it have lost their connections")
-        record = ExitRecord(rank, roster.node_of(root), EXIT_FAILED, reason, time.time(), generation=latest)
+        record = ExitRecord(
+            rank, roster.node_of(root), EXIT_FAILED, reason, run.wall_time(), generation=latest
+        )
         await self._decide(Failure(record, run.present_step(), kind="lost"))
 
 

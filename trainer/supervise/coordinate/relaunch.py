@@ -5,7 +5,6 @@ finds in the run folder. No torch.
 """
 
 import asyncio
-import time
 from dataclasses import replace
 
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
@@ -15,6 +14,7 @@ from trainer.supervise.coordinate.generation_state import Failure
 from trainer.supervise.coordinate.membership import WorldPlan
 from trainer.supervise.coordinate.run_state import RunState, StorageRetry
 from trainer.supervise.coordinate.states import Event
+from trainer.supervise.machine import now
 from trainer.supervise.restarts import Kind, RestartClock
 from trainer.text.wording import many
 from trainer.world.restart_policy import Fault, GiveUp, GoOn
@@ -92,7 +92,7 @@ class Relaunch:
         await run.until(lambda: bool(run.history) or run.has_begun(), float("inf"))
         if run.stop_at is not None or run.generation.done:
             return
-        record = ExitRecord(0, "", EXIT_FAILED, KILLED_TOGETHER, time.time())
+        record = ExitRecord(0, "", EXIT_FAILED, KILLED_TOGETHER, self._run.wall_time())
         following = replace(record, generation=run.generation.number + 1)
         await run.exit_files.request_start(StartRequest(following), if_killed=True)
 
@@ -115,8 +115,8 @@ class Relaunch:
                 return
         history.reach_restarted_steps()
         if history:
-            seconds_ago = max(0.0, time.time() - history.last.time)
-            history.clock = RestartClock(time.monotonic() - seconds_ago)
+            seconds_ago = max(0.0, self._run.wall_time() - history.last.time)
+            history.clock = RestartClock(now() - seconds_ago)
 
     async def _count_unrecorded(self, request: StartRequest) -> bool:
         """Counts a fault that nobody has recorded; returns False if the run ends because of it.
@@ -136,8 +136,8 @@ class Relaunch:
         if isinstance(answer, GiveUp):
             run.end(replace(record, reason=f"{record.reason}; {answer.reason}", start=""))
             return False
-        seconds_ago = time.time() - record.time
-        failure = Failure(replace(record, details=""), kind=kind, at=time.monotonic() - seconds_ago)
+        seconds_ago = self._run.wall_time() - record.time
+        failure = Failure(replace(record, details=""), kind=kind, at=now() - seconds_ago)
         history.add(record.generation, failure, fault, from_step, ranks=len(run.generation.members))
         await history.write()
         return True

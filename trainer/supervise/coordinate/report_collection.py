@@ -1,15 +1,14 @@
 """Collection of reports: asks every supervisor what its rank does after a limit has passed. No torch."""
 
-import time
-
 from trainer.errors import EXIT_TIMED_OUT
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, text
 from trainer.supervise.coordinate.generation_state import Failure
 from trainer.supervise.coordinate.recovery import Recovery
 from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.machine import now
 from trainer.supervise.messages import Collect, CollectStacks, Report, Stack
-from trainer.supervise.rank.rank_report import STACK_WAIT_S, ras_status
+from trainer.supervise.rank.rank_report import STACK_WAIT_S
 
 ANSWER_S = 4.0
 """Longest wait, in seconds, for every supervisor to report what its rank does."""
@@ -30,7 +29,7 @@ class ReportCollection:
         run, its = self._run, self._run.generation
         if its.collecting:
             return
-        its.collecting, at = True, time.monotonic()
+        its.collecting, at = True, now()
         run.actions.broadcast(Collect())
         # Some will never answer: that is what it is about.
         await run.until(lambda: len(its.reports) == len(its.members), ANSWER_S)
@@ -43,7 +42,7 @@ class ReportCollection:
         waiting = [report.rank for report in reports if report.rank not in late][:1]
         run.actions.broadcast(CollectStacks((*late, *waiting)))
         await run.until(lambda: {*late, *waiting} <= its.stacks.keys(), STACK_WAIT_S + 1.0)
-        self._recovery.fail(self._timed_out(diagnosis, await ras_status(), at))
+        self._recovery.fail(self._timed_out(diagnosis, await self._run.machine.ras_status(), at))
 
     def record_report(self, message: Report) -> None:
         """Records the report of a rank."""
@@ -60,6 +59,8 @@ class ReportCollection:
         step = next((report.step for report in diagnosis.reports if report.rank == rank), working_on)
         details = text(diagnosis, its.stacks, "")
         reason = f"timed out: {diagnosis.what}"
-        record = ExitRecord(rank, node, EXIT_TIMED_OUT, reason, time.time(), details, generation=its.number)
+        record = ExitRecord(
+            rank, node, EXIT_TIMED_OUT, reason, self._run.wall_time(), details, generation=its.number
+        )
         silent = tuple(its.members[missing.rank] for missing in diagnosis.missing)
         return Failure(record, step, diagnosis, ras, others_there=not silent, silent=silent, at=at)

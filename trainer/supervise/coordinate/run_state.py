@@ -5,7 +5,6 @@ work of the coordinator when the run has ended. So no part asks whether the run 
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol, TypeVar
@@ -20,6 +19,7 @@ from trainer.supervise.coordinate.generation_state import Failure, GenerationSta
 from trainer.supervise.coordinate.membership import Membership, WorldPlan
 from trainer.supervise.coordinate.states import BETWEEN, WITH_RANKS, Event, State, following
 from trainer.supervise.limits import Limits
+from trainer.supervise.machine import Machine, now
 from trainer.supervise.messages import Message, Regroup
 from trainer.supervise.restart_history import RestartHistory
 
@@ -108,6 +108,7 @@ class RunState:
         respawns: bool = False,
         starts_again: str = "",
         generation: int = 1,
+        machine: Machine | None = None,
     ) -> None:
         """`ranks` are the members of this generation, in the order of ranks, and `member` is this one.
 
@@ -115,6 +116,8 @@ class RunState:
         `world`.
         """
         self.limits, self.exit_files, self.actions, self.member = limits, exit_files, actions, member
+        self.machine = machine or Machine()
+        self.wall_time = self.machine.wall_time
         self.membership = membership or Membership(ranks, len(ranks), len(ranks))
         self.post: Callable[[Message], None] = lambda message: None
         """Tells the coordinator, after what goes on just now, what a part of it has found."""
@@ -124,7 +127,7 @@ class RunState:
         """True if the launcher starts a lost supervisor again."""
         self.starts_again = starts_again if limits.max_restarts > 0 and not self.keeps_going else ""
         """When the launcher starts all supervisors again, see `world`; "": never."""
-        self.history = RestartHistory(limits, exit_files)
+        self.history = RestartHistory(limits, exit_files, self.machine)
         self.generation = GenerationState(generation, tuple(ranks))
         """Present generation, or the next one while it is being agreed on."""
         self.stop_at: float | None = None
@@ -262,9 +265,9 @@ class RunState:
 
     async def until(self, arrived: Callable[[], bool], timeout_s: float) -> None:
         """Waits until `arrived`, but no longer than the timeout."""
-        deadline = time.monotonic() + timeout_s
+        deadline = now() + timeout_s
         # Many messages, in any order, may make it true; looking again is simpler than an event in each.
-        while not arrived() and time.monotonic() < deadline:
+        while not arrived() and now() < deadline:
             await asyncio.sleep(0.05)
 
 
@@ -272,13 +275,13 @@ class StorageRetry:
     """Allows a run folder that does not answer the time that a start has, `timeouts.init_s`."""
 
     def __init__(self, run: RunState) -> None:
-        self._run, self._until = run, time.monotonic() + run.limits.init_s
+        self._run, self._until = run, now() + run.limits.init_s
         self._told = ""
 
     async def lasts(self, error: OSError) -> bool:
         """Waits a moment; returns whether to try again after this error, which is told unless it was told."""
         run = self._run
-        if not run.limits.run_folder or time.monotonic() >= self._until:
+        if not run.limits.run_folder or now() >= self._until:
             return False
         if self._told != (why := error.strerror or str(error)):
             self._told = why

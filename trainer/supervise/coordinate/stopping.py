@@ -4,7 +4,6 @@ The coordinator's part of it; no torch.
 """
 
 import asyncio
-import time
 
 from trainer.errors import EXIT_DONE, EXIT_PREEMPTED
 from trainer.run.exit_record import ExitRecord
@@ -12,6 +11,7 @@ from trainer.supervise.coordinate.recovery import Recovery
 from trainer.supervise.coordinate.report_collection import ReportCollection
 from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.coordinate.states import Event, State
+from trainer.supervise.machine import now
 from trainer.supervise.messages import Done, Joined, Stop, StopRequest
 from trainer.supervise.network import link
 
@@ -33,13 +33,12 @@ class Stopping:
         run = self._run
         if self._may_be_the_launchers and not message.outside:
             return
-        now = time.monotonic()
-        first_at = self._asked_at.setdefault((message.outside, message.rank), now)
+        first_at = self._asked_at.setdefault((message.outside, message.rank), now())
         if run.stop_at is None:
             self._ask()
-        elif message.again or now - first_at > link.REPEAT_S:
+        elif message.again or now() - first_at > link.REPEAT_S:
             reason = f"a second signal ({message.signal}) ended the run at once, without saving"
-            run.end(ExitRecord(message.rank, message.node, 128 + message.signal, reason, time.time()))
+            run.end(ExitRecord(message.rank, message.node, 128 + message.signal, reason, run.wall_time()))
 
     def welcome(self, message: Joined) -> None:
         """Tells a supervisor that joins of a request to stop, or takes up the one that it knows of.
@@ -47,7 +46,7 @@ class Stopping:
         It may have got a signal before it joined, or the request may have been a lost coordinator's.
         """
         if message.signalled and not self._may_be_the_launchers:
-            self._asked_at.setdefault((False, message.member), time.monotonic())
+            self._asked_at.setdefault((False, message.member), now())
         if self._run.stop_at is not None:
             self.pass_on()
         elif message.asked and not self._may_be_the_launchers:
@@ -55,7 +54,7 @@ class Stopping:
 
     def _ask(self) -> None:
         run = self._run
-        run.stop_at = time.monotonic()
+        run.stop_at = now()
         run.spawn_lasting(self._recovery.relaunch.withdraw())
         if not run.is_between:
             run.go(Event.LEAVE)
@@ -94,7 +93,8 @@ class Stopping:
         return bool(history) and history.last.from_step > max(history.last.saved_step, its.saved_step)
 
     def _leave_early(self, reason: str) -> None:
-        self._run.end(ExitRecord(0, self._run.node_of(0), EXIT_PREEMPTED, reason, time.time()))
+        run = self._run
+        run.end(ExitRecord(0, run.node_of(0), EXIT_PREEMPTED, reason, run.wall_time()))
 
     async def _stopped_in_time(self) -> None:
         limits = self._run.limits
@@ -148,4 +148,4 @@ class Stopping:
         if code == EXIT_DONE:
             # The last new step may be too short a while ago to have been seen.
             run.history.record_new_step(run.moments())
-        run.end(ExitRecord(rank, run.node_of(rank), code, reason, time.time()))
+        run.end(ExitRecord(rank, run.node_of(rank), code, reason, self._run.wall_time()))

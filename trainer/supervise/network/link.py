@@ -4,15 +4,14 @@ The request to stop does not depend on how the launcher treats signals, and need
 """
 
 import asyncio
-import errno
 import json
 import secrets
 import socket
-import time
 from contextlib import suppress
 from typing import Any
 
 from trainer.safe_io.plain import parse_json
+from trainer.supervise.machine import Machine, now
 from trainer.supervise.messages import Joined, Message, StopRequest, from_table, to_line, to_table
 from trainer.supervise.network.tree_plan import Address
 from trainer.world.rendezvous import Message as Table
@@ -28,8 +27,8 @@ class Link:
     """One connection to a neighbour in the tree."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self.last_received = time.monotonic()
+        self._reader, self.writer = reader, writer
+        self.last_received = now()
         self.rank, self.node = OUTSIDER, ""
         self.joined: Joined | None = None
         """Message in which the neighbour has introduced itself; None if it is no member of the run."""
@@ -40,8 +39,8 @@ class Link:
 
     def send_line(self, line: bytes) -> None:
         """Sends a message that is a line already."""
-        if not self._writer.is_closing():  # else asyncio warns, and the reader has told of the end
-            self._writer.write(line)
+        if not self.writer.is_closing():  # else asyncio warns, and the reader has told of the end
+            self.writer.write(line)
 
     async def receive(self) -> Message | None:
         """Returns the next message; None if the neighbour has gone or sends what is none."""
@@ -61,41 +60,32 @@ class Link:
             table = parse_json(await self._reader.readuntil(b"\n"))
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return None
-        self.last_received = time.monotonic()
+        self.last_received = now()
         return table if isinstance(table, dict) else None
 
     async def flush(self) -> None:
         """Waits until what was sent is on its way."""
         with suppress(OSError):
-            await self._writer.drain()
+            await self.writer.drain()
 
     def close(self) -> None:
-        self._writer.close()
+        self.writer.close()
 
     async def closed(self) -> None:
         """Waits until the socket is really closed."""
         with suppress(OSError):
-            await self._writer.wait_closed()
+            await self.writer.wait_closed()
 
     def host(self) -> str:
         """Returns the neighbour's address as seen from here."""
-        return str(self._writer.get_extra_info("peername")[0])
+        return str(self.writer.get_extra_info("peername")[0])
 
     def own_host(self) -> str:
         """Returns this side's address on the connection."""
-        return str(self._writer.get_extra_info("sockname")[0])
-
-    def leads_out(self) -> bool:
-        """Returns whether this machine's network has a route to the neighbour. It sends no packet."""
-        try:
-            with socket.socket(self._writer.get_extra_info("socket").family, socket.SOCK_DGRAM) as probe:
-                probe.connect(self._writer.get_extra_info("peername"))
-        except OSError as error:
-            return error.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
-        return True
+        return str(self.writer.get_extra_info("sockname")[0])
 
 
-async def is_refused(address: Address) -> bool:
+async def is_refused(address: Address, machine: Machine) -> bool:
     """Returns whether the machine at this address answers that no process listens there any more.
 
     It calls twice, since a process that starts to listen just now refuses the first call, and waits at most
@@ -104,7 +94,7 @@ async def is_refused(address: Address) -> bool:
     for wait_s in (PROBE_AGAIN_S, 0.0):
         try:
             async with asyncio.timeout(PROBE_S):
-                _, writer = await asyncio.open_connection(*address)
+                _, writer = await machine.connect(address)
         except ConnectionRefusedError:
             await asyncio.sleep(wait_s)
         except OSError:  # TimeoutError is one

@@ -11,7 +11,6 @@ Each supervisor listens only at the address by which the others reach it. No tor
 
 import asyncio
 import secrets
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any, Literal
 
 from trainer.supervise import messages
 from trainer.supervise.background import spawn
+from trainer.supervise.machine import Machine, now
 from trainer.supervise.messages import Message
 from trainer.supervise.network.link import OUTSIDER, Link
 from trainer.supervise.network.tree_plan import Address, TreePlan
@@ -38,10 +38,6 @@ _HUNG_UP = 3
 _NoParent = Literal["refused", "hung up", "silent", "no root"]
 _COLLECTED = (messages.Joined, messages.Ended, messages.Done)
 _MOST_COLLECTED = 500
-_LINE = 2**20
-"""Longest line in bytes: a roster of ten thousand members has some hundred kB."""
-_BACKLOG = 4096
-"""Calls that wait for an answer: the first supervisors of all nodes call at once when the root is lost."""
 
 
 class Tree:
@@ -53,6 +49,7 @@ class Tree:
         rank: int,
         node: str,
         silence_s: float,
+        machine: Machine,
         *,
         late: bool = False,
     ) -> None:
@@ -70,7 +67,7 @@ class Tree:
         self._first: asyncio.Future[object] | None = None
         self.ending = False
         """True once the run is ending: links that close from now on are not reported."""
-        self._silence_s = silence_s
+        self._silence_s, self._machine = silence_s, machine
         self.plan = TreePlan(node)
         """Plan of the tree; only the root's counts."""
         self._collected: list[Message] = []
@@ -97,7 +94,7 @@ class Tree:
                 self.rendezvous.port,
             )
         else:
-            self._take_parent(await self._find_parent(time.monotonic() + timeout_s, roots))
+            self._take_parent(await self._find_parent(now() + timeout_s, roots))
         self._spawn(self._send_heartbeats())
 
     async def rejoin(self, successors: Sequence[tuple[int, Address]], timeout_s: float) -> set[int] | None:
@@ -108,7 +105,7 @@ class Tree:
         numbers of those before it whose processes are surely gone; the others may only be unreachable. Raises
         TimeoutError if neither happens in time.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = now() + timeout_s
         hung_up: Counter[int] = Counter()
         while True:
             dead: set[int] = set()
@@ -126,7 +123,7 @@ class Tree:
                 if answer == "no root" or (answer == "hung up" and hung_up[number] < _HUNG_UP):
                     break
                 dead |= {number} if answer == "refused" else set()
-            if time.monotonic() > deadline:
+            if now() > deadline:
                 raise TimeoutError("no supervisor answers")
             await asyncio.sleep(0.2)  # the next root may not have noticed the loss yet
 
@@ -161,7 +158,7 @@ class Tree:
 
         Raises OSError.
         """
-        link = Link(*await asyncio.open_connection(*address, limit=_LINE))
+        link = Link(*await self._machine.connect(address))
         port = await self._listen(link.own_host(), 0) if seeks_root else 0
         answer = await self._introduce(link, port, seeks_root=seeks_root)
         if answer is None:
@@ -280,9 +277,7 @@ class Tree:
     async def _listen(self, host: str | None, port: int) -> int:
         """Listens at one address of this machine, or at all of them if it is None; returns the port."""
         if host not in self._servers:
-            self._servers[host] = await asyncio.start_server(
-                self._newcomer, host, port, limit=_LINE, backlog=_BACKLOG
-            )
+            self._servers[host] = await self._machine.listen(self._newcomer, host, port)
         return int(self._servers[host].sockets[0].getsockname()[1])
 
     async def _find_parent(
@@ -301,7 +296,7 @@ class Tree:
                     link, parent = await self._call(parent)
                 if link is not None and parent is None:
                     return link
-            if time.monotonic() > deadline:
+            if now() > deadline:
                 address = f"{self.rendezvous.host}, port {self.rendezvous.port}"
                 another = (
                     ": another program answers there, which does not know this run's token"
@@ -432,20 +427,23 @@ class Tree:
         """Sends a sign of life to each neighbour once a second and reports silent ones."""
         suspended = False
         while True:
-            before = time.monotonic()
+            before = now()
             await asyncio.sleep(HEARTBEAT_S)
             # After a pause of this process, messages that came meanwhile are still to be read; the next round
             # will have read them.
-            suspended = time.monotonic() - before > 2 * HEARTBEAT_S and not suspended
+            suspended = now() - before > 2 * HEARTBEAT_S and not suspended
             beat = messages.to_line(messages.Beat())
             for link in [*self._children, *([self._parent] if self._parent else [])]:
                 link.send_line(beat)
-                if not suspended and time.monotonic() - link.last_received > self._silence_s:
+                if not suspended and now() - link.last_received > self._silence_s:
                     self._silent(link)
 
     def _silent(self, link: Link) -> None:
         # Without a route to the neighbour it is this machine that is cut off, and the neighbour may be well.
-        reason, cut = f"it has been silent for {self._silence_s:g} s", not link.leads_out()
+        reason, cut = (
+            f"it has been silent for {self._silence_s:g} s",
+            not self._machine.has_route(link.writer),
+        )
         if link is self._parent:
             self._parent_gone(reason, cut=cut)
         elif link in self._children:

@@ -3,40 +3,30 @@
 No torch.
 """
 
-import asyncio
 import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from trainer.config.phases import NOTHING_DONE, SAVING
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
-from trainer.run.exit_record import ExitRecord, first_cause
+from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import FLIGHT_RECORDS
 from trainer.supervise import messages
 from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate.membership import Place, place_in
-from trainer.supervise.rank.generation import RankOfGeneration, fresh_variables
+from trainer.supervise.machine import now
+from trainer.supervise.rank.generation import RankOfGeneration
 from trainer.supervise.rank.rank_report import (
-    STACK_FILE,
     STOPPED_S,
     RankReport,
     StoppedRank,
-    flight_record,
-    is_stopped,
-    python_stack,
-    report,
 )
-from trainer.sysinfo import memory
 from trainer.sysinfo.signals import signal_name
 from trainer.text.wording import shortened
-from trainer.world import heartbeat
-from trainer.world.condemned import condemned
 from trainer.world.heartbeat import RankState
 from trainer.world.launchers import first_world, rank_variables
 from trainer.world.learned_limits import LEARNED_LIMITS, to_text
-from trainer.world.state_folder import newest_kept
 
 _MOST_OF_REASON, _MOST_OF_DETAILS = 4_000, 40_000
 """Characters that travel of a failure: who gets a line of more than 1 MiB hangs up, and takes its sender for
@@ -75,7 +65,7 @@ class OwnRank:
         self._condemned: set[str] = set()
         self._pauses: list[tuple[float, float]] = []
         """Time at which this process went on after each pause, and the pause's length, both in seconds."""
-        self._stopped = StoppedRank(is_stopped, time.monotonic)
+        self._stopped = StoppedRank(now)
         self._learned: dict[str, str] = {}
         """Variable of the next generation's rank: the limits that the ranks so far have learned."""
 
@@ -101,24 +91,24 @@ class OwnRank:
         So a suspended job keeps the rest of its limits.
         """
         if self.generation is None:
-            return RankState("init", float("inf"), 0, time.monotonic(), 0, "", False)
-        return heartbeat.read(self.generation.memory).resumed_after(
+            return RankState("init", float("inf"), 0, now(), 0, "", False, now=now())
+        return self.generation.state().resumed_after(
             lambda since: sum(min(pause, end - since) for end, pause in self._pauses if since < end)
         )
 
     def moments(self) -> Mapping[str, float]:
         """Returns the moments of its start that the rank has reached in its present generation."""
-        return heartbeat.moments(self.generation.memory) if self.generation is not None else {}
+        return self.generation.moments() if self.generation is not None else {}
 
     def record_pause(self, seconds: float) -> None:
         """Records that this process, and so its rank too, was suspended until now."""
-        self._pauses.append((time.monotonic(), seconds))
+        self._pauses.append((now(), seconds))
         self._stopped.forget()
 
     def request_stop(self) -> None:
         """Asks the rank to save and leave."""
         if self.generation is not None:
-            heartbeat.request_stop(self.generation.memory)
+            self.generation.request_stop()
 
     def inspect(self, *, tells_progress: bool) -> None:
         """Checks whether the rank has ended, is stopped, or has passed a limit, and renews its lease.
@@ -130,16 +120,18 @@ class OwnRank:
             return
         if tells_progress and self.number == 0:
             self._send_progress()
-        code = generation.rank.poll()
+        code = generation.poll()
         if code is not None:
             if not generation.reported_end:
                 generation.reported_end = True
                 self._report_end(generation, code)
             return
-        generation.seen_kb = memory.peak_kb(generation.rank.pid) or generation.seen_kb
+        generation.look()
         if self._context.keeps_going:
-            heartbeat.renew_lease(generation.memory, self._context.limits.silence_s)
-        if self._context.limits.max_restarts > 0 and self._stopped.is_lasting(generation.rank.pid):
+            generation.renew_lease(self._context.limits.silence_s)
+        if self._context.limits.max_restarts > 0 and self._stopped.is_lasting(
+            generation.pid, is_stopped=generation.is_stopped
+        ):
             if not generation.reported_end:
                 generation.reported_end = True
                 self._report_stopped(generation)
@@ -156,7 +148,7 @@ class OwnRank:
 
     def _send_condemned(self, generation: RankOfGeneration) -> None:
         """Passes nodes that rank 0 has condemned on to the coordinator."""
-        nodes = condemned(generation.folder)
+        nodes = generation.condemned()
         for node in nodes.keys() - self._condemned:
             self._context.send_up(messages.BadNode(generation.number, node, nodes[node]))
         self._condemned |= nodes.keys()
@@ -165,22 +157,26 @@ class OwnRank:
         """Tells a coordinator that has no heartbeat of its own about rank 0."""
         assert self.generation is not None
         state = self.state()
-        now = messages.Progress(self.generation.number, state.steps_done, state.phase not in NOTHING_DONE)
-        if now != self._told:
-            self._told = now
-            ages = {name: round(time.monotonic() - at, 2) for name, at in self.moments().items()}
-            self._context.send_up(replace(now, ages=ages))
+        progress = messages.Progress(
+            self.generation.number, state.steps_done, state.phase not in NOTHING_DONE
+        )
+        if progress != self._told:
+            self._told = progress
+            ages = {name: round(now() - at, 2) for name, at in self.moments().items()}
+            self._context.send_up(replace(progress, ages=ages))
 
     def _record(self, code: int, reason: str, details: str = "") -> ExitRecord:
-        return ExitRecord(self.number, self._context.world.node, code, reason, time.time(), details)
+        return ExitRecord(
+            self.number, self._context.world.node, code, reason, self._context.machine.wall_time(), details
+        )
 
     def _report_end(self, generation: RankOfGeneration, code: int) -> None:
         if code in (EXIT_DONE, EXIT_PREEMPTED):
-            cause = first_cause(generation.folder)
+            cause = generation.first_cause()
             reason = cause.reason if cause else ""
             self._context.send_up(messages.Done(generation.number, self.number, code, reason))
             return
-        record = first_cause(generation.folder) or self._record(EXIT_FAILED, "")
+        record = generation.first_cause() or self._record(EXIT_FAILED, "")
         if code < 0:
             record = self._killed(generation, -code)
         elif not record.reason:
@@ -218,10 +214,10 @@ class OwnRank:
 
     def _killed(self, generation: RankOfGeneration, number: int) -> ExitRecord:
         ranks = self._context.world.local_size
-        hint = f"; {memory.killed_hint(generation.peak_kb, ranks)}" if number == signal.SIGKILL else ""
-        stack = generation.folder / STACK_FILE
-        details = stack.read_text(errors="replace")[:4000] if stack.exists() else ""
-        return self._record(EXIT_FAILED, f"killed by {signal_name(number)} in {self._where()}{hint}", details)
+        hint = f"; {generation.killed_hint(ranks)}" if number == signal.SIGKILL else ""
+        return self._record(
+            EXIT_FAILED, f"killed by {signal_name(number)} in {self._where()}{hint}", generation.last_stack()
+        )
 
     async def end(self) -> None:
         """Kills the rank and all that it started, and waits until the kernel has ended it."""
@@ -231,15 +227,13 @@ class OwnRank:
     async def end_before(self, following: int) -> None:
         """Ends the rank, and confirms it, so that the generation with the number `following` can start."""
         await self.end()
-        in_memory = newest_kept(self._context.env)
+        in_memory = self._context.machine.newest_kept(self._context.env)
         self._context.send_up(messages.Ended(following, self._context.world.rank, in_memory))
 
     async def choose_meeting(self) -> dict[str, str]:
         """Returns the variables by which the ranks of the next generation meet here. Raises OSError."""
-        try:
-            return await asyncio.to_thread(fresh_variables, self._context.env, self._context.address[0])
-        except RuntimeError as error:  # there may be no more threads
-            raise OSError(str(error)) from None
+        context = self._context
+        return await context.machine.fresh_variables(context.env, context.address[0])
 
     async def answer_meeting(self, generation: int) -> None:
         """Chooses where the ranks of a generation meet whose rank 0 will be here."""
@@ -267,7 +261,7 @@ class OwnRank:
         if self.closed or number != self.latest:
             return
         try:
-            if self.generation is not None and (state := heartbeat.read(self.generation.memory)).ranks:
+            if self.generation is not None and (state := self.generation.state()).ranks:
                 self._learned = {LEARNED_LIMITS: to_text(state.learned, state.ranks)}
             own = {**self._context.env, **variables, **self._learned}
             self.generation = self._start_rank(number, env=own, is_root=self.number == 0)
@@ -275,7 +269,7 @@ class OwnRank:
             record = self._record(EXIT_FAILED, f"the rank cannot be started again: {error}")
             self._context.send_up(messages.Failed(number, record))
             return
-        heartbeat.limit_init(self.generation.memory, self._context.limits.init_s)
+        self.generation.limit_init(self._context.limits.init_s)
 
     def _place_variables(self, place: Place) -> dict[str, str]:
         world = replace(
@@ -290,19 +284,17 @@ class OwnRank:
     def report(self) -> RankReport | None:
         """Returns what the rank does now; None if there is none."""
         its = self.generation
-        return (
-            None if its is None else report(self.number, self._context.world.node, its.rank.pid, self.state())
-        )
+        return None if its is None else its.report(self.number, self._context.world.node, self.state())
 
     async def send_report(self, generation: RankOfGeneration) -> None:
         """Sends this rank's report. NCCL's flight record is saved first, since the end may follow at once."""
-        own = report(self.number, self._context.world.node, generation.rank.pid, self.state())
+        own = generation.report(self.number, self._context.world.node, self.state())
         if folder := self._context.limits.run_folder:
-            await flight_record(generation.folder, Path(folder, FLIGHT_RECORDS))
+            await generation.save_flight_record(Path(folder, FLIGHT_RECORDS))
         self._context.send_up(messages.Report(generation.number, own))
 
     async def send_stack(self, generation: RankOfGeneration) -> None:
         """Sends the Python stack of this rank."""
         rank = self.number
-        stack = await python_stack(generation.rank.pid, generation.folder)
+        stack = await generation.python_stack()
         self._context.send_up(messages.Stack(generation.number, rank, stack))

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.run.file_work import within
+from trainer.run.file_work import THREADS
 from trainer.sysinfo.topology import file_text
 from trainer.world.heartbeat import RankState
 
@@ -145,9 +145,9 @@ def _read(pid: int, name: str) -> str:
 class StoppedRank:
     """Measures for how long one process after the other has been stopped (SIGSTOP)."""
 
-    def __init__(self, is_stopped: Callable[[int], bool], clock: Callable[[], float]) -> None:
-        """`is_stopped` says whether the process of an id is stopped now; `clock` returns seconds."""
-        self._is_stopped, self._clock = is_stopped, clock
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns seconds."""
+        self._clock = clock
         self._pid = 0
         self._since = 0.0
 
@@ -155,9 +155,9 @@ class StoppedRank:
         """Begins anew: this process was suspended itself, so what it has seen before says nothing."""
         self._pid = 0
 
-    def is_lasting(self, pid: int) -> bool:
-        """Returns whether each call for STOPPED_S has found this process stopped."""
-        if not self._is_stopped(pid):
+    def is_lasting(self, pid: int, *, is_stopped: bool) -> bool:
+        """Returns whether each call for STOPPED_S has said that this process is stopped."""
+        if not is_stopped:
             self._pid = 0
             return False
         if self._pid != pid:
@@ -192,7 +192,7 @@ async def flight_record(folder: Path, target: Path) -> Path | None:
     for _ in range(int(_DUMP_S / 0.2)):
         await asyncio.sleep(0.2)
         if dump := next(folder.glob(f"{_DUMP}*"), None):
-            return await within(_DUMP_S, partial(_copied, dump, target))
+            return await THREADS.within(_DUMP_S, partial(_copied, dump, target))
     return None
 
 
