@@ -26,6 +26,7 @@ from benchmarks.rank import MARK, cpu_s
 from tests.support.jobs import tiny_job
 from tests.support.start import start
 from trainer.config.loader import dump_job
+from trainer.supervise.machine import Machine
 from trainer.supervise.messages import End, Lost, Message
 from trainer.supervise.network.link import Link
 from trainer.supervise.network.tree import Tree
@@ -81,7 +82,7 @@ def measure(nodes: int) -> Measured:
 
 async def _root(rendezvous: Rendezvous, nodes: int, pipes: list[Connection]) -> Measured:
     heard = _count_received()
-    tree = Tree(rendezvous, 0, "node-0", 60.0)
+    tree = Tree(rendezvous, 0, "node-0", 60.0, Machine())
     lost: list[float] = []
     tree.at_root = lambda message: lost.append(time.monotonic()) if isinstance(message, Lost) else None
     begin = time.monotonic()
@@ -129,7 +130,7 @@ def _worker(rendezvous: Rendezvous, numbers: range, pipe: Connection) -> None:
 
 async def _endpoints(rendezvous: Rendezvous, numbers: range, pipe: Connection) -> None:
     loop = asyncio.get_running_loop()
-    trees = [Tree(rendezvous, number, f"node-{number}", 60.0) for number in numbers]
+    trees = [Tree(rendezvous, number, f"node-{number}", 60.0, Machine()) for number in numbers]
     ended: list[float] = []
     for tree in trees:
         tree.from_above = lambda message: ended.append(time.monotonic())
@@ -157,7 +158,7 @@ def _break(tree: Tree) -> None:
     """Its connections end without a word."""
     tree.ending = True
     if tree._parent is not None:
-        tree._parent._writer.transport.abort()
+        tree._parent.writer.transport.abort()
 
 
 def one_supervisor() -> str:

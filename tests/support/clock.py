@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from trainer.run import file_work
+from trainer.run.file_work import THREADS
 
 Result = TypeVar("Result")
 _real = time.monotonic
@@ -104,7 +104,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 @contextmanager
 def _counting_file_work(clock: Clock) -> Iterator[None]:
-    do = file_work._workers.do
+    do = THREADS.do
 
     def counted(work: Callable[[], None]) -> None:
         def until_done() -> None:
@@ -116,7 +116,7 @@ def _counting_file_work(clock: Clock) -> Iterator[None]:
         clock.in_threads += 1
         do(until_done)
 
-    with patch.object(file_work._workers, "do", counted):
+    with patch.object(THREADS, "do", counted):
         yield
 
 

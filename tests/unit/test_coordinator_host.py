@@ -14,6 +14,7 @@ from trainer.supervise.coordinate import coordinator_host
 from trainer.supervise.coordinate.coordinator_host import CoordinatorHost, ParentLoss
 from trainer.supervise.ending import Ending
 from trainer.supervise.limits import Limits
+from trainer.supervise.machine import Machine
 from trainer.supervise.messages import Joined, Message, Orphaned, Roster
 from trainer.supervise.network.tree import Tree
 from trainer.supervise.network.tree_plan import TreePlan
@@ -46,6 +47,7 @@ def host_of_two(tree: TreeThatRecords) -> CoordinatorHost:
         Limits(max_restarts=3),
         {},
         ExitFiles(""),
+        Machine(),
         cast(Tree, tree),
         keeps_going=True,
         send_up=lambda message: None,

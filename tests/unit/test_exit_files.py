@@ -15,7 +15,7 @@ import pytest
 from trainer.run import launcher_word
 from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
-from trainer.run.file_work import within
+from trainer.run.file_work import THREADS
 from trainer.run.launcher_word import StartRequest
 from trainer.run.layout import ARTEFACTS, EXIT_FILE, GOODPUT_FILE
 from trainer.safe_io.values import read_values
@@ -109,13 +109,13 @@ def test_folder_that_is_not_known_or_takes_no_file_is_no_error(tmp_path: Path) -
 
 def test_file_work_that_hangs_is_left_behind() -> None:
     begin = time.monotonic()
-    assert asyncio.run(within(0.1, lambda: time.sleep(60))) is None
+    assert asyncio.run(THREADS.within(0.1, lambda: time.sleep(60))) is None
     assert time.monotonic() - begin < 30
 
 
 def test_a_task_is_cancelled_also_in_the_moment_in_which_its_result_comes() -> None:
     async def work() -> str:
-        task = asyncio.create_task(within(60.0, event.wait))
+        task = asyncio.create_task(THREADS.within(60.0, event.wait))
         await asyncio.sleep(0.1)
         event.set()
         time.sleep(0.3)  # the result has come, and the task has not been resumed since

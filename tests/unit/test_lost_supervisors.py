@@ -19,6 +19,7 @@ from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
 from trainer.run.generations import GenerationClaim
 from trainer.supervise.coordinate import coordinator_host, presence, recovery
 from trainer.supervise.coordinate.membership import exclusions_text
+from trainer.supervise.machine import Machine
 from trainer.supervise.rank.own_rank import OwnRank
 from trainer.world.condemned import condemn
 
@@ -119,7 +120,7 @@ async def test_request_to_stop_that_a_lost_coordinator_had_got_is_not_lost(
     assert tree is not None
     world.lose(0, 1)
     with patch.object(tree, "up"):  # it is on its way to the lost one
-        asked._on_signal(signal.SIGUSR2)
+        asked.on_signal(signal.SIGUSR2)
     codes = await asyncio.gather(*(node.task for node in world.members.values()))
     assert codes == [EXIT_PREEMPTED] * 6
     assert record(world, "exit.json")["reason"].startswith("asked to stop")
@@ -144,7 +145,7 @@ async def test_supervisor_that_may_live_is_waited_for(
     monkeypatch.setattr(presence, "ORPHANS_S", 1e6)
     asked = []
 
-    async def is_refused(address: tuple[str, int]) -> bool:
+    async def is_refused(address: tuple[str, int], machine: Machine) -> bool:
         asked.append(address)
         return False
 

@@ -8,30 +8,28 @@ from trainer.supervise.rank.rank_report import STOPPED_S, StoppedRank, is_stoppe
 
 
 def test_only_a_process_that_stays_stopped_is_reported() -> None:
-    now, stopped = 0.0, {1}
-    watch = StoppedRank(stopped.__contains__, lambda: now)
-    assert not watch.is_lasting(1)
+    now = 0.0
+    watch = StoppedRank(lambda: now)
+    assert not watch.is_lasting(1, is_stopped=True)
     now = STOPPED_S - 0.1
-    assert not watch.is_lasting(1)
+    assert not watch.is_lasting(1, is_stopped=True)
     now = STOPPED_S
-    assert watch.is_lasting(1)
-    stopped.clear()  # somebody sent SIGCONT
-    assert not watch.is_lasting(1)
-    stopped.add(1)
-    assert not watch.is_lasting(1)
+    assert watch.is_lasting(1, is_stopped=True)
+    assert not watch.is_lasting(1, is_stopped=False)  # somebody sent SIGCONT
+    assert not watch.is_lasting(1, is_stopped=True)
 
 
 def test_another_process_and_a_suspended_supervisor_begin_anew() -> None:
     now = 0.0
-    watch = StoppedRank(lambda pid: True, lambda: now)
-    watch.is_lasting(1)
+    watch = StoppedRank(lambda: now)
+    watch.is_lasting(1, is_stopped=True)
     now = STOPPED_S
-    assert not watch.is_lasting(2)
+    assert not watch.is_lasting(2, is_stopped=True)
     now = 2 * STOPPED_S
     watch.forget()
-    assert not watch.is_lasting(2)
+    assert not watch.is_lasting(2, is_stopped=True)
     now = 3 * STOPPED_S
-    assert watch.is_lasting(2)
+    assert watch.is_lasting(2, is_stopped=True)
 
 
 def test_stopped_process_is_told_from_one_that_sleeps() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer.supervise.limits import Limits
+from trainer.supervise.machine import Machine
 from trainer.supervise.messages import Joined, Message, Stop, StopRequest
 from trainer.supervise.rank.generation import RankOfGeneration
 from trainer.supervise.supervisor import Supervisor
@@ -71,11 +72,13 @@ def test_a_killed_ranks_peak_is_its_own_and_not_that_of_the_largest_child() -> N
 
 
 @pytest.mark.parametrize("signalled", [True, False])
-def test_a_supervisor_says_when_it_joins_whether_it_got_the_request_to_stop_itself(signalled: bool) -> None:
+async def test_a_supervisor_says_when_it_joins_whether_it_got_the_request_to_stop_itself(
+    signalled: bool,
+) -> None:
     env = Rendezvous("127.0.0.1", 1, "a token").variables()
-    its = Supervisor(World(1, 2, 0, 1, "n1", "by hand"), None, RankOfGeneration, Limits(), env)
+    its = Supervisor(World(1, 2, 0, 1, "n1", "by hand"), None, RankOfGeneration, Limits(), env, Machine())
     if signalled:
-        its._on_signal(signal.SIGINT)
+        its.on_signal(signal.SIGINT)
     else:
         its._receive(Stop())
     assert its._joined() == Joined(1, "n1", idle=True, asked=True, signalled=signalled)
@@ -112,19 +115,19 @@ def test_a_second_signal_ends_a_supervisor_that_has_not_joined_the_others(tmp_pa
     assert "a second signal (2) came before it had joined the others" in done.stderr
 
 
-def test_a_second_signal_waits_for_the_next_parent_where_one_was_lost(
+async def test_a_second_signal_waits_for_the_next_parent_where_one_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     env = Rendezvous("127.0.0.1", 1, "a token").variables()
-    its = Supervisor(World(1, 2, 0, 1, "n1", "by hand"), None, RankOfGeneration, Limits(), env)
+    its = Supervisor(World(1, 2, 0, 1, "n1", "by hand"), None, RankOfGeneration, Limits(), env, Machine())
     its._has_joined = True
     sent: list[Message] = []
     monkeypatch.setattr(its._context.tree, "up", sent.append)
-    its._on_signal(signal.SIGINT)
-    its._on_signal(signal.SIGINT)
+    its.on_signal(signal.SIGINT)
+    its.on_signal(signal.SIGINT)
     assert not sent, "what came at once is one request, of which it tells when it joins"
     monkeypatch.setattr("trainer.supervise.supervisor.REPEAT_S", 0.0)
-    its._on_signal(signal.SIGINT)
+    its.on_signal(signal.SIGINT)
     assert sent == [StopRequest(2, 1, "n1", again=True)]
 
 

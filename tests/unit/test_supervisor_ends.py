@@ -12,8 +12,9 @@ import pytest
 from trainer.errors import EXIT_BAD_INPUT
 from trainer.launch import processes
 from trainer.run.exit_record import EXIT_DIR, RANK_DIR, first_cause
-from trainer.run.file_work import _Workers
+from trainer.run.file_work import FileWork
 from trainer.supervise.background import on_error, spawn
+from trainer.supervise.machine import Machine
 from trainer.supervise.messages import Late, Message
 from trainer.supervise.network.tree import Tree
 from trainer.supervise.rank.rank_report import STACK_FILE, python_stack
@@ -44,7 +45,7 @@ coordinator.Coordinator._decide_on_first_cause = broken
 IN_A_CALLBACK = """
 def broken(self, number):
     raise RuntimeError("broken on purpose")
-supervisor.Supervisor._on_signal = broken
+supervisor.Supervisor.on_signal = broken
 """
 NO_THREADS = """
 started = []
@@ -136,7 +137,7 @@ def test_an_end_needs_no_thread_that_was_not_there_before(tmp_path: Path) -> Non
 
 
 def test_file_work_waits_for_a_busy_thread_if_there_can_be_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers, done, busy = _Workers(), threading.Semaphore(0), threading.Event()
+    workers, done, busy = FileWork(), threading.Semaphore(0), threading.Event()
     workers.prepare()
 
     def refuse(_: threading.Thread) -> None:
@@ -219,7 +220,7 @@ def test_what_raises_over_a_message_of_another_supervisor_is_heard() -> None:
     async def scene() -> None:
         on_error(heard.append)
         meeting = Rendezvous("127.0.0.1", free_port("127.0.0.1"), "token")
-        root, child = Tree(meeting, 0, "a", 6.0), Tree(meeting, 1, "b", 6.0)
+        root, child = Tree(meeting, 0, "a", 6.0, Machine()), Tree(meeting, 1, "b", 6.0, Machine())
 
         def at_root(message: Message) -> None:
             if isinstance(message, Late):

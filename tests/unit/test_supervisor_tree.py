@@ -12,6 +12,7 @@ import pytest
 
 from tests.listeners import listeners, outer_address
 from tests.support import clock
+from trainer.supervise.machine import Machine
 from trainer.supervise.messages import (
     Done,
     End,
@@ -43,7 +44,7 @@ async def grown(
     place: Rendezvous, nodes: list[str], silence_s: float = 60.0
 ) -> tuple[list[Tree], list[Message]]:
     """A tree with a rank on each of the nodes, and what its root hears."""
-    trees = [Tree(place, rank, node, silence_s) for rank, node in enumerate(nodes)]
+    trees = [Tree(place, rank, node, silence_s, Machine()) for rank, node in enumerate(nodes)]
     heard: list[Message] = []
     trees[0].at_root = heard.append
     for tree in trees:
@@ -85,7 +86,7 @@ async def test_messages_reach_the_root_and_everybody() -> None:
 
 async def test_messages_sent_before_joining_are_not_lost() -> None:
     place = rendezvous()
-    early = Tree(place, 1, "b", 60.0)
+    early = Tree(place, 1, "b", 60.0, Machine())
     early.up(Done(1, 1, 0))
     joining = asyncio.create_task(early.join(10.0))
     await asyncio.sleep(0.3)  # the root comes later than the others
@@ -99,7 +100,7 @@ async def test_broken_connection_and_silence_are_told_to_the_root() -> None:
     trees, heard = await grown(rendezvous(), ["a", "b", "c"], silence_s=5.0)
     trees[1].ending = True
     assert trees[1]._parent is not None
-    trees[1]._parent._writer.transport.abort()
+    trees[1]._parent.writer.transport.abort()
     await until(lambda: losses(heard))
     assert losses(heard)[0].member == 1
     for task in trees[2]._tasks:  # it hears no more and says no more, and its connection stays
@@ -172,7 +173,7 @@ async def test_stranger_that_talks_nonsense_does_no_harm(
     writer.write(line + b"\n")
     assert await reader.read() == b"", "it is sent away"
     writer.close()
-    other = Tree(place, 1, "b", 60.0)
+    other = Tree(place, 1, "b", 60.0, Machine())
     await other.join(5.0)
     await until(lambda: [type(message) for message in heard] == [Joined])
     await left([*trees, other])
@@ -214,7 +215,7 @@ WELCOMES = {
 async def test_a_stranger_at_the_roots_port_is_not_taken_for_it(answer: bytes) -> None:
     place = rendezvous()
     async with squatter(place, answer) as told:
-        tree = Tree(place, 1, "b", 60.0)
+        tree = Tree(place, 1, "b", 60.0, Machine())
         heard: list[Message] = []
         tree.from_above = heard.append
         tree.up(Late(1, "what"))
@@ -239,7 +240,7 @@ async def test_a_stranger_that_sends_ones_own_proof_back_is_not_taken_for_the_ro
         writer.close()
 
     server = await asyncio.start_server(echo, place.host, place.port)
-    tree = Tree(place, 1, "b", 60.0)
+    tree = Tree(place, 1, "b", 60.0, Machine())
     with pytest.raises(
         TimeoutError, match="another program answers there, which does not know this run's token"
     ):

@@ -267,7 +267,7 @@ class ParentLoss:
         """
         await asyncio.sleep(ORPHAN_S)
         its = self._own.generation
-        code = its.rank.poll() if its is not None else None
+        code = its.poll() if its is not None else None
         late = self._own.state().late
         own = EXIT_TIMED_OUT if late else code if code is not None and code > 0 else EXIT_FAILED
         if lost.relayed:  # the supervisor that lost its own parent reports it

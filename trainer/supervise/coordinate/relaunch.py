@@ -102,6 +102,7 @@ class Relaunch:
         If that one was lost, the fault is counted here.
         """
         run, history = self._run, self._run.history
+        in_memory = run.actions.in_memory()  # before the ranks, which start meanwhile, keep newer steps
         for each in history.restore(await StorageRetry(run).answer(run.exit_files.restarts, ())):
             run.membership.record_fault(each.node)
         generation = run.generation.number
@@ -110,7 +111,7 @@ class Relaunch:
             if (
                 request is not None
                 and request.record.generation == generation
-                and not await self._count_unrecorded(request)
+                and not await self._count_unrecorded(request, in_memory)
             ):
                 return
         history.reach_restarted_steps()
@@ -118,15 +119,16 @@ class Relaunch:
             seconds_ago = max(0.0, self._run.wall_time() - history.last.time)
             history.clock = RestartClock(now() - seconds_ago)
 
-    async def _count_unrecorded(self, request: StartRequest) -> bool:
+    async def _count_unrecorded(self, request: StartRequest, in_memory: int) -> bool:
         """Counts a fault that nobody has recorded; returns False if the run ends because of it.
 
-        This node may be new and have nothing in memory, so the step that the request names counts, too.
+        `in_memory` is the newest step that this node had kept. A new node has none, so the step that the
+        request names counts, too.
         """
         run, record = self._run, request.record
         cause = record.reason.partition("; ")[0]
         history = run.history
-        from_step = max(await history.saved_step(), run.actions.in_memory(), request.in_memory)
+        from_step = max(await history.saved_step(), in_memory, request.in_memory)
         steps_done = max(request.steps_done, from_step)
         kind: Kind = "fault" if request.fault_step else "lost"
         fault = Fault(record.rank, record.node, request.fault_step or steps_done, cause, lost=kind == "lost")

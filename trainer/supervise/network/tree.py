@@ -23,7 +23,6 @@ from trainer.supervise.machine import Machine, now
 from trainer.supervise.messages import Message
 from trainer.supervise.network.link import OUTSIDER, Link
 from trainer.supervise.network.tree_plan import Address, TreePlan
-from trainer.sysinfo.addresses import is_loopback, listening_address
 from trainer.world.rendezvous import Message as Table
 from trainer.world.rendezvous import Rendezvous, is_signed, signed
 
@@ -90,7 +89,7 @@ class Tree:
         if self.is_root:
             host = self.rendezvous.host
             await self._listen(
-                host if is_loopback(host) else await asyncio.to_thread(listening_address, host),
+                await self._machine.listening_address(host),
                 self.rendezvous.port,
             )
         else:

@@ -1,0 +1,320 @@
+"""The simulated world: nodes, supervisors, their launcher, the run folder."""
+
+import asyncio
+import errno
+import random
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.simulated.loop import Process, SimulatedLoop
+from tests.simulated.network import Address, Network
+from tests.simulated.ranks import SimulatedRank, Steps, Training
+from trainer.launch.start_again import asked_after
+from trainer.run.exit_files import exit_record_of
+from trainer.run.exit_record import ExitRecord
+from trainer.run.file_work import FileWork
+from trainer.supervise.limits import Limits
+from trainer.supervise.machine import Machine
+from trainer.supervise.supervisor import Supervisor
+from trainer.world.launchers import World, cross_of, first_world, rank_variables
+from trainer.world.rendezvous import Rendezvous
+from trainer.world.restart_policy import RespawnPolicy
+from trainer.world.variables import (
+    GENERATION,
+    KEEPS_GOING,
+    RESPAWNED,
+    RESPAWNS,
+    SPARE_NODES,
+    STARTS_AGAIN,
+)
+
+Result = TypeVar("Result")
+EPOCH_S = 1_700_000_000.0
+LIMITS = Limits(init_s=30.0, checkpoint_s=60.0, shutdown_s=20.0, silence_s=6.0, max_restarts=5, backoff_s=1.0)
+GRACE_S = 0.5
+"""Seconds that MPI leaves the others when one is gone."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a schedule begins with."""
+
+    nodes: int
+    per_node: int
+    spares: int
+    launcher: str
+    """keeps: keeps the others and starts a lost supervisor again; lost, always: starts all again, see
+    STARTS_AGAIN; ends: ends all when one is gone."""
+    backend: str
+    steps: int
+    min_nodes: int | None
+
+
+class SimulatedFiles(FileWork):
+    """Work with the run folder on one node: slow at times, and at times without an answer."""
+
+    def __init__(self, world: "SimulatedWorld", node: str) -> None:
+        super().__init__()
+        self._world, self._node = world, node
+
+    def prepare(self) -> None:
+        pass
+
+    def do(self, work: Callable[[], None]) -> None:
+        pass  # only messages to people are sent so
+
+    async def answered(self, seconds: float, work: Callable[[], Result]) -> Result:
+        world = self._world
+        delay_s = world.rng.uniform(0.0005, 0.02) + world.folder_slow_s
+        await asyncio.sleep(min(delay_s, seconds))
+        if delay_s >= seconds or self._node in world.folder_gone or "" in world.folder_gone:
+            if delay_s < seconds:
+                await asyncio.sleep(seconds - delay_s)
+            raise TimeoutError("the run folder does not answer")
+        return work()
+
+
+class SimulatedMachine(Machine):
+    """Machine of one supervisor in the simulated world."""
+
+    def __init__(self, world: "SimulatedWorld", node: str, process: Process) -> None:
+        self._world, self._node, self._process = world, node, process
+        self.files = SimulatedFiles(world, node)
+
+    def wall_time(self) -> float:
+        return EPOCH_S + self._world.loop.time() + self._world.clock_off_s[self._node]
+
+    def say(self, line: str) -> None:
+        self._world.told(self._node, line)
+
+    async def connect(self, address: Address) -> Any:
+        return await self._world.network.connect(self._process, self._node, address)
+
+    async def listen(self, accept: Any, host: str | None, port: int) -> Any:
+        return self._world.network.listen(self._process, self._node, port, accept)
+
+    async def listening_address(self, host: str) -> str | None:
+        return host
+
+    def has_route(self, writer: Any) -> bool:
+        return self._node not in self._world.without_network
+
+    async def fresh_variables(self, env: Mapping[str, str], address: str) -> dict[str, str]:
+        self._world.port += 1
+        return {"MASTER_PORT": str(self._world.port)}
+
+    def newest_kept(self, env: Mapping[str, str]) -> int:
+        return self._world.kept.get(self._node, 0)
+
+    async def ras_status(self) -> str:
+        return ""
+
+
+class Member:
+    """One supervisor, which may be started several times."""
+
+    def __init__(self, number: int, node: str) -> None:
+        self.number, self.node = number, node
+        self.process: Process | None = None
+        self.supervisor: Supervisor | None = None
+        self.rank: SimulatedRank | None = None
+        self.code: int | None = None
+        """Exit code of its process, -9 if it was killed; None while it runs."""
+        self.began_s = 0.0
+
+
+class SimulatedWorld:
+    """All of one schedule; `run` lets the job go its way."""
+
+    def __init__(self, loop: SimulatedLoop, seed: int, plan: Plan, folder: Path) -> None:
+        self.loop, self.rng, self.plan, self.folder = loop, random.Random(seed), plan, folder
+        self.network = Network(loop, self.rng)
+        self.backend, self.steps = plan.backend, Steps(plan.steps)
+        self.kept: dict[str, int] = {}
+        self.ranks: list[SimulatedRank] = []
+        self.clock_off_s: Counter[str] = Counter()
+        self.folder_gone: set[str] = set()
+        """Nodes whose run folder does not answer; "" stands for all."""
+        self.folder_full = False
+        self.folder_slow_s = 0.0
+        self.without_network: set[str] = set()
+        self.cannot_fork: set[str] = set()
+        self.port = 1
+        self.lines: list[tuple[float, str, str]] = []
+        self.problems: list[tuple[str, str]] = []
+        self.transitions: set[tuple[str, str]] = set()
+        self.members = [Member(number, f"n{number // plan.per_node}") for number in range(self._size)]
+        self.asked_to_stop_s: float | None = None
+        self.last_fault_s = loop.time()
+        self.ended: ExitRecord | None = None
+        self.generation = 1
+        self._trainings: dict[tuple[int, str], Training] = {}
+        self._changed = asyncio.Event()
+        self.rendezvous = Rendezvous("n0", 1, secrets.token_hex(8))
+        sizes = tuple(range(1, self._size + 1))
+        self.limits = replace(
+            LIMITS, run_folder=str(folder), min_nodes=plan.min_nodes, world_sizes=sizes, run="simulated"
+        )
+
+    @property
+    def _size(self) -> int:
+        return (self.plan.nodes + self.plan.spares) * self.plan.per_node
+
+    @property
+    def nodes(self) -> list[str]:
+        return sorted({member.node for member in self.members})
+
+    def told(self, node: str, line: str) -> None:
+        self.lines.append((self.loop.time(), node, line))
+
+    def broken(self, invariant: str, what: str) -> None:
+        self.problems.append((invariant, f"{what} (at {self.loop.time():.2f} s)"))
+        self._changed.set()
+
+    def check_folder(self, node: str) -> None:
+        if node in self.folder_gone or "" in self.folder_gone:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        if self.folder_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def training(self, generation: int, port: str, size: int) -> Training:
+        return self._trainings.setdefault((generation, port), Training(self, generation, size))
+
+    # Supervisors and their launcher.
+
+    def begin(self, member: Member, *, again: int = 0) -> None:
+        """Starts a supervisor; `again`: in the place of a lost one."""
+        plan, per_node = self.plan, self.plan.per_node
+        world = World(
+            member.number, self._size, member.number % per_node, per_node, member.node, "clipship run"
+        )
+        world = replace(world, generation=self.generation)
+        keeps = {KEEPS_GOING: "1", RESPAWNS: "1", SPARE_NODES: str(plan.spares)}
+        told = {"keeps": keeps, "ends": {}}.get(plan.launcher, {STARTS_AGAIN: plan.launcher})
+        env = {
+            **self.rendezvous.variables(),
+            **told,
+            **({RESPAWNED: str(again)} if again else {}),
+            GENERATION: str(self.generation),
+            "CLIPSHIP_STARTED_HERE": "1",
+            "RANK": str(member.number),
+            "WORLD_SIZE": str(self._size),
+            "LOCAL_RANK": str(world.local_rank),
+            "LOCAL_WORLD_SIZE": str(per_node),
+            "MASTER_ADDR": self.rendezvous.host,
+            "MASTER_PORT": str(self.port),
+        }
+        member.code, member.rank, member.began_s = None, None, self.loop.time()
+        member.process = process = Process(self.loop)
+        if member.node in self.network.gone:  # nobody can start anything there
+            process.at_end.append(lambda: self._end(member, process))
+            process.kill()
+            return
+        process.at_end.append(lambda: self._end(member, process))
+        process.run(self._supervise, member, process, world, env)
+
+    def _supervise(self, member: Member, process: Process, world: World, env: dict[str, str]) -> None:
+        machine = SimulatedMachine(self, member.node, process)
+
+        def start_rank(number: int, env: Mapping[str, str], *, is_root: bool) -> SimulatedRank:
+            if member.node in self.cannot_fork:
+                raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+            member.rank = SimulatedRank(self, member.node, number, env, supervisor_looks)
+            return member.rank
+
+        def supervisor_looks() -> None:
+            if member.supervisor is not None and member.process is process:
+                process.run(member.supervisor.look)
+
+        member.supervisor = None
+        first = first_world(world, env)
+        rank: Any = None
+        starter: Any = start_rank
+        if first is not None:
+            own = {} if first.size == world.size else rank_variables(first, cross_of(first), env)
+            rank = start_rank(world.generation, {**env, **own}, is_root=first.rank == 0)
+            rank.limit_init(self.limits.init_s)
+        member.supervisor = supervisor = Supervisor(world, rank, starter, self.limits, env, machine)
+
+        async def life() -> None:
+            code = await supervisor.run()
+            if member.rank is not None:
+                member.rank.close()
+            member.code = code
+            process.kill()
+
+        self.loop.create_task(life())
+
+    def _end(self, member: Member, process: Process) -> None:
+        if member.process is process:
+            if member.code is None:
+                member.code = -9
+            if member.rank is not None:  # the kernel ends it with its supervisor
+                member.rank.die()
+            self._changed.set()
+
+    def kill(self, member: Member) -> None:
+        """Kills a supervisor, and with it its rank."""
+        if member.process is not None and not member.process.is_dead:
+            member.process.kill()
+
+    async def run(self) -> None:
+        """Starts all, and lets the launcher do what it does, until the job has ended."""
+        launch: Callable[[], Awaitable[None]] = (
+            self._keep_going if self.plan.launcher == "keeps" else self._run_generations
+        )
+        await launch()
+        self.ended = exit_record_of(self.folder, self.rendezvous.start)
+
+    async def _next_change(self, limit_s: float = 1.0) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+        self._changed.clear()
+
+    async def _keep_going(self) -> None:
+        policy = RespawnPolicy(len(self.members))
+        for member in self.members:
+            self.begin(member)
+        running = set(range(len(self.members)))
+        while not policy.is_over and not self.problems:
+            await self._next_change()
+            now = self.loop.time()
+            for member in [self.members[number] for number in sorted(running)]:
+                if member.code is not None:
+                    running.discard(member.number)
+                    policy.record_end(member.number, member.code, now, lived_s=now - member.began_s)
+            if policy.is_overdue(now):
+                break
+            for number in policy.due(now) if self.asked_to_stop_s is None else ():
+                running.add(number)
+                self.begin(self.members[number], again=policy.in_vain(number) + 1)
+        for member in self.members:
+            self.kill(member)
+
+    async def _run_generations(self) -> None:
+        while not self.problems:
+            for member in self.members:
+                self.begin(member)
+            while all(member.code is None for member in self.members) and not self.problems:
+                await self._next_change()
+            if any(member.code for member in self.members):
+                await asyncio.sleep(GRACE_S)
+                for member in self.members:
+                    self.kill(member)
+            while any(member.code is None for member in self.members) and not self.problems:
+                await self._next_change()
+            if self.plan.launcher == "ends" or self.asked_to_stop_s is not None:
+                return
+            following = asked_after(self.folder, self.rendezvous.start, self.generation)
+            if not following:
+                return
+            self.generation = following
+            self.network.gone.clear()
+            self._changed.clear()
