@@ -366,8 +366,7 @@ def run_schedule(seed: int, faults: list[Fault] | None = None) -> Outcome:
             seed, plan, faults, world.problems, world.lines, world.transitions, recovered, loop.time()
         )
     finally:
-        for task in asyncio.all_tasks(loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

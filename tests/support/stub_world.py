@@ -14,6 +14,7 @@ from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
 from trainer.supervise.network.tree import Tree
+from trainer.supervise.rank.rank_report import RankReport, report
 from trainer.supervise.supervisor import Supervisor
 from trainer.sysinfo.addresses import free_port
 from trainer.world import heartbeat
@@ -96,6 +97,9 @@ class StubGeneration:
 
     def last_stack(self) -> str:
         return ""
+
+    def report(self, number: int, node: str, state: RankState) -> RankReport:
+        return report(number, node, self.pid, state)
 
     def kill(self) -> None:
         self.close()
