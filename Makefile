@@ -99,7 +99,7 @@ check: venv ## format, lint, types, layers, and the rules of tests/lint for page
 	$(PY) -m pytest tests/lint --quiet -rs
 	wait $$types
 	if command -v shellcheck >/dev/null; then
-	    shellcheck benchmarks/*.sh docker/*.sh docker/plugins/*.sh tests/*.sh tests/cluster/*/*.sh .ci/run
+	    shellcheck benchmarks/*.sh docker/*.sh docker/plugins/*.sh tests/*.sh tests/integration/*.sh tests/cluster/*/*.sh .ci/run
 	else
 	    echo 'shellcheck is not installed: the shell scripts were not checked'
 	fi
@@ -147,7 +147,7 @@ goldens: venv ## write what is rendered now over tests/unit/golden/; read the di
 	@$(PY) -m pytest tests/unit -k golden --rewrite-goldens --quiet
 	git status --short tests/unit/golden
 
-test-packages: ## in a minimal Debian, with nothing but a target's own packages, its programs open what they open in its tests (Debian, root); ALONE='ci pyxis' tries CI's own list and pyxis
+test-packages: ## in a minimal Debian, with nothing but a target's own packages, its programs open what they open in its tests (Debian, root); ALONE='ci faults pyxis' tries these
 	@tests/alone.sh $(ALONE)
 
 test-slurm: venv horovod ## runs on a real Slurm of three nodes on this machine (Debian, root; installs slurm-wlm and munge)
@@ -177,11 +177,13 @@ test-kubernetes-full: venv ## the same with every backend, Open MPI and user
 bench-cli: venv ## rendering a batch script, against TorchX (installed in an environment of its own); the last line is JSON
 	@$(PY) -m benchmarks.cli
 
-test-faults: venv horovod ## the table of faults with real processes: each fault, and each launcher, place and deed with another
-	@$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m 'fault and not full' $(PARALLEL) $(TEST_ARGS)
+test-faults: venv horovod ## the table of faults with real processes: each fault, and each launcher, place and deed with another (on Debian as root it installs ssh and Open MPI 4, else those rows are not tried)
+	@tests/integration/packages.sh
+	$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m 'fault and not full' $(PARALLEL) $(TEST_ARGS)
 
 test-faults-full: venv horovod ## the same for every launcher, place and deed: an hour
-	@$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m fault $(PARALLEL) $(TEST_ARGS)
+	@tests/integration/packages.sh
+	$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m fault $(PARALLEL) $(TEST_ARGS)
 
 fuzz: venv ## 10,000 hostile job files through check, all renderers and submit without a cluster; `make test` tries 300
 	@$(PY) -m pytest tests/unit/test_fuzz_jobs.py -m full -s $(TEST_ARGS)
