@@ -20,7 +20,7 @@ BENCH_ARGS ?=
 DEMO_ARGS ?=
 JOB ?=
 KIT_ARGS ?=
-NULLGPU ?= ../shared/nullgpu/run
+NULLGPU ?= tools/nullgpu/run
 MODELS ?=
 OPEN_CLIP ?=
 OPEN_CLIP_TESTS := $(addprefix tests/unit/test_,anchor.py captioning.py compile.py ema.py export.py foreign_models.py from_open_clip.py fused_block.py import_weights.py initial_weights.py \
@@ -99,7 +99,7 @@ check: venv ## format, lint, types, layers, and the rules of tests/lint for page
 	$(PY) -m pytest tests/lint --quiet -rs
 	wait $$types
 	if command -v shellcheck >/dev/null; then
-	    shellcheck benchmarks/*.sh docker/*.sh docker/plugins/*.sh tests/*.sh tests/integration/*.sh tests/cluster/*/*.sh .ci/run
+	    shellcheck benchmarks/*.sh docker/*.sh docker/plugins/*.sh tests/*.sh tests/integration/*.sh tests/cluster/*/*.sh tools/nullgpu/run .ci/run
 	else
 	    echo 'shellcheck is not installed: the shell scripts were not checked'
 	fi
@@ -224,14 +224,12 @@ gpu-kit: venv ## one folder that measures this project on a GPU machine without 
 bench-gpu: venv ## a step of ours against open_clip_train's on one GPU, in turns, with MFU; the last line is JSON; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.gpu $(BENCH_ARGS)
 
-test-nullgpu: venv ## what a step asks of a GPU, on a stand-in for its driver that counts (needs gcc); NULLGPU=PATH names it
-	@export PYTHON='$(PY)'
-	'$(NULLGPU)' $(PY) -m pytest tests/nullgpu -m 'not full' $(PARALLEL) $(TEST_ARGS)
+test-nullgpu: venv ## what a step asks of a GPU, on a stand-in for its driver that counts (needs gcc); NULLGPU=PATH names another
+	@'$(NULLGPU)' $(PY) -m pytest tests/nullgpu -m 'not full' $(PARALLEL) $(TEST_ARGS)
 	'$(NULLGPU)' $(PY) -m pytest tests/gpu -m 'not computes' $(TEST_ARGS) # as far as a null GPU can
 
 test-nullgpu-full: venv ## the same, and `make bench-gpu` as far as a null GPU can
-	@export PYTHON='$(PY)'
-	'$(NULLGPU)' $(PY) -m pytest tests/nullgpu $(TEST_ARGS)
+	@'$(NULLGPU)' $(PY) -m pytest tests/nullgpu $(TEST_ARGS)
 
 test-gpu: venv horovod ## the tests that need a GPU
 	@if ! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then

@@ -12,6 +12,8 @@ ci() {
     chromium --headless --no-sandbox --disable-gpu --user-data-dir="$scratch/chromium" --dump-dom 'data:text/html,<p>drawn</p>' 2>"$scratch/said" |
         grep drawn || { cat "$scratch/said" >&2 && return 1; }
     fish --version
+    gcc -fPIC -shared tools/nullgpu/src/kept.c -o "$scratch/kept.so"
+    g++ --version
     shellcheck --version
 }
 
