@@ -76,7 +76,7 @@ class Row:
     """Outcomes of the tests in which the run goes on."""
     seconds: list[float] = field(default_factory=list)
     needs: set[str] = field(default_factory=set)
-    """What the skipped tests say that they lack."""
+    """Reasons of the skipped tests."""
 
     @property
     def missing(self) -> list[str]:
@@ -89,7 +89,7 @@ class Row:
 
     @property
     def not_tried(self) -> str:
-        """What a column lacks whose tests were all skipped; "" where each column was tried."""
+        """Says what a column lacks whose tests were all skipped; "" where each column was tried."""
         skipped = any({*outcomes} == {"skipped"} for outcomes in (self.ends, self.goes_on))
         return f"not tried: {', '.join(sorted(self.needs))}" if skipped else ""
 

@@ -1,4 +1,4 @@
-"""What a null GPU counted, in a process that `tools/nullgpu/run` started.
+"""Counts of a null GPU, in a process that `tools/nullgpu/run` started.
 
     with nullgpu.watch() as seen:
         step()
@@ -28,6 +28,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trainer.text.wording import many
+
 COLLECTIVES = (
     "all_reduce",
     "all_gather",
@@ -44,7 +46,7 @@ _DEPTH = 24
 
 
 def active() -> bool:
-    """Whether this process runs on null GPUs."""
+    """Says whether this process runs on null GPUs."""
     return "NULLGPU_LIBRARY" in os.environ
 
 
@@ -77,7 +79,7 @@ class Event:
 
 @dataclass
 class Seen:
-    """What happened inside `watch`; the counts are there after it."""
+    """Counts and events of a `watch`; the counts are there after it."""
 
     counts: dict[str, int] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -87,7 +89,7 @@ class Seen:
 
     @property
     def waits(self) -> list[Event]:
-        """Where the host waited: synchronizations and pageable copies."""
+        """Events in which the host waited: synchronizations and pageable copies."""
         return [event for event in self.events if event.what not in COLLECTIVES]
 
     @property
@@ -101,7 +103,8 @@ class Seen:
         for event in self.events:
             size[event.what, event.place] += event.bytes
         return "\n".join(
-            f"{n:6}  {what}, {size[what, place]:,} bytes  {place}" for (what, place), n in times.most_common()
+            f"{n:6}  {what}, {many(size[what, place], 'byte')}  {place}"
+            for (what, place), n in times.most_common()
         )
 
 
