@@ -99,7 +99,7 @@ check: venv ## format, lint, types, layers, and the rules of tests/lint for page
 	$(PY) -m pytest tests/lint --quiet -rs
 	wait $$types
 	if command -v shellcheck >/dev/null; then
-	    shellcheck benchmarks/*.sh docker/*.sh docker/plugins/*.sh tests/*.sh tests/integration/*.sh tests/cluster/*/*.sh tools/nullgpu/run .ci/run
+	    shellcheck benchmarks/*.sh docker/*.sh docker/plugins/*.sh tests/*.sh tests/integration/*.sh tests/cluster/*/*.sh tools/nullgpu/run tools/kube/cluster .ci/run
 	else
 	    echo 'shellcheck is not installed: the shell scripts were not checked'
 	fi
@@ -166,13 +166,13 @@ test-pyxis: venv horovod ## on that Slurm in containers of a real pyxis, built f
 	tests/cluster/slurm/pyxis.sh '$(PYXIS_PREFIX)'
 	CLIPSHIP_PYXIS='$(PYXIS_PREFIX)' $(PY) -m pytest tests/cluster/slurm -m pyxis $(TEST_ARGS)
 
-test-kubernetes: venv ## real MPIJobs, Jobs and TrainJobs on the cluster of KUBECONFIG, this machine a node of it; CLIPSHIP_IMAGE_OPENMPI4, _OPENMPI5 name images
+test-kubernetes: venv ## real MPIJobs, Jobs and TrainJobs on a cluster of tools/kube (Debian, root, Go), or on that of KUBECONFIG, this machine a node of it; CLIPSHIP_IMAGE_OPENMPI4, _OPENMPI5 name images
 	@tests/cluster/kubernetes/packages.sh
-	$(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes and not full' $(TEST_ARGS)
+	tests/cluster/kubernetes/with-cluster.sh $(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes and not full' $(TEST_ARGS)
 
 test-kubernetes-full: venv ## the same with every backend, Open MPI and user
 	@tests/cluster/kubernetes/packages.sh
-	$(PY) -m pytest tests/cluster/kubernetes -m kubernetes $(TEST_ARGS)
+	tests/cluster/kubernetes/with-cluster.sh $(PY) -m pytest tests/cluster/kubernetes -m kubernetes $(TEST_ARGS)
 
 bench-cli: venv ## rendering a batch script, against TorchX (installed in an environment of its own); the last line is JSON
 	@$(PY) -m benchmarks.cli

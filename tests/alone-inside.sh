@@ -66,6 +66,14 @@ image() {
 
 kubernetes() {
     kubectl version --client
+    containerd --version
+    runc --version
+    ls /usr/lib/cni/bridge /usr/lib/cni/host-local
+    iptables --version
+    ip link add onenode0 type bridge
+    sysctl -n net.ipv4.ip_forward
+    openssl version
+    gcc -static -o "$scratch/pause" tools/kube/pause.c
 }
 
 "$1"
