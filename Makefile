@@ -20,7 +20,7 @@ BENCH_ARGS ?=
 DEMO_ARGS ?=
 JOB ?=
 KIT_ARGS ?=
-NULLGPU ?= ../shared/nullgpu/run
+NULLGPU ?= tools/nullgpu/run
 MODELS ?=
 OPEN_CLIP ?=
 OPEN_CLIP_TESTS := $(addprefix tests/unit/test_,anchor.py captioning.py compile.py ema.py export.py foreign_models.py from_open_clip.py fused_block.py import_weights.py initial_weights.py \
@@ -99,7 +99,7 @@ check: venv ## format, lint, types, layers, and the rules of tests/lint for page
 	$(PY) -m pytest tests/lint --quiet -rs
 	wait $$types
 	if command -v shellcheck >/dev/null; then
-	    shellcheck benchmarks/*.sh docker/*.sh docker/plugins/*.sh tests/*.sh tests/cluster/*/*.sh .ci/run
+	    shellcheck benchmarks/*.sh docker/*.sh docker/plugins/*.sh tests/*.sh tests/integration/*.sh tests/cluster/*/*.sh tools/nullgpu/run tools/kube/cluster .ci/run
 	else
 	    echo 'shellcheck is not installed: the shell scripts were not checked'
 	fi
@@ -147,7 +147,7 @@ goldens: venv ## write what is rendered now over tests/unit/golden/; read the di
 	@$(PY) -m pytest tests/unit -k golden --rewrite-goldens --quiet
 	git status --short tests/unit/golden
 
-test-packages: ## in a minimal Debian, with nothing but a target's own packages, its programs open what they open in its tests (Debian, root); ALONE='ci pyxis' tries CI's own list and pyxis
+test-packages: ## in a minimal Debian, with nothing but a target's own packages, its programs open what they open in its tests (Debian, root); ALONE='ci faults pyxis' tries these
 	@tests/alone.sh $(ALONE)
 
 test-slurm: venv horovod ## runs on a real Slurm of three nodes on this machine (Debian, root; installs slurm-wlm and munge)
@@ -166,22 +166,24 @@ test-pyxis: venv horovod ## on that Slurm in containers of a real pyxis, built f
 	tests/cluster/slurm/pyxis.sh '$(PYXIS_PREFIX)'
 	CLIPSHIP_PYXIS='$(PYXIS_PREFIX)' $(PY) -m pytest tests/cluster/slurm -m pyxis $(TEST_ARGS)
 
-test-kubernetes: venv ## real MPIJobs, Jobs and TrainJobs on the cluster of KUBECONFIG, this machine a node of it; CLIPSHIP_IMAGE_OPENMPI4, _OPENMPI5 name images
+test-kubernetes: venv ## real MPIJobs, Jobs and TrainJobs on a cluster of tools/kube (Debian, root, Go), or on that of KUBECONFIG, this machine a node of it; CLIPSHIP_IMAGE_OPENMPI4, _OPENMPI5 name images
 	@tests/cluster/kubernetes/packages.sh
-	$(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes and not full' $(TEST_ARGS)
+	tests/cluster/kubernetes/with-cluster.sh $(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes and not full' $(TEST_ARGS)
 
 test-kubernetes-full: venv ## the same with every backend, Open MPI and user
 	@tests/cluster/kubernetes/packages.sh
-	$(PY) -m pytest tests/cluster/kubernetes -m kubernetes $(TEST_ARGS)
+	tests/cluster/kubernetes/with-cluster.sh $(PY) -m pytest tests/cluster/kubernetes -m kubernetes $(TEST_ARGS)
 
 bench-cli: venv ## rendering a batch script, against TorchX (installed in an environment of its own); the last line is JSON
 	@$(PY) -m benchmarks.cli
 
-test-faults: venv horovod ## the table of faults with real processes: each fault, and each launcher, place and deed with another
-	@$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m 'fault and not full' $(PARALLEL) $(TEST_ARGS)
+test-faults: venv horovod ## the table of faults with real processes: each fault, and each launcher, place and deed with another (on Debian as root it installs ssh and Open MPI 4, else those rows are not tried)
+	@tests/integration/packages.sh
+	$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m 'fault and not full' $(PARALLEL) $(TEST_ARGS)
 
 test-faults-full: venv horovod ## the same for every launcher, place and deed: an hour
-	@$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m fault $(PARALLEL) $(TEST_ARGS)
+	@tests/integration/packages.sh
+	$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m fault $(PARALLEL) $(TEST_ARGS)
 
 fuzz: venv ## 10,000 hostile job files through check, all renderers and submit without a cluster; `make test` tries 300
 	@$(PY) -m pytest tests/unit/test_fuzz_jobs.py -m full -s $(TEST_ARGS)
@@ -222,14 +224,12 @@ gpu-kit: venv ## one folder that measures this project on a GPU machine without 
 bench-gpu: venv ## a step of ours against open_clip_train's on one GPU, in turns, with MFU; the last line is JSON; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.gpu $(BENCH_ARGS)
 
-test-nullgpu: venv ## what a step asks of a GPU, on a stand-in for its driver that counts (needs gcc); NULLGPU=PATH names it
-	@export PYTHON='$(PY)'
-	'$(NULLGPU)' $(PY) -m pytest tests/nullgpu -m 'not full' $(PARALLEL) $(TEST_ARGS)
+test-nullgpu: venv ## what a step asks of a GPU, on a stand-in for its driver that counts (needs gcc); NULLGPU=PATH names another
+	@'$(NULLGPU)' $(PY) -m pytest tests/nullgpu -m 'not full' $(PARALLEL) $(TEST_ARGS)
 	'$(NULLGPU)' $(PY) -m pytest tests/gpu -m 'not computes' $(TEST_ARGS) # as far as a null GPU can
 
 test-nullgpu-full: venv ## the same, and `make bench-gpu` as far as a null GPU can
-	@export PYTHON='$(PY)'
-	'$(NULLGPU)' $(PY) -m pytest tests/nullgpu $(TEST_ARGS)
+	@'$(NULLGPU)' $(PY) -m pytest tests/nullgpu $(TEST_ARGS)
 
 test-gpu: venv horovod ## the tests that need a GPU
 	@if ! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then

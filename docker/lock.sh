@@ -62,6 +62,8 @@ for torch in "${rows[@]}"; do
     fi
 done
 
-for source in docker/requirements-*.in docs/requirements.in tests/requirements.in; do
+for source in docker/requirements-*.in docs/requirements.in; do
     compile "${source%.in}.txt" "$source"
 done
+# swanlab wants another release of a package on Python 3.14: with a pin for each Python where they differ.
+compile tests/requirements.txt --universal tests/requirements.in

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Has the programs of a target's tests open what they open, where nothing but that target's own Debian packages is installed: what a
 # machine has by accident is not there. Each target gets a copy of a minimal Debian of this machine's release.
-# Usage: alone.sh [ci|pyxis|slurm|image|kubernetes ...]; where none is given, the last three: ci is a browser and a compiler, minutes
-# of unpacking, and .ci/run installs that list anyway; pyxis is built, from PYXIS_SOURCE and ENROOT_SOURCE where these are set. Debian,
-# as root; the minimal Debian and the packages' files are kept in ~/.cache/clipship.
+# Usage: alone.sh [ci|faults|pyxis|slurm|image|kubernetes ...]; where none is given, the last three: ci is a browser and faults a
+# compiler, minutes of unpacking, and .ci/run installs these lists anyway; pyxis is built, from PYXIS_SOURCE and ENROOT_SOURCE where
+# these are set. Debian, as root; the minimal Debian and the packages' files are kept in ~/.cache/clipship.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,6 +38,7 @@ alone() { # TARGET
     local target=$1 packages=tests/cluster/$1/packages.sh start=$SECONDS source
     case $target in
         ci) packages=tests/packages.sh ;;
+        faults) packages=tests/integration/packages.sh ;;
         pyxis) packages=tests/cluster/slurm/packages.sh ;;
     esac
     rm -rf --one-file-system "$root"

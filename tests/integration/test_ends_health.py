@@ -81,9 +81,7 @@ def test_death_of_a_loader_process_is_told_with_what_to_look_for(
     assert not ranks_left(running)
 
 
-@pytest.mark.skipif(
-    shutil.which("unshare") is None or os.geteuid() != 0, reason="a disk of its own needs root and util-linux"
-)
+@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root and unshare")
 @pytest.mark.parametrize(
     ("policy", "code", "steps"),
     [

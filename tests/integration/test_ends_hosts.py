@@ -14,9 +14,7 @@ from tests.support import net_hosts
 from tests.support.ends import CLIPSHIP, DEATH_S, Running, begin, full, starts
 from tests.support.net_hosts import Third, three_machines
 
-pytestmark = pytest.mark.skipif(
-    net_hosts.missing() is not None, reason=f"three machines on this one need {net_hosts.missing()}"
-)
+pytestmark = pytest.mark.skipif(net_hosts.missing() is not None, reason=f"needs {net_hosts.missing()}")
 SEVERAL = "a run over several machines: rank killed, node cut off"
 LOST_NODE = "node lost, the coordinator's too"
 SILENCE_S = 8.0

@@ -19,9 +19,7 @@ from tests.support.net_hosts import THREE, TWO, Third, three_machines
 
 pytestmark = [
     full,
-    pytest.mark.skipif(
-        net_hosts.missing() is not None, reason=f"machines on this one need {net_hosts.missing()}"
-    ),
+    pytest.mark.skipif(net_hosts.missing() is not None, reason=f"needs {net_hosts.missing()}"),
 ]
 SILENCE_S = 8.0
 STEPS = 6

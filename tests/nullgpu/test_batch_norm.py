@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.null_gpu import nullgpu
+from tools import nullgpu
 from trainer.comm.protocol import Comm
 from trainer.model.sync_batch_norm import RunningStatistics, synchronise_batch_norm
 
@@ -45,7 +45,7 @@ def test_both_passes_take_few_launches_and_read_the_input_twice(
     passes()
     with nullgpu.watch() as seen:
         passes()
-    with nullgpu.bytes_moved() as traffic:
+    with nullgpu.BytesMoved() as traffic:
         passes()
     assert not seen.waits, seen.table()
     assert seen["launches"] <= launches, seen.table()

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.null_gpu import nullgpu
 from tests.support.null_gpu_steps import RealStep, moved_gib
+from tools import nullgpu
 from trainer.comm.protocol import Comm
 from trainer.data.loader import Batch
 from trainer.model.caption_length import CaptionLength

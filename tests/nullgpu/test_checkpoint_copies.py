@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.null_gpu import nullgpu
 from tests.support.training import run, setup_of
+from tools import nullgpu
 from trainer.checkpoint import files, state
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm

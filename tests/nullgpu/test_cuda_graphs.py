@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.support.jobs import RESNET, VIT, tiny_job
-from tests.support.null_gpu import DROPOUT, nullgpu
+from tests.support.null_gpu import DROPOUT
 from tests.support.null_gpu_steps import RealStep
+from tools import nullgpu
 from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.echo import Echo
 from tests.support.jobs import tiny_job
-from tests.support.null_gpu import nullgpu
 from tests.support.tiles import tiles_of
+from tools import nullgpu
 from trainer.estimate.step_memory import plain_loss_bytes
 from trainer.model.rank_loss import RankLoss
 

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.null_gpu import Steps, nullgpu
+from tests.support.null_gpu import Steps
 from tests.support.training import run, setup_of
+from tools import nullgpu
 from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.comm.protocol import Comm
 from trainer.train.monitors import NonFinite

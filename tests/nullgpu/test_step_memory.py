@@ -4,7 +4,6 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,9 +114,8 @@ SPLIT = (
 
 
 @pytest.fixture
-def _freed() -> Iterator[None]:
-    """Gives the memory of a case back to the null GPU."""
-    yield
+def _freed() -> None:
+    """Gives the memory of earlier cases and tests back to the null GPU."""
     gc.collect()
     torch.cuda.empty_cache()
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.null_gpu import CASES, Case, NewMemory, Steps, nullgpu
+from tests.support.null_gpu import CASES, Case, NewMemory, Steps
+from tools import nullgpu
 from trainer.comm.protocol import Comm
 
 of_each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

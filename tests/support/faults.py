@@ -3,7 +3,8 @@
 `ROWS` has the faults. A test of one has the mark `fault(ROW)` if the run ends and says why, and
 `fault(ROW, goes_on=True)` if the run goes on, which mostly takes `[recovery]`; several tests and their
 parameters may belong to a row, and a test to several rows. Each row needs tests of both kinds, unless `ROWS`
-says why it has none of one kind: a run of all of them fails without. The last line is JSON.
+says why it has none of one kind: a run of all of them fails without. A row whose tests are skipped, all those
+of one kind, counts as not tried. The last line is JSON.
 """
 
 import json
@@ -74,15 +75,23 @@ class Row:
     goes_on: list[str] = field(default_factory=list)
     """Outcomes of the tests in which the run goes on."""
     seconds: list[float] = field(default_factory=list)
+    needs: set[str] = field(default_factory=set)
+    """Reasons of the skipped tests."""
 
     @property
     def missing(self) -> list[str]:
-        """Names of the columns that have no passed test, and no reason for that."""
+        """Names of the columns that have no tests, and no reason for that."""
         columns = (
             ("ends", self.ends, self.fault.never_ends),
             ("goes on", self.goes_on, self.fault.never_goes_on),
         )
-        return [name for name, outcomes, reason in columns if not reason and "passed" not in outcomes]
+        return [name for name, outcomes, reason in columns if not reason and not outcomes]
+
+    @property
+    def not_tried(self) -> str:
+        """Says what a column lacks whose tests were all skipped; "" where each column was tried."""
+        skipped = any({*outcomes} == {"skipped"} for outcomes in (self.ends, self.goes_on))
+        return f"not tried: {', '.join(sorted(self.needs))}" if skipped else ""
 
     def of_chosen(self) -> Fault:
         """Returns the fault where `-k` or a file name picks tests: a column without tests asks for none."""
@@ -90,15 +99,19 @@ class Row:
         return Fault(never_ends=ends, never_goes_on=goes_on)
 
     @property
+    def failed(self) -> bool:
+        return "failed" in self.ends + self.goes_on or bool(self.missing)
+
+    @property
     def passed(self) -> bool:
-        return "failed" not in self.ends + self.goes_on and not self.missing
+        return not self.failed and not self.not_tried
 
     def line(self, name: str) -> str:
         times = [seconds for seconds in self.seconds if seconds == seconds]  # nan: the run ended of itself
         span = f"{min(times):.1f} to {max(times):.1f} s" if times else ""
-        ok = "ok" if self.passed else "NOT OK"
+        state = "NOT OK" if self.failed else "-" if self.not_tried else "ok"
         ends, goes_on = cell(self.ends, self.fault.never_ends), cell(self.goes_on, self.fault.never_goes_on)
-        return f"{ok:<7} {name:<66} {ends:<24} {goes_on:<24} {span}".rstrip()
+        return f"{state:<7} {name:<66} {ends:<24} {goes_on:<24} {self.not_tried or span}".rstrip()
 
 
 def cell(outcomes: list[str], reason: str) -> str:
@@ -151,11 +164,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     for name, goes_on in properties.get(_CELLS, ()):
         row = _rows.setdefault(name, Row())
         (row.goes_on if goes_on else row.ends).append(report.outcome)
+        if report.skipped and isinstance(report.longrepr, tuple | list):  # file, line, reason
+            row.needs.add(str(report.longrepr[2]).removeprefix("Skipped: "))
         row.seconds += [] if goes_on else properties[_SECONDS]  # until the end, which is not the fault's
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails the run if a row of the whole table has not passed."""
+    """Fails the run if a row of the whole table has failed."""
     config = session.config
     if _is_worker(config) or config.option.collectonly:
         return
@@ -165,7 +180,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             _rows.setdefault(name, Row()).fault = fault
         elif name in _rows:
             _rows[name].fault = _rows[name].of_chosen()
-    if not all(row.passed for row in _rows.values()):
+    if any(row.failed for row in _rows.values()):
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
@@ -185,4 +200,5 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     for name in filter(_rows.__contains__, ROWS):
         print(_rows[name].line(name))
     print("", *reasons(), sep="\n")
-    print(json.dumps({"faults": len(_rows), "passed": sum(row.passed for row in _rows.values())}))
+    passed, failed = (sum(getattr(row, state) for row in _rows.values()) for state in ("passed", "failed"))
+    print(json.dumps({"faults": len(_rows), "passed": passed, "not_tried": len(_rows) - passed - failed}))

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.jobs import tiny_job
-from tests.support.null_gpu import nullgpu
 from tests.support.planned_steps import PlannedSteps
+from tools import nullgpu
 from trainer.checkpoint.state import Snapshot, contents_of
 from trainer.comm.fsdp_backend import FsdpBackend
 from trainer.comm.timer import CommTimer

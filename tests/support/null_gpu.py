@@ -5,7 +5,6 @@ every call of the driver is counted with its place.
 """
 
 import gc
-import importlib
 import inspect
 import json
 import signal
@@ -21,13 +20,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.tiles import tiles_of
 from tests.support.training import run, setup_of
+from tools import nullgpu
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.config.losses import TILE
 from trainer.model.build import untrained
 from trainer.world.launchers import World
-
-nullgpu: Any = importlib.import_module("nullgpu")
 
 EVA = {
     "embed_dim": 32,
@@ -157,7 +155,7 @@ class NewMemory:
 
     def table(self) -> str:
         """A line for each place: times, bytes, and file and line."""
-        return str(nullgpu.Seen(events=self.events).table()) or "nothing was recorded"
+        return nullgpu.Seen(events=self.events).table() or "nothing was recorded"
 
 
 def _stack(entry: dict[str, Any]) -> tuple[tuple[str, int, str], ...]:

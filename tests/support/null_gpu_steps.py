@@ -11,7 +11,7 @@ from timm.layers.helpers import to_2tuple
 from torch.utils._pytree import tree_leaves
 
 from tests.support.jobs import tiny_job
-from tests.support.null_gpu import nullgpu
+from tools import nullgpu
 from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan
 from trainer.model.fused_block import BlockOps
@@ -87,7 +87,7 @@ class Measured:
 def moved_gib(call: Any) -> float:
     """GiB that the operators of a call read and write, and the fused kernels, which are no operators."""
     before = _fused_bytes.total()
-    with nullgpu.bytes_moved() as traffic:
+    with nullgpu.BytesMoved() as traffic:
         call()
     return float(traffic.bytes + _fused_bytes.total() - before) / 2**30
 

@@ -25,9 +25,7 @@ def missing() -> str | None:
     return next((name for name in ("mpirun", "mpicxx") if not Path("/usr/bin", name).exists()), None)
 
 
-needed = pytest.mark.skipif(
-    missing() is not None, reason=f"no {missing()}: apt-get install openmpi-bin libopenmpi-dev"
-)
+needed = pytest.mark.skipif(missing() is not None, reason=f"needs /usr/bin/{missing()} of Open MPI 4")
 backends = pytest.mark.parametrize(
     "backend",
     [

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.faults import ROWS, Fault, Row
 
+NEEDS = "not tried: needs sshd"
+
 
 @pytest.mark.parametrize(
     ("ends", "goes_on", "fault", "passed"),
@@ -18,7 +20,6 @@ from tests.support.faults import ROWS, Fault, Row
         (["passed"], ["passed"], Fault(), True),
         (["passed"], [], Fault(), False),
         ([], ["passed"], Fault(), False),
-        (["passed"], ["skipped"], Fault(), False),
         (["passed"], ["passed", "failed"], Fault(), False),
         (["passed"], [], Fault(never_goes_on="a reason"), True),
         ([], ["passed"], Fault(never_ends="a reason"), True),
@@ -32,6 +33,27 @@ def test_a_row_passes_if_both_columns_have_a_passed_test_or_a_reason(
     row = Row(fault, ends, goes_on)
     assert row.passed is passed
     assert row.line("a row").startswith("ok " if passed else "NOT OK ")
+
+
+@pytest.mark.parametrize(
+    ("ends", "goes_on", "state"),
+    [
+        (["skipped"], ["skipped"], "- "),
+        (["passed"], ["skipped", "skipped"], "- "),
+        (["passed"], ["passed", "skipped"], "ok "),
+        (["failed"], ["skipped"], "NOT OK "),
+        (["skipped"], [], "NOT OK "),
+    ],
+)
+def test_a_column_whose_tests_were_all_skipped_was_not_tried(
+    ends: list[str], goes_on: list[str], state: str
+) -> None:
+    row = Row(Fault(), ends, goes_on, needs={"needs sshd"})
+    line = row.line("a row")
+    assert line.startswith(state)
+    assert line.endswith(NEEDS) is ("passed" not in ends or "passed" not in goes_on)
+    assert row.passed is (state == "ok ")
+    assert row.failed is (state == "NOT OK ")
 
 
 def test_no_row_lacks_both_columns() -> None:
@@ -54,6 +76,9 @@ _FILE = """
 import pytest
 pytestmark = pytest.mark.fault({row!r}, goes_on={goes_on})
 def test_it(): pass
+@pytest.mark.skipif(True, reason="needs sshd")
+@pytest.mark.fault("loss not finite", goes_on={goes_on})
+def test_it_elsewhere(): pass
 """
 
 
@@ -71,9 +96,10 @@ def test_processes_of_pytest_give_one_table(tmp_path: Path) -> None:
         )
 
     all_of_it, chosen = run(), run("-k", "it")
-    assert re.search(rf"^ok +{row} +1 passed +1 passed$", all_of_it.stdout, re.MULTILINE)
-    assert re.search(r"^NOT OK +loss not finite +missing +missing$", all_of_it.stdout, re.MULTILINE)
-    assert json.loads(all_of_it.stdout.splitlines()[-1]) == {"faults": len(ROWS), "passed": 1}
+    assert re.search(rf"^ok +{row}( +1 passed, 1 skipped){{2}}$", all_of_it.stdout, re.MULTILINE)
+    assert re.search(rf"^- +loss not finite +1 skipped +1 skipped +{NEEDS}$", all_of_it.stdout, re.MULTILINE)
+    assert re.search(r"^NOT OK +disk full while .* +missing +missing$", all_of_it.stdout, re.MULTILINE)
+    assert json.loads(all_of_it.stdout.splitlines()[-1]) == {"faults": len(ROWS), "passed": 1, "not_tried": 1}
     assert all_of_it.returncode == 1
-    assert json.loads(chosen.stdout.splitlines()[-1]) == {"faults": 1, "passed": 1}
+    assert json.loads(chosen.stdout.splitlines()[-1]) == {"faults": 2, "passed": 1, "not_tried": 1}
     assert chosen.returncode == 0

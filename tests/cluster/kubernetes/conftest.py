@@ -25,7 +25,7 @@ def cluster() -> Iterator[Cluster]:
     if "KUBECONFIG" not in os.environ:
         pytest.fail(
             "KUBECONFIG names no cluster: these tests need a Kubernetes with the MPI Operator, "
-            "one node of it this machine"
+            "one node of it this machine; `make test-kubernetes` starts one"
         )
     found = connect(f"clipship-test-{os.getpid()}")
     with found.asking("make a namespace"):
