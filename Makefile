@@ -91,7 +91,7 @@ horovod: venv ## build Horovod against the torch in .venv, or take it from the c
 	    echo "$$wheel" >$(HOROVOD)
 	fi
 
-check: venv ## format, lint, types, layers, and the rules of tests/lint for pages, messages and docstrings, as CI runs them
+check: venv ## format, lint, types, layers, and the rules of tests/lint for pages and code, as CI runs them
 	@$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy & types=$$! # beside the others, as it is one process
