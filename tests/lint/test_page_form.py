@@ -104,6 +104,15 @@ def test_readme_leads_to_every_page_of_the_menu() -> None:
     assert menu - {"index.md"} <= links
 
 
+@pytest.mark.parametrize("name", [".ci/run", ".github/workflows/check.yml", "CONTRIBUTING.md"])
+def test_targets_that_ci_and_contributors_make_are_there(name: str) -> None:
+    made = re.findall(
+        r"(?:^|step \w+ |\(|`|run: )(make [a-z][a-z-]*)", (ROOT / name).read_text(), re.MULTILINE
+    )
+    assert made
+    assert [problem for command in made for problem in problems(command)] == []
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
