@@ -1,4 +1,4 @@
-"""`make bench-cli`: the time to render a batch script, against TorchX's dry run on the same machine.
+"""The time to render a batch script, against TorchX's dry run: `make bench-cli`.
 
 Each is installed as pip installs it, in an environment of its own outside the checkout: clipship as a wheel
 of this checkout, with the packages that it needs from the environment that runs this. Both are timed from the

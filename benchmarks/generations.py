@@ -1,4 +1,4 @@
-"""Simulates the loss of a node in a large run: `python -m benchmarks.generations [NODES ...]`.
+"""Simulates the loss of a node in a large run: `make bench-generations`.
 
 Real supervisors with stub ranks, eight on each node, meet on loopback in a few processes: their tree, their
 messages and their decisions are those of a run. One node is lost, and the time is taken until all that are
@@ -6,6 +6,7 @@ left have the ranks of the same new world. Then follow the bytes and seconds of 
 writes and gathers: `ranks.jsonl`, logs, the preflight's comparisons, the facts and the steps in memory that
 its ranks exchange at a start. At last real ranks of torch meet, fewer of them, and their connections are
 counted. The last line is JSON; the exit code is 1 if a figure misses its limit, which stderr says.
+BENCH_ARGS names other numbers of nodes than 125 and 1,250.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""A training step on one GPU: ours and open_clip_train's, in alternating turns of one run.
+"""A step on one GPU, ours and open_clip_train's in alternating turns: `make bench-gpu`.
 
-`make bench-gpu` runs both trainers as they are, on one batch in page-locked memory that comes again and
+It runs both trainers as they are, on one batch in page-locked memory that comes again and
 again, so that no image is decoded. A turn is one process; a pair is one turn of each side, one after the
 other. Other cases run our side alone, some with changes, some on all GPUs. The last line on stdout is JSON.
 Without a GPU nothing is run, and the JSON says so. On a null GPU everything is run, and the times mean

@@ -1,6 +1,6 @@
-"""Limits that ranks learn from their own steps: false alarms, and the seconds until a stopped rank is named.
+"""Limits learned from steps: false alarms, seconds until a stopped rank is named: `make bench-hang`.
 
-`make bench-hang` runs 100,000 steps of each kind of step, on a simulated clock and with pauses for garbage
+It runs 100,000 steps of each kind of step, on a simulated clock and with pauses for garbage
 collection, slow storage, heat, checkpoints and evaluations. The last kinds are recorded: seconds of data and
 of work of each rank at each step of real runs, in `benchmarks/durations/`, which `--record FOLDER` makes of a
 run folder whose job has `logging.every_steps = 1`. The last line on stdout is JSON; `beyond_15_s` in it has

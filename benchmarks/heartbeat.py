@@ -1,10 +1,10 @@
-"""Measures the cost of supervisors: `python -m benchmarks.heartbeat [NODES ...]`.
+"""Measures the cost of supervisors: `make bench-heartbeat`.
 
 For each number of nodes the whole tree runs on this machine, one endpoint for each node with its real sockets
 on loopback: the root in a process of its own, the others in a few. Then one leaf's connections break; the
 news travels up and the order to end travels down. Last comes a real run of two ranks: the seconds of a step,
 the time of its heartbeats in it, and the share of a core that a supervisor takes in the same steps. The last
-line is JSON.
+line is JSON. BENCH_ARGS names other numbers of nodes than 125 and 1,250.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Measures what a person waits for: `make bench-start`, ours against open_clip_train on the same job.
+"""Measures what a person waits for, ours against open_clip_train on the same job: `make bench-start`.
 
 The job is the preset `laptop`: ViT-S-32-alt on made-up pictures, two ranks on the CPU. Four times are taken,
 in alternating turns, from what each side prints: from the command to its first line, to its first step, from

@@ -1,4 +1,4 @@
-"""A training step on one CPU core: ours and open_clip_train's, in alternating turns of one run.
+"""A step on one CPU core, ours and open_clip_train's in alternating turns: `make bench-step`.
 
 Then a step on two ranks, one core each: Horovod's and that of DistributedDataParallel (DDP), in turns, too.
 

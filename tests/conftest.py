@@ -13,11 +13,13 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support import goldens
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
@@ -56,17 +58,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(scope="session")
+def rendered(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """Texts of this session by name. `make goldens` writes them when all are there."""
+    texts: dict[str, str] = {}
+    yield texts
+    if request.config.getoption("--rewrite-goldens"):
+        goldens.write(GOLDENS, texts)
+
+
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compares a whole text with tests/unit/golden/NAME; `make goldens` rewrites the file instead."""
+def golden(request: pytest.FixtureRequest, rendered: dict[str, str]) -> Callable[[str, str], None]:
+    """Compares a whole text with its golden; `make goldens` rewrites that instead."""
 
     def compare(name: str, text: str) -> None:
-        path = GOLDENS / name
-        if request.config.getoption("--rewrite-goldens"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        assert path.exists(), f"{path} does not exist: `make goldens` writes it"
-        assert text == path.read_text(encoding="utf-8")
+        rendered[name] = text
+        if not request.config.getoption("--rewrite-goldens"):
+            goldens.check(GOLDENS, name, text)
 
     return compare
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.support.pages import ROOT
 
 TESTS = ROOT / "tests"
-EXPECTS = frozenset({"raises", "fail", "warns", "golden", "until", "wait_for"})
-"""Calls that fail a test by themselves: those of pytest, comparisons, and waits with a limit."""
+EXPECTS = frozenset({"assert", "raises", "fail", "warns", "golden", "until", "wait_for"})
+"""What fails a test: assertions, and calls of pytest, comparisons, and waits with a limit."""
 Place = tuple[str, str]
 """Module and name of a function or class."""
 
@@ -35,29 +35,30 @@ def modules(folder: Path) -> dict[str, Module]:
     }
 
 
-def names_in(node: ast.AST) -> Iterator[str]:
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Name):
-            yield inner.id
-        elif isinstance(inner, ast.Attribute):
-            yield inner.attr
-        elif isinstance(inner, ast.arg):
-            yield inner.arg
+def names_in(node: ast.AST) -> frozenset[str]:
+    kinds = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg"}
+    inside = list(ast.walk(node))
+    names = (getattr(inner, kinds[type(inner)]) for inner in inside if type(inner) in kinds)
+    return frozenset(names) | {"assert" for inner in inside if isinstance(inner, ast.Assert)}
 
 
-def expects(every: dict[str, Module], place: Place, seen: set[Place]) -> bool:
-    """Returns whether a function or class asserts, or names another of the tests that does."""
-    module, name = place
-    if place in seen or name not in every[module].made:
-        return False
-    seen.add(place)
-    node = every[module].made[name]
-    if any(isinstance(inner, ast.Assert) for inner in ast.walk(node)):
-        return True
-    names = set(names_in(node))
-    if any(found in EXPECTS or found.startswith("assert_") for found in names):
-        return True
-    return any(expects(every, each, seen) for found in names for each in _places(every, module, found))
+def expecting(every: dict[str, Module]) -> set[Place]:
+    """Returns the functions and classes that assert, or that name others of the tests which do."""
+    names = {
+        (module, name): names_in(node) for module, its in every.items() for name, node in its.made.items()
+    }
+    found = {
+        place
+        for place, own in names.items()
+        if any(name in EXPECTS or name.startswith("assert_") for name in own)
+    }
+    while more := {
+        place
+        for place in names.keys() - found
+        if any(other in found for name in names[place] for other in _places(every, place[0], name))
+    }:
+        found |= more
+    return found
 
 
 def _places(every: dict[str, Module], module: str, name: str) -> Iterator[Place]:
@@ -72,12 +73,13 @@ def _places(every: dict[str, Module], module: str, name: str) -> Iterator[Place]
 def silent(folder: Path) -> list[str]:
     """Returns the tests of a folder that expect nothing."""
     every = modules(folder)
+    found = expecting(every)
     return [
         f"{module}.{name}"
         for module, its in every.items()
         if module.rpartition(".")[2].startswith("test_")
         for name in its.made
-        if name.startswith("test_") and not expects(every, (module, name), set())
+        if name.startswith("test_") and (module, name) not in found
     ]
 
 

@@ -1,4 +1,4 @@
-"""The pinned requirements, pyproject.toml and the Makefile agree with one another."""
+"""The pinned requirements and pyproject.toml agree with one another."""
 
 import re
 import tomllib
@@ -87,9 +87,3 @@ def test_files_that_share_a_package_pin_the_same_version() -> None:
         for name, version in pinned(path).items():
             versions.setdefault(name, set()).add(version)
     assert {name: sorted(found) for name, found in versions.items() if len(found) > 1} == {}
-
-
-def test_every_make_target_is_phony_and_explained() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())  # type: ignore[index]
-    assert phony == set(re.findall(r"^([a-z-]+):.* ## ", makefile, re.MULTILINE))

@@ -1,13 +1,9 @@
 """Every job file of docs/sites.md is rendered for its cluster, without a warning, and linted."""
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import yaml
 
+from tests.support.linters import hadolint, shellcheck
 from tests.support.site_jobs import PAGE, site_jobs
 from trainer.config import Job
 from trainer.image.compatibility import check_stack
@@ -18,7 +14,6 @@ from trainer.plan.describe import Facts, all_warnings
 from trainer.plan.unused_keys import unused_keys
 
 JOBS = site_jobs()
-HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
 def of(scheduler: str) -> list[str]:
@@ -47,14 +42,8 @@ def test_nothing_about_it_is_doubtful(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", of("slurm"))
-def test_its_batch_script_passes_shellcheck(name: str, tmp_path: Path) -> None:
-    script = tmp_path / "job.sbatch"
-    script.write_text(batch_script(JOBS[name]))
-    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    if shutil.which("shellcheck") is None:
-        pytest.skip("shellcheck is not installed")
-    checked = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout
+def test_its_batch_script_passes_shellcheck(name: str) -> None:
+    assert shellcheck(batch_script(JOBS[name])) == ""
 
 
 @pytest.mark.parametrize("name", of("kubernetes"))
@@ -72,20 +61,9 @@ def test_its_manifest_asks_for_the_adapters_of_its_network(name: str) -> None:
     assert ("IPC_LOCK" in added) is bool(job.kubernetes.rdma)
 
 
-@pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint is not installed beside this Python")
 @pytest.mark.parametrize("name", [name for name in JOBS if JOBS[name].image.tag])
-def test_its_dockerfile_passes_hadolint(name: str, tmp_path: Path) -> None:
-    from tests.unit.test_image_dockerfile import ALLOWED
-
-    file = tmp_path / "Dockerfile"
-    file.write_text(dockerfile(JOBS[name]))
-    ignored = [word for rule in ALLOWED for word in ("--ignore", rule)]
-    done = subprocess.run(
-        [str(HADOLINT), "--no-color", "--failure-threshold", "warning", *ignored, str(file)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
+def test_its_dockerfile_passes_hadolint(name: str) -> None:
+    assert hadolint(dockerfile(JOBS[name])) == ""
 
 
 def test_each_site_names_its_sources() -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
@@ -149,11 +150,12 @@ def unknown_keys(table: dict[str, Any], above: tuple[str, ...] = ()) -> list[str
 
 @cache
 def _makefile() -> tuple[frozenset[str], frozenset[str]]:
-    """Targets and variables of the Makefile. `make -n` would run what calls $(MAKE)."""
-    text = (ROOT / "Makefile").read_text()
-    targets = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    """Targets and variables of the Makefile, those of benchmarks too."""
+    database = subprocess.run(["make", "-pnq", "help"], cwd=ROOT, capture_output=True, text=True, check=False)
+    targets = re.search(r"^\.PHONY: (.*)$", database.stdout, re.MULTILINE)
     assert targets
-    return frozenset(targets[1].split()), frozenset(re.findall(r"^([A-Z_]+) \?=", text, re.MULTILINE))
+    variables = re.findall(r"^([A-Z_]+) [?:]=", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return frozenset(targets[1].split()), frozenset(variables)
 
 
 def _make(words: Words) -> list[str]:
