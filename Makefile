@@ -137,7 +137,8 @@ endef
 
 test-kubernetes test-kubernetes-full: venv ## real jobs on a cluster made here (Debian, root, Go), or on KUBECONFIG's
 	@tests/cluster/kubernetes/packages.sh
-	tests/cluster/kubernetes/with-cluster.sh $(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes$(UNLESS_FULL)' $(TEST_ARGS)
+	tests/cluster/kubernetes/with-cluster.sh \
+	    $(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes$(UNLESS_FULL)' $(TEST_ARGS)
 
 test-image test-image-full: venv ## build the default image for real and train in it (Debian, root; installs builders)
 	@tests/cluster/image/packages.sh
