@@ -39,7 +39,7 @@ OPENS_ELSEWHERE = {
     "search/cache.py": "the user's cache",
     "search/server.py": "the package's own files",
     "world/heartbeat.py": "the supervisor's own folder",
-    "supervise/rank/own_rank.py": "the supervisor's own folder",
+    "supervise/rank/generation.py": "the supervisor's own folder",
     "supervise/rank/rank_report.py": "the supervisor's own folder, /proc",
     "supervise/rank/rank_start.py": "the supervisor's own folder",
     "train/same_environment.py": "installed packages",

@@ -73,11 +73,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps += 1
         return []
 
-    def close(self) -> None:
-        """Closes it over processes that have never ended: what they still ask of it in passing is lost."""
-        for task in asyncio.all_tasks(self):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-        super().close()
+    def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":  # type: ignore[override]
+        task = super().create_task(coro, **options)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # as a killed process leaves it
+        return task
 
     def _check_closed(self) -> None:
         pass

@@ -13,6 +13,7 @@ from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.checkpoints import MANIFEST, folder_name, newest_step
 from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import CHECKPOINTS
+from trainer.supervise.coordinate.presence import REGROUP_S
 from trainer.supervise.rank.rank_report import RankReport
 from trainer.world.heartbeat import RankState
 from trainer.world.launchers import detect
@@ -88,8 +89,10 @@ class Training:
 
     def _finish(self, arrived: "list[tuple[SimulatedRank, Any, asyncio.Future[list[Any]]]]") -> None:
         if any(rank.process.is_dead for rank, _, _ in arrived):
-            for _, _, answer in arrived:
-                self._fail_soon(answer)
+            self._arrived += arrived
+            if self._is_broken:
+                for _, _, answer in arrived:
+                    self._fail_soon(answer)
             return
         values = [value for _, value, _ in arrived]
         for _, _, answer in arrived:
@@ -136,7 +139,9 @@ class SimulatedRank:
         self.code: int | None = None
         self.hangs = self.is_stuck = self.is_doomed = False
         """Whether it does nothing more; whether the kernel cannot end it; whether that was tried."""
-        self.thawed_s = 0.0
+        self.thawed_s = self.doomed_s = 0.0
+        self.is_alone = False
+        """True once its supervisor is gone."""
         self.fails: tuple[int, str] | None = None
         """Exit code and reason with which it fails at its next step."""
         self._cause: ExitRecord | None = None
@@ -235,11 +240,20 @@ class SimulatedRank:
             if (
                 has_met
                 and not other.process.is_frozen
-                and not other.is_stuck
+                and not other.may_stay
                 and now - other.thawed_s > THAWED_S
             ):
                 who = f"a rank of generation {other.number} lives on {other.node}"
                 self._place.broken("one generation", f"{who} while generation {self.number} trains")
+
+    @property
+    def may_stay(self) -> bool:
+        """True if the kernel does not end it and nobody waits for that: any more, or in another start.
+
+        Its lock on the run folder then keeps the next rank 0 from writing.
+        """
+        waited_s = self._place.loop.time() - self.doomed_s
+        return self.is_doomed and (waited_s > REGROUP_S or self.is_alone)
 
     def _begin_phase(self, phase: str, step: int, limit_s: float) -> None:
         self._phase, self._step, self._limit_s = phase, step, limit_s
@@ -260,7 +274,8 @@ class SimulatedRank:
     def die(self) -> None:
         """Ends it as SIGKILL does: not before the kernel can."""
         if self.is_stuck:
-            self.is_doomed = True
+            if not self.is_doomed:
+                self.is_doomed, self.doomed_s = True, self._place.loop.time()
             return
         if self.code is None:
             self.code = -9

@@ -27,10 +27,13 @@ from trainer.supervise.coordinate.states import Event, State, following
 
 BOUND_S = 120.0
 """Seconds without a new step and without an end, after the last fault, that no run may stand for."""
+FOR_EVER_S = 10_000.0
 STOPPED_S = 120.0
 """Seconds after a request to stop within which a run must have ended: saving, leaving, and what they wait."""
-STEPS_MOST = 2_000_000
-"""Turns of the event loop after which a schedule counts as one that never ends."""
+STEPS_AFTER_STOP = 20
+"""Most steps that a run may do after it has heard a request to stop, restarts of its ranks included."""
+ONE_EACH = {"kill rank", "fail rank", "kill supervisor", "hang rank"}
+"""Faults of which each explains one restart."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,9 @@ def plan_of(rng: random.Random) -> Plan:
     members = round(2.718281828 ** rng.uniform(log(2), log(64)))
     per_node = rng.choice([each for each in (1, 2, 4, 8) if each <= members])
     nodes = max(1, members // per_node)
-    launcher = rng.choice(["keeps", "keeps", "keeps", "lost", "always", "ends"])
+    launcher = rng.choice(["keeps", "keeps", "keeps", "keeps", "lost", "always", "ends"])
     spares = rng.choice([0, 0, 1]) if launcher == "keeps" and nodes > 1 else 0
-    min_nodes = rng.choice([None, 1, max(1, nodes - 1)]) if launcher == "keeps" else None
+    min_nodes = rng.choice([None, 1, 1, max(1, nodes - 1)]) if launcher == "keeps" else None
     steps = rng.randrange(30, 80)
     return Plan(nodes, per_node, spares, launcher, rng.choice(["torch", "horovod"]), steps, min_nodes)
 
@@ -78,12 +81,12 @@ def faults_of(rng: random.Random, plan: Plan) -> list[Fault]:
     members = (plan.nodes + plan.spares) * plan.per_node
     faults, at_s = [], rng.uniform(0.0, 20.0)
     for _ in range(count):
-        lasts_s = rng.choice([0.1, 1.0, 3.0, 8.0, 15.0, 40.0]) * rng.uniform(0.5, 1.5)
-        faults.append(Fault(at_s, rng.choice([*FAULTS]), rng.randrange(members), lasts_s))
-        # Soon after one another they meet a restart, a wait for the silent, a claim.
-        at_s += rng.choice(
-            [rng.uniform(0.0, 0.5), rng.uniform(0.0, 4.0), rng.uniform(4.0, 12.0), rng.uniform(0, 30)]
-        )
+        kind = rng.choice([*FAULTS])
+        lasts_s = rng.choice([1.0, 4.0, 9.0, 15.0, 40.0, FOR_EVER_S]) * rng.uniform(0.5, 1.5)
+        faults.append(Fault(at_s, kind, rng.randrange(members), lasts_s))
+        # Soon after one another they meet a decision, a restart, the end of a silence, a claim.
+        soon, later = rng.uniform(0.0, 1.0), rng.uniform(0.0, 4.0)
+        at_s += rng.choice([soon, later, rng.uniform(5.5, 10.0), rng.uniform(0.0, 30.0)])
     return sorted(faults, key=lambda fault: fault.at_s)
 
 
@@ -196,7 +199,7 @@ def _cut(world: SimulatedWorld, pairs: set[tuple[str, str]], without_network: st
 
 
 def _slow_link(world: SimulatedWorld, member: Member, fault: Fault) -> Undo:
-    world.network.slow_s[member.node] = 0.2 + fault.lasts_s / 20
+    world.network.slow_s[member.node] = min(2.0, 0.2 + fault.lasts_s / 20)
     return lambda: world.network.slow_s.pop(member.node, None)
 
 
@@ -231,6 +234,7 @@ def _ask_to_stop(world: SimulatedWorld, member: Member, fault: Fault) -> Undo:
     asked = [member] if fault.target % 2 else world.members
     for each in asked:
         if each.process is not None and each.supervisor is not None and not each.process.is_dead:
+            each.process.run(world.hear_stop)
             each.process.run(each.supervisor.on_signal, int(signal.SIGTERM))
     return None
 
@@ -275,6 +279,8 @@ class Judge:
             seen = world.steps.done, len(world.steps.begun), world.generation
             if seen != self._seen:
                 self._seen, self._moved_s = seen, world.loop.time()
+            if world.is_frozen:
+                world.last_fault_s = world.loop.time()
             since_s = max(self._moved_s, world.last_fault_s)
             if world.loop.time() - since_s > BOUND_S:
                 world.broken("ends or trains on", f"nothing has happened since {since_s:.1f} s")
@@ -297,11 +303,19 @@ class Judge:
             world.broken("exit.json fits", f"done at step {world.steps.saved} of {world.steps.total}")
         if ended is not None and ended.exit_code == EXIT_PREEMPTED and world.asked_to_stop_s is None:
             world.broken("exit.json fits", "preempted, and nobody had asked")
+        heard = world.stop_heard
+        if ended is not None and ended.exit_code == EXIT_DONE and heard is not None:
+            heard_s, step = heard
+            if world.steps.done > step + STEPS_AFTER_STOP and world.last_fault_s <= heard_s:
+                world.broken("a stop ends it", f"it was heard at step {step}, and the run was done")
         hit = self._nodes_hit()
         restarts = _restarts(world.folder)
         named = [(row["node"], row["cause"]) for row in restarts if row["kind"] != "taken in"]
         if ended is not None and ended.exit_code not in (EXIT_DONE, EXIT_PREEMPTED):
             named.append((ended.node, ended.reason))
+        faults = [row for row in restarts if row["kind"] != "taken in"]
+        if kinds <= ONE_EACH and len(faults) > len(self._faults):
+            world.broken("one fault, one restart", f"{len(faults)} after {len(self._faults)}")
         for node, cause in named:
             if node and node not in hit:
                 world.broken("the first cause was injected", f"{node}: {cause}")

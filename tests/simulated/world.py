@@ -22,7 +22,7 @@ from trainer.supervise.machine import Machine
 from trainer.supervise.supervisor import Supervisor
 from trainer.world.launchers import World, cross_of, first_world, rank_variables
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.restart_policy import RespawnPolicy
+from trainer.world.restart_policy import LEAVE_S, RespawnPolicy
 from trainer.world.variables import (
     GENERATION,
     KEEPS_GOING,
@@ -149,6 +149,8 @@ class SimulatedWorld:
         self.transitions: set[tuple[str, str]] = set()
         self.members = [Member(number, f"n{number // plan.per_node}") for number in range(self._size)]
         self.asked_to_stop_s: float | None = None
+        self.stop_heard: tuple[float, int] | None = None
+        """When a supervisor first heard a request to stop, and the step that was done by then."""
         self.last_fault_s = loop.time()
         self.ended: ExitRecord | None = None
         self.generation = 1
@@ -174,6 +176,15 @@ class SimulatedWorld:
     def broken(self, invariant: str, what: str) -> None:
         self.problems.append((invariant, f"{what} (at {self.loop.time():.2f} s)"))
         self._changed.set()
+
+    @property
+    def is_frozen(self) -> bool:
+        """True while no supervisor that lives can do anything."""
+        living = [each.process for each in self.members if each.process and not each.process.is_dead]
+        return bool(living) and all(process.is_frozen for process in living)
+
+    def hear_stop(self) -> None:
+        self.stop_heard = self.stop_heard or (self.loop.time(), self.steps.done)
 
     def check_folder(self, node: str) -> None:
         if node in self.folder_gone or "" in self.folder_gone:
@@ -254,6 +265,7 @@ class SimulatedWorld:
             if member.code is None:
                 member.code = -9
             if member.rank is not None:  # the kernel ends it with its supervisor
+                member.rank.is_alone = True
                 member.rank.die()
             self._changed.set()
 
@@ -282,7 +294,7 @@ class SimulatedWorld:
         policy = RespawnPolicy(len(self.members))
         for member in self.members:
             self.begin(member)
-        running = set(range(len(self.members)))
+        running, over_s = set(range(len(self.members))), 0.0
         while not policy.is_over and not self.problems:
             await self._next_change()
             now = self.loop.time()
@@ -290,7 +302,9 @@ class SimulatedWorld:
                 if member.code is not None:
                     running.discard(member.number)
                     policy.record_end(member.number, member.code, now, lived_s=now - member.began_s)
-            if policy.is_overdue(now):
+            if exit_record_of(self.folder, self.rendezvous.start) is not None:
+                over_s = over_s or now
+            if policy.is_overdue(now) or (over_s and now - over_s > LEAVE_S):
                 break
             for number in policy.due(now) if self.asked_to_stop_s is None else ():
                 running.add(number)

@@ -447,6 +447,7 @@ class Tree:
             self._parent_gone(reason, cut=cut)
         elif link in self._children:
             self._children.discard(link)
+            link.close()  # it may hear this side well, and must end its rank at once
             if cut:
                 self.up(messages.Cut(self.rank, self.node, f"rank {link.rank} on {link.node}"))
             else:
