@@ -102,7 +102,7 @@ async def test_loss_above_one_that_has_had_no_rank_is_not_the_run_s_end(
         async def end_alone(self, *_: object) -> None:
             ways.append("alone")
 
-    rank = SimpleNamespace(rank=SimpleNamespace(poll=lambda: None)) if has_rank else None
+    rank = SimpleNamespace(poll=lambda: None) if has_rank else None
     own = SimpleNamespace(generation=rank, state=lambda: SimpleNamespace(late=False))
     host = host_of_two(TreeThatRecords())
     loss = ParentLoss(host._context, cast(OwnRank, own), cast(Ending, EndingThatRecords()), host)
