@@ -328,16 +328,10 @@ class Judge:
                 world.broken("what was promised is kept", what)
 
     def _nodes_hit(self) -> set[str]:
-        members, nodes = self._world.members, set(self._world.nodes)
-        of_all = {
-            "cut in two below node of",
-            "run folder gone at",
-            "run folder full at",
-            "run folder slow at",
-            "ask to stop",
-        }
-        wide = any(fault.kind in of_all for fault in self._faults)
-        return nodes if wide else {members[fault.target].node for fault in self._faults}
+        """Returns the nodes of which a cause may speak: with a cut or a slow link each side blames the other."""
+        members = self._world.members
+        wide = {"cut", "run", "slow", "ask"} & {fault.kind.split()[0] for fault in self._faults}
+        return set(self._world.nodes) if wide else {members[fault.target].node for fault in self._faults}
 
 
 def run_schedule(seed: int, faults: list[Fault] | None = None) -> Outcome:

@@ -34,6 +34,8 @@ def test_one_seed_is_one_schedule() -> None:
         (56, "keeps", "cut one way from node of"),
         # The ranks had kept a newer step in memory before their coordinator had read the run folder.
         (1409, "lost", "run folder slow at"),
+        # Each restart waited anew for a rank that the kernel could not end: its supervisor had come back.
+        (823, "keeps", "rank in an endless system call"),
     ],
 )
 def test_a_schedule_that_broke_an_invariant_breaks_none(seed: int, launcher: str, fault: str) -> None:

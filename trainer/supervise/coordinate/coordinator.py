@@ -109,6 +109,8 @@ class Coordinator:
 
     def _on_joined(self, message: messages.Joined) -> None:
         run = self._run
+        if self._presence.is_stuck(message.member) and not message.idle:
+            return  # it has found its way back; else each restart would wait for its rank anew
         self._presence.join(message.member, message.node)
         if run.keeps_going:
             run.generation.kept[message.member] = message.in_memory

@@ -35,6 +35,8 @@ class Presence:
         """Members that are looking for another way to this supervisor."""
         self._awaited: set[int] = set()
         """Members of an earlier coordinator that have not come yet."""
+        self._stuck: set[int] = set()
+        """Members that are lost since the kernel has not ended their ranks in time."""
         self._joined_at = 0.0
 
     @property
@@ -42,8 +44,13 @@ class Presence:
         """True while members are looking for another way to this supervisor."""
         return bool(self._orphans)
 
+    def is_stuck(self, member: int) -> bool:
+        """Returns whether nobody waits for the member until its rank has ended."""
+        return member in self._stuck
+
     def join(self, member: int, node: str) -> None:
         """Records that a member is there, for the first time or again."""
+        self._stuck.discard(member)
         self._run.membership.join(member, node)
         self._orphans.discard(member)
         self._awaited.discard(member)
@@ -125,4 +132,5 @@ class Presence:
         self._awaited.clear()
         if now() >= limit:
             for member in set(run.membership.living) - its.ended:
+                self._stuck.add(member)
                 self.lose(member, silent=True)
