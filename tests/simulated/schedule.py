@@ -328,7 +328,7 @@ class Judge:
                 world.broken("what was promised is kept", what)
 
     def _nodes_hit(self) -> set[str]:
-        """Returns the nodes of which a cause may speak: with a cut or a slow link each side blames the other."""
+        """Returns the nodes that a cause may name: of a cut or a slow link each side blames the other."""
         members = self._world.members
         wide = {"cut", "run", "slow", "ask"} & {fault.kind.split()[0] for fault in self._faults}
         return set(self._world.nodes) if wide else {members[fault.target].node for fault in self._faults}
