@@ -328,9 +328,9 @@ class Judge:
                 world.broken("what was promised is kept", what)
 
     def _nodes_hit(self) -> set[str]:
-        """Returns the nodes that a cause may name: of a cut or a slow link each side blames the other."""
+        """Returns the nodes that a cause may name: beyond a cut or a freeze each blames the other."""
         members = self._world.members
-        wide = {"cut", "run", "slow", "ask"} & {fault.kind.split()[0] for fault in self._faults}
+        wide = {"cut", "freeze", "run", "slow", "ask"} & {fault.kind.split()[0] for fault in self._faults}
         return set(self._world.nodes) if wide else {members[fault.target].node for fault in self._faults}
 
 
