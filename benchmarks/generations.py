@@ -129,7 +129,7 @@ async def _coordinate(world: StubWorld, pipes: list[Connection]) -> Lost:
     first = world.begin(0)
     await _answers(pipes)
     total = len(world.nodes)
-    while (its := first.coordinator) is None or len(its.members[2]) < total:
+    while (its := first.coordinator) is None or len(its.members) < total:
         await asyncio.sleep(0.05)
     joined = time.monotonic() - began
     await asyncio.sleep(5.0)  # the roster travels

@@ -73,7 +73,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps += 1
         return []
 
-    def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":  # type: ignore[override]
+    def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":
         task = super().create_task(coro, **options)
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # as a killed process leaves it
         return task

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.stub_actions import StubActions
+from tests.support.stub_supervisor import StubSupervisor, run_state
 from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise.coordinate.coordinator import Coordinator
-from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.limits import Limits
 from trainer.supervise.messages import (
     Collect,
@@ -37,16 +36,16 @@ LIMITS = Limits(checkpoint_s=0.3, shutdown_s=0.3)
 STOP = StopRequest(signal=15, rank=0, node="n0")
 
 
-def joined(ranks: int = 2, limits: Limits = LIMITS) -> tuple[Coordinator, StubActions]:
+def joined(ranks: int = 2, limits: Limits = LIMITS) -> tuple[Coordinator, StubSupervisor]:
     """A coordinator that all supervisors have joined, and what it does."""
-    actions = StubActions()
-    coordinator = Coordinator(RunState(range(ranks), limits, ExitFiles(limits.run_folder), actions))
+    actions = StubSupervisor()
+    coordinator = Coordinator(run_state(range(ranks), limits, ExitFiles(limits.run_folder), actions))
     for rank in range(ranks):
         coordinator.receive(Joined(member=rank, node=f"n{rank}"))
     return coordinator, actions
 
 
-async def end(actions: StubActions) -> ExitRecord:
+async def end(actions: StubSupervisor) -> ExitRecord:
     """The only record that ends the run."""
     while not actions.records:
         await asyncio.sleep(0.01)
@@ -215,8 +214,8 @@ async def test_a_signal_before_a_supervisor_joined_is_its_first(
 
 
 async def test_stop_before_the_first_step_is_done_waits_for_no_rank_once_all_can_hear_of_it() -> None:
-    actions = StubActions(begun=False)
-    coordinator = Coordinator(RunState(range(2), LIMITS, ExitFiles(""), actions))
+    actions = StubSupervisor(begun=False)
+    coordinator = Coordinator(run_state(range(2), LIMITS, ExitFiles(""), actions))
     coordinator.receive(Joined(member=0, node="n0"))
     coordinator.receive(StopRequest(signal=2, rank=0, node="n0"))
     await asyncio.sleep(0.1)

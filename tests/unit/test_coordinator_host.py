@@ -10,7 +10,7 @@ import pytest
 from tests.support.terminal import LostConsole
 from trainer.run.exit_files import ExitFiles
 from trainer.supervise.context import SupervisorContext
-from trainer.supervise.coordinate import coordinator_host
+from trainer.supervise.coordinate import coordinator_host, presence
 from trainer.supervise.coordinate.coordinator_host import CoordinatorHost, ParentLoss
 from trainer.supervise.ending import Ending
 from trainer.supervise.limits import Limits
@@ -62,7 +62,7 @@ def host_of_two(tree: TreeThatRecords) -> CoordinatorHost:
 
 
 async def test_roster_is_sent_once_when_nobody_has_come_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_host, "ROSTER_S", 0.05)
+    monkeypatch.setattr(presence, "ROSTER_S", 0.05)
     tree = TreeThatRecords()
 
     host_of_two(tree)
@@ -76,14 +76,16 @@ async def test_roster_is_sent_once_when_nobody_has_come_for_a_while(monkeypatch:
 async def test_roster_is_sent_at_once_when_a_generation_has_started() -> None:
     """A supervisor that has none cannot go on without its coordinator, and would end the run."""
     tree = TreeThatRecords()
-    host_of_two(tree).generation_started()
+    coordinator = host_of_two(tree).coordinator
+    assert coordinator is not None
+    coordinator._presence.send_roster()
     assert [type(each) for each in tree.sent] == [Roster]
 
 
 async def test_a_lost_console_keeps_no_coordinator_from_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     console = LostConsole()
     monkeypatch.setattr(sys, "stderr", console)
-    host_of_two(TreeThatRecords()).say("clipship: restart 1 of 3")
+    Machine().say("clipship: restart 1 of 3")
     assert console.lost == "clipship: restart 1 of 3"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stub_actions import StubActions
+from tests.support.stub_supervisor import StubSupervisor, run_state
 from trainer.errors import EXIT_START_AGAIN
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
@@ -18,7 +18,6 @@ from trainer.supervise.coordinate import coordinator as module
 from trainer.supervise.coordinate import recovery
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.coordinate.membership import Membership
-from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.coordinate.states import State
 from trainer.supervise.limits import Limits
 from trainer.supervise.messages import (
@@ -44,13 +43,12 @@ START = {"MASTER_PORT": "4711"}
 
 
 @dataclass
-class Story(StubActions):
+class Story(StubSupervisor):
     """A coordinator of two members, and all that it has said."""
 
     limits: Limits = LIMITS
     step: float = 5.0
-    can_restart: bool = True
-    can_claim: bool = True
+    has_tree: bool = True
     obedient: bool = True
     """Every supervisor confirms at once that its rank has ended."""
     no_port: bool = False
@@ -62,7 +60,7 @@ class Story(StubActions):
 
     def begin(self) -> Coordinator:
         self.its = Coordinator(
-            RunState(
+            run_state(
                 range(self.ranks),
                 self.limits,
                 ExitFiles(self.limits.run_folder, "now"),
@@ -83,7 +81,7 @@ class Story(StubActions):
             for rank in (0, 1):
                 self.its.receive(Ended(message.generation, rank))
 
-    async def fresh_variables(self) -> Mapping[str, str]:
+    async def choose_meeting(self) -> Mapping[str, str]:
         if self.no_port:
             raise OSError("no free port")
         return START

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.support.stub_actions import StubActions
+from tests.support.stub_supervisor import StubSupervisor, run_state
 from tests.support.stub_world import LIMITS
 from trainer.run.exit_files import ExitFiles
 from trainer.run.generations import GenerationClaim
@@ -12,14 +12,13 @@ from trainer.supervise.coordinate.fencing import Fence
 from trainer.supervise.coordinate.generation_state import GenerationState
 from trainer.supervise.coordinate.membership import WorldPlan
 from trainer.supervise.coordinate.presence import Presence
-from trainer.supervise.coordinate.run_state import RunState
 
 WHOLE = WorldPlan(((0, "a"), (1, "b"), (2, "c")))
 WITHOUT_2 = WorldPlan(((0, "a"), (1, "b")))
 
 
 @dataclass
-class Folder(StubActions):
+class Folder(StubSupervisor):
     """Claims in a run folder."""
 
     claims: dict[int, GenerationClaim] = field(default_factory=dict)
@@ -32,7 +31,7 @@ class Folder(StubActions):
 
 
 def fenced(folder: Folder) -> tuple[Fence, GenerationState]:
-    run = RunState(range(3), LIMITS, ExitFiles(""), folder)
+    run = run_state(range(3), LIMITS, ExitFiles(""), folder)
     return Fence(run, Presence(run)), GenerationState(2, (0, 1, 2))
 
 

@@ -17,7 +17,7 @@ from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
 from trainer.run.generations import GenerationClaim
-from trainer.supervise.coordinate import coordinator_host, presence, recovery
+from trainer.supervise.coordinate import presence, recovery
 from trainer.supervise.coordinate.membership import exclusions_text
 from trainer.supervise.machine import Machine
 from trainer.supervise.rank.own_rank import OwnRank
@@ -149,7 +149,7 @@ async def test_supervisor_that_may_live_is_waited_for(
         asked.append(address)
         return False
 
-    monkeypatch.setattr(coordinator_host, "is_refused", is_refused)
+    monkeypatch.setattr(presence, "is_refused", is_refused)
     world = await four_nodes(tmp_path, limits=FEWER)
     world.lose(2, 3)
     await until(lambda: asked)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import stub_world
 from tests.support.jobs import tiny_job
-from tests.support.stub_actions import StubActions
+from tests.support.stub_supervisor import StubSupervisor, run_state
 from tests.unit.test_coordinator_restarts import LIMITS, Story
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN
 from trainer.launch import local
@@ -24,7 +24,6 @@ from trainer.safe_io.values import read_values
 from trainer.supervise.coordinate import coordinator
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.coordinate.membership import Membership
-from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.limits import Limits
 from trainer.supervise.messages import (
     Done,
@@ -270,7 +269,7 @@ async def test_coordinator_lost_after_it_has_asked_counts_once(
     world = stub_world.StubWorld(("a", "b", "c"), tmp_path, limits=limits)
     first, _, _ = (world.begin(member).coordinator for member in range(3))
     assert first is not None
-    await stub_world.until(lambda: len(first.members[2]) == 3)
+    await stub_world.until(lambda: len(first.members) == 3)
     world.fail(1)
     await world.agreed(2, 3)
     await asyncio.sleep(0.3)
@@ -418,11 +417,11 @@ async def test_the_end_names_the_bad_nodes_also_those_that_nobody_could_replace(
     ends: list[ExitRecord] = []
     membership = Membership(range(3), wanted=2, fewest=2)
     its = Coordinator(
-        RunState(
+        run_state(
             (1, 2),
             Limits(run_folder=str(tmp_path)),
             ExitFiles(str(tmp_path), "now"),
-            StubActions(records=ends),
+            StubSupervisor(records=ends),
             membership,
             member=1,
         )

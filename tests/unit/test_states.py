@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import clock
-from tests.support.stub_actions import StubActions
+from tests.support.stub_supervisor import StubSupervisor, run_state
 from tests.unit.test_diagnosis import COMPUTING
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
@@ -19,7 +19,6 @@ from trainer.supervise import messages
 from trainer.supervise.background import on_error
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.coordinate.membership import Membership
-from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.coordinate.states import (
     BETWEEN,
     TABLE,
@@ -73,12 +72,11 @@ def test_ranks_run_between_a_start_and_a_fault_only() -> None:
 
 
 @dataclass
-class Run(StubActions):
+class Run(StubSupervisor):
     """A coordinator of three members on three nodes, whose supervisors do at once what it asks."""
 
     step: float = 5.0
-    can_restart: bool = True
-    can_claim: bool = True
+    has_tree: bool = True
     keeps_going: bool = True
     starts_again: str = ""
     errors: list[BaseException] = field(default_factory=list)
@@ -86,17 +84,16 @@ class Run(StubActions):
     def begin(self) -> None:
         on_error(self.errors.append)
         limits = Limits(checkpoint_s=3.0, shutdown_s=3.0, max_restarts=9, backoff_s=0.0)
-        self.its = Coordinator(
-            RunState(
-                range(MEMBERS),
-                limits,
-                ExitFiles(""),
-                self,
-                Membership(range(MEMBERS), MEMBERS, 1, range(1, MEMBERS + 1)),
-                keeps_going=self.keeps_going,
-                starts_again=self.starts_again,
-            )
+        self.run = run_state(
+            range(MEMBERS),
+            limits,
+            ExitFiles(""),
+            self,
+            Membership(range(MEMBERS), MEMBERS, 1, range(1, MEMBERS + 1)),
+            keeps_going=self.keeps_going,
+            starts_again=self.starts_again,
         )
+        self.its = Coordinator(self.run)
         self.gone: set[int] = set()
         for member in range(MEMBERS):
             self.its.receive(messages.Joined(member, f"n{member}"))
@@ -107,7 +104,7 @@ class Run(StubActions):
 
     @property
     def number(self) -> int:
-        return self.its.members[0]
+        return self.run.generation.number
 
     def broadcast(self, message: messages.Message) -> None:
         super().broadcast(message)
@@ -116,7 +113,7 @@ class Run(StubActions):
                 for member in self.there:
                     self.its._post(messages.Ended(message.generation, member))
             case messages.Collect():
-                for rank, (member, _) in enumerate(self.its.members[1].members):
+                for rank, (member, _) in enumerate(self.run.world.members):
                     if member in self.there:
                         self.its._post(messages.Report(self.number, replace(COMPUTING, rank=rank)))
             case messages.CollectStacks():

@@ -186,7 +186,7 @@ class Supervisor:
             tree.from_above = self._receive
             tree.about = self._joined
             if self._context.keeps_going and self._host.coordinator is not None:
-                tree.before_first = partial(self._host.claim, world.generation, "")
+                tree.before_first = self._host.coordinator.claim
 
     @property
     def generation(self) -> RankOfGeneration | None:

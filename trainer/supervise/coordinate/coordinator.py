@@ -16,7 +16,6 @@ from trainer.run.exit_record import ExitRecord, supervisor_lost
 from trainer.supervise import messages
 from trainer.supervise.coordinate.diagnosis import cut_off
 from trainer.supervise.coordinate.generation_state import Failure, Weight
-from trainer.supervise.coordinate.membership import WorldPlan
 from trainer.supervise.coordinate.presence import Presence
 from trainer.supervise.coordinate.recovery import Recovery
 from trainer.supervise.coordinate.report_collection import ReportCollection
@@ -81,14 +80,13 @@ class Coordinator:
         return self._run.state
 
     @property
-    def members(self) -> tuple[int, WorldPlan, tuple[tuple[int, str], ...]]:
-        """Number and world of the present generation, and all members who are there, each with its node."""
-        its = self._run.membership
-        return (
-            self._run.generation.number,
-            self._run.world,
-            tuple((member, its.nodes[member]) for member in its.living),
-        )
+    def members(self) -> tuple[tuple[int, str], ...]:
+        """All members who are there, each with its node."""
+        return self._run.members
+
+    async def claim(self) -> None:
+        """Claims the present generation, before another supervisor learns who is the coordinator."""
+        await self._run.claim(self._run.generation.number, "")
 
     async def begin(self) -> None:
         """Begins the generation that the launcher has started, see `Relaunch.begin`."""
@@ -138,7 +136,7 @@ class Coordinator:
             run.membership.exclude(node, "condemned", why)
             world = run.membership.next_world()
             if world is not None and node in run.membership.unused(world):
-                run.actions.say(f"clipship: node {node}: {why}; it is left out from the next restart on")
+                run.say(f"clipship: node {node}: {why}; it is left out from the next restart on")
 
     def _on_lost(self, message: messages.Lost) -> None:
         self._record_lost(replace(message, reason=supervisor_lost(message.reason)))
@@ -165,9 +163,7 @@ class Coordinator:
         if lost.member in its.members:
             self._record_cause(Weight.GONE, Failure(record, run.present_step(), kind="lost"))
         else:
-            run.actions.say(
-                f"clipship: supervisor {lost.member} on {lost.node}, which has no rank: {lost.reason}"
-            )
+            run.say(f"clipship: supervisor {lost.member} on {lost.node}, which has no rank: {lost.reason}")
 
     def _lose_for_good(self, record: ExitRecord) -> None:
         """Records a loss without which the ranks of these supervisors cannot go on."""

@@ -77,7 +77,7 @@ class Fence:
             # network always meet at the first one.
             number = max(self._claimed, default=self._ran) + 1
             try:
-                other = await run.actions.claim(number, text)
+                other = await run.claim(number, text)
             except OSError as error:
                 if patient and await retry.lasts(error):
                     continue

@@ -4,12 +4,16 @@ The coordinator's part of it; `membership` holds the result. No torch.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from trainer.supervise.coordinate.generation_state import GenerationState
+from trainer.supervise.coordinate.membership import runs_text
 from trainer.supervise.coordinate.run_state import RunState
 from trainer.supervise.machine import now
-from trainer.supervise.messages import Lost
+from trainer.supervise.messages import SUCCESSORS, Lost, Roster
+from trainer.supervise.network.link import is_refused
+from trainer.supervise.network.tree_plan import Address
+from trainer.sysinfo.addresses import is_loopback
 
 REGROUP_S = 30.0
 """Longest wait, in seconds, for every supervisor to confirm that its rank has ended before a restart."""
@@ -18,6 +22,11 @@ ORPHANS_S = 4.0
 
 One whose machine refuses calls to it has ended, and is not waited for.
 """
+
+ROSTER_S, ROSTER_LATEST_S = 0.7, 10.0
+"""Seconds without news after which a roster is sent, and the seconds after which it is sent in any case."""
+_BESIDE = 64
+"""Most members of the coordinator's node that a roster has with their addresses."""
 
 
 class Presence:
@@ -38,6 +47,11 @@ class Presence:
         self._stuck: set[int] = set()
         """Members that are lost since the kernel has not ended their ranks in time."""
         self._joined_at = 0.0
+        self._addresses: Mapping[int, Address] = {}
+        """Addresses of members as the coordinator before this one knew them."""
+        self._roster_due = False
+        self._changed_at = 0.0
+        """Time at which a member has come or gone."""
 
     @property
     def has_orphans(self) -> bool:
@@ -56,7 +70,7 @@ class Presence:
         self._awaited.discard(member)
         self._joined_at = now()
         self.unreachable.pop(member, None)
-        self._run.actions.members_changed()
+        self._members_changed()
 
     def lose(self, member: int, *, silent: bool) -> None:
         """Counts a member as gone. Those below it in the tree have ORPHANS_S to find another way.
@@ -64,17 +78,19 @@ class Presence:
         They are of its own node, so they may have ended with it, which their machine tells.
         """
         run = self._run
-        orphans = {other for other in run.actions.below(member) if other in run.membership.living}
+        orphans = {other for other in self._below(member) if other in run.membership.living}
         run.membership.lose(member)
         self._orphans.discard(member)
-        run.actions.forget(member)
+        if (tree := run.context.tree) is not None:
+            tree.plan.forget(member)
+            tree.drop(member)
         if silent:
             self.unreachable[member] = now()
         if orphans := orphans - self._orphans:
             self._orphans |= orphans
             run.spawn(self._lose_orphans(orphans, silent=silent))
             self._lose_ended(orphans, self._orphans)
-        run.actions.members_changed()
+        self._members_changed()
 
     def _lose_ended(self, members: Iterable[int], waited_for: set[int]) -> None:
         """Stops waiting for those of the members whose processes have ended; `waited_for` holds them."""
@@ -82,12 +98,32 @@ class Presence:
             self._run.spawn(self._lose_if_ended(member, waited_for))
 
     async def _lose_if_ended(self, member: int, waited_for: set[int]) -> None:
-        if await self._run.actions.is_gone(member) and member in waited_for:
+        if await self._is_gone(member) and member in waited_for:
             if member in self._run.membership.living:
                 reason = "its machine refuses calls to it"
                 self._run.post(Lost(member, self._run.membership.nodes[member], reason))
             else:
                 waited_for.discard(member)
+
+    def _below(self, member: int) -> set[int]:
+        """Returns the members whose way to this supervisor leads through that one."""
+        tree = self._run.context.tree
+        return set() if tree is None else tree.plan.below(member)
+
+    async def _is_gone(self, member: int) -> bool:
+        """Returns whether a member's process has surely ended, since its machine refuses calls to it.
+
+        It takes at most some seconds. False: it may live, or its machine is gone.
+        """
+        context = self._run.context
+        tree = context.tree
+        address = None if tree is None else tree.plan.address(member) or self._addresses.get(member)
+        if tree is None or address is None:
+            return False
+        # A loopback address that another machine has told would be asked here.
+        if is_loopback(address[0]) and not is_loopback(tree.rendezvous.host):
+            return False
+        return await is_refused(address, context.machine)
 
     async def _lose_orphans(self, orphans: set[int], *, silent: bool) -> None:
         self._joined_at = now()  # the wait begins anew with each that comes
@@ -97,11 +133,13 @@ class Presence:
             reason = "it has not come back since the supervisor above it was lost"
             self._run.post(Lost(member, self._run.membership.nodes[member], reason, silent))
 
-    def take_over(self, members: Sequence[tuple[int, str]], root: int, dead: Sequence[int]) -> None:
-        """Counts the members of an earlier coordinator (`root`) that are not here as gone for now.
+    def take_over(self, roster: Roster, dead: Sequence[int]) -> None:
+        """Counts the members of an earlier coordinator that are not here as gone for now.
 
-        Those whose processes are not `dead` are awaited.
+        It is the first of the roster's succession. Those whose processes are not `dead` are awaited.
         """
+        root, self._addresses = roster.succession[0][0], roster.addresses
+        members = [each for each in roster.members if each[0] != self._run.member]
         here = self._run.membership.living
         for member, node in members:
             if member not in here:
@@ -134,3 +172,30 @@ class Presence:
             for member in set(run.membership.living) - its.ended:
                 self._stuck.add(member)
                 self.lose(member, silent=True)
+
+    def _members_changed(self) -> None:
+        self._changed_at = now()
+        if self._run.keeps_going and not self._roster_due:
+            self._roster_due = True
+            self._run.spawn(self._send_roster_when_quiet())
+
+    async def _send_roster_when_quiet(self) -> None:
+        """Tells all supervisors who is there, when nobody has come or gone for ROSTER_S."""
+        latest = now() + ROSTER_LATEST_S
+        while self._changed_at + ROSTER_S > now() < latest:
+            await asyncio.sleep(max(0.01, self._changed_at + ROSTER_S - now()))
+        self._roster_due = False
+        self.send_roster()
+
+    def send_roster(self) -> None:
+        """Tells all supervisors who is there, if they can go on without this one."""
+        run = self._run
+        context, tree = run.context, run.context.tree
+        if tree is None or not run.keeps_going:
+            return
+        members = run.members
+        here = (run.member, context.address)
+        succession = (here, *tree.plan.successors(SUCCESSORS))
+        beside = tuple(tree.plan.on_node(context.world.node)[:_BESIDE])
+        others = "" if members == run.world.members else runs_text(members)
+        tree.down(Roster(run.generation.number, run.world.to_text(), others, succession, beside))

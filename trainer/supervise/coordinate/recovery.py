@@ -53,7 +53,7 @@ class Recovery:
         run = self._run
         return (
             run.limits.max_restarts > 0
-            and run.actions.can_restart
+            and run.reaches_all
             and failure.record.exit_code not in (EXIT_BAD_INPUT, EXIT_PREEMPTED)
             and (run.keeps_going or bool(run.starts_again) or (failure.others_there and self.others_there))
             and not run.generation.done
@@ -168,14 +168,14 @@ class Recovery:
         its.saved_step = await history.saved_step()
         from_step, out_of_reach = self._source(its, world)
         history.reached = max(history.reached, float(from_step))  # ranks that leave tell no step any more
-        run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
+        run.say(restart_line(run, failure, fault, go_on, from_step, world))
         if out_of_reach is not None:
             node, step = run.membership.nodes[out_of_reach], its.kept[out_of_reach]
             lacks = f"clipship: step {step} is only in the memory of {node}, which has no rank now"
             disk = (
                 f"the newest checkpoint, step {from_step}, serves" if from_step else "there is no checkpoint"
             )
-            run.actions.say(f"{lacks}: {disk}")
+            run.say(f"{lacks}: {disk}")
         without = self._exclusions(world)
         history.add(its.number, failure, fault, from_step, ranks=world.size, left_out=without)
         history.clock = clock
@@ -210,7 +210,7 @@ class Recovery:
                 # The claim says where one that comes back finds this coordinator.
                 if not await self._fence.is_ours(its):
                     return None
-                run.actions.say(
+                run.say(
                     f"clipship: {too_few(run)}; waiting up to {run.limits.init_s:.0f} s for the launcher "
                     "to start a supervisor again"
                 )
@@ -282,8 +282,8 @@ class Recovery:
         self._fence.record_start(its.number)
         start = Start(its.number, dict(variables), world.to_text() if run.keeps_going else "")
         run.go(Event.START)
-        run.actions.broadcast(start)
-        run.actions.generation_started()
+        run.broadcast(start)
+        self._presence.send_roster()  # who has none cannot go on without this supervisor, and ends the run
         run.watch(self._follow_start())
 
     async def _follow_start(self) -> None:
@@ -303,11 +303,11 @@ class Recovery:
         first = world.numbers[0]
         if not run.keeps_going or first == run.member:
             try:
-                return Meeting(its.number, await run.actions.fresh_variables())
+                return Meeting(its.number, await run.own.choose_meeting())
             except OSError as error:
                 return Meeting(its.number, problem=str(error))
         its.meeting = None
-        run.actions.broadcast(Meet(first, its.number))
+        run.broadcast(Meet(first, its.number))
         # It has confirmed that its rank has ended; if it is silent now, it is lost.
         await run.until(lambda: its.meeting is not None or first in run.membership.lost, REGROUP_S)
         if its.meeting is None:
@@ -319,7 +319,7 @@ class Recovery:
         await asyncio.sleep(0.2)  # several come at once, and one message to all is enough
         if self._run.generation is its and self._run.is_between and not its.regrouped_again:
             its.regrouped_again = True
-            self._run.actions.broadcast(Regroup(its.number))
+            self._run.broadcast(Regroup(its.number))
             await asyncio.sleep(0.2)
             its.regrouped_again = False
 
@@ -332,7 +332,7 @@ class Recovery:
             return
         its.growing = True
         run.go(Event.LEAVE)
-        run.actions.broadcast(Stop(to_grow=True))
+        run.broadcast(Stop(to_grow=True))
 
     def rejoin(self) -> None:
         """Starts the ranks again after they have saved: this is no fault, and no step is done again."""
@@ -367,7 +367,7 @@ class Recovery:
         run.history.reach_restarted_steps()
         run.generation.number, run.generation.members = latest, roster.world.numbers
         root = roster.succession[0][0]
-        self._presence.take_over([each for each in roster.members if each[0] != run.member], root, dead)
+        self._presence.take_over(roster, dead)
         place = roster.world.place(root)
         rank = place.rank if place is not None else root
         reason = supervisor_lost("those below it have lost their connections")

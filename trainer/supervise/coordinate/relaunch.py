@@ -44,22 +44,22 @@ class Relaunch:
         # First of all: MPI may end this process at any moment, and what is missing is counted at the start.
         await self.request(failure, its.number, steps_done)
         world = run.world
-        from_step = max(await run.history.saved_step(), run.actions.in_memory())
-        run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
+        from_step = max(await run.history.saved_step(), run.in_memory())
+        run.say(restart_line(run, failure, fault, go_on, from_step, world))
         run.history.add(its.number, failure, fault, from_step, ranks=world.size)
         await run.history.write()
         if failure.others_there:
             await run.until(lambda: its.ended >= set(its.members), LEAVE_S)
         await asyncio.sleep(go_on.wait_s)  # the back-off, which the launcher knows nothing of
         run.go(Event.END)
-        run.actions.finish(replace(failure.record, exit_code=EXIT_START_AGAIN))
+        run.finish(replace(failure.record, exit_code=EXIT_START_AGAIN))
 
     async def request(self, failure: Failure, generation: int, steps_done: int) -> None:
         """Asks the launcher, by a file, to start all supervisors again as this generation."""
         its = StartRequest(
             replace(failure.record, generation=generation),
             steps_done=steps_done,
-            in_memory=self._run.actions.in_memory(),
+            in_memory=self._run.in_memory(),
             fault_step=failure.step if failure.kind == "fault" else 0,
         )
         await self._run.exit_files.request_start(its)
@@ -102,7 +102,7 @@ class Relaunch:
         If that one was lost, the fault is counted here.
         """
         run, history = self._run, self._run.history
-        in_memory = run.actions.in_memory()  # before the ranks, which start meanwhile, keep newer steps
+        in_memory = run.in_memory()  # before the ranks, which start meanwhile, keep newer steps
         for each in history.restore(await StorageRetry(run).answer(run.exit_files.restarts, ())):
             run.membership.record_fault(each.node)
         generation = run.generation.number

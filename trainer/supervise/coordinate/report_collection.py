@@ -30,7 +30,7 @@ class ReportCollection:
         if its.collecting:
             return
         its.collecting, at = True, now()
-        run.actions.broadcast(Collect())
+        run.broadcast(Collect())
         # Some will never answer: that is what it is about.
         await run.until(lambda: len(its.reports) == len(its.members), ANSWER_S)
         reports = [its.reports[rank] for rank in sorted(its.reports)]
@@ -40,9 +40,9 @@ class ReportCollection:
         diagnosis = Diagnosis(what, reports, missing)
         late = [report.rank for report in diagnosis.late][:_STACKS]
         waiting = [report.rank for report in reports if report.rank not in late][:1]
-        run.actions.broadcast(CollectStacks((*late, *waiting)))
+        run.broadcast(CollectStacks((*late, *waiting)))
         await run.until(lambda: {*late, *waiting} <= its.stacks.keys(), STACK_WAIT_S + 1.0)
-        self._recovery.fail(self._timed_out(diagnosis, await self._run.machine.ras_status(), at))
+        self._recovery.fail(self._timed_out(diagnosis, await self._run.context.machine.ras_status(), at))
 
     def record_report(self, message: Report) -> None:
         """Records the report of a rank."""

@@ -1,4 +1,4 @@
-"""State of a run that all parts of its coordinator share, and what the coordinator can ask of its supervisor.
+"""State of a run that all parts of its coordinator share.
 
 The state decides which work goes on: what watches ranks is cancelled when there are none to watch, and all
 work of the coordinator when the run has ended. So no part asks whether the run has ended meanwhile. No torch.
@@ -7,21 +7,24 @@ work of the coordinator when the run has ended. So no part asks whether the run 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from trainer.run.exit_files import ExitFiles
+from trainer.errors import EXIT_DONE, EXIT_START_AGAIN
 from trainer.run.exit_record import ExitRecord
 from trainer.run.generations import GenerationClaim
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.background import spawn
+from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate.diagnosis import text
 from trainer.supervise.coordinate.generation_state import Failure, GenerationState
 from trainer.supervise.coordinate.membership import Membership, WorldPlan
 from trainer.supervise.coordinate.states import BETWEEN, WITH_RANKS, Event, State, following
-from trainer.supervise.limits import Limits
-from trainer.supervise.machine import Machine, now
-from trainer.supervise.messages import Message, Regroup
+from trainer.supervise.ending import Ending
+from trainer.supervise.machine import now
+from trainer.supervise.messages import End, Message, Regroup
+from trainer.supervise.rank.own_rank import OwnRank
 from trainer.supervise.restart_history import RestartHistory
+from trainer.world.variables import RESPAWNS, STARTS_AGAIN
 
 _WATCH_S = 0.1
 _AGAIN_S = 0.5
@@ -29,106 +32,37 @@ Answer = TypeVar("Answer")
 Otherwise = TypeVar("Otherwise")
 
 
-class Actions(Protocol):
-    """Actions that the coordinator can ask of the supervisor that it is part of."""
-
-    @property
-    def can_restart(self) -> bool:
-        """False if the supervisors cannot start their ranks again."""
-
-    @property
-    def can_claim(self) -> bool:
-        """False if this supervisor has no others."""
-
-    def broadcast(self, message: Message) -> None:
-        """Sends a message to every supervisor, this one included."""
-
-    def finish(self, record: ExitRecord) -> None:
-        """Ends the run."""
-
-    def steps_done(self) -> float:
-        """Returns the last step that rank 0 has done in its present generation."""
-
-    def has_begun(self) -> bool:
-        """Returns whether rank 0, and so perhaps others, has done anything that could be saved."""
-
-    def moments(self) -> Mapping[str, float]:
-        """Returns the moments of its start that rank 0 has reached in its present generation."""
-
-    def in_memory(self) -> int:
-        """Returns the newest step that this node has kept in memory; 0 if there is none."""
-
-    def say(self, line: str) -> None:
-        """Shows a line to people."""
-
-    async def fresh_variables(self) -> Mapping[str, str]:
-        """Returns the variables by which the ranks of the next generation meet. Raises OSError."""
-
-    async def claim(self, generation: int, world: str) -> GenerationClaim | None:
-        """Claims the generation of that number for a world; returns None, or the claim that is in the way.
-
-        Raises OSError if the run folder cannot be written.
-        """
-
-    def below(self, member: int) -> set[int]:
-        """Returns the members whose way to this supervisor leads through that one."""
-
-    async def is_gone(self, member: int) -> bool:
-        """Returns whether a member's process has surely ended, since its machine refuses calls to it.
-
-        It takes at most some seconds. False: it may live, or its machine is gone.
-        """
-
-    def forget(self, member: int) -> None:
-        """Forgets the connection of a member that is lost."""
-
-    def members_changed(self) -> None:
-        """Is called when a member has come or gone; others may follow soon."""
-
-    def generation_started(self) -> None:
-        """Is called when a generation has started, whose first step may be lost a moment later."""
-
-    def leave(self, reason: str) -> None:
-        """Ends this supervisor, since others may go on, without a word in the run folder."""
-
-
 class RunState:
     """State of the run at its coordinator; its parts share it."""
 
     def __init__(
         self,
+        context: SupervisorContext,
+        own: OwnRank,
+        ending: Ending,
+        broadcast: Callable[[Message], None],
+        membership: Membership,
         ranks: Sequence[int],
-        limits: Limits,
-        exit_files: ExitFiles,
-        actions: Actions,
-        membership: Membership | None = None,
-        *,
-        member: int = 0,
-        keeps_going: bool = False,
-        respawns: bool = False,
-        starts_again: str = "",
-        generation: int = 1,
-        machine: Machine | None = None,
     ) -> None:
-        """`ranks` are the members of this generation, in the order of ranks, and `member` is this one.
+        """`ranks` are the members of this generation, in the order of ranks.
 
-        `keeps_going`, `respawns` and `starts_again` say what the launcher does when a supervisor is gone, see
-        `world`.
+        `own`, `ending` and `context` are those of the supervisor of which the coordinator is a part.
+        `broadcast` sends a message to every supervisor, this one included.
         """
-        self.limits, self.exit_files, self.actions, self.member = limits, exit_files, actions, member
-        self.machine = machine or Machine()
-        self.wall_time = self.machine.wall_time
-        self.membership = membership or Membership(ranks, len(ranks), len(ranks))
+        self.context, self.limits, self.exit_files = context, context.limits, context.exit_files
+        self.own, self.broadcast, self.membership = own, broadcast, membership
+        self._ending = ending
+        self.member, self.keeps_going = context.world.rank, context.keeps_going
+        self.say, self.wall_time = context.machine.say, context.machine.wall_time
         self.post: Callable[[Message], None] = lambda message: None
         """Tells the coordinator, after what goes on just now, what a part of it has found."""
-        self.keeps_going = keeps_going and limits.max_restarts > 0 and actions.can_claim
-        """True if the launcher keeps the others when a supervisor is gone."""
-        self.respawns = respawns
+        self.respawns = bool(context.env.get(RESPAWNS))
         """True if the launcher starts a lost supervisor again."""
-        self.starts_again = starts_again if limits.max_restarts > 0 and not self.keeps_going else ""
+        may_start_again = self.limits.max_restarts > 0 and not self.keeps_going
+        self.starts_again = context.env.get(STARTS_AGAIN, "") if may_start_again else ""
         """When the launcher starts all supervisors again, see `world`; "": never."""
-        self.history = RestartHistory(limits, exit_files, self.machine)
-        self.generation = GenerationState(generation, tuple(ranks))
+        self.history = RestartHistory(self.limits, self.exit_files, context.machine)
+        self.generation = GenerationState(context.world.generation, tuple(ranks))
         """Present generation, or the next one while it is being agreed on."""
         self.stop_at: float | None = None
         """Time of the first request to stop; None if there was none."""
@@ -172,6 +106,11 @@ class RunState:
         _cancel(self._lasting)
 
     @property
+    def reaches_all(self) -> bool:
+        """True if all ranks are supervised from here: only those can be started again."""
+        return self.context.tree is not None or self.context.world.size == 1
+
+    @property
     def is_between(self) -> bool:
         """True between two generations, when no rank may run."""
         return self._state in BETWEEN
@@ -187,6 +126,11 @@ class RunState:
         nodes = self.membership.nodes
         return WorldPlan(tuple((member, nodes.get(member, "")) for member in self.generation.members))
 
+    @property
+    def members(self) -> tuple[tuple[int, str], ...]:
+        """All members who are there, each with its node."""
+        return tuple((member, self.membership.nodes[member]) for member in self.membership.living)
+
     def node_of(self, rank: int) -> str:
         """Returns the node of a rank of the present generation, "" if it is not known."""
         members = self.generation.members
@@ -194,11 +138,15 @@ class RunState:
 
     def steps_done(self) -> float:
         """Returns the number of the last step that rank 0 has done in its present generation."""
-        return max(self.actions.steps_done(), self.generation.steps_done)
+        return max(self.own.state().steps_done, self.generation.steps_done)
 
     def moments(self) -> Mapping[str, float]:
         """Returns the moments of rank 0's start in its present generation, on this process's clock."""
-        return self.generation.moments or self.actions.moments()
+        return self.generation.moments or self.own.moments()
+
+    def in_memory(self) -> int:
+        """Returns the newest step that this node has kept in memory; 0 if there is none."""
+        return self.context.machine.newest_kept(self.context.env)
 
     def present_step(self) -> int:
         """Returns the last step that is done, 0 if it is not known."""
@@ -207,14 +155,14 @@ class RunState:
 
     def has_begun(self) -> bool:
         """Returns whether rank 0, and so perhaps others, has done anything that could be saved."""
-        return self.actions.has_begun() or self.generation.begun
+        return self.own.has_begun or self.generation.begun
 
     def begin_generation(self) -> GenerationState:
         """Lets all ranks end: what is known about this generation is no longer of use to the next."""
         self.go(Event.RESTART)
         its = self.generation
         self.generation = GenerationState(its.number + 1, its.members)
-        self.actions.broadcast(Regroup(self.generation.number))
+        self.broadcast(Regroup(self.generation.number))
         return self.generation
 
     async def watch_progress(self) -> None:
@@ -229,7 +177,7 @@ class RunState:
     def leave(self, reason: str) -> None:
         """Leaves the run to another part of a cut network, or to another start."""
         self.go(Event.CUT_OFF)
-        self.actions.leave(reason)
+        self._ending.leave(reason)
 
     def end(self, record: ExitRecord) -> None:
         """Ends the run with this record."""
@@ -261,7 +209,24 @@ class RunState:
         if self.history:
             await self.history.write()
         await self.exit_files.write(EXIT_FILE, asdict(record))
-        self.actions.finish(record)
+        self.finish(record)
+
+    def finish(self, record: ExitRecord) -> None:
+        """Ends all supervisors, each with the cause's exit code, so that no launcher can choose another."""
+        if record.exit_code not in (EXIT_DONE, EXIT_START_AGAIN):
+            self._ending.show(record)
+        if self.context.tree is not None:
+            self.context.tree.ending = True
+        self.broadcast(End(record.exit_code))
+
+    async def claim(self, generation: int, world: str) -> GenerationClaim | None:
+        """Claims a generation for a world; returns None, or the claim that is in the way.
+
+        Raises OSError if the run folder cannot be written.
+        """
+        node, (host, port) = self.context.world.node, self.context.address
+        its = GenerationClaim(self.exit_files.start, generation, self.member, node, host, port, world)
+        return await self.exit_files.claim(its)
 
     async def until(self, arrived: Callable[[], bool], timeout_s: float) -> None:
         """Waits until `arrived`, but no longer than the timeout."""
@@ -285,7 +250,7 @@ class StorageRetry:
             return False
         if self._told != (why := error.strerror or str(error)):
             self._told = why
-            run.actions.say(
+            run.say(
                 f"clipship: {run.limits.run_folder}: {why}; waiting up to {run.limits.init_s:.0f} s for it "
                 "before the ranks start again"
             )

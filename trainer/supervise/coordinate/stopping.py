@@ -84,7 +84,7 @@ class Stopping:
         elif all_there and not run.has_begun() and not self._go_on_from_memory:
             self._leave_early("asked to stop before there was anything to save; the run can be started again")
         else:
-            run.actions.broadcast(Stop())
+            run.broadcast(Stop())
 
     @property
     def _go_on_from_memory(self) -> bool:
