@@ -484,7 +484,7 @@ def test_batches_that_are_ready_come_while_a_later_block_is_read(
     stalled = next(number for number in range(12 * accumulation, len(blocks)) if blocks[number])
 
     def slow(self: ShardSource, first: int, count: int, arena: Arena) -> Block:
-        if (first, count) in blocks[stalled] and not goes_on.wait(10):
+        if (first, count) in blocks[stalled] and not goes_on.wait(40):
             waited_in_vain.set()
         return read(self, first, count, arena)
 

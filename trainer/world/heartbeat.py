@@ -77,7 +77,7 @@ class RankState:
     stage: str = ""
     """Name of what the rank does or did last in the phase init; see `Stage`."""
     stage_began: float = 0.0
-    now: float = field(default_factory=time.monotonic)
+    now: float = field(default_factory=lambda: time.monotonic())
 
     @property
     def seconds(self) -> float:
