@@ -85,8 +85,8 @@ class Coordinator:
         return self._run.members
 
     async def claim(self) -> None:
-        """Claims the present generation, before another supervisor learns who is the coordinator."""
-        await self._run.claim(self._run.generation.number, "")
+        """Claims this start's first generation, before another supervisor learns who is the coordinator."""
+        await self._run.claim(self._run.context.world.generation, "")
 
     async def begin(self) -> None:
         """Begins the generation that the launcher has started, see `Relaunch.begin`."""

@@ -1,9 +1,8 @@
 """Way of one supervisor to the coordinator: runs it if it is elected, and finds it again if it is lost.
 
-Rank 0's supervisor begins with it; if that is lost, another one makes a new one. It also sends the roster, by
-which all know who that would be. Where the launcher keeps the others going, a rank whose supervisor has lost
-the one above it in the tree ends at once, and its supervisor calls the coordinator or takes its place.
-Elsewhere the supervisor ends with the run. No torch.
+Rank 0's supervisor begins with it; if that is lost, another one makes a new one. Where the launcher keeps the
+others going, a rank whose supervisor has lost the one above it in the tree ends at once, and its supervisor
+calls the coordinator or takes its place. Elsewhere the supervisor ends with the run. No torch.
 """
 
 import asyncio

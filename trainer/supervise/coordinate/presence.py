@@ -1,6 +1,7 @@
 """Presence: which members are there, which are gone, and which may still come or may live beyond a cut.
 
-The coordinator's part of it; `membership` holds the result. No torch.
+The coordinator's part of it; `membership` holds the result, and a roster tells all supervisors of it: so they
+know who goes on in the coordinator's place. No torch.
 """
 
 import asyncio
