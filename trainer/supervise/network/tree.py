@@ -72,7 +72,8 @@ class Tree:
         self._collected: list[Message] = []
         self._parent: Link | None = None
         self._unsent: list[Message] = []
-        self._children: set[Link] = set()
+        self._children: dict[Link, None] = {}
+        """In the order in which they have come: a set would have another in each process."""
         self._servers: dict[str | None, asyncio.Server] = {}
         """Servers by the address at which each listens."""
         self._stranger = False
@@ -182,7 +183,7 @@ class Tree:
     def drop(self, rank: int) -> None:
         """Disconnects a child, which leaves; its messages are ignored."""
         for link in [link for link in self._children if link.rank == rank]:
-            self._children.discard(link)
+            self._children.pop(link, None)
             link.close()
 
     @property
@@ -393,13 +394,13 @@ class Tree:
     async def _receive_from_child(self, link: Link) -> None:
         if link.joined is not None:
             self.drop(link.rank)  # an earlier connection of the same one
-            self._children.add(link)
+            self._children[link] = None
             self.up(link.joined)
         while (message := await link.receive()) is not None:
             if not isinstance(message, messages.Beat):
                 self.up(message)
         if link in self._children:
-            self._children.discard(link)
+            self._children.pop(link, None)
             self._child_lost(link, "its connection closed")
 
     def _parent_gone(self, reason: str, *, cut: bool = False) -> None:
@@ -446,7 +447,7 @@ class Tree:
         if link is self._parent:
             self._parent_gone(reason, cut=cut)
         elif link in self._children:
-            self._children.discard(link)
+            self._children.pop(link, None)
             link.close()  # it may hear this side well, and must end its rank at once
             if cut:
                 self.up(messages.Cut(self.rank, self.node, f"rank {link.rank} on {link.node}"))
