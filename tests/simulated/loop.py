@@ -59,7 +59,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._seconds = _START_S
         self._selector = self
-        self.steps = 0
 
     def time(self) -> float:
         return self._seconds
@@ -70,7 +69,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             raise Stuck("nothing will ever happen any more")
         if timeout > 0:
             self._seconds = max(self._seconds, self._scheduled[0].when())  # type: ignore[attr-defined]
-        self.steps += 1
         return []
 
     def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":

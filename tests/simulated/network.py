@@ -2,13 +2,12 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.simulated.loop import Process, SimulatedLoop
+from trainer.supervise.machine import Accept
+from trainer.supervise.network.tree_plan import Address
 
-Address = tuple[str, int]
-Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 _LIMIT = 2**20
 _RETRY_S = 0.5
 _FIRST_PORT = 20_000
@@ -24,7 +23,6 @@ class Network:
         """Seconds that a packet of a node takes longer."""
         self.gone: set[str] = set()
         """Nodes without power: nobody answers there, not even the kernel."""
-        self.messages = self.bytes = 0
         self._listeners: dict[Address, tuple[Process, Accept]] = {}
         self._ports = _FIRST_PORT
 
@@ -106,8 +104,6 @@ class Writer:
 
     def write(self, data: bytes) -> None:
         if not self._closed:
-            self._network.messages += 1
-            self._network.bytes += len(data)
             self._put(data)
 
     async def drain(self) -> None:

@@ -66,7 +66,6 @@ class Training:
 
     def __init__(self, place: Place, generation: int, size: int) -> None:
         self._place, self.generation, self._size = place, generation, size
-        self.ranks: list[SimulatedRank] = []
         self._arrived: list[tuple[SimulatedRank, Any, asyncio.Future[list[Any]]]] = []
         self._is_broken = False
 
@@ -76,8 +75,6 @@ class Training:
         Raises ConnectionError after a death.
         """
         loop = self._place.loop
-        if rank not in self.ranks:
-            self.ranks.append(rank)
         answer: asyncio.Future[list[Any]] = loop.create_future()
         self._arrived.append((rank, value, answer))
         if len(self._arrived) == self._size and not any(each.process.is_dead for each, _, _ in self._arrived):
@@ -99,9 +96,9 @@ class Training:
             if not answer.done():
                 answer.set_result(values)
 
-    def lose(self, rank: "SimulatedRank", *, silently: bool = False) -> None:
+    def lose(self, *, silently: bool) -> None:
         """Breaks the collectives of the others: Horovod's fail at once, torch's sooner or later, or never."""
-        if rank in self.ranks and not self._is_broken:
+        if not self._is_broken:
             self._is_broken = not silently
             for _, _, answer in () if silently else self._arrived:
                 self._fail_soon(answer)
@@ -169,7 +166,7 @@ class SimulatedRank:
         place, steps = self._place, self._place.steps
         await asyncio.sleep(place.rng.uniform(0.3, 2.0))
         self._moments["running"] = place.loop.time()
-        self._training = training = place.training(self.number, self._port, self._size)
+        self._training = place.training(self.number, self._port, self._size)
         found = await self._together(max(place.kept.get(self.node, 0), self._saved()))
         begun = max(found)
         self._moments["connected"] = self._moments["prepared"] = self._moments["restored"] = place.loop.time()
@@ -195,7 +192,6 @@ class SimulatedRank:
                 return
         self._begin_phase("shutdown", steps.total, 30.0)
         await self._together(True)
-        assert training is not None
         self._leave(EXIT_DONE, "")
 
     async def _together(self, value: Any, takes_s: float = 0.0) -> list[Any]:
@@ -266,7 +262,7 @@ class SimulatedRank:
         self.die()
 
     def _leave(self, code: int, reason: str) -> None:
-        if code not in (EXIT_DONE,):
+        if code != EXIT_DONE:
             self._cause = ExitRecord(self.rank, self.node, code, reason, self._place.loop.time())
         self.code = code
         self.process.kill()
@@ -291,7 +287,7 @@ class SimulatedRank:
     def _end_now(self) -> None:
         self._place.ranks.remove(self)
         if self._training is not None:
-            self._training.lose(self, silently=self._place.network.is_silent(self.node))
+            self._training.lose(silently=self._place.network.is_silent(self.node))
         self._look_again()
 
     # What its supervisor asks of it, see `RankOfGeneration`.

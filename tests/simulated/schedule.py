@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import log
+from math import exp, log
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -65,7 +65,7 @@ class Outcome:
 
 def plan_of(rng: random.Random) -> Plan:
     """Chooses a job of 2 to 64 supervisors, small ones as often as large ones."""
-    members = round(2.718281828 ** rng.uniform(log(2), log(64)))
+    members = round(exp(rng.uniform(log(2), log(64))))
     per_node = rng.choice([each for each in (1, 2, 4, 8) if each <= members])
     nodes = max(1, members // per_node)
     launcher = rng.choice(["keeps", "keeps", "keeps", "keeps", "lost", "always", "ends"])
@@ -233,7 +233,7 @@ def _ask_to_stop(world: SimulatedWorld, member: Member, fault: Fault) -> Undo:
     world.asked_to_stop_s = world.asked_to_stop_s or world.loop.time()
     asked = [member] if fault.target % 2 else world.members
     for each in asked:
-        if each.process is not None and each.supervisor is not None and not each.process.is_dead:
+        if each.process is not None and each.supervisor is not None and each.lives:
             each.process.run(world.hear_stop)
             each.process.run(each.supervisor.on_signal, int(signal.SIGTERM))
     return None
@@ -310,10 +310,10 @@ class Judge:
                 world.broken("a stop ends it", f"it was heard at step {step}, and the run was done")
         hit = self._nodes_hit()
         restarts = _restarts(world.folder)
-        named = [(row["node"], row["cause"]) for row in restarts if row["kind"] != "taken in"]
+        faults = [row for row in restarts if row["kind"] != "taken in"]
+        named = [(row["node"], row["cause"]) for row in faults]
         if ended is not None and ended.exit_code not in (EXIT_DONE, EXIT_PREEMPTED):
             named.append((ended.node, ended.reason))
-        faults = [row for row in restarts if row["kind"] != "taken in"]
         if kinds <= ONE_EACH and len(faults) > len(self._faults):
             world.broken("one fault, one restart", f"{len(faults)} after {len(self._faults)}")
         for node, cause in named:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.simulated.loop import Process, SimulatedLoop
-from tests.simulated.network import Address, Network
+from tests.simulated.network import Network
 from tests.simulated.ranks import SimulatedRank, Steps, Training
 from trainer.launch.start_again import asked_after
 from trainer.run.exit_files import exit_record_of
@@ -19,8 +19,9 @@ from trainer.run.exit_record import ExitRecord
 from trainer.run.file_work import FileWork
 from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
-from trainer.supervise.supervisor import Supervisor
-from trainer.world.launchers import World, cross_of, first_world, rank_variables
+from trainer.supervise.network.tree_plan import Address
+from trainer.supervise.supervisor import Supervisor, start_first_rank
+from trainer.world.launchers import World
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.restart_policy import LEAVE_S, RespawnPolicy
 from trainer.world.variables import (
@@ -71,7 +72,7 @@ class SimulatedFiles(FileWork):
         world = self._world
         delay_s = world.rng.uniform(0.0005, 0.02) + world.folder_slow_s
         await asyncio.sleep(min(delay_s, seconds))
-        if delay_s >= seconds or self._node in world.folder_gone or "" in world.folder_gone:
+        if delay_s >= seconds or world.lacks_folder(self._node):
             if delay_s < seconds:
                 await asyncio.sleep(seconds - delay_s)
             raise TimeoutError("the run folder does not answer")
@@ -125,6 +126,11 @@ class Member:
         self.code: int | None = None
         """Exit code of its process, -9 if it was killed; None while it runs."""
         self.began_s = 0.0
+
+    @property
+    def lives(self) -> bool:
+        """True while its process runs, or could."""
+        return self.process is not None and not self.process.is_dead
 
 
 class SimulatedWorld:
@@ -180,14 +186,18 @@ class SimulatedWorld:
     @property
     def is_frozen(self) -> bool:
         """True while no supervisor that lives can do anything."""
-        living = [each.process for each in self.members if each.process and not each.process.is_dead]
+        living = [each.process for each in self.members if each.process and each.lives]
         return bool(living) and all(process.is_frozen for process in living)
 
     def hear_stop(self) -> None:
         self.stop_heard = self.stop_heard or (self.loop.time(), self.steps.done)
 
+    def lacks_folder(self, node: str) -> bool:
+        """Returns whether the run folder does not answer on a node."""
+        return not self.folder_gone.isdisjoint({node, ""})
+
     def check_folder(self, node: str) -> None:
-        if node in self.folder_gone or "" in self.folder_gone:
+        if self.lacks_folder(node):
             raise OSError(errno.ESTALE, "Stale file handle")
         if self.folder_full:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -200,10 +210,8 @@ class SimulatedWorld:
     def begin(self, member: Member, *, again: int = 0) -> None:
         """Starts a supervisor; `again`: in the place of a lost one."""
         plan, per_node = self.plan, self.plan.per_node
-        world = World(
-            member.number, self._size, member.number % per_node, per_node, member.node, "clipship run"
-        )
-        world = replace(world, generation=self.generation)
+        local_rank, launcher = member.number % per_node, "clipship run"
+        world = World(member.number, self._size, local_rank, per_node, member.node, launcher, self.generation)
         keeps = {KEEPS_GOING: "1", RESPAWNS: "1", SPARE_NODES: str(plan.spares)}
         told = {"keeps": keeps, "ends": {}}.get(plan.launcher, {STARTS_AGAIN: plan.launcher})
         env = {
@@ -221,12 +229,11 @@ class SimulatedWorld:
         }
         member.code, member.rank, member.began_s = None, None, self.loop.time()
         member.process = process = Process(self.loop)
-        if member.node in self.network.gone:  # nobody can start anything there
-            process.at_end.append(lambda: self._end(member, process))
-            process.kill()
-            return
         process.at_end.append(lambda: self._end(member, process))
-        process.run(self._supervise, member, process, world, env)
+        if member.node in self.network.gone:  # nobody can start anything there
+            process.kill()
+        else:
+            process.run(self._supervise, member, process, world, env)
 
     def _supervise(self, member: Member, process: Process, world: World, env: dict[str, str]) -> None:
         machine = SimulatedMachine(self, member.node, process)
@@ -242,12 +249,8 @@ class SimulatedWorld:
                 process.run(member.supervisor.look)
 
         member.supervisor = None
-        first = first_world(world, env)
-        rank: Any = None
         starter: Any = start_rank
-        if first is not None:
-            own = {} if first.size == world.size else rank_variables(first, cross_of(first), env)
-            rank = start_rank(world.generation, {**env, **own}, is_root=first.rank == 0)
+        if (rank := start_first_rank(world, env, starter)) is not None:
             rank.limit_init(self.limits.init_s)
         member.supervisor = supervisor = Supervisor(world, rank, starter, self.limits, env, machine)
 
@@ -271,7 +274,7 @@ class SimulatedWorld:
 
     def kill(self, member: Member) -> None:
         """Kills a supervisor, and with it its rank."""
-        if member.process is not None and not member.process.is_dead:
+        if member.process is not None:
             member.process.kill()
 
     async def run(self) -> None:

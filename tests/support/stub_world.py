@@ -9,17 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
 from trainer.supervise.network.tree import Tree
-from trainer.supervise.rank.rank_report import RankReport, report
+from trainer.supervise.rank.generation import RankOfGeneration
 from trainer.supervise.supervisor import Supervisor
 from trainer.sysinfo.addresses import free_port
-from trainer.world import heartbeat
-from trainer.world.condemned import condemned
-from trainer.world.heartbeat import Heartbeat, RankState
+from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World, detect, first_world
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNED, RESPAWNS, SPARE_NODES
@@ -44,15 +41,14 @@ class StubProcess:
         return self.code
 
 
-class StubGeneration:
-    """Rank that computes nothing. It has the attributes of `RankOfGeneration`."""
+class StubGeneration(RankOfGeneration):
+    """Rank that computes nothing, in a process that is none."""
 
     def __init__(self, number: int, *, env: Mapping[str, str], is_root: bool) -> None:
         self.number, self.env, self.is_root = number, env, is_root
         self.reported_end = self.reported_late = self.report_requested = self.ending = self.ended = False
-        self.rank = StubProcess()
-        self.pid, self.folder = self.rank.pid, Path("/nonexistent")
-        self.is_stopped = False
+        self.rank: Any = StubProcess()
+        self.folder, self.seen_kb, self._others_kb = Path("/nonexistent"), 0, 0
         self.memory = mmap.mmap(-1, mmap.PAGESIZE)
         self.heartbeat = Heartbeat(self.memory, {})
         self.heartbeat.begin_phase("step", 5)
@@ -64,45 +60,6 @@ class StubGeneration:
 
     def close(self) -> None:
         self.rank.code, self.ended = -9, True
-
-    def poll(self) -> int | None:
-        return self.rank.code
-
-    def look(self) -> None:
-        pass
-
-    def state(self) -> RankState:
-        return heartbeat.read(self.memory)
-
-    def moments(self) -> dict[str, float]:
-        return {}
-
-    def request_stop(self) -> None:
-        heartbeat.request_stop(self.memory)
-
-    def renew_lease(self, lease_s: float) -> None:
-        heartbeat.renew_lease(self.memory, lease_s)
-
-    def limit_init(self, init_s: float) -> None:
-        pass
-
-    def condemned(self) -> dict[str, str]:
-        return condemned(self.folder)
-
-    def first_cause(self) -> ExitRecord | None:
-        return first_cause(self.folder)
-
-    def killed_hint(self, ranks: int) -> str:
-        return "a test has done it"
-
-    def last_stack(self) -> str:
-        return ""
-
-    def report(self, number: int, node: str, state: RankState) -> RankReport:
-        return report(number, node, self.pid, state)
-
-    def kill(self) -> None:
-        self.close()
 
     @property
     def place(self) -> World:

@@ -69,11 +69,7 @@ def supervise(
     job_limits = limits() if env.get(RESPAWNED) else None
     if job_limits is not None and world.rank == 0 and _was_alone(job_limits, env):
         env = {name: value for name, value in env.items() if name != RESPAWNED}
-    first = first_world(world, env)
-    generation = None
-    if first is not None:
-        own = {} if first.size == world.size else rank_variables(first, cross_of(first), env)
-        generation = start_rank(world.generation, env={**env, **own}, is_root=first.rank == 0)
+    generation = start_first_rank(world, env, start_rank)
     supervisor: Supervisor | None = None
     try:
         job_limits = job_limits or limits()
@@ -92,6 +88,17 @@ def supervise(
         if last is not None:
             last.close()
         fork_server.close()
+
+
+def start_first_rank(
+    world: World, env: Mapping[str, str], start_rank: Callable[..., RankOfGeneration]
+) -> RankOfGeneration | None:
+    """Starts the rank that a supervisor has in the first generation; returns None if it has none there."""
+    first = first_world(world, env)
+    if first is None:
+        return None
+    own = {} if first.size == world.size else rank_variables(first, cross_of(first), env)
+    return start_rank(world.generation, env={**env, **own}, is_root=first.rank == 0)
 
 
 def _was_alone(limits: Limits, env: Mapping[str, str]) -> bool:

@@ -194,9 +194,9 @@ class Presence:
         context, tree = run.context, run.context.tree
         if tree is None or not run.keeps_going:
             return
-        members = run.members
+        world, members = run.world, run.members
         here = (run.member, context.address)
         succession = (here, *tree.plan.successors(SUCCESSORS))
         beside = tuple(tree.plan.on_node(context.world.node)[:_BESIDE])
-        others = "" if members == run.world.members else runs_text(members)
-        tree.down(Roster(run.generation.number, run.world.to_text(), others, succession, beside))
+        others = "" if members == world.members else runs_text(members)
+        tree.down(Roster(run.generation.number, world.to_text(), others, succession, beside))
