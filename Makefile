@@ -28,6 +28,7 @@ NULLGPU ?= tools/nullgpu/run
 OPEN_CLIP ?=
 PARITY_ARGS ?=
 PYXIS_PREFIX ?= $(CACHE)/pyxis
+ROOM ?=
 SEED ?=
 SEEDS ?= 500
 STACK ?=
@@ -107,6 +108,9 @@ test: venv horovod ## all tests that need no GPU and no cluster but check and te
 
 simulate: venv ## faults in a simulated world, one schedule a seed; the last line is JSON; SEEDS=10000, or SEED=7 alone
 	@$(PY) -m tests.simulated $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(TEST_ARGS)
+
+mutants: venv # of a room of trainer/, and which tests kill them: ROOM=supervise
+	@$(PY) -m tools.mutants $(ROOM) $(TEST_ARGS)
 
 test-full: venv horovod ## the whole matrix of backends, launchers, worlds and faults; takes its time
 	@$(PY) -m pytest --ignore=tests/cluster -m full $(TEST_ARGS)
