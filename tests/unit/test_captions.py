@@ -187,6 +187,7 @@ def test_a_template_joins_fields_in_one_line(template: str, text: str | None) ->
 def test_a_template_without_one_of_its_fields_gives_no_caption_and_another_may() -> None:
     data = Data(train=("a.tar",), caption_template=("{title}. {caption}", "{caption}"))
     assert data.caption_keys.ending == "json"
+    assert data.model_copy(update={"caption_key": ("meta.json",)}).caption_keys == ("meta.json", ())
     reader = CaptionReader.by(data)
     assert reader(b'{"title": "T", "caption": "c"}') == (("T. c", "c"), (1, 1))
     assert reader(b'{"title": null, "caption": "c"}') == (("c",), (0, 1))

@@ -1,6 +1,7 @@
 """Parquet and Arrow tables: cells, captions, order, weights, filters, memory, and what is refused."""
 
 import io
+import json
 import os
 import pickle
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from PIL import Image
 from pyarrow import parquet
 from torch import Tensor
 
-from tests.support.loading import open_job, rank_batches
+from tests.support.loading import clipship, open_job, rank_batches
 from tests.support.pictures import picture
 from tests.support.range_server import serving
 from tests.support.tables import damage, write_arrow, write_parquet, write_stream
@@ -194,6 +195,9 @@ def test_filters_keep_rows_by_columns_and_by_the_images_header(tmp_path: Path) -
     assert source.shard_sizes() == [2, 3]
     assert source.left_out.filtered == {"min_side >= 10": 2, "score != 0.05": 1}
     assert check_data(data) is None
+    found = json.loads(clipship("data", "stats", path, "--filters", "score > 0.04").out)
+    assert (found["samples"], found["samples_per_shard"]["most"]) == (3, 3)
+    assert found["not_usable"] == {"filter score > 0.04": 5}
     wrong = write_parquet(tmp_path / "w.parquet", {**rows(3), "score": ["high", None, "low"]})
     with pytest.raises(InputError, match=r"bad samples: 2 of 9 \(2 score is a text"):
         open_source(Data(train=(wrong, path), filters=("score > 0",), max_bad_share=0.0))

@@ -22,7 +22,10 @@ def test_what_a_caption_says_is_what_the_picture_shows() -> None:
 
 
 def test_pictures_are_rgb_bytes() -> None:
-    image = open_source(Data(format="synthetic", synthetic_samples=1)).read(0).image
+    image, same = (
+        open_source(Data(format="synthetic", synthetic_samples=count)).read(0).image for count in (1, 150)
+    )
+    assert np.array_equal(np.asarray(image), np.asarray(same)), "a sample follows from its number alone"
     assert isinstance(image, np.ndarray)
     assert image.shape == (64, 64, 3)
     assert image.dtype == np.uint8

@@ -25,7 +25,7 @@ from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Job
 from trainer.data.bad_samples import Skipped
-from trainer.data.feature_files import FeatureWriter
+from trainer.data.feature_files import FeatureWriter, feature_files
 from trainer.data.shard_files import write_shard
 from trainer.data.source import open_source
 from trainer.errors import InputError, Preempted, StorageError
@@ -352,3 +352,10 @@ def test_a_block_that_fails_leaves_no_thread_behind(alone: Comm) -> None:
             assert not thread.is_alive()
     finally:
         gc.enable()
+
+
+def test_features_lie_beside_their_shards_or_where_they_are_asked_for() -> None:
+    names = ("/a/x.1.tar", "s3://bucket/b/y.tar")
+    beside, asked = (list(feature_files(names, out).values()) for out in (None, "s3://c/d/"))
+    assert beside == ["/a/features/x.1.parquet", "s3://bucket/b/features/y.parquet"]
+    assert asked == ["s3://c/d/x.1.parquet", "s3://c/d/y.parquet"]

@@ -408,6 +408,12 @@ def test_keys_of_pictures_of_one_size_are_refused(key: str, value: Any) -> None:
         untrained(_job(model={key: value}))
 
 
+def test_a_limit_of_samples_holds_beside_that_of_patches() -> None:
+    optim = {"global_batch_size": 8, "max_image_tokens_per_gpu": 32, "max_batch_size_per_gpu": 4}
+    job = tiny_job(config=NAFLEX, model={"image_tokens": (4, 16)}, optim=optim)
+    assert [passes(job, plan(job, 1), tokens) for tokens in (4, 16)] == [2, 4]
+
+
 @pytest.mark.parametrize(
     ("config", "model", "said"),
     [

@@ -13,9 +13,7 @@ import tomli_w
 
 from tests.support.jobs import tiny_job
 from tests.support.loading import clipship
-from tests.support.training import run, setup_of
-from trainer.comm.protocol import Comm
-from trainer.config.loader import dump_job, load_job, recorded
+from trainer.config.loader import load_job, recorded
 from trainer.config.resume_rule import differences
 from trainer.errors import InputError
 from trainer.launch.slurm import sbatch
@@ -23,9 +21,6 @@ from trainer.launch.slurm.scheduler import SlurmScheduler
 from trainer.plan.trained import evaluation_job
 from trainer.report.folder import read_run
 from trainer.run.exit_files import ExitFiles
-from trainer.run.folder import check_run_folder
-from trainer.run.layout import Run
-from trainer.safe_io.atomic import write_whole
 
 SIGNED = "https://data.example/0.tar?X-Amz-Expires=9&X-Amz-Signature=s3cr3t"
 
@@ -41,20 +36,6 @@ def job_file(folder: Path, **sections: Any) -> Path:
     path = folder / "job.toml"
     path.write_text(tomli_w.dumps(table))
     return path
-
-
-def test_no_checkpoint_holds_the_environment_or_a_secret(tmp_path: Path, alone: Comm) -> None:
-    secrets: dict[str, Any] = {
-        "env": {"HF_TOKEN": "s3cr3t", "PLAIN": "s3cr3t"},
-        "slurm": {"setup": ("export API_KEY=s3cr3t",)},
-    }
-    setup = setup_of(tmp_path, alone, dict, **secrets)
-    run(setup)
-    manifests = [path.read_text() for path in tmp_path.rglob("manifest.json")]
-    assert manifests
-    assert not any("s3cr3t" in text for text in manifests)
-    assert json.loads(manifests[0])["job"] == recorded(setup.job)
-    assert recorded(setup.job)["slurm"]["setup"] == ["export API_KEY=***"]
 
 
 def test_a_run_goes_on_though_its_addresses_were_signed_again(tmp_path: Path) -> None:
@@ -74,17 +55,6 @@ def test_an_evaluation_does_not_begin_with_an_address_that_lost_its_secret(tmp_p
     (tmp_path / "manifest.json").write_text(json.dumps({"job": recorded(job)}))
     with pytest.raises(InputError, match="had a secret in its address"):
         evaluation_job(str(tmp_path), None, {}, 1, ())
-
-
-def test_the_job_file_of_a_run_is_for_its_owner_and_starts_the_run_again(tmp_path: Path) -> None:
-    job = load_job(job_file(tmp_path, env={"HF_TOKEN": "s3cr3t"}, logging={"runs": str(tmp_path / "runs")}))
-    run = Run(tmp_path / "runs" / job.name)
-    run.folder.mkdir(parents=True)
-    run.job.write_text("something else, for all to read")
-    write_whole(run.job, dump_job(job), private=True)
-    assert stat.S_IMODE(run.job.stat().st_mode) == 0o600
-    assert load_job(run.job) == job
-    check_run_folder(job)
 
 
 def test_what_is_submitted_lies_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,14 +108,6 @@ def test_check_names_what_looks_like_a_secret_and_shows_no_value(
     assert f"{key} looks like a secret (" in " ".join(said.split())
     assert advice in " ".join(said.split())
     assert "s3cr3t" not in said
-
-
-@pytest.mark.parametrize(
-    "env", [{"HF_TOKEN": ""}, {"NCCL_DEBUG": "INFO"}, {"HF_TOKEN_PATH": "/home/me/.token"}]
-)
-def test_check_says_nothing_of_what_is_no_secret(tmp_path: Path, env: dict[str, str]) -> None:
-    job = job_file(tmp_path, env=env, kubernetes={"env": {"A_TOKEN": "secret:a:b"}})
-    assert "looks like a secret" not in "".join(clipship("check", job, "--no-data", code=None))
 
 
 @pytest.mark.parametrize("command", [["check"], ["render", "slurm"], ["render", "kubernetes"]])
