@@ -18,21 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from open_clip.transform import image_transform
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from tests.support.loader_rank import load as load_rank
 from tests.support.loader_rank import samples
 from tests.support.start import STARTS, start
-from trainer.config import Data, Eval
+from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
-from trainer.data.eval_blocks import eval_blocks
 from trainer.data.loader import Batch
 from trainer.data.processes import LOOK_S, start_process_server
 from trainer.data.sample import Source
-from trainer.data.source import open_labelled, open_source
-from trainer.demo.data import CLASS_NAMES, DigitSet, pack_digits
+from trainer.data.source import open_source
+from trainer.demo.data import DigitSet, pack_digits
 from trainer.errors import InputError, MachineError
 
 PLAN = BatchPlan(
@@ -74,20 +71,6 @@ def test_any_number_of_loader_processes_gives_the_same_bytes(digits: DigitSet) -
     source = open_source(Data(train=(digits.train,)))
     assert len({digest(load(source, workers)) for workers in (0, 1, 4)}) == 1
     assert digest(load(source, 1, rank=1)) != digest(load(source, 1))
-
-
-def test_evaluation_blocks_are_the_same_from_loader_processes(digits: DigitSet) -> None:
-    source = open_labelled(Eval(zero_shot=(digits.held_out,), class_names=CLASS_NAMES))
-    transform = image_transform(32, is_train=False)
-    here, there = (
-        list(eval_blocks(source, rank=1, world_size=2, block=64, transform=transform, workers=workers))
-        for workers in (0, 2)
-    )
-    assert [b.numbers for b in here] == [b.numbers for b in there]
-    assert all(
-        torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
-        for a, b in zip(here, there, strict=True)
-    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -18,22 +18,16 @@ from torch import Tensor
 
 from tests.integration.test_bad_input import sample
 from tests.support.jobs import tiny_job
+from tests.support.loading import open_indexed, plain, rank_batches, unindexed
 from tests.support.runs import LIMIT_S, TinyRun
 from tests.support.s3_server import KEY_ID, RCLONE, SECRET, s3_server
-from tests.unit.test_data_read_ahead import lengths, plain
 from trainer.config import Data, Eval
-from trainer.config.batch_plan import BatchPlan
 from trainer.data import files, shard_names
-from trainer.data.bad_samples import Allowed
-from trainer.data.index import index_shards, open_index, stale, write_catalogue
-from trainer.data.lanes import Lanes
-from trainer.data.loader import train_batches
 from trainer.data.processes import start_process_server
 from trainer.data.sample import RawSample, Source
 from trainer.data.shard_files import write_shards
 from trainer.data.shard_names import expand_shards
-from trainer.data.shards import shard_selection
-from trainer.data.source import open_images, open_labelled, open_source, open_with_index
+from trainer.data.source import open_images, open_labelled, open_source
 from trainer.data.storage import SETTINGS, use_storage
 from trainer.data.store import remove
 from trainer.errors import InputError, StorageError
@@ -91,10 +85,7 @@ def one_size(raw: RawSample, seed: int) -> Tensor:
 
 def loaded(source: Source, workers: int = 0) -> list[tuple[list[str], list[str], bytes]]:
     """Keys, captions and pixels of each batch of an epoch."""
-    batches = train_batches(
-        source, plan=BatchPlan(1, 16, 16, 16, 1), rank=0, seed=3, order=Lanes(7, 16),
-        pixels=one_size, tokenizer=lengths, workers=workers, epochs=1,
-    )  # fmt: skip
+    batches = rank_batches(source, (7, 16), 16, pixels=one_size, workers=workers, epochs=1)
     return [(batch.keys, batch.captions, batch.images.numpy().tobytes()) for batch in batches]
 
 
@@ -162,11 +153,9 @@ def test_a_bucket_that_asks_for_no_keys_is_indexed_once_and_kept_on_the_node(
         data = of_storage(
             storage={"endpoint": address, "anonymous": True}, cache=str(tmp_path / "kept"), cache_gb=1
         )
-        selection, paths = shard_selection(data), expand_shards(data.train)
-        made = index_shards(stale(paths, selection, tmp_path / "index"), selection, tmp_path / "index")
-        write_catalogue(tmp_path / "index", selection, made)
-        assert list(stale(paths, selection, tmp_path / "index")) == []
-        source = open_with_index(open_index(paths, selection, tmp_path / "index"), data, Allowed.by(data))
+        folder = tmp_path / "index"
+        source = open_indexed(data.train, folder, cache=data.cache, cache_gb=1, storage=data.storage)
+        assert unindexed(source.index.paths, folder, storage=data.storage) == []
         assert loaded(source) == expected
     assert loaded(source) == expected, "the server is gone, and all of it lies in data.cache"
 
@@ -179,7 +168,7 @@ def test_keys_that_are_wrong_or_missing_are_one_sentence(
         if secret:
             give_keys(monkeypatch, secret)
         with pytest.raises(InputError, match=r"000000\.tar: S3 denies access .*AWS_ACCESS_KEY_ID") as refused:
-            stale(expand_shards(data.train), shard_selection(data), Path("index"))
+            unindexed(expand_shards(data.train), Path("index"))
         assert len(str(refused.value).splitlines()) == 1
         assert not isinstance(refused.value, StorageError)
         assert "s3cr3t" not in str(refused.value)

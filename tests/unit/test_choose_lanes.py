@@ -7,35 +7,39 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
+from tests.support.loading import pair, write_tar
+from tests.support.tables import write_parquet
 from trainer.config import Data
 from trainer.config.batch_plan import plan
-from trainer.data.entry import Entry
-from trainer.data.lanes import Lanes, choose_lanes, mean_sample_bytes
+from trainer.data.lanes import Lanes, choose_lanes
 from trainer.data.reading_plan import reading_rows
 from trainer.data.sample import Source
-from trainer.data.shards import ShardSource
-from trainer.data.synthetic import SyntheticSource
-from trainer.data.tar import Selection
+from trainer.data.source import open_source
 
 GIB = 2**30
 
 
-def shards(sample_bytes: int, samples: int = 10_000) -> ShardSource:
-    entry = Entry(sample_bytes * samples, "0", samples, "", {}, {})
-    index: Any = SimpleNamespace(paths=("0.tar",), entries=(entry,))
-    return ShardSource(index, Selection(("jpg",), "txt"), "captions")
+@pytest.fixture
+def shards(tmp_path: Path) -> Any:
+    """Makes a source of shards whose samples take so many bytes."""
+    path = write_tar(tmp_path / "0.tar", pair("a"))
+
+    def made(sample_bytes: int) -> Any:
+        source: Any = open_source(Data(train=(str(path),)))
+        source.index = SimpleNamespace(entries=(SimpleNamespace(size=sample_bytes),))
+        return source
+
+    return made
 
 
-class Groups(SyntheticSource):
-    """Row groups of 1,000 samples of 40 kB."""
-
-    units = (4,)
-    index = SimpleNamespace(
-        paths=("0.parquet",), entries=(Entry(40_000 * 4000, "0", 4000, "", {}, {}),), rows=None, payload=None
-    )
-
-    def shard_sizes(self) -> list[int]:
-        return [1000] * 4
+@pytest.fixture
+def groups(tmp_path: Path) -> Any:
+    """Four row groups of 1,000 samples of 40 kB."""
+    columns = {"image": ["a.png"] * 4000, "caption": ["c"] * 4000}
+    source = open_source(Data(train=(write_parquet(tmp_path / "t.parquet", columns, 1000),)))
+    (entry,) = source.index.entries  # type: ignore[attr-defined]
+    object.__setattr__(entry, "size", 40_000 * 4000)
+    return source
 
 
 def chosen(source: Source, batch: int, ranks: int, room: int = GIB, **data: Any) -> Any:
@@ -55,7 +59,7 @@ def chosen(source: Source, batch: int, ranks: int, room: int = GIB, **data: Any)
     ],
 )
 def test_blocks_of_4_mib_are_as_large_as_memory_allows(
-    sample_bytes: int, batch: int, ranks: int, expected: Lanes
+    shards: Any, sample_bytes: int, batch: int, ranks: int, expected: Lanes
 ) -> None:
     order = chosen(shards(sample_bytes), batch, ranks)
     assert order == expected
@@ -64,28 +68,25 @@ def test_blocks_of_4_mib_are_as_large_as_memory_allows(
     assert batch % order.lanes == 0
 
 
-def test_a_size_that_the_job_names_counts_and_lanes_follow() -> None:
+def test_a_size_that_the_job_names_counts_and_lanes_follow(shards: Any) -> None:
     assert chosen(shards(40_000), 64, 1, block_samples=500) == Lanes(500, 32)
     assert chosen(shards(40_000), 64, 2, block_samples=500) == Lanes(500, 64)
 
 
-def test_row_groups_are_blocks_and_as_many_are_open_as_fit() -> None:
-    source: Any = Groups(4000)
-    assert mean_sample_bytes(source) == 40_000
-    assert chosen(source, 64, 1, row_group_cache_mb=512) == Lanes(1000, 8)
-    assert chosen(source, 64, 4, row_group_cache_mb=512) == Lanes(1000, 32)
-    assert chosen(source, 64, 1, row_group_cache_mb=1) == Lanes(1000, 1)
+def test_row_groups_are_blocks_and_as_many_are_open_as_fit(groups: Any) -> None:
+    assert chosen(groups, 64, 1, row_group_cache_mb=512) == Lanes(1000, 8)
+    assert chosen(groups, 64, 4, row_group_cache_mb=512) == Lanes(1000, 32)
+    assert chosen(groups, 64, 1, row_group_cache_mb=1) == Lanes(1000, 1)
 
 
-def test_lanes_that_ranks_share_count_for_each_of_them() -> None:
+def test_lanes_that_ranks_share_count_for_each_of_them(groups: Any) -> None:
     """With 7 lanes on 4 ranks the second rank has parts of three: row groups would be read again."""
-    source: Any = Groups(4000)
-    assert chosen(source, 28, 4, row_group_cache_mb=100) == Lanes(1000, 4)
-    assert chosen(source, 28, 4, row_group_cache_mb=120) == Lanes(1000, 7)
+    assert chosen(groups, 28, 4, row_group_cache_mb=100) == Lanes(1000, 4)
+    assert chosen(groups, 28, 4, row_group_cache_mb=120) == Lanes(1000, 7)
 
 
 def test_samples_that_are_read_alone_have_blocks_of_any_size() -> None:
-    assert chosen(SyntheticSource(4000), 64, 1) == Lanes(256, 64)
+    assert chosen(open_source(Data(format="synthetic")), 64, 1) == Lanes(256, 64)
 
 
 def test_check_says_what_a_rank_reads_at_once(tmp_path: Path) -> None:

@@ -2,42 +2,35 @@
 
 import json
 import logging
+import os
 import tarfile
-from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.test_data_index import SELECTION
-from tests.unit.test_data_shards import sample, write_tar
-from trainer.cli.data import stats
-from trainer.cli.index import command
+from tests.support.loading import Member, clipship, keys_of, open_indexed, pair, unindexed, write_tar
 from trainer.config import Data
-from trainer.data.bad_samples import ANY, Allowed, name_left_out
-from trainer.data.index import index_shards, open_index, read_catalogue, stale, write_catalogue
-from trainer.data.indexed import LOST
-from trainer.data.shards import ShardSource, open_indexed, open_shards
-from trainer.data.source import IMAGE_ENDINGS, open_images, open_source
+from trainer.data.bad_samples import name_left_out
+from trainer.data.source import open_images, open_source
 from trainer.errors import InputError
 
+LOST = "lost in damaged shards, estimated"
 HEADER = tarfile.BLOCKSIZE
 SAMPLE = 4 * HEADER
 """Bytes of one: two headers, two members."""
 
 
 def shards_of(folder: Path, *samples: int) -> list[str]:
+    def members(shard: int) -> list[Member]:
+        return [member for number in range(samples[shard]) for member in pair(f"{shard}-{number}")]
+
     return [
-        str(
-            write_tar(
-                folder / f"{shard}.tar",
-                [member for number in range(count) for member in sample(f"{shard}-{number}")],
-            )
-        )
-        for shard, count in enumerate(samples)
+        str(write_tar(folder / f"{shard}.tar", members(shard), tarfile.USTAR_FORMAT))
+        for shard in range(len(samples))
     ]
 
 
@@ -54,10 +47,6 @@ def flip(path: str, place: int) -> None:
 
 def data(paths: list[str], **settings: Any) -> Data:
     return Data(train=tuple(paths), **settings)
-
-
-def keys(source: ShardSource) -> list[str]:
-    return [source.read(number).key for number in range(len(source))]
 
 
 def test_the_samples_before_the_damage_are_used_where_bad_ones_are_skipped(tmp_path: Path) -> None:
@@ -84,10 +73,10 @@ def test_wherever_a_shard_is_cut_every_whole_sample_before_is_there_and_no_other
     folder = tmp_path_factory.mktemp("cut")
     paths = shards_of(folder, 5, 1)
     cut(paths[0], size)
-    source = open_shards(paths, IMAGE_ENDINGS, "txt", "captions", allowed=ANY)
+    source = open_source(data(paths, max_bad_share=1))
     text = len("a caption")  # a sample is whole with the last byte of its caption, whatever pads the block
     assert source.shard_sizes()[0] == (size + HEADER - text) // SAMPLE
-    assert keys(source)[:-1] == [f"0-{number}" for number in range(source.shard_sizes()[0])]
+    assert keys_of(source)[:-1] == [f"0-{number}" for number in range(source.shard_sizes()[0])]
 
 
 def test_a_file_that_is_no_tar_is_a_lost_shard_unless_all_are(tmp_path: Path) -> None:
@@ -137,9 +126,7 @@ def test_a_cut_shard_is_judged_by_the_others_of_its_folder(tmp_path: Path) -> No
 
 def test_incomplete_samples_count_against_the_limit(tmp_path: Path) -> None:
     path = str(
-        write_tar(
-            tmp_path / "0.tar", [*sample("a"), *((f"mute{number:02}.jpg", b"i") for number in range(11))]
-        )
+        write_tar(tmp_path / "0.tar", [*pair("a"), *((f"mute{number:02}.jpg", b"i") for number in range(11))])
     )
     with pytest.raises(
         InputError, match=r"bad samples: 11 of 12 \(11 no \.txt\); data\.max_bad_share = 0\.01 allows 10"
@@ -167,39 +154,39 @@ def test_an_evaluation_skips_and_wants_whole_shards_as_training_does(tmp_path: P
 def test_an_index_on_disk_remembers_what_is_wrong(tmp_path: Path) -> None:
     paths = shards_of(tmp_path, 3, 3)
     cut(paths[0], SAMPLE)  # between two samples: a tar may end like that
-    write_tar(
-        Path(paths[1]),
-        [*sample("a"), ("twice.jpg", b"i"), ("twice.jpg", b"j"), ("twice.txt", b"t"), *sample("b")],
-    )
+    twice = [("twice.jpg", b"i"), ("twice.jpg", b"j"), ("twice.txt", b"t")]
+    write_tar(Path(paths[1]), [*pair("a"), *twice, *pair("b")], tarfile.USTAR_FORMAT)
     cut(paths[1], 2 * SAMPLE + HEADER)
-    folder = tmp_path / "index"
-    write_catalogue(folder, SELECTION, index_shards(stale(paths, SELECTION, folder), SELECTION, folder))
-    source = open_indexed(
-        open_index(paths, SELECTION, folder), SELECTION, "captions", Allowed(damage=True, max_share=0.01)
-    )
-    in_memory = open_shards(paths, IMAGE_ENDINGS, "txt", "captions", allowed=ANY)
-    assert keys(source) == keys(in_memory) == ["0-0", "a"]
-    assert source.left_out.by_cause == in_memory.left_out.by_cause == {LOST: 1}
-    assert (
-        str(source.left_out.named[0])
-        == f"{paths[1]}: damaged or cut off at byte 4608: the samples behind it are lost"
-    )
+    for _ in range(2):
+        source = open_indexed(paths, tmp_path / "index")
+        in_memory = open_source(data(paths))
+        assert keys_of(source) == keys_of(in_memory) == ["0-0", "a"]
+        assert source.left_out.by_cause == in_memory.left_out.by_cause == {LOST: 1}
+        assert (
+            str(source.left_out.named[0])
+            == f"{paths[1]}: damaged or cut off at byte 4608: the samples behind it are lost"
+        )
 
 
 def test_a_catalogue_of_an_older_version_is_still_read(tmp_path: Path) -> None:
-    paths = shards_of(tmp_path, 2)
-    write_catalogue(tmp_path, SELECTION, index_shards(stale(paths, SELECTION, tmp_path), SELECTION, tmp_path))
-    entry = read_catalogue(tmp_path, SELECTION)["0.tar"]
-    older = {name: value for name, value in vars(entry).items() if name not in ("flaws", "damage", "lost")}
-    assert replace(type(entry)(**json.loads(json.dumps(older))), flaws=entry.flaws) == entry
+    paths, folder = shards_of(tmp_path, 2), tmp_path / "index"
+    open_indexed(paths, folder)
+    (catalogue,) = folder.glob("catalogue-*.json")
+    table = json.loads(catalogue.read_bytes().partition(b"\n")[2])
+    for name in ("flaws", "damage", "lost"):
+        del table["shards"]["../0.tar"][name]
+    older = json.dumps(table)
+    catalogue.write_text(f"{blake2b(older.encode(), digest_size=16).hexdigest()}\n{older}")
+    for rows in folder.glob("*.rows"):
+        os.utime(rows)
+    assert unindexed(paths, folder) == []
+    assert len(open_indexed(paths, folder)) == 2
 
 
 def test_keys_go_to_the_log_and_damage_to_the_console(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    paths = [
-        str(write_tar(tmp_path / "0.tar", [*sample("a"), ("mute.jpg", b"i"), *sample("b"), *sample("c")]))
-    ]
+    paths = [str(write_tar(tmp_path / "0.tar", [*pair("a"), ("mute.jpg", b"i"), *pair("b"), *pair("c")]))]
     cut(paths[0], 2 * SAMPLE + 2 * HEADER + 1)
     with caplog.at_level(logging.INFO, "clipship.data"):
         name_left_out(open_source(data(paths)).left_out)
@@ -213,10 +200,8 @@ def test_keys_go_to_the_log_and_damage_to_the_console(
 def test_the_commands_say_what_is_damaged(tmp_path: Path) -> None:
     paths = shards_of(tmp_path, 4, 4)
     cut(paths[1], SAMPLE + 1)
-    found = CliRunner().invoke(command, paths)
-    assert "2 of 2 shards read; 5 samples" in found.stderr
-    assert f"3 samples not used: {LOST}" in found.stderr
-    assert isinstance(found.exception, InputError)
-    assert "1.tar: damaged or cut off at byte 2048" in str(found.exception)
-    looked = CliRunner().invoke(stats, paths, catch_exceptions=False)
-    assert json.loads(looked.stdout)["not_usable"] == {LOST: 3}
+    said = clipship("index", *paths, code=2).err
+    assert "2 of 2 shards read; 5 samples" in said
+    assert f"3 samples not used: {LOST}" in said
+    assert "1.tar: damaged or cut off at byte 2048" in said
+    assert json.loads(clipship("data", "stats", *paths).out)["not_usable"] == {LOST: 3}

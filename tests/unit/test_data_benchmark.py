@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from benchmarks import slow_disk
 from benchmarks.data import photographs, table
 from benchmarks.data_parts import BETWEEN, ORDER, PLACES, REST, SUM, measured
 from benchmarks.data_remote import store
@@ -45,36 +44,3 @@ def test_the_slow_store_waits_gives_ranges_and_counts(tmp_path: Path) -> None:
         urlopen(f"{address}/0.tar").close()
         assert time.monotonic() - start >= 0.1
     assert counts("/data/{0..3}.tar") == {"requests": 0, "bytes": 0}
-
-
-def test_a_slow_disk_is_a_limit_to_a_control_group_of_either_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slow_disk, "disk_of", lambda folder: "8:0")
-    monkeypatch.setattr(slow_disk, "remove", lambda group: None)
-    (tmp_path / "2").mkdir()
-    (tmp_path / "1" / "blkio").mkdir(parents=True)
-    with slow_disk.slow_disk(tmp_path, tmp_path / "2") as group:
-        assert (group / "io.max").read_text() == "8:0 riops=120 rbps=150000000"
-        assert slow_disk.reads_in(group) == 0
-        (group / "io.stat").write_text("8:0 rbytes=4096 wbytes=0 rios=7 wios=0 dbytes=0 dios=0\n")
-        assert slow_disk.reads_in(group) == 7
-        assert (tmp_path / "2" / "cgroup.subtree_control").read_text() == "+io"
-    with slow_disk.slow_disk(tmp_path, tmp_path / "1") as group:
-        assert group.parent == tmp_path / "1" / "blkio"
-        assert (group / "blkio.throttle.read_iops_device").read_text() == "8:0 120"
-        assert (group / "blkio.throttle.read_bps_device").read_text() == "8:0 150000000"
-        (group / "blkio.throttle.io_serviced").write_text(
-            "8:0 Read 61\n8:0 Write 0\n8:0 Total 61\nTotal 61\n"
-        )
-        assert slow_disk.reads_in(group) == 61
-    with (
-        pytest.raises(slow_disk.CannotSlowDown, match="No such file"),
-        slow_disk.slow_disk(tmp_path, tmp_path / "none"),
-    ):
-        pass
-
-
-def test_a_folder_in_memory_lies_on_no_disk() -> None:
-    with pytest.raises(slow_disk.CannotSlowDown, match="/dev/shm lies on no disk of this machine's own"):
-        slow_disk.disk_of(Path("/dev/shm"))

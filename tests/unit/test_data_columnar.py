@@ -13,33 +13,18 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
 from pyarrow import parquet
-from pydantic import ValidationError
 from torch import Tensor
 
-from tests.support.jobs import tiny_job
+from tests.support.loading import clipship, open_job, rank_batches
 from tests.support.pictures import picture
 from tests.support.range_server import serving
 from tests.support.tables import damage, write_arrow, write_parquet, write_stream
-from tests.support.thread_ranks import run_ranks
-from trainer.cli.main import cli
 from trainer.config import Data
-from trainer.config.batch_plan import BatchPlan
-from trainer.config.formats import FORMATS
-from trainer.data.blocks import BlockReader
 from trainer.data.check import check_data
-from trainer.data.columnar import ColumnarSource, open_columnar, row_selection
-from trainer.data.distributed_index import open_together
-from trainer.data.formats import READERS
-from trainer.data.indexed import index_in_memory
-from trainer.data.lanes import Lanes
-from trainer.data.loader import train_batches
 from trainer.data.reading import TALLY
-from trainer.data.row_groups import GroupReader
 from trainer.data.sample import BadSample, RawSample, Source
-from trainer.data.sample_counts import shard_weights
 from trainer.data.source import open_images, open_source
 from trainer.errors import InputError
 
@@ -145,20 +130,6 @@ def test_captions_have_paths_templates_and_weights(tmp_path: Path) -> None:
         open_source(Data(train=(path,), caption_column=("raw",))).read(0)
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"image_column": "images[*]"}, r"image_column = images\[\*\] names several values"),
-        ({"caption_column": ("a..b",)}, "the path of the field cannot be read"),
-        ({"caption_column": ("[0]",)}, r"caption_column = \[0\] begins with no column"),
-        ({"filters": ("a[*] > 1",)}, r"filters = a\[\*\] names several values"),
-    ],
-)
-def test_a_malformed_path_is_refused(settings: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValidationError, match=problem):
-        Data(train=("t.parquet",), **settings)
-
-
 def test_check_names_what_is_wrong_with_the_tables(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "t.parquet", rows(4))
     with pytest.raises(InputError, match="there is no column 'captoin'; did you mean 'caption'"):
@@ -215,19 +186,6 @@ def test_images_that_a_table_names_are_looked_for(tmp_path: Path) -> None:
     assert len(source) == 2, "two rows name one image"
 
 
-def test_a_damaged_column_is_no_traceback_where_images_are_looked_for(tmp_path: Path) -> None:
-    path = Path(write_parquet(tmp_path / "t.parquet", {"image": ["a.png"] * 9, "caption": ["c"] * 9}))
-    damage(path, 0, 0, b"\xff" * 12)
-    with pytest.raises(InputError, match=r"t.parquet: cannot be read as a table"):
-        check_data(Data(train=(str(path),)))
-
-
-def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "t.parquet", {"image": [], "caption": []})
-    with pytest.raises(InputError, match="the tables have no rows"):
-        open_source(Data(train=(path,)))
-
-
 def test_filters_keep_rows_by_columns_and_by_the_images_header(tmp_path: Path) -> None:
     columns = {**rows(8), "image": [picture(number, 8 + number) for number in range(8)]}
     path = write_parquet(tmp_path / "t.parquet", columns)
@@ -237,6 +195,9 @@ def test_filters_keep_rows_by_columns_and_by_the_images_header(tmp_path: Path) -
     assert source.shard_sizes() == [2, 3]
     assert source.left_out.filtered == {"min_side >= 10": 2, "score != 0.05": 1}
     assert check_data(data) is None
+    found = json.loads(clipship("data", "stats", path, "--filters", "score > 0.04").out)
+    assert (found["samples"], found["samples_per_shard"]["most"]) == (3, 3)
+    assert found["not_usable"] == {"filter score > 0.04": 5}
     wrong = write_parquet(tmp_path / "w.parquet", {**rows(3), "score": ["high", None, "low"]})
     with pytest.raises(InputError, match=r"bad samples: 2 of 9 \(2 score is a text"):
         open_source(Data(train=(wrong, path), filters=("score > 0",), max_bad_share=0.0))
@@ -250,20 +211,11 @@ def numbers(raw: RawSample, _seed: int) -> Tensor:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def lengths(texts: list[str]) -> Tensor:
-    return torch.zeros(len(texts), 2, dtype=torch.int64)
-
-
-def order(source: Source, data: Data, ranks: int, start: int = 0) -> list[str]:
+def order(source: Source, ranks: int, start: int = 0, weights: list[float] | None = None) -> list[str]:
     """Captions of two epochs in their order, from a global batch on."""
-    weights = shard_weights(data, source.units if isinstance(source, ColumnarSource) else None)
-    of_ranks = []
-    for rank in range(ranks):
-        stream = train_batches(
-            source, plan=BatchPlan(ranks, 4, 4 // ranks, 4 // ranks, 1), rank=rank, seed=1, order=Lanes(8, 2),
-            pixels=numbers, tokenizer=lengths, workers=0, weights=weights, epochs=2, start_batch=start,
-        )  # fmt: skip
-        of_ranks.append([batch.captions for batch in stream])
+    how: dict[str, Any] = {"ranks": ranks, "pixels": numbers, "epochs": 2, "start_batch": start}
+    streams = [rank_batches(source, (8, 2), 4, rank=rank, weights=weights, **how) for rank in range(ranks)]
+    of_ranks = [[batch.captions for batch in stream] for stream in streams]
     return [text for batch in zip(*of_ranks, strict=True) for part in batch for text in part]
 
 
@@ -276,14 +228,14 @@ def test_order_and_resume_are_the_same_on_any_ranks(
         write_parquet(tmp_path / "0.parquet", rows(20)),
         write_parquet(tmp_path / "1.parquet", rows(12, 20), per_group=5),
     )
-    index = str(tmp_path / "index")
-    data = {"train": paths, "filters": filters, "weights": weights, "index": index, "format": "auto"}
-    job = tiny_job(data=data)
-    alone = open_source(job.data)
-    together = run_ranks(2, lambda comm: open_together(job, comm))
-    expected = order(alone, job.data, 1)
-    assert order(together[0], job.data, 2) == expected
-    assert order(together[1], job.data, 2, start=2) == expected[8:]
+    data: dict[str, Any] = {"train": paths, "filters": filters, "weights": weights}
+    alone = open_source(Data(**data))
+    together = open_job(2, 1, **data, index=str(tmp_path / "index"))
+    units = zip(weights or (), together.units, strict=bool(weights))
+    of_units = [weight for weight, count in units for _ in range(count)] or None
+    expected = order(alone, 1, weights=of_units)
+    assert order(together, 2, weights=of_units) == expected
+    assert order(together, 2, start=2, weights=of_units) == expected[8:]
     if weights is None:
         assert set(expected) == set(rows(32)["caption"][3 if filters else 0 :])
     else:
@@ -292,26 +244,17 @@ def test_order_and_resume_are_the_same_on_any_ranks(
 
 def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
     big = rows_of_noise(32, 2**18)
-    path = write_parquet(tmp_path / "t.parquet", big)
-    data = Data(train=(path,), row_group_cache_mb=3)
-    index = index_in_memory([path], row_selection(data))
-    source = open_columnar(index, data)
+    source = open_source(Data(train=(write_parquet(tmp_path / "t.parquet", big),), row_group_cache_mb=3))
+    before, most = pyarrow.total_allocated_bytes(), 0
     for row in (*range(3, 32, 4), *range(3, 32, 4)):
         assert source.read(row).image == big["image"][row]
-        assert source._held.held <= 3 * 2**20
-    assert source._held.held > 2**20
-    with pytest.raises(InputError, match=r"row group 0 takes more memory than the 0 MiB .* `clipship pack`"):
-        GroupReader("parquet", ["image"], 2**19, BlockReader(index)).held(path, 0)
-
-
-def test_groups_of_a_mapped_file_that_are_held_are_bounded_too(tmp_path: Path) -> None:
-    """They take no memory for their columns, but are objects, of which a large file would leave millions."""
-    path = write_arrow(tmp_path / "t.arrow", rows(900), per_group=1)
-    source = open_source(Data(train=(path,), row_group_cache_mb=1))
-    assert isinstance(source, ColumnarSource)
-    for row in range(900):
-        assert source.read(row).captions == (f"caption {row}",)
-        assert source._held.held <= 2**20
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+    assert 2**20 < most <= 4 * 2**20
+    large = open_source(
+        Data(train=(write_parquet(tmp_path / "u.parquet", rows_of_noise(8, 2**18), 8),), row_group_cache_mb=1)
+    )
+    with pytest.raises(InputError, match=r"row group 0 takes more memory than the 1 MiB .* `clipship pack`"):
+        large.read(0)
 
 
 def test_a_small_file_that_unpacks_to_gigabytes_is_refused_early(tmp_path: Path) -> None:
@@ -356,25 +299,6 @@ def test_a_damaged_row_group_is_bad_samples_and_the_others_are_read(tmp_path: Pa
     assert caught.value.cause == "damaged row group"
 
 
-def test_rows_without_an_image_are_bad_when_filters_need_its_size(tmp_path: Path) -> None:
-    columns = {**rows(40), "image": [None, b"text", *rows(38)["image"]]}
-    source = open_source(
-        Data(train=(write_parquet(tmp_path / "t.parquet", columns),), filters=("width > 1",))
-    )
-    assert len(source) == 38
-    assert source.left_out.by_cause == {
-        "no image": 1,
-        "the image's header, which data.filters need, cannot be read": 1,
-    }
-
-
-def test_a_truncated_stream_is_refused_at_once(tmp_path: Path) -> None:
-    path = Path(write_stream(tmp_path / "t.arrow", rows(12)))
-    path.write_bytes(path.read_bytes()[:-600])
-    with pytest.raises(InputError, match=r"t.arrow: cannot be read as a table"):
-        open_source(Data(train=(str(path),)))
-
-
 def test_check_refuses_a_row_group_that_memory_does_not_hold(tmp_path: Path) -> None:
     big = rows_of_noise(64, 2**16)
     path = write_parquet(tmp_path / "t.parquet", big)
@@ -385,19 +309,9 @@ def test_check_refuses_a_row_group_that_memory_does_not_hold(tmp_path: Path) -> 
 
 
 def test_evaluation_has_each_named_image_once_with_the_captions_of_all_its_rows(tmp_path: Path) -> None:
-    for name in ("a.png", "b.png"):
-        (tmp_path / name).write_bytes(picture(1))
-    columns = {"image": ["a.png", "b.png", "./a.png"], "caption": ["one", "two", "three"]}
-    source = open_images(Data(train=(write_parquet(tmp_path / "t.parquet", columns, 2),)))
-    assert captions(source) == [("one", "three"), ("two",)]
-    held = open_images(Data(train=(write_parquet(tmp_path / "u.parquet", rows(3)),)))
-    assert captions(held) == [("caption 0",), ("caption 1",), ("caption 2",)]
-
-
-def test_evaluation_leaves_out_a_row_without_a_caption_and_not_its_image(tmp_path: Path) -> None:
     for name in ("a.png", "b.png", "c.png"):
         (tmp_path / name).write_bytes(picture(1))
-    images = ["a.png", "c.png", "a.png", "b.png"]
+    images: list[Any] = ["a.png", "c.png", "./a.png", "b.png"]
     columns: dict[str, list[Any]] = {"image": images, "caption": [None, "", "one", "two"]}
     data = Data(train=(write_parquet(tmp_path / "t.parquet", columns, 3),))
     source = open_images(data)
@@ -406,37 +320,14 @@ def test_evaluation_leaves_out_a_row_without_a_caption_and_not_its_image(tmp_pat
     assert [sample.key for sample in source.left_out.named] == ["0:0", "0:1"]
     with pytest.raises(InputError, match="bad captions"):
         open_images(data.model_copy(update={"on_bad_sample": "fail"}))
-
-
-def test_a_row_without_an_image_does_not_keep_the_others_apart(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(picture(1))
-    columns: dict[str, list[Any]] = {"image": [None, "a.png", "a.png"], "caption": ["zero", "one", "two"]}
-    source = open_images(Data(train=(write_parquet(tmp_path / "t.parquet", columns),)))
-    assert len(source) == 2
-    assert source.read(1).captions == ("one", "two")
-
-
-def test_commands_read_tables_in_row_groups(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "t.parquet", rows(6))
-    stats = CliRunner().invoke(cli, ["data", "stats", path, "--filters", "score > 0.01"])
-    found = json.loads(stats.stdout)
-    assert (found["samples"], found["samples_per_shard"]["most"]) == (4, 2)
-    assert found["not_usable"] == {"filter score > 0.01": 2}
-
-
-def test_a_table_behind_a_url_is_read_in_parts(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "t.parquet", rows(10))
-    with serving(tmp_path) as (url, _):
-        source = open_source(Data(train=(f"{url}/t.parquet",)))
-        assert captions(source) == [(text,) for text in rows(10)["caption"]]
-
-
-def test_every_format_is_a_value_of_the_key_and_has_a_reader() -> None:
-    assert FORMATS.keys() == READERS.keys()
-    for name, row in FORMATS.items():
-        given = () if not row.unit else (f"x{row.endings[0] if row.endings else '.tar'}",)
-        assert Data(train=given, format=name).kind == name  # type: ignore[arg-type]
-        assert Data(train=given).kind == name if given else True
+    columns = {"image": ["a.png", "b.png", "./a.png"], "caption": ["one", "two", "three"]}
+    named = open_images(Data(train=(write_parquet(tmp_path / "n.parquet", columns, 2),)))
+    assert captions(named) == [("one", "three"), ("two",)]
+    columns = {"image": [None, "a.png", "a.png"], "caption": ["zero", "one", "two"]}
+    lacking = open_images(Data(train=(write_parquet(tmp_path / "l.parquet", columns),)))
+    assert (len(lacking), lacking.read(1).captions) == (2, ("one", "two"))
+    held = open_images(Data(train=(write_parquet(tmp_path / "u.parquet", rows(3)),)))
+    assert captions(held) == [("caption 0",), ("caption 1",), ("caption 2",)]
 
 
 @pytest.mark.parametrize("write", [write_arrow, write_stream])
@@ -451,3 +342,34 @@ def test_an_arrow_file_that_is_cut_under_a_run_is_an_error_and_no_signal(
     os.truncate(path, 10_000)
     with pytest.raises(InputError, match=r"the file was cut short under the run: it had .* and has 10,000"):
         source.read(rows - 1)
+
+
+def test_a_file_that_is_cut_or_damaged_is_no_traceback(tmp_path: Path) -> None:
+    path = Path(write_parquet(tmp_path / "t.parquet", {"image": ["a.png"] * 9, "caption": ["c"] * 9}))
+    damage(path, 0, 0, b"\xff" * 12)
+    with pytest.raises(InputError, match=r"t.parquet: cannot be read as a table"):
+        check_data(Data(train=(str(path),)))
+    stream = Path(write_stream(tmp_path / "t.arrow", rows(12)))
+    stream.write_bytes(stream.read_bytes()[:-600])
+    with pytest.raises(InputError, match=r"t.arrow: cannot be read as a table"):
+        open_source(Data(train=(str(stream),)))
+    none = write_parquet(tmp_path / "n.parquet", {"image": [], "caption": []})
+    with pytest.raises(InputError, match="the tables have no rows"):
+        open_source(Data(train=(none,)))
+
+
+def test_groups_of_a_mapped_file_that_are_held_are_bounded_too(tmp_path: Path) -> None:
+    """They take no memory for their columns, but are objects, of which a large file would leave millions."""
+    path = write_arrow(tmp_path / "t.arrow", rows(900), per_group=1)
+    source: Any = open_source(Data(train=(path,), row_group_cache_mb=1))
+    for row in range(900):
+        assert source.read(row).captions == (f"caption {row}",)
+        assert source._held.held <= 2**20
+
+
+def test_rows_without_an_image_are_bad_when_filters_need_its_size(tmp_path: Path) -> None:
+    columns = {**rows(40), "image": [None, b"text", *rows(38)["image"]]}
+    train = write_parquet(tmp_path / "t.parquet", columns)
+    source = open_source(Data(train=(train,), filters=("width > 1",)))
+    cause = "the image's header, which data.filters need, cannot be read"
+    assert (len(source), source.left_out.by_cause) == (38, {"no image": 1, cause: 1})

@@ -4,7 +4,6 @@ Unusual files of every kind are decoded or refused.
 """
 
 import io
-import pickle
 import struct
 import subprocess
 import sys
@@ -24,21 +23,11 @@ from open_clip.transform import image_transform
 from PIL import Image, TiffTags
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from sklearn.datasets import load_sample_images
-from torchvision.transforms import RandomResizedCrop
 
 from trainer.data.pictures import OfMiddle, decode
-from trainer.data.pixels import (
-    REDUCTIONS,
-    Box,
-    RandomCrop,
-    decoded_jpeg,
-    normalised,
-    reduction,
-    resize,
-    upright_jpeg,
-)
+from trainer.data.pixels import RandomCrop, decoded_jpeg, normalised, resize, upright_jpeg
 from trainer.data.sample import BadSample, RawSample
-from trainer.data.sample_filter import MemberPlace, image_size, size_of
+from trainer.data.sample_filter import size_of
 
 PHOTOGRAPHS = [Image.fromarray(photograph) for photograph in load_sample_images().images]
 CROP = RandomCrop((224, 224))
@@ -60,8 +49,7 @@ def difference(one: NDArray[np.uint8], other: Image.Image) -> float:
 
 
 @pytest.mark.parametrize("photograph", PHOTOGRAPHS)
-@pytest.mark.parametrize("size", [(512, 384), (640, 427), (1024, 768), (1601, 1067)])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("size", "seed"), [((512, 384), 0), ((640, 427), 1), ((1601, 1067), 2)])
 def test_pixels_are_those_of_pillows_bicubic_antialias(
     photograph: Image.Image, size: tuple[int, int], seed: int
 ) -> None:
@@ -73,23 +61,9 @@ def test_pixels_are_those_of_pillows_bicubic_antialias(
     assert difference(found, whole) <= 2
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "by"),
-    [(447, 900, 1), (448, 448, 2), (895, 4000, 2), (896, 896, 4), (3000, 2000, 8), (100, 100, 1)],
-)
-def test_the_decoder_makes_images_smaller_only_while_the_crop_stays_large_enough(
-    height: int, width: int, by: int
-) -> None:
-    assert reduction(Box(0, 0, height, width), (224, 224)) == by
-
-
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 700),
-    st.integers(1, 700),
-    st.sampled_from((1, *REDUCTIONS)),
-    st.booleans(),
-    st.integers(0, 2),
+    st.integers(1, 700), st.integers(1, 700), st.sampled_from((1, 2, 4, 8)), st.booleans(), st.integers(0, 2)
 )
 def test_a_decoded_jpeg_has_the_bytes_that_the_decoder_gives_in_memory_of_its_own(
     height: int, width: int, by: int, soft: bool, subsampling: int
@@ -102,15 +76,6 @@ def test_a_decoded_jpeg_has_the_bytes_that_the_decoder_gives_in_memory_of_its_ow
     assert found.ctypes.data % 2 == 1, "else the decoder writes some rows past the caches"
 
 
-def test_small_images_are_enlarged() -> None:
-    picture = PHOTOGRAPHS[0].resize((60, 50))
-    found = RandomCrop((224, 224), scale=(1, 1), ratio=(1.2, 1.2))(raw(encoded(picture, "png")), 1)
-    assert (
-        difference(found[:3].permute(1, 2, 0).numpy(), picture.resize((224, 224), Image.Resampling.BICUBIC))
-        < 1
-    )
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**63 - 1), st.floats(0.01, 1))
 def test_a_crop_lies_within_the_image(height: int, width: int, seed: int, least: float) -> None:
@@ -121,20 +86,6 @@ def test_a_crop_lies_within_the_image(height: int, width: int, seed: int, least:
     assert box.height > 0
     assert box.width > 0
     assert box == crop.box(height, width, seed)
-
-
-def test_crops_are_distributed_as_torchvisions() -> None:
-    torch.manual_seed(0)
-    picture = torch.empty(3, 400, 600)
-    theirs = np.array(
-        [RandomResizedCrop.get_params(picture, [0.3, 1.0], [3 / 4, 4 / 3]) for _ in range(3000)], dtype=float
-    )
-    ours = np.array(
-        [RandomCrop((224, 224), scale=(0.3, 1.0)).box(400, 600, seed) for seed in range(3000)], dtype=float
-    )
-    # The standard error of either mean is below 2 pixels.
-    assert np.abs(theirs.mean(0) - ours.mean(0)).max() < 9
-    assert np.abs(theirs.std(0) - ours.std(0)).max() < 7
 
 
 def test_crops_are_frozen_across_versions() -> None:
@@ -182,14 +133,6 @@ def palette() -> bytes:
     return encoded(red().quantize(4), "png")
 
 
-def turned() -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter to the right
-    picture = Image.new("RGB", (80, 60), "white")
-    picture.paste((0, 0, 0), (0, 0, 40, 60))
-    return encoded(picture, exif=exif.tobytes(), quality=95)
-
-
 @pytest.mark.parametrize(
     ("image", "colour"),
     [
@@ -214,13 +157,6 @@ def test_unusual_images_are_seen_as_a_viewer_shows_them(
     found = CROP(raw(image()), 3)
     assert (found.dtype, found.shape) == (torch.uint8, (4, 224, 224))
     assert np.abs(found[:3].float().mean((1, 2)).numpy() - colour).max() < 6
-
-
-def test_an_image_that_exif_turns_is_turned() -> None:
-    assert not upright_jpeg(turned())
-    found = RandomCrop((60, 60), scale=(1, 1))(raw(turned()), 0)[:3].float().mean((0, 2))
-    assert found[:25].mean() < 20
-    assert found[-25:].mean() > 235
 
 
 @pytest.mark.parametrize("fill", [1, 2, 9])
@@ -253,9 +189,7 @@ def test_training_and_evaluation_turn_an_image_alike(in_xmp: int, in_exif: int |
     size = (60, 80) if upright else (80, 60)
     trained = RandomCrop(size, scale=(1, 1), ratio=(size[1] / size[0],) * 2)(raw(image), 0)
     assert difference(trained[:3].permute(1, 2, 0).numpy(), decode(raw(image))) < 2
-    assert (image_size(io.BytesIO(image), MemberPlace(0, len(image))) == (80, 60)) is upright, (
-        "as filters measure it"
-    )
+    assert size_of(image) == ((80, 60) if upright else (60, 80)), "as filters measure it"
 
 
 @pytest.mark.parametrize("shape", [(2, 20_000), (20_000, 2)])
@@ -296,15 +230,6 @@ def test_odd_metadata_beside_the_orientation_do_not_end_a_run(kind: str, entry: 
     assert decode(raw(image)).size == (60, 80)
     assert size_of(image) == (60, 80)
     assert CROP(raw(image), 0).shape == (4, 224, 224)
-
-
-def test_a_tiff_with_odd_metadata_is_a_bad_sample_at_most() -> None:
-    tags = ImageFileDirectory_v2()
-    tags.tagtype[700], tags[700] = TiffTags.SHORT, 5  # XMP that is a number
-    image = encoded(Image.new("RGB", (80, 60)), "tiff", tiffinfo=tags)
-    with pytest.raises(BadSample) as found:
-        decode(raw(image))
-    assert found.value.cause == "damaged image"
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
@@ -349,10 +274,6 @@ def test_what_cannot_be_decoded_names_shard_key_and_cause(
     assert what in str(caught.value)
 
 
-def test_filters_measure_a_picture_of_any_size() -> None:
-    assert size_of(png_that_claims(100_000, 6_000)) == (100_000, 6_000)
-
-
 def test_pillows_own_warnings_reach_no_log(tmp_path: Path) -> None:
     cut = encoded(red(), exif=of_exif(ORIENTED)[:20])
     for name, content in (("exif", cut), ("large", png_that_claims(10_000, 10_000))):
@@ -384,12 +305,6 @@ def test_no_damage_to_a_header_brings_another_error(noise: bytes, at: int) -> No
         assert CROP(raw(bytes(image)), 0) is not None
 
 
-def test_a_bad_sample_travels_between_processes() -> None:
-    error = BadSample("0.tar", "k", "cause", "what")
-    copy = pickle.loads(pickle.dumps(error))
-    assert (str(copy), copy.cause, copy.key) == (str(error), "cause", "k")
-
-
 @pytest.mark.parametrize(("height", "width"), [(384, 507), (512, 300), (150, 180), (224, 224)])
 def test_resizing_into_a_batch_gives_the_bytes_of_interpolate(height: int, width: int) -> None:
     draw = np.random.default_rng(0)
@@ -411,8 +326,10 @@ def test_a_crop_written_into_a_batch_is_the_crop() -> None:
         assert crop.stride() == (1, 4 * 224, 4), "the bytes of a pixel lie together"
 
 
-def test_pictures_for_evaluation_are_open_clips_pixels() -> None:
-    image = encoded(PHOTOGRAPHS[0])
-    assert np.array_equal(
-        np.asarray(decode(raw(image))), np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
-    )
+def test_a_tiff_with_odd_metadata_is_a_bad_sample_at_most() -> None:
+    tags = ImageFileDirectory_v2()
+    tags.tagtype[700], tags[700] = TiffTags.SHORT, 5  # XMP that is a number
+    image = encoded(Image.new("RGB", (80, 60)), "tiff", tiffinfo=tags)
+    with pytest.raises(BadSample) as found:
+        decode(raw(image))
+    assert found.value.cause == "damaged image"

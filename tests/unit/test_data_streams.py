@@ -7,36 +7,35 @@ import os
 import pickle
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from trainer.config import Data, Eval
-from trainer.data.sample import BadSample
-from trainer.data.shard_files import PackedSample, write_shard
-from trainer.data.shards import open_shards
-from trainer.data.streams import StreamSource, loader_processes, open_streams
-from trainer.data.synthetic import SyntheticSource
-from trainer.data.tar import Selection
+from tests.support.loading import open_job
+from trainer.config import Data
+from trainer.data.sample import BadSample, Source
+from trainer.data.shard_files import write_shard
+from trainer.data.source import open_source
+from trainer.data.streams import loader_processes
 from trainer.errors import InputError, StorageError
 
-SELECTION = Selection(("jpg",), "txt")
+Packed = tuple[str, dict[str, bytes]]
 
 
-def packed(key: str, **members: bytes) -> PackedSample:
+def packed(key: str, **members: bytes) -> Packed:
     return key, members or {"jpg": f"image of {key}".encode(), "txt": f"caption of {key}".encode()}
 
 
-def pipe(folder: Path, name: str, *samples: PackedSample) -> str:
+def pipe(folder: Path, name: str, *samples: Packed) -> str:
     write_shard(samples, folder / f"{name}.tar")
     return f"pipe:cat '{folder / name}.tar'"
 
 
-def source(*streams: str, window: int = 1, seed: int = 0) -> StreamSource:
-    return open_streams(streams, 10, SELECTION, window, seed, 0, 1)
+def source(*streams: str, window: int = 1, seed: int = 0) -> Any:
+    return open_job(seed=seed, train=streams, format="webdataset", stream_samples=10, shuffle_window=window)
 
 
-def keys(found: StreamSource, count: int) -> list[str]:
+def keys(found: Source, count: int) -> list[str]:
     return [found.read(0).key for _ in range(count)]
 
 
@@ -62,13 +61,14 @@ def test_the_window_shuffles_by_the_seed_alone_and_loses_nothing(tmp_path: Path)
 
 
 def test_each_rank_has_streams_of_its_own_and_none_is_left_over(tmp_path: Path) -> None:
-    streams = [pipe(tmp_path, name, packed(name)) for name in "abc"]
-    shares = [open_streams(streams, 10, SELECTION, 1, 0, rank, 2) for rank in range(2)]
+    streams = tuple(pipe(tmp_path, name, packed(name)) for name in "abc")
+    settings: dict[str, Any] = {"train": streams, "format": "webdataset", "stream_samples": 10}
+    shares = [open_job(2, rank, **settings) for rank in range(2)]
     assert [set(keys(share, 4)) for share in shares] == [{"a", "c"}, {"b"}]
     assert [loader_processes(share, 4) for share in shares] == [2, 1]
-    assert loader_processes(SyntheticSource(3), 4) == 4
+    assert loader_processes(open_job(format="synthetic"), 4) == 4
     with pytest.raises(InputError, match="3 streams for 4 ranks, but ranks cannot share a stream"):
-        open_streams(streams, 10, SELECTION, 1, 0, 0, 4)
+        open_job(4, **settings)
 
 
 def test_a_bad_sample_is_named_and_the_next_one_comes(tmp_path: Path) -> None:
@@ -89,9 +89,7 @@ def test_a_stream_without_a_usable_sample_ends_with_what_it_holds(tmp_path: Path
         found.read(0)
     with pytest.raises(
         InputError,
-        match=(
-            r"no usable sample\. Found \.caption \(1\), \.png \(1\); a sample needs one of \.jpg and a \.txt"
-        ),
+        match=r"no usable sample\. Found \.caption \(1\), \.png \(1\); a sample needs one of .* and a \.txt",
     ):
         found.read(0)
 
@@ -111,6 +109,10 @@ def test_what_a_command_wrote_before_it_failed_is_used_and_the_failure_named(tmp
     for _ in range(2):
         assert found.read(0).key == "a"
         with pytest.raises(BadSample, match="the stream cannot be read: its command ended with exit code 3"):
+            found.read(0)
+    found = source(pipe(tmp_path, "a", packed("mute", jpg=b"x")) + "; exit 3")
+    for kind in (BadSample, BadSample, StorageError):  # which is no bad input
+        with pytest.raises(kind):
             found.read(0)
 
 
@@ -148,13 +150,6 @@ def test_a_command_that_fails_for_long_is_a_bad_sample_and_for_all_streams_the_e
             alone.read(0)
 
 
-def test_a_command_that_fails_after_bad_samples_alone_is_not_called_bad_input(tmp_path: Path) -> None:
-    found = source(pipe(tmp_path, "a", packed("mute", jpg=b"x")) + "; exit 3")
-    for kind in (BadSample, BadSample, StorageError):
-        with pytest.raises(kind):
-            found.read(0)
-
-
 def test_a_stream_names_what_a_shard_names(tmp_path: Path) -> None:
     members = [
         packed("x.v2.0"),
@@ -171,7 +166,7 @@ def test_a_stream_names_what_a_shard_names(tmp_path: Path) -> None:
             break
         except BadSample as error:
             bad.append(error.cause)
-    shards = open_shards([f"{tmp_path}/0.tar"], ("jpg",), "txt", "captions")
+    shards = open_source(Data(train=(f"{tmp_path}/0.tar",), image_key=("jpg",), max_bad_share=1))
     assert Counter(bad) == shards.left_out.by_cause
     assert shards.left_out.count == 5
 
@@ -183,8 +178,7 @@ def test_a_stream_of_images_first_and_texts_behind_is_told_to_be_sorted(tmp_path
         with pytest.raises(BadSample):
             found.read(0)
     with pytest.raises(
-        InputError,
-        match=r"Found \.jpg \(2\), \.txt \(2\).* 2 with image and .*sort . tar cf NEW",
+        InputError, match=r"Found \.jpg \(2\), \.txt \(2\).* 2 with image and .*sort . tar cf NEW"
     ) as ended:
         found.read(0)
     assert not isinstance(ended.value, BadSample)
@@ -203,7 +197,7 @@ def test_halves_that_lie_apart_are_one_bad_sample_as_in_a_shard(
             found.read(0)
     assert found.read(0).key == "last"
     if most == 100:
-        shards = open_shards([f"{tmp_path}/0.tar"], ("jpg",), "txt", "captions")
+        shards = open_source(Data(train=(f"{tmp_path}/0.tar",), image_key=("jpg",), max_bad_share=1))
         assert shards.left_out.count == count
 
 
@@ -241,49 +235,25 @@ def test_a_cut_stream_loses_none_of_the_samples_that_wait_to_be_drawn(tmp_path: 
     assert sorted(seen) == [f"{number:03}" for number in range(100)]
 
 
-def test_standard_input_is_read_once_and_by_the_rank_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("cut", "kinds", "said"),
+    [
+        (False, [InputError], "standard input ended after 2 samples and cannot be read again"),
+        (True, [BadSample, InputError], "-: the stream cannot be read"),
+    ],
+)
+def test_standard_input_is_read_once_by_the_rank_itself_and_one_that_is_cut_is_not_called_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool, kinds: list[type[InputError]], said: str
 ) -> None:
     shard = tmp_path / "0.tar"
-    write_shard([packed("a"), packed("b")], shard)
+    write_shard([packed("a"), packed("b"), *([packed("c")] if cut else [])], shard)
+    if cut:
+        os.truncate(shard, 4612)
     found = source("-")
     assert loader_processes(found, 4) == 0
     with shard.open() as file:
         monkeypatch.setattr("sys.stdin", file)
         assert keys(found, 2) == ["a", "b"]
-        with pytest.raises(InputError, match="standard input ended after 2 samples and cannot be read again"):
-            found.read(0)
-
-
-def test_standard_input_that_is_cut_is_not_called_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shard = tmp_path / "0.tar"
-    write_shard([packed("a"), packed("b"), packed("c")], shard)
-    os.truncate(shard, 4612)
-    found = source("-")
-    with shard.open() as file:
-        monkeypatch.setattr("sys.stdin", file)
-        assert keys(found, 2) == ["a", "b"]
-        for kind in (BadSample, InputError):
-            with pytest.raises(kind, match="-: the stream cannot be read"):
+        for kind in kinds:
+            with pytest.raises(kind, match=said):
                 found.read(0)
-
-
-@pytest.mark.parametrize(
-    ("keys_of_data", "said"),
-    [
-        ({"train": ("pipe:cat a", "b.tar"), "stream_samples": 4}, "mixes streams"),
-        ({"train": ("pipe:cat a",)}, "stream_samples"),
-        ({"train": ("-", "pipe:cat a"), "stream_samples": 4}, "standard input"),
-        ({"train": ("pipe:cat a",), "stream_samples": 4, "weights": (1.0,)}, "weights"),
-    ],
-)
-def test_settings_that_streams_cannot_have_are_refused(keys_of_data: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        Data.model_validate(keys_of_data)
-
-
-def test_streams_cannot_be_evaluated() -> None:
-    with pytest.raises(ValidationError, match="pipe:cat a is a stream, and ranks cannot share"):
-        Eval.model_validate({"retrieval": ("pipe:cat a",)})

@@ -1,21 +1,31 @@
-"""Tables of images and captions: what is read, what is refused."""
+"""Tables of images and captions: what is read, what is refused.
 
+Also as others write them: pictures in base64, Chinese-CLIP's pair of files, endings in capitals.
+"""
+
+import base64
+import csv
+import io
+import json
 import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
+from tests.support.loading import clipship, refusal
 from tests.support.processes import ended_on_failure
 from tests.support.range_server import serving
+from tests.support.tables import write_parquet
 from trainer.config import Data
 from trainer.data.check import check_data
-from trainer.data.pack import Recipe, pack
+from trainer.data.pictures import decode
 from trainer.data.sample import BadSample
 from trainer.data.source import open_images, open_source
-from trainer.data.tables import Table, TableColumns, TableSource, list_rows, missing_images, read_table
+from trainer.data.tables import TableColumns, read_table
 from trainer.errors import InputError
 
 
@@ -24,24 +34,20 @@ def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
     return path
 
 
-def read(path: Path, separator: str | None = None) -> Table:
+def read(path: Path, separator: str | None = None) -> Any:
     return read_table(path, TableColumns(separator=separator))
 
 
-def refusal(path: Path, separator: str | None = None) -> str:
-    with pytest.raises(InputError) as caught:
-        read(path, separator)
-    assert str(path) in str(caught.value)
-    return str(caught.value)
+def refused(path: Path) -> str:
+    said = refusal(read, path)
+    assert str(path) in said
+    return said
 
 
 def test_text_behind_the_last_column_is_named_and_not_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text('image,caption\na.jpg,a dog, running\nb.jpg,a cat,\nc.jpg,"one, two"\nd.jpg,x,y,z\n')
-    with pytest.raises(
-        InputError, match=r"t\.csv: more cells than the 2 columns .* in rows 2, 5: put a cell"
-    ):
-        read_table(path, TableColumns())
+    rows = 'image,caption\na.jpg,a dog, running\nb.jpg,a cat,\nc.jpg,"one, two"\nd.jpg,x,y,z\n'
+    with pytest.raises(InputError, match=r"more cells than the 2 columns .* in rows 2, 5: put a cell"):
+        read(write(tmp_path / "t.csv", rows))
 
 
 def test_images_behind_addresses_are_read_and_are_no_missing_files(
@@ -59,8 +65,8 @@ def test_images_behind_addresses_are_read_and_are_no_missing_files(
         assert (len(images), images.read(0).captions) == (2, ("one", "two"))
         with pytest.raises(BadSample, match="cannot be fetched"):
             images.read(1)
-        packed = pack(path, tmp_path / "out", data=data, recipe=Recipe(skip_bad=True))
-        assert [origin for origin, _ in packed.bad] == [f"{path}: row 4"]
+        clipship("pack", path, tmp_path / "out", "--image-column", "URL", "--skip-bad-rows")
+        assert (tmp_path / "out" / "bad-rows.tsv").read_text().startswith(f"{path}: row 4\t")
 
 
 def test_paths_of_windows_are_taken_or_named(tmp_path: Path) -> None:
@@ -79,24 +85,28 @@ def test_paths_of_windows_are_taken_or_named(tmp_path: Path) -> None:
 
 def test_a_column_that_comes_twice_is_not_chosen_by_its_place(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "image,caption,caption,x,x\na.png,one,two,3,4\n")
-    assert "the header names 'caption' more than once" in refusal(path)
-    other = TableColumns(captions=("image",))
-    assert read_table(path, other).captions == (("a.png",),), "a column that nobody reads may be there twice"
-    with pytest.raises(InputError, match="names 'caption', 'x' more than once"):
-        read_table(path, other, keep_others=True)
+    (tmp_path / "a.png").touch()
+    assert "the header names 'caption' more than once" in refused(path)
+    other = Data(train=(str(path),), caption_column=("image",))
+    assert open_source(other).read(0).captions == ("a.png",), "a column that nobody reads may be there twice"
+    said = clipship("pack", path, tmp_path / "out", "--caption-column", "image", code=2).err
+    assert "names 'caption', 'x' more than once" in said
 
 
 def test_quotes_are_text_where_the_job_says_so(tmp_path: Path) -> None:
     text = 'image\tcaption\na.png\t"Sunset" by Monet\nb.png\t"no end\nc.png\t5" disk\nd.png\t"x"\n'
     path = write(tmp_path / "t.tsv", text)
-    assert 'set data.quotes = "text" in a job, --quotes text in a command' in refusal(path)
-    columns = TableColumns.by(Data(train=(str(path),), quotes="text"))
-    assert read_table(path, columns).captions[0] == ('"Sunset" by Monet', '"no end', '5" disk', '"x"')
+    for name in "abcd":
+        (tmp_path / f"{name}.png").touch()
+    assert 'set data.quotes = "text" in a job, --quotes text in a command' in refused(path)
+    source = open_source(Data(train=(str(path),), quotes="text"))
+    captions = [source.read(row).captions for row in range(4)]
+    assert captions == [('"Sunset" by Monet',), ('"no end',), ('5" disk',), ('"x"',)]
 
 
 def test_a_quote_that_swallows_rows_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", 'image,caption\na.png,x\nb.png,"not closed\nc.png,lost\nd.png,end"\n')
-    assert "a cell holds lines that look like rows in row 3: its first quote is not closed" in refusal(path)
+    assert "a cell holds lines that look like rows in row 3: its first quote is not closed" in refused(path)
     poem = write(tmp_path / "p.csv", 'image,caption\na.png,"roses, red\nviolets, blue"\n')
     assert read(poem).captions == (("roses, red violets, blue",),)
 
@@ -107,7 +117,7 @@ def test_a_caption_of_two_lines_that_names_an_image_is_no_swallowed_row(tmp_path
     assert read(path).captions == ((f"a poster: {line}", "x"),)
     (tmp_path / "b.jpg").write_bytes(b"b")
     if not line.startswith("see"):
-        assert "lines that look like rows in row 2" in refusal(path), "the image of the line is there"
+        assert "lines that look like rows in row 2" in refused(path), "the image of the line is there"
 
 
 def test_columns_are_found_by_name_and_images_beside_the_table(tmp_path: Path) -> None:
@@ -140,16 +150,11 @@ def test_tables_of_spreadsheets_are_read(tmp_path: Path) -> None:
     assert (table.images, table.captions, table.rows) == (("a.png", "b.png"), (("two lines", "x"),), (2, 5))
 
 
-def test_several_tables_are_several_shards(tmp_path: Path) -> None:
-    tables = [Table(tmp_path / f"{n}.csv", ("i",) * n, (("c",) * n,), tuple(range(2, n + 2))) for n in (2, 3)]
-    assert TableSource(tables).shard_sizes() == [2, 3]
-
-
 def test_a_missing_column_lists_those_there_and_the_nearest(tmp_path: Path) -> None:
-    message = refusal(write(tmp_path / "t.csv", "image,captions,url\na,b,c\n"))
+    message = refused(write(tmp_path / "t.csv", "image,captions,url\na,b,c\n"))
     assert "no caption column 'caption'; did you mean 'captions'?" in message
     assert "'image', 'captions', 'url'" in message
-    both = refusal(write(tmp_path / "t.csv", "file,title\na,b\n"))
+    both = refused(write(tmp_path / "t.csv", "file,title\na,b\n"))
     assert (
         "there is no image column 'image'. There is no caption column 'caption'; did you mean 'title'?"
         in both
@@ -176,25 +181,25 @@ def test_a_missing_column_lists_those_there_and_the_nearest(tmp_path: Path) -> N
 def test_a_bad_table_is_refused_with_its_rows(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    assert problem in refusal(path)
+    assert problem in refused(path)
 
 
 def test_a_table_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
-    assert "No such file" in refusal(tmp_path / "gone.csv")
-    assert "Is a directory" in refusal(tmp_path)
+    assert "No such file" in refused(tmp_path / "gone.csv")
+    assert "Is a directory" in refused(tmp_path)
 
 
 def test_the_row_of_bytes_that_are_no_text_is_found_far_down_too(tmp_path: Path) -> None:
     """Decoding runs ahead of the rows by thousands of bytes."""
     rows = b"".join(b"%d.png,caption\n" % row for row in range(2, 5000))
     (tmp_path / "t.csv").write_bytes(b"image,caption\n" + rows + b"5000.png,caf\xe9\n" + rows)
-    assert "row 5000 is not UTF-8 text" in refusal(tmp_path / "t.csv")
+    assert "row 5000 is not UTF-8 text" in refused(tmp_path / "t.csv")
 
 
 def test_a_fifo_without_a_writer_and_a_device_end_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "t.csv")
-    assert "the file is empty" in refusal(tmp_path / "t.csv")
-    assert "is a device, not a file" in refusal(Path("/dev/zero"))
+    assert "the file is empty" in refused(tmp_path / "t.csv")
+    assert "is a device, not a file" in refused(Path("/dev/zero"))
 
 
 def test_a_table_may_come_through_a_pipe(tmp_path: Path) -> None:
@@ -209,29 +214,22 @@ def test_a_table_may_come_through_a_pipe(tmp_path: Path) -> None:
 
 def test_missing_images_are_found_by_row_and_named_when_read(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
-    long = "n" * 300
-    table = read(write(tmp_path / "t.csv", f"image,caption\na.png,x\ngone.png,y\n{long}.png,z\n"))
-    assert missing_images(table) == [3, 4]
-    with pytest.raises(
-        InputError, match=r"t\.csv: row 3: image .*gone\.png: cannot be read after .*: No such file"
-    ):
-        TableSource([table]).read(1)
-
-
-def test_long_lists_of_rows_are_cut() -> None:
-    assert list_rows([7]) == "row 7"
-    assert list_rows(range(2, 30)) == "rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 18 more"
+    path = write(tmp_path / "t.csv", f"image,caption\na.png,x\ngone.png,y\n{'n' * 300}.png,z\n")
+    data = Data(train=(str(path),))
+    assert "2 of 3 image files of column 'image' are missing: rows 3, 4" in refusal(check_data, data)
+    said = r"t\.csv: row 3: image .*gone\.png: cannot be read after .*: No such file"
+    with pytest.raises(InputError, match=said):
+        open_source(data).read(1)
+    write(path, "image,caption\n" + "gone.png,x\n" * 12)
+    assert "rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 2 more" in refusal(check_data, data)
 
 
 def test_every_problem_of_the_rows_is_told_at_once(tmp_path: Path) -> None:
     write(tmp_path / "t.csv", "image,caption\nno.png,a\n,b\nt.csv,\n")
-    with pytest.raises(InputError) as refused:
-        check_data(Data(train=(str(tmp_path / "t.csv"),)))
-    message = str(refused.value)
+    data = Data(train=(str(tmp_path / "t.csv"),))
+    message = refusal(check_data, data)
     assert "1 of 1 image files of column 'image' are missing: row 2" in message
-    with pytest.raises(InputError) as refused:
-        check_data(Data(train=(str(tmp_path / "t.csv"),), on_bad_sample="fail"))
-    message = str(refused.value)
+    message = refusal(check_data, data.model_copy(update={"on_bad_sample": "fail"}))
     assert 'bad samples: 2 of 3 (1 no image, 1 bad captions); data.on_bad_sample = "fail"' in message
     assert "row 3: sample (no image): column 'image' is empty" in message
     assert "row 4: sample t.csv: captions are empty" in message
@@ -255,5 +253,93 @@ def test_rows_without_a_caption_are_bad_samples_as_in_shards(tmp_path: Path) -> 
     openers: list[Callable[[Data], object]] = [check_data, open_source, open_images]
     for refuses in refusals:
         for opens in openers:
-            with pytest.raises(InputError, match=r"bad samples: 2 of 4 \(1 bad captions, 1 no image\)"):
-                opens(data.model_copy(update=refuses))
+            said = refusal(opens, data.model_copy(update=refuses))
+            assert "bad samples: 2 of 4 (1 bad captions, 1 no image)" in said
+
+
+def picture_of(kind: str = "PNG", shade: int = 0) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (shade, 0, 0)).save(file, kind)
+    return file.getvalue()
+
+
+def foreign_table(path: Path, cells: list[str], separator: str = "\t") -> str:
+    with path.open("w", newline="") as file:
+        rows = [("image", "caption"), *((cell, f"caption {number}") for number, cell in enumerate(cells))]
+        csv.writer(file, delimiter=separator).writerows(rows)
+    return str(path)
+
+
+def foreign_parquet(path: Path, cells: list[str]) -> str:
+    captions = [f"caption {number}" for number in range(len(cells))]
+    return write_parquet(path, {"image": cells, "caption": captions})
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
+@pytest.mark.parametrize("name", ["t.tsv", "t.parquet"])
+def test_pictures_in_base64_are_pictures(tmp_path: Path, kind: str, name: str) -> None:
+    content = picture_of(kind)
+    cells = [base64.b64encode(content).decode(), base64.urlsafe_b64encode(content).decode().rstrip("=")]
+    make = foreign_table if name.endswith("tsv") else foreign_parquet
+    data = Data(train=(make(tmp_path / name, cells),))
+    assert check_data(data) == 2
+    for source in (open_source(data), open_images(data)):
+        for number in range(len(source)):
+            raw = source.read(number)
+            assert raw.image == content
+            assert len(raw.key) < 20
+            assert decode(raw).size == (16, 16)
+    done = clipship("pack", data.train[0], tmp_path / "out", code=2 * (kind == "GIF"))
+    if kind == "GIF":  # no job expects it in shards
+        assert "none of" in done.err
+        return
+    packed = open_source(Data(train=(f"{tmp_path}/out/*.tar",)))
+    assert [packed.read(number).image for number in range(2)] == [content, content]
+
+
+@pytest.mark.parametrize("name", ["UPPER.CSV", "UPPER.TSV", "UPPER.PARQUET"])
+def test_endings_in_capitals_are_endings(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.png").write_bytes(picture_of())
+    make = foreign_parquet if name.endswith("PARQUET") else foreign_table
+    more = {"separator": ","} if name.endswith("CSV") else {}
+    data = Data(train=(make(tmp_path / name, ["a.png"], **more),))
+    assert check_data(data) == 1
+    assert open_source(data).read(0).captions == ("caption 0",)
+
+
+def chinese_clip(folder: Path) -> Path:
+    pictures = [f"{number}\t{base64.b64encode(picture_of(shade=number)).decode()}\n" for number in (7, 8, 9)]
+    (folder / "train_imgs.tsv").write_text("".join(pictures))
+    texts = [
+        {"text_id": 1, "text": "一只猫", "image_ids": [7, 9]},
+        {"text_id": 2, "text": "two  cats", "image_ids": [9]},
+        {"text_id": 3, "text": "elsewhere", "image_ids": [70]},
+    ]
+    lines = [json.dumps(text, ensure_ascii=False) for text in texts]
+    (folder / "train_texts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / "train_imgs.tsv"
+
+
+@pytest.mark.parametrize("options", [[], ["--shard-mb", "1"], ["--samples-per-shard", "1"]])
+def test_pack_joins_chinese_clips_pair(tmp_path: Path, options: list[str]) -> None:
+    given = ("pack", chinese_clip(tmp_path), tmp_path / "out", "--processes", "1")
+    said = clipship(*given, code=2).err
+    assert "1 text beside it name pictures that it lacks: --skip-bad-rows" in said
+    done = clipship(*given, *options, "--skip-bad-rows")
+    assert "1 row left out" in done.err  # picture 8 has no text
+    packed = open_source(Data(train=(f"{tmp_path}/out/*.tar",)))
+    found = {packed.read(number).image: packed.read(number).captions for number in range(len(packed))}
+    assert found == {picture_of(shade=7): ("一只猫",), picture_of(shade=9): ("一只猫", "two cats")}
+
+
+def test_texts_of_another_form_are_named_by_their_line(tmp_path: Path) -> None:
+    path = chinese_clip(tmp_path)
+    (tmp_path / "train_texts.jsonl").write_text('{"text": "a"}\n')
+    said = clipship("pack", path, tmp_path / "out", code=2).err
+    assert "train_texts.jsonl: line 1 has no text and image_ids" in said
+
+
+def test_a_message_has_a_bound_whatever_a_cell_holds(tmp_path: Path) -> None:
+    said = clipship("data", "stats", foreign_table(tmp_path / "t.csv", ["x" * 600_000], ","), code=2).err
+    assert "more characters" in said
+    assert len(said) < 10_000

@@ -1,164 +1,130 @@
 """Near-duplicates: found by all pairs and by lists, and left out by data.scores."""
 
-import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
-from PIL import Image
 from pyarrow import parquet
 
-from trainer.cli.main import main
+from tests.support.features import ABOUT, features, vectors_of
+from tests.support.loading import clipship, keys_of, pair, write_tar
 from trainer.config import Data
-from trainer.data import scores
-from trainer.data.feature_files import About, Dtype, FeatureRows, FeatureWriter
-from trainer.data.shard_files import write_shard
 from trainer.data.source import open_source
-from trainer.errors import InputError
-from trainer.search import duplicates
-from trainer.search.duplicates import Nearest, Vectors, by_lists, exact, read_pictures, recall
 
 WIDTH = 32
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Blocks that end within these few vectors; and no scores of another test."""
-    monkeypatch.setattr(duplicates, "BLOCK", 64)
-    monkeypatch.setattr(duplicates, "OTHERS", 150)
-    yield
-    scores._identities.clear()
-    scores.forget_tables()
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that end within these few vectors."""
+    monkeypatch.setattr("trainer.search.duplicates.BLOCK", 64)
+    monkeypatch.setattr("trainer.search.duplicates.OTHERS", 150)
 
 
-def unit(count: int, seed: int) -> Vectors:
-    found = np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)
-    return of_length_1(found)
+def of_length_1(vectors: Any) -> Any:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def of_length_1(vectors: Vectors) -> Vectors:
-    scaled: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return scaled
+def unit(count: int, seed: int) -> Any:
+    return of_length_1(np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32))
 
 
-def with_copies(count: int, copies: int) -> Vectors:
-    """Vectors of which the last are near earlier ones."""
-    draw, vectors = np.random.default_rng(5), unit(count, 0)
-    vectors[-copies:] = vectors[draw.choice(count - copies, copies)] + 0.02 * unit(copies, 1)
-    return of_length_1(vectors)
+def write_features(folder: Path, shard: str, vectors: Any, model: str = "m", dtype: Any = np.float32) -> None:
+    """Two captions for each picture, and one picture that is bad."""
+    count = len(vectors)
+    rows = np.repeat(np.arange(count + 1), 2)[:-1]
+    images = [*np.repeat(vectors.astype(dtype), 2, axis=0), None]
+    kind = pyarrow.list_(pyarrow.from_numpy_dtype(dtype), WIDTH)
+    features(
+        folder / f"{shard}.parquet",
+        {**ABOUT, "made_by": model, "model": f"model {model}", "samples": count, "width": WIDTH},
+        shard=[f"/data/{shard}.tar"] * len(rows),
+        key=[f"{shard}{row}" for row in rows],
+        row=rows,
+        caption=[*[0, 1] * count, 0],
+        image=pyarrow.array(images, kind),
+        text=vectors_of(np.zeros((len(rows), WIDTH), dtype)),
+        problem=pyarrow.array([*[None] * 2 * count, "bad picture"]),
+    )
 
 
-def plain(vectors: Vectors) -> Nearest:
-    """The definition, a vector after the other."""
-    found = Nearest(np.full(len(vectors), -1, np.float32), np.full(len(vectors), -1))
+def nearest(vectors: Any) -> tuple[list[int], list[float]]:
+    """The definition, a vector after the other: numbers of the nearest earlier ones, and cosines."""
+    numbers, cosines = [-1], [-1.0]
     for number in range(1, len(vectors)):
-        cosines = vectors[:number] @ vectors[number]
-        found.numbers[number], found.cosines[number] = cosines.argmax(), cosines.max()
-    return found
+        found = vectors[:number] @ vectors[number]
+        numbers.append(int(found.argmax()))
+        cosines.append(float(found.max()))
+    return numbers, cosines
+
+
+def found_by(folder: Path, *words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the command says, and the rows of its table."""
+    out = folder / "near.parquet"
+    told = json.loads(clipship("duplicates", folder / "features", "--out", out, *words).out)
+    rows: list[dict[str, Any]] = parquet.read_table(out).to_pylist()
+    return told, rows
 
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 400])
-def test_all_pairs_are_those_of_the_definition(count: int) -> None:
-    vectors, told = unit(count, 3), list[int]()
-    found, expected = exact(vectors, told.append), plain(vectors)
-    np.testing.assert_allclose(found.cosines, expected.cosines, atol=1e-6)
-    assert found.numbers.tolist() == expected.numbers.tolist()
-    assert told == sorted(told)
-    assert told[-1] == count
+def test_all_pairs_are_those_of_the_definition(tmp_path: Path, count: int) -> None:
+    vectors = unit(count, 3)
+    write_features(tmp_path / "features", "a", vectors)
+    _, rows = found_by(tmp_path, "--method", "exact")
+    numbers, cosines = nearest(vectors)
+    assert [row["of_key"] for row in rows] == [f"a{number}" if number >= 0 else None for number in numbers]
+    np.testing.assert_allclose([row["nearest"] for row in rows], cosines, atol=1e-6)
 
 
-def test_lists_find_the_near_ones_and_say_which_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors = with_copies(3000, 400)
-    expected, found = plain(vectors), by_lists(vectors, lambda count: None)
-    near = expected.cosines >= 0.95
+def test_lists_find_the_near_ones_and_say_which_share(tmp_path: Path) -> None:
+    draw, vectors = np.random.default_rng(5), unit(3000, 0)
+    vectors[-400:] = vectors[draw.choice(2600, 400)] + 0.02 * unit(400, 1)
+    vectors = of_length_1(vectors)
+    write_features(tmp_path / "features", "a", vectors)
+    told, rows = found_by(tmp_path, "--method", "lists")
+    cosines, found = np.array(nearest(vectors)[1]), np.array([row["nearest"] for row in rows])
+    near = cosines >= 0.95
     assert near.sum() >= 400
-    assert (found.cosines <= expected.cosines + 1e-5).all(), "never nearer than the nearest"
-    share = float((found.cosines[near] >= 0.95).mean())
-    assert recall(vectors, found, [0.95]) == [pytest.approx(share, abs=0.05)]
+    assert (found <= cosines + 1e-5).all(), "never nearer than the nearest"
+    share = float((found[near] >= 0.95).mean())
+    assert told["found_share"]["0.95"] == pytest.approx(share, abs=0.05)
     assert share > 0.9
-    numbers = found.numbers[near & (found.cosines >= 0.95)]
-    assert (numbers < np.flatnonzero(near & (found.cosines >= 0.95))).all(), "earlier ones alone"
+    earlier = [row["of_key"] is None or int(row["of_key"][1:]) < at for at, row in enumerate(rows)]
+    assert all(earlier)
 
 
-def test_recall_tells_what_was_missed() -> None:
-    vectors = with_copies(600, 100)
-    found = plain(vectors)
-    near = np.flatnonzero(found.cosines >= 0.95)
-    found.cosines[near[::2]] = 0.5
-    assert recall(vectors, found, [0.95]) == [pytest.approx(0.5, abs=0.01)]
-    assert np.isnan(recall(unit(50, 1), plain(unit(50, 1)), [0.999])).all()
-
-
-def write_features(
-    folder: Path, shard: str, keys: list[str], vectors: Vectors, made_by: str = "m", dtype: Dtype = "fp16"
-) -> None:
-    """Two captions for each picture, and one picture that is bad."""
-    count = len(keys)
-    rows = FeatureRows(
-        np.repeat(np.arange(count + 1), 2)[:-1],
-        np.array([*[0, 1] * count, 0]),
-        np.array([*np.repeat(keys, 2), "bad"], dtype=object),
-        np.array([*[None] * 2 * count, "bad picture"], dtype=object),
-        np.concatenate([np.repeat(vectors, 2, axis=0), np.zeros((1, WIDTH), np.float32)]),
-        np.zeros((2 * count + 1, WIDTH), np.float32),
-        np.zeros(2 * count + 1, np.float32),
-    )
-    folder.mkdir(exist_ok=True)
-    writer = FeatureWriter(f"/data/{shard}.tar", dtype)
-    writer.add(rows)
-    about = About(made_by, f"model {made_by}", 1, "", count, 2 * count + 1, width=WIDTH)
-    writer.write(f"{folder}/{shard}.parquet", about)
-
-
-@pytest.fixture
-def features(tmp_path: Path) -> Path:
+def test_the_table_says_what_each_picture_is_near_and_filters_leave_it_out(tmp_path: Path) -> None:
     """Two shards of four pictures; b1 is like a0, b2 like b1."""
     vectors = unit(8, 7)
     vectors[5] = vectors[0] + 0.1 * vectors[1]
     vectors[6] = vectors[5] + 0.1 * vectors[2]
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    folder = tmp_path / "features"
-    write_features(folder, "a", [f"a{n}" for n in range(4)], vectors[:4])
-    write_features(folder, "b", [f"b{n}" for n in range(4)], vectors[4:], dtype="fp32")
-    return folder
-
-
-def test_the_table_says_what_each_picture_is_near_and_filters_leave_it_out(
-    tmp_path: Path, features: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "near.parquet"
-    assert main(["duplicates", str(features), "--out", str(out)]) == 0
-    told = capsys.readouterr().out
-    counted = json.loads(told)
+    vectors = of_length_1(vectors)
+    write_features(tmp_path / "features", "a", vectors[:4], dtype=np.float16)
+    write_features(tmp_path / "features", "b", vectors[4:])
+    counted, found = found_by(tmp_path)
     assert (counted["pictures"], counted["method"], counted["near_duplicates"]["0.98"]) == (8, "exact", 2)
     assert counted["found_share"]["0.98"] == 1.0
-    rows = {row["key"]: row for row in parquet.read_table(out).to_pylist()}
+    rows = {row["key"]: row for row in found}
     assert list(rows) == ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3"]
     assert (rows["a0"]["nearest"], rows["a0"]["of_key"], rows["a0"]["of_shard"]) == (-1.0, None, None)
     assert (rows["b1"]["of_shard"], rows["b1"]["of_key"]) == ("/data/a.tar", "a0")
     assert (rows["b2"]["of_shard"], rows["b2"]["of_key"], rows["b2"]["row"]) == ("/data/b.tar", "b1", 2)
-    image = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(image, "png")
     for shard in "ab":
-        samples = ((f"{shard}{n}", {"png": image.getvalue(), "txt": b"c"}) for n in range(4))
-        write_shard(samples, tmp_path / f"{shard}.tar")
-    data = Data(train=(f"{tmp_path}/*.tar",), scores=(str(out),), filters=("scores:nearest < 0.98",))
-    source = open_source(data)
-    assert [source.read(number).key for number in range(len(source))] == ["a0", "a1", "a2", "a3", "b0", "b3"]
+        write_tar(tmp_path / f"{shard}.tar", [member for n in range(4) for member in pair(f"{shard}{n}")])
+    near = (str(tmp_path / "near.parquet"),)
+    data = Data(train=(f"{tmp_path}/*.tar",), scores=near, filters=("scores:nearest < 0.98",))
+    assert keys_of(open_source(data)) == ["a0", "a1", "a2", "a3", "b0", "b3"]
 
 
-def test_features_of_two_models_are_not_compared(features: Path) -> None:
-    write_features(features, "c", ["c0"], unit(1, 2), made_by="other")
-    with pytest.raises(InputError, match=r"holds features of 2 models.*: model m; model other"):
-        read_pictures(str(features))
-
-
-def test_a_folder_without_features_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["duplicates", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert "no features of a picture are there: `clipship embed` writes them" in said
+def test_features_of_two_models_are_not_compared(tmp_path: Path) -> None:
+    for shard, model in (("a", "m"), ("c", "other")):
+        write_features(tmp_path / "features", shard, unit(2, 2), model)
+    said = clipship("duplicates", tmp_path / "features", "--out", tmp_path / "near.parquet", code=2).err
+    assert "holds features of 2 models" in said
+    assert "model m; model other" in said
 
 
 @pytest.mark.parametrize(
@@ -166,12 +132,13 @@ def test_a_folder_without_features_is_refused(tmp_path: Path, capsys: pytest.Cap
     [
         ("near.csv", "--out near.csv: a table for data.scores ends with .parquet"),
         ("taken/near.parquet", "its folder cannot be made: File exists"),
+        ("near.parquet", "no features of a picture are there: `clipship embed` writes them"),
     ],
 )
 def test_a_place_that_takes_no_table_is_refused_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").touch()
-    assert main(["duplicates", "nothing-is-there", "--out", out]) == 2
-    assert said in capsys.readouterr().err
+    (tmp_path / "none").mkdir()
+    assert said in clipship("duplicates", "none", "--out", out, code=2).err

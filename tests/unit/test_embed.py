@@ -1,11 +1,14 @@
 """`clipship embed`: whose features it writes, what it keeps, what it counts and what it refuses."""
 
+import gc
 import io
 import json
 import os
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from threading import Event
+from threading import enumerate as threads
 from typing import Any
 
 import numpy as np
@@ -21,17 +24,15 @@ from tests.support.pictures import noise
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Job
-from trainer.config.resume_rule import may_change_keys
-from trainer.config.training import Model
-from trainer.data import source
-from trainer.data.feature_files import About, FeatureWriter, about_model, feature_files, read_about
+from trainer.data.bad_samples import Skipped
+from trainer.data.feature_files import FeatureWriter, feature_files
 from trainer.data.shard_files import write_shard
-from trainer.errors import InputError, StorageError
+from trainer.data.source import open_source
+from trainer.errors import InputError, Preempted, StorageError
 from trainer.evaluate.embed import embed
-from trainer.evaluate.rounds import EvaluationFailed
+from trainer.evaluate.rounds import EvaluationFailed, Rounds
 from trainer.model.build import untrained
 from trainer.plan.trained import embed_job
-from trainer.run.model_identity import model_identity
 
 COUNTS = (7, 3, 5)
 """Samples of each shard."""
@@ -78,6 +79,11 @@ def embedded(job: Job, ranks: int = 1, dtype: Any = "fp32", out: str = "") -> di
     found = run_ranks(ranks, lambda comm: embed(job, comm, dtype, out))
     assert all(each == found[0] for each in found)
     return found[0]
+
+
+def about_of(path: Path) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads(parquet.read_metadata(path).metadata[b"clipship"])
+    return about
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -128,17 +134,9 @@ def test_any_number_of_ranks_writes_the_same_bytes(
     for shard in range(3):
         name = f"{shard}.parquet"
         assert (tmp_path / "several" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
-
-
-def test_half_precision_rounds_the_features_and_not_the_cosine(
-    weights: str, shards: Path, tmp_path: Path
-) -> None:
-    job = job_of(weights, f"{shards}/0.tar")
-    embedded(job, dtype="fp16", out=str(tmp_path / "half"))
-    embedded(job, dtype="fp32", out=str(tmp_path / "full"))
-    half, full = (parquet.read_table(tmp_path / name / "0.parquet") for name in ("half", "full"))
-    assert half["image"].type.value_type == pyarrow.float16()
-    assert half["cosine"] == full["cosine"]
+    embedded(job_of(weights, f"{shards}/0.tar"), out=str(tmp_path / "full"))
+    half, full = (parquet.read_table(tmp_path / name / "0.parquet") for name in ("one", "full"))
+    assert half["cosine"] == full["cosine"], "which is not rounded"
     stored, exact = (np.array(table["text"].to_pylist(), np.float32) for table in (half, full))
     assert np.array_equal(stored, exact.astype(np.float16).astype(np.float32))
 
@@ -153,10 +151,11 @@ def test_what_is_there_is_kept_and_the_next_command_goes_on(
             raise StorageError("the disk is full")
         original(self, file, about)
 
-    monkeypatch.setattr(FeatureWriter, "write", full)
-    with pytest.raises(EvaluationFailed, match="the disk is full"):
-        embedded(job, 1)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureWriter, "write", full)
+        for ranks in (1, 2):
+            with pytest.raises(EvaluationFailed, match="the disk is full"):
+                embedded(job, ranks)
     first = shards / "features" / "0.parquet"
     assert [path.name for path in first.parent.iterdir()] == ["0.parquet"]
     before = first.stat().st_mtime_ns
@@ -164,18 +163,8 @@ def test_what_is_there_is_kept_and_the_next_command_goes_on(
     assert (found["kept"], found["samples"], found["rows"]) == (1, 15, 20)
     assert first.stat().st_mtime_ns == before
     os.utime(shards / "2.tar", ns=(1, 1))
-    again = embedded(job)
-    assert again == {**found, "kept": 2}
-    assert read_about(str(shards / "features" / "2.parquet")).changed == "1"
-
-
-def test_a_rank_without_storage_ends_all(weights: str, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> None:
-        raise StorageError("the store is gone")
-
-    monkeypatch.setattr(FeatureWriter, "write", lost)
-    with pytest.raises(EvaluationFailed, match="the store is gone"):
-        embedded(job_of(weights, f"{shards}/1.tar"), 2)
+    assert embedded(job) == {**found, "kept": 2}
+    assert about_of(shards / "features" / "2.parquet")["changed"] == "1"
 
 
 @pytest.mark.parametrize("broken", [(0, 5), (0, 1, 2, 3, 4, 5, 6)])
@@ -193,13 +182,8 @@ def test_a_bad_sample_has_a_row_without_features_and_is_counted(
         assert [row[name] is None for name in ("image", "text", "cosine")] == [lost] * 3
         assert ("image" in row["problem"]) if lost else (row["problem"] is None)
     assert {row["key"] for row in rows} == {f"k{n:02d}" for n in range(7)}
-
-
-def test_a_sample_without_a_caption_is_counted_too(weights: str, tmp_path: Path) -> None:
-    write_shard([sample(0), ("alone", {"png": noise(1)})], tmp_path / "a.tar")
-    found = embedded(job_of(weights, f"{tmp_path}/a.tar"))
-    assert (found["samples"], found["bad_samples"]) == (1, {"no .txt": 1})
-    assert "alone" in found["examples"][0]
+    with pytest.raises(EvaluationFailed, match="sample k00"):
+        embedded(job_of(weights, f"{folder}/0.tar", overrides=["data.on_bad_sample=fail"]), out=str(tmp_path))
 
 
 def test_a_shard_without_a_usable_sample_has_a_file_without_rows(weights: str, tmp_path: Path) -> None:
@@ -214,47 +198,39 @@ def test_a_shard_without_a_usable_sample_has_a_file_without_rows(weights: str, t
     assert embedded(job_of(weights, f"{tmp_path}/*.tar"))["kept"] == 3
 
 
-def test_a_job_that_allows_no_bad_sample_ends(weights: str, tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards", (5,))
-    with pytest.raises(EvaluationFailed, match="sample k05"):
-        embedded(job_of(weights, f"{folder}/0.tar", overrides=["data.on_bad_sample=fail"]))
-
-
-def test_files_of_other_captions_are_not_kept(weights: str, shards: Path) -> None:
-    embedded(job_of(weights, f"{shards}/0.tar"))
-    other = job_of(weights, f"{shards}/0.tar", overrides=["data.caption_lines=one"])
-    with pytest.raises(InputError, match=r"made otherwise than those asked for: give another --out"):
-        embedded(other)
-
-
-def test_a_file_has_no_bias_that_the_weights_lacked(weights: str, shards: Path, tmp_path: Path) -> None:
+def test_a_file_says_the_models_scale_and_how_samples_were_read(
+    weights: str, shards: Path, tmp_path: Path
+) -> None:
     tensors = torch.load(weights)
     for name, bias in (("none", None), ("learned", -7.5)):
-        file, out = str(tmp_path / f"{name}.pt"), str(tmp_path / name)
+        file, out = str(tmp_path / f"{name}.pt"), tmp_path / name
         torch.save(tensors | ({} if bias is None else {"logit_bias": torch.tensor(bias)}), file)
-        embedded(job_of(file, f"{shards}/0.tar", overrides=["optim.loss=siglip"]), out=out)
-        assert read_about(f"{out}/0.parquet").logit_bias == bias
+        embedded(job_of(file, f"{shards}/0.tar", overrides=["optim.loss=siglip"]), out=str(out))
+        about = about_of(out / "0.parquet")
+        assert (about["width"], about["logit_bias"], about["views"]) == (32, bias, 0)
+        assert about["logit_scale"] == pytest.approx(1 / 0.07, rel=1e-6)
+        assert about["read_by"]["data.caption_key"] == ["txt"]
+        assert "data.image_column" not in about["read_by"]
 
 
-def test_a_file_says_the_models_scale_and_how_samples_were_read(weights: str, shards: Path) -> None:
-    embedded(job_of(weights, f"{shards}/0.tar"))
-    about = read_about(str(shards / "features" / "0.parquet"))
-    assert (about.width, about.logit_bias, about.views) == (32, None, 0)
-    assert about.logit_scale == pytest.approx(1 / 0.07, rel=1e-6)
-    assert about.read_by["data.caption_key"] == ["txt"]
-    assert "data.image_column" not in about.read_by
-
-
-def test_features_of_another_model_are_refused(weights: str, shards: Path, tmp_path: Path) -> None:
-    embedded(job_of(weights, f"{shards}/0.tar"))
-    other = tmp_path / "other.pt"
+def test_features_of_another_model_or_of_other_captions_are_refused(
+    weights: str, shards: Path, tmp_path: Path
+) -> None:
+    shard, other = f"{shards}/0.tar", tmp_path / "other.pt"
+    job = job_of(weights, shard)
+    embedded(job)
     other.write_bytes(Path(weights).read_bytes())
-    for job, dtype in (
-        (job_of(str(other), f"{shards}/0.tar"), "fp32"),
-        (job_of(weights, f"{shards}/0.tar"), "fp16"),
-    ):
+    for changed, dtype in ((job_of(str(other), shard), "fp32"), (job, "fp16")):
         with pytest.raises(InputError, match=r"by tiny-vit.json with weights.pt in fp32, stored in fp32"):
-            embedded(job, 2, dtype)
+            embedded(changed, 2, dtype)
+    for change in ("data.caption_lines=one", "model.precision=bf16", "model.context_length=8"):
+        with pytest.raises(InputError, match=r"otherwise|by tiny-vit.json with weights.pt in fp32"):
+            embedded(job_of(weights, shard, overrides=[change]))
+    same = job_of(weights, shard, overrides=["model.compile=true", "model.cache_dir=x"])
+    assert embedded(same)["kept"] == 1, "these keys change no feature"
+    model = type("Later", (type(job.model),), {"__annotations__": {"new_key": int}, "new_key": 7})
+    later = job.model_copy(update={"model": model(**job.model.model_dump())})
+    assert embedded(later)["kept"] == 1, "nor does a key of a later release at its default"
 
 
 def test_a_file_of_another_program_is_never_replaced(weights: str, shards: Path) -> None:
@@ -292,64 +268,34 @@ def test_rows_of_tables_are_samples(weights: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shards", "out", "problem"),
     [
-        (("a/0.tar", "b/0.tar"), "/out", r"a/0.tar and b/0.tar would both have their features in /out/0"),
+        (("a/0.tar", "b/0.tar"), "/out", r"a/0.tar and .*b/0.tar would both have their features in /out/0"),
         (("a" * 251 + ".tar",), "/out", r"aaa\.tar: the name of its file of features is too long"),
         (("https://host/0.tar?sign=1",), None, "a web server takes no files: give a folder"),
     ],
 )
-def test_places_that_cannot_be_are_refused(shards: tuple[str, ...], out: str | None, problem: str) -> None:
+def test_places_that_cannot_be_are_refused(
+    weights: str, tmp_path: Path, shards: tuple[str, ...], out: str | None, problem: str
+) -> None:
+    for shard in shards:
+        if "://" not in shard:
+            (tmp_path / shard).parent.mkdir(exist_ok=True)
+            write_shard([sample(0)], tmp_path / shard)
+    places = [shard if "://" in shard else str(tmp_path / shard) for shard in shards]
     with pytest.raises(InputError, match=problem):
-        feature_files(shards, out)
-
-
-def test_features_lie_beside_their_shards_or_where_they_are_asked_for() -> None:
-    names = ("/a/x.1.tar", "s3://bucket/b/y.tar")
-    assert list(feature_files(names, None).values()) == [
-        "/a/features/x.1.parquet",
-        "s3://bucket/b/features/y.parquet",
-    ]
-    assert list(feature_files(names, "s3://c/d/").values()) == ["s3://c/d/x.1.parquet", "s3://c/d/y.parquet"]
-
-
-def test_what_features_depend_on_is_the_identity_of_their_model(weights: str, shards: Path) -> None:
-    def identity(*changes: str) -> list[object]:
-        return model_identity(job_of(weights, f"{shards}/0.tar", overrides=changes))
-
-    own = identity()
-    assert identity("model.compile=true", "model.cache_dir=x") == own
-    for change in ("precision=bf16", "image_size=64", "image_tokens=32", "context_length=8"):
-        assert identity(f"model.{change}") != own, change
-
-
-def test_a_later_key_at_its_default_leaves_features_valid(weights: str, shards: Path) -> None:
-    class Later(Model):
-        """[model] of a later Clipship."""
-
-        new_key: int = 7
-
-    job = job_of(weights, f"{shards}/0.tar")
-    later = job.model_copy(update={"model": Later(**job.model.model_dump())})
-    assert about_model(later, "fp16") == about_model(job, "fp16")
-    of_all_keys, free = job.model.model_dump(mode="json"), may_change_keys()
-    named = {
-        k: v for k, v in of_all_keys.items() if k not in ("name", "pretrained") and f"model.{k}" not in free
-    }
-    assert json.dumps(model_identity(job)[0]) == json.dumps(named), "as it was before there were later keys"
-    other = later.model_copy(update={"model": Later(**job.model.model_dump(), new_key=8)})
-    assert about_model(other, "fp16") != about_model(job, "fp16")
+        embedded(job_of(weights, *places), out=out or "")
 
 
 def test_the_next_shard_is_read_beside_the_one_that_is_written(
     weights: str, shards: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = []
-    read, write = source.open_source, FeatureWriter.write
+    read, write = open_source, FeatureWriter.write
 
     def opened(data: Data, **keys: Any) -> Any:
         done.append(f"open {Path(str(data.train[0])).stem}")
         return read(data, **keys)
 
-    def written(self: FeatureWriter, file: str, about: About) -> None:
+    def written(self: FeatureWriter, file: str, about: Any) -> None:
         number = int(Path(file).stem.partition(".")[0])
         limit = time.monotonic() + 30
         while number < 2 and f"open {number + 1}" not in done and time.monotonic() < limit:
@@ -364,22 +310,7 @@ def test_the_next_shard_is_read_beside_the_one_that_is_written(
     assert done.index("open 2") < done.index("write 1")
 
 
-def test_a_stop_ends_between_two_blocks(weights: str, shards: Path, alone: Comm) -> None:
-    from trainer.errors import Preempted
-    from trainer.evaluate.rounds import Rounds
-
-    answers = iter([False, False, True])
-    with pytest.raises(Preempted):
-        list(Rounds(alone, lambda: next(answers)).while_any(iter("abc")))
-
-
 def test_a_stop_does_not_wait_for_a_block_that_storage_does_not_give() -> None:
-    from threading import Event
-
-    from trainer.data.bad_samples import Skipped
-    from trainer.errors import Preempted
-    from trainer.evaluate.rounds import Rounds
-
     answers = Event()
 
     def evaluation(comm: Comm) -> None:
@@ -408,12 +339,6 @@ def test_a_stop_does_not_wait_for_a_block_that_storage_does_not_give() -> None:
 
 
 def test_a_block_that_fails_leaves_no_thread_behind(alone: Comm) -> None:
-    import gc
-    from threading import enumerate as threads
-
-    from trainer.data.bad_samples import Skipped
-    from trainer.evaluate.rounds import Rounds
-
     def blocks() -> Iterator[Any]:
         raise InputError("no sample")
         yield
@@ -427,3 +352,10 @@ def test_a_block_that_fails_leaves_no_thread_behind(alone: Comm) -> None:
             assert not thread.is_alive()
     finally:
         gc.enable()
+
+
+def test_features_lie_beside_their_shards_or_where_they_are_asked_for() -> None:
+    names = ("/a/x.1.tar", "s3://bucket/b/y.tar")
+    beside, asked = (list(feature_files(names, out).values()) for out in (None, "s3://c/d/"))
+    assert beside == ["/a/features/x.1.parquet", "s3://bucket/b/features/y.parquet"]
+    assert asked == ["s3://c/d/x.1.parquet", "s3://c/d/y.parquet"]

@@ -2,12 +2,13 @@
 
 import base64
 import io
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from trainer.data.sample import LeftOut, RawSample
+from trainer.data.sample import RawSample
 from trainer.evaluate.evaluation import board
 from trainer.evaluate.ranking import Pairs
 
@@ -17,7 +18,7 @@ CAPTIONS = (("a", "also a"), ("b",), ("c", "a"))
 class Three:
     """Three images, of one colour each; the first and the last share a caption."""
 
-    left_out = LeftOut()
+    left_out: Any = None
 
     def __len__(self) -> int:
         return 3

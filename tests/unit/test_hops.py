@@ -5,7 +5,6 @@ import tarfile
 from collections.abc import Sequence
 from typing import BinaryIO, cast
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,18 +85,6 @@ def test_large_members_are_passed_over_and_small_ones_are_read_in_large_parts() 
     assert sum(fetched) <= len(small)
     assert fetched[:3] == [2**20, 2**21, 2**22]
     assert set(fetched[3:-1]) == {2**22}
-
-
-def test_it_is_a_file() -> None:
-    content = np.arange(10_000, dtype=np.uint16).tobytes()
-    file = hopping(content, [])
-    assert file.read() == content
-    assert file.read(1) == b""
-    assert file.seek(-4, io.SEEK_END) == len(content) - 4
-    assert file.seek(2, io.SEEK_CUR) == file.tell() == len(content) - 2
-    assert file.read(10) == content[-2:]
-    file.seek(len(content) + 100)
-    assert file.read(10) == b""
 
 
 def test_filters_are_decided_while_the_headers_are_read() -> None:

@@ -13,7 +13,6 @@ import open_clip
 import pytest
 import torch
 from PIL import Image
-from pydantic import ValidationError
 from timm.data import naflex_transforms
 from timm.data.naflex_dataset import NaFlexCollator
 from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence
@@ -22,17 +21,16 @@ from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor
 
 from tests.support.jobs import VIT, small_job, tiny_job
+from tests.support.loading import rank_batches
 from tests.support.naflex import NAFLEX, PATCH, SHAPES, TOKENS, picture, rows_of, whole_precision
 from tests.support.step_ranks import gradients_of_ranks
 from trainer.config import Job
 from trainer.config.augment import Augment
-from trainer.config.batch_plan import BatchPlan, batch_text, passes, plan
+from trainer.config.batch_plan import passes, plan
 from trainer.config.gpus import gpu_named
 from trainer.data.augment import augmentation
-from trainer.data.eval_blocks import UsableSamples
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Batch, train_batches
-from trainer.data.order import position_seed
+from trainer.data.eval_blocks import eval_blocks
+from trainer.data.loader import Batch
 from trainer.data.patches import (
     Budget,
     DrawnCrop,
@@ -42,24 +40,19 @@ from trainer.data.patches import (
     normalised_patches,
     tower_input,
 )
-from trainer.data.pictures import Decoding
-from trainer.data.sample import BadSample, LeftOut, RawSample
-from trainer.data.sample_requests import EvalRequests
+from trainer.data.sample import RawSample
 from trainer.errors import InputError
 from trainer.estimate.architecture import architecture
 from trainer.estimate.fit import memory_of
 from trainer.estimate.step_speed import step_speed
 from trainer.evaluate.features import evaluating, image_features
-from trainer.model.build import Clip, untrained
+from trainer.model.build import untrained
 from trainer.model.export import export
-from trainer.model.image_tokens import check_image_tokens, image_tokens
 from trainer.model.kernels import DevicePositions, use_kernels
 from trainer.model.outputs import outputs
-from trainer.plan.describe import describe
 from trainer.train.prefetch import Prefetcher
 
 BUDGET = Budget(TOKENS, (PATCH, PATCH))
-NONE = LeftOut()
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 
 
@@ -69,7 +62,7 @@ def _job(**sections: Any) -> Job:
 
 
 @pytest.fixture(scope="module")
-def clip() -> Clip:
+def clip() -> Any:
     return untrained(_job())
 
 
@@ -113,9 +106,8 @@ class _Draws:
         return least + int(self._random.random() * (most - least + 1))
 
 
-@pytest.mark.parametrize("shape", [(640, 480), (333, 500), (64, 64), (900, 120), (20, 24)])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("encoded", [False, True])
+@pytest.mark.parametrize("shape", [(640, 480), (333, 500), (900, 120), (20, 24)])
+@pytest.mark.parametrize(("seed", "encoded"), [(0, False), (1, True)])
 def test_crops_for_training_are_those_of_timm(
     shape: tuple[int, int], seed: int, encoded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,8 +141,8 @@ def test_bytes_are_normalised_as_for_evaluation_and_padding_is_zero() -> None:
     assert not found[15:16].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("grid", [(1, 4096), (4096, 1), (3, 1300), (64, 64)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("grid", [(1, 4096), (4096, 1), (64, 64)])
 def test_every_precision_holds_the_grid_of_any_picture(grid: tuple[int, int], dtype: torch.dtype) -> None:
     height, width = grid
     tall = Image.new("RGB", (width * 2, height * 2))
@@ -171,19 +163,10 @@ def test_an_augmented_picture_follows_from_its_seed() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 30_000), (30_000, 1), (2, 3)])
-def test_pictures_of_odd_shapes_make_patches(clip: Clip, shape: tuple[int, int]) -> None:
+def test_pictures_of_odd_shapes_make_patches(clip: Any, shape: tuple[int, int]) -> None:
     odd = picture(*shape)
     for rows in (clip.eval_transform(odd), PatchCrop(BUDGET)(_raw(odd), 0)):
         assert 1 <= int(tower_input(rows[None])["patch_valid"].sum()) <= TOKENS
-
-
-def test_a_picture_that_makes_no_patches_is_a_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise ValueError
-
-    monkeypatch.setattr(Budget, "size", refuse)
-    with pytest.raises(BadSample, match="90 x 50 pixels, which make no patches"):
-        PatchCrop(BUDGET)(_raw(picture(90, 50)), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +174,7 @@ class _Pictures:
     """Source of pictures of many shapes."""
 
     count: int
-    left_out: LeftOut = NONE
+    left_out: Any = None
 
     def __len__(self) -> int:
         return self.count
@@ -203,29 +186,12 @@ class _Pictures:
         return dataclasses.replace(_raw(picture(*SHAPES[index % len(SHAPES)], seed=index)), label=index % 3)
 
 
-def _no_tokens(texts: list[str]) -> Tensor:
-    return torch.zeros(len(texts), 4, dtype=torch.int64)
-
-
 CROP = PatchCrop(BUDGET, (0.3, 1.0))
 
 
 def _batches(workers: int, rank: int = 0, ranks: int = 1, start: int = 0, crop: Any = CROP) -> list[Batch]:
-    batch_plan = BatchPlan(ranks, 8, 8 // ranks, 8 // ranks // 2, 2)
-    return list(
-        train_batches(
-            _Pictures(32),
-            plan=batch_plan,
-            rank=rank,
-            seed=3,
-            order=Lanes(3, 2),
-            pixels=crop,
-            tokenizer=_no_tokens,
-            workers=workers,
-            epochs=1,
-            start_batch=start,
-        )
-    )
+    how = {"accumulation": 2, "rank": rank, "workers": workers, "epochs": 1, "start_batch": start}
+    return list(rank_batches(_Pictures(32), (3, 2), 8, ranks, pixels=crop, **how))
 
 
 def test_a_sample_has_the_same_rows_on_any_rank_in_any_process_and_after_a_restart() -> None:
@@ -253,21 +219,11 @@ def test_a_step_has_the_same_sizes_on_any_rank_in_any_process_and_after_a_restar
     assert sizes[::2] == sizes[1::2], "both micro-batches of a step"
     assert {tuple(size) for size in sizes} < {crop.budget.shape for crop in DRAWN.crops}
     assert len(set(sizes)) > 1
-    for found, expected in (
-        (_batches(1, crop=DRAWN), whole),
-        (_batches(0, start=1, crop=DRAWN), whole[2:]),
-    ):
+    for found, expected in ((_batches(1, crop=DRAWN), whole), (_batches(0, start=1, crop=DRAWN), whole[2:])):
         for batch, one in zip(found, expected, strict=True):
             assert torch.equal(batch.images, one.images)
     for rank in (0, 1):
         assert [batch.images.shape[1:] for batch in _batches(0, rank, 2, crop=DRAWN)] == sizes
-
-
-def test_sizes_are_drawn_as_often_as_their_weights_say() -> None:
-    drawn = [DRAWN.crops.index(DRAWN.of_batch(position_seed(0, 0, step, "x"))) for step in range(2000)]
-    shares = [drawn.count(number) / len(drawn) for number in range(4)]
-    assert shares == pytest.approx([0.2, 0.2, 0.4, 0.2], abs=0.03)
-    assert DRAWN.most_bytes == (TOKENS + 1) * PATCH * PATCH * 3
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
@@ -288,13 +244,6 @@ def test_patches_of_another_size_are_embedded_as_timm_does_it(edge: int, mode: s
     theirs, _ = embeds(there["patches"].unflatten(2, (edge, edge, 3)), there["patch_coord"])
     ours, _ = embeds(own["patches"], own["patch_coord"])
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-def test_patches_of_the_towers_own_size_stay_as_they_are() -> None:
-    rows = PatchCrop(BUDGET)(_raw(picture(90, 50)), 1)[None]
-    mean, std = torch.tensor(MEAN), torch.tensor(STD)
-    found = Fitted((PATCH, PATCH), "bicubic")(rows, mean, std)
-    assert torch.equal(found, normalised_patches(rows, mean, std))
 
 
 def _micro_batches(count: int, patches: int) -> list[Batch]:
@@ -333,13 +282,6 @@ def test_a_step_of_fewer_patches_passes_in_fewer_parts_of_the_same_samples(
     assert torch.equal(torch.cat([micro.rows[:, 0] for micro in found]), expected)
 
 
-def test_a_limit_of_samples_holds_beside_that_of_patches() -> None:
-    optim = {"global_batch_size": 8, "max_image_tokens_per_gpu": 32, "max_batch_size_per_gpu": 4}
-    job = tiny_job(config=NAFLEX, model={"image_tokens": (4, 16)}, optim=optim)
-    assert [passes(job, plan(job, 1), tokens) for tokens in (4, 16)] == [2, 4]
-    assert "(max_image_tokens_per_gpu = 32)" in batch_text(job, plan(job, 1))
-
-
 def test_a_plan_counts_the_memory_of_the_largest_step_and_the_time_of_their_mean(tmp_path: Path) -> None:
     """A pass of few patches has more captions; here their long text tower is what takes the memory."""
     vision = {"timm_model_name": "naflexvit_base_patch16_siglip", "timm_pool": "map", "timm_proj": "none"}
@@ -366,31 +308,6 @@ def test_a_plan_counts_the_memory_of_the_largest_step_and_the_time_of_their_mean
     assert short[0] > long[0]
     assert drawn[0] == pytest.approx(short[0], rel=0.02)
     assert drawn[1] == pytest.approx((short[1] + long[1]) / 2, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("sections", "why"),
-    [
-        ({"model": {"image_tokens": (4, 8), "image_tokens_weights": (1,)}}, "has 1 number for 2 values of"),
-        ({"model": {"image_patches_weights": (1,)}}, "image_patches_weights has 1 number for 0 values"),
-        ({"optim": {"max_image_tokens_per_gpu": 9}}, "needs model.image_tokens: give both or neither"),
-        ({"model": {"image_tokens": 16}, "optim": {"max_image_tokens_per_gpu": 9}}, "= 9 is less than one"),
-    ],
-)
-def test_draws_that_do_not_go_together_are_refused(sections: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValidationError, match=why):
-        tiny_job(config=NAFLEX, **sections)
-
-
-def test_patches_of_several_sizes_need_a_budget() -> None:
-    with pytest.raises(InputError, match=r"image_patches: .* images of one size: give model.image_tokens"):
-        check_image_tokens(tiny_job(config=NAFLEX, model={"image_patches": (8,)}).model)
-
-
-def test_a_plan_names_the_budgets_and_the_sizes_of_patches() -> None:
-    model = {"image_tokens": (64, 128, 256), "image_patches": (8, 16)}
-    said = describe(tiny_job(config=NAFLEX, model=model), 1, None, local=False, files=False)
-    assert "any shape in up to 64 or 128 or 256 patches of 8 x 8 or 16 x 16 pixels" in said
 
 
 def _reference(job: Job, images: Tensor, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -420,23 +337,23 @@ def test_ranks_have_the_gradient_of_one_process(loss: str, ranks: int, micro_bat
         torch.testing.assert_close(gradient, expected[name], rtol=1e-10, atol=1e-13)
 
 
-def test_features_do_not_depend_on_what_stands_beside_a_picture(clip: Clip) -> None:
+def test_features_do_not_depend_on_what_stands_beside_a_picture(clip: Any) -> None:
     with evaluating(clip.model):
         rows = rows_of(clip, len(SHAPES))
-        together = clip.model.encode_image(rows)  # type: ignore[operator]
+        together = clip.model.encode_image(rows)
         for number, own in enumerate(rows):
-            alone = clip.model.encode_image(own[None])  # type: ignore[operator]
+            alone = clip.model.encode_image(own[None])
             torch.testing.assert_close(alone[0], together[number], rtol=1e-5, atol=1e-6)
 
 
-def test_a_block_for_evaluation_is_filled_up_and_its_features_are_those_of_open_clip(clip: Clip) -> None:
+def test_a_block_for_evaluation_is_filled_up_and_its_features_are_those_of_open_clip(clip: Any) -> None:
     pictures = _Pictures(5)
-    [request] = EvalRequests(pictures.shard_sizes(), rank=0, world_size=1, block=8)
-    block = UsableSamples(pictures, 8, clip.eval_transform, Decoding(10**6), skip_bad=False).of_block(request)
+    how: dict[str, Any] = {"rank": 0, "world_size": 1, "block": 8, "workers": 0}
+    [block] = eval_blocks(pictures, transform=clip.eval_transform, **how)
     with evaluating(clip.model):
         found = image_features(clip, block.images, "fp32", torch.device("cpu"))
         theirs = tower_input(rows_of(clip, 5))
-        own = torch.nn.functional.normalize(clip.model.visual(theirs), dim=-1)  # type: ignore[operator]
+        own = torch.nn.functional.normalize(clip.model.visual(theirs), dim=-1)
     assert found.isfinite().all()
     torch.testing.assert_close(found[:5], own, rtol=1e-5, atol=1e-6)
 
@@ -487,50 +404,42 @@ def test_fast_kernels_give_the_features_of_plain_ones(precision: Any) -> None:
     [("image_size", 64), ("image_resize_mode", "squash"), ("patch_dropout", 0.5), ("cuda_graphs", True)],
 )
 def test_keys_of_pictures_of_one_size_are_refused(key: str, value: Any) -> None:
-    job = _job(model={key: value})
     with pytest.raises(InputError, match=rf"model\.{key}: .* in up to 16 patches .*: remove it"):
-        check_image_tokens(job.model)
-    with pytest.raises(InputError, match=rf"model\.{key}: "):
-        untrained(job)
+        untrained(_job(model={key: value}))
 
 
-def test_a_tower_that_takes_pictures_of_one_size_has_no_budget() -> None:
-    job = tiny_job(config=VIT, model={"image_tokens": 16})
-    with pytest.raises(InputError, match=r"image_tokens = 16: the image tower of .*tiny-vit\.json takes"):
-        check_image_tokens(job.model)
+def test_a_limit_of_samples_holds_beside_that_of_patches() -> None:
+    optim = {"global_batch_size": 8, "max_image_tokens_per_gpu": 32, "max_batch_size_per_gpu": 4}
+    job = tiny_job(config=NAFLEX, model={"image_tokens": (4, 16)}, optim=optim)
+    assert [passes(job, plan(job, 1), tokens) for tokens in (4, 16)] == [2, 4]
 
 
-def test_the_budget_is_that_of_the_job_or_of_the_config() -> None:
-    config = {"vision_cfg": {"timm_model_name": "naflexvit_base_patch16_siglip", "image_seq_len": 576}}
-    assert image_tokens(tiny_job().model, config) == 576
-    assert image_tokens(_job().model, config) == TOKENS
-    assert image_tokens(tiny_job(config=NAFLEX).model) is None
+@pytest.mark.parametrize(
+    ("config", "model", "said"),
+    [
+        (VIT, {"image_tokens": 16}, r"image_tokens = 16: the image tower of .*tiny-vit\.json takes"),
+        (NAFLEX, {"image_patches": (8,)}, r"image_patches: .* images of one size: give model.image_tokens"),
+    ],
+)
+def test_a_budget_and_a_tower_that_do_not_fit_are_refused(
+    config: str, model: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        untrained(tiny_job(config=config, model=model))
+
+
+def test_sizes_are_drawn_as_often_as_their_weights_say() -> None:
+    draw = random.Random(0)
+    drawn = [DRAWN.crops.index(DRAWN.of_batch(draw.getrandbits(63))) for _ in range(2000)]
+    shares = [drawn.count(number) / len(drawn) for number in range(4)]
+    assert shares == pytest.approx([0.2, 0.2, 0.4, 0.2], abs=0.03)
+    assert DRAWN.most_bytes == (TOKENS + 1) * PATCH * PATCH * 3
 
 
 def test_without_a_budget_the_tower_takes_pictures_of_one_size() -> None:
     clip = untrained(small_job(config=NAFLEX))
     assert clip.images.input_shape == (3, 32, 32)
     assert clip.model.encode_image(torch.zeros(1, 3, 32, 32)).isfinite().all()  # type: ignore[operator]
-
-
-def test_a_plan_counts_the_tokens_of_the_budget(tmp_path: Path) -> None:
-    """All figures but the images are those of the tower for pictures of one size with as many patches."""
-    vision = {"image_size": 256, "timm_pool": "map", "timm_proj": "none"}
-    text = {"context_length": 64, "vocab_size": 1000, "width": 768, "heads": 12, "layers": 2}
-    found = []
-    for name, tower, tokens in (
-        ("square", "vit_base_patch16_siglip_256", None),
-        ("naflex", "naflexvit_base_patch16_siglip", 256),
-    ):
-        file = tmp_path / f"{name}.json"
-        config = {"embed_dim": 768, "vision_cfg": {**vision, "timm_model_name": tower}, "text_cfg": text}
-        file.write_text(json.dumps(config))
-        found.append(architecture(tiny_job(config=str(file), model={"image_tokens": tokens}).model))
-    square, naflex = found
-    assert square is not None
-    assert naflex is not None
-    assert naflex.towers == square.towers
-    assert naflex.image_size == (256 * 16, 16)
 
 
 @pytest.mark.parametrize("form", ["open_clip", "safetensors"])

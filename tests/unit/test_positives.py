@@ -7,33 +7,28 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.support.jobs import COCA, small_job, tiny_job
+from tests.support.jobs import small_job, tiny_job
+from tests.support.loading import open_indexed, rank_batches, unindexed
 from tests.support.pictures import picture
 from tests.support.step_ranks import gradients_of_ranks
 from tests.support.tables import write_arrow, write_parquet
 from tests.support.tiles import tiles_of
 from trainer.config import Data, Job
 from trainer.config.batch_plan import plan
-from trainer.config.losses import PositivesName as Kind
-from trainer.data.bad_samples import WHOLE, Skipped
-from trainer.data.groups import NO_GROUP, group_numbers, id_number
-from trainer.data.index import index_shards, open_index, stale, write_catalogue
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Batch, train_batches
+from trainer.data.bad_samples import Skipped
+from trainer.data.groups import id_number
+from trainer.data.loader import Batch
 from trainer.data.sample import BadSample
 from trainer.data.shard_files import write_shard
-from trainer.data.source import open_source, open_with_index, selection_of
-from trainer.data.targets import StoredTeacher
+from trainer.data.source import open_source
 from trainer.errors import InputError
 from trainer.model.build import untrained
 from trainer.model.outputs import outputs
-from trainer.model.positives import Positives
 from trainer.plan.first_samples import FirstSamples
 from trainer.train.prefetch import Prefetcher
 
@@ -108,7 +103,7 @@ FORMS: dict[str, tuple[Callable[[Path], str], str]] = {
 }
 
 
-def expected(kind: Kind, form: str) -> list[object]:
+def expected(kind: Any, form: str) -> list[object]:
     """Returns what each sample shares, by the values that it was made of."""
     if kind != "groups":
         return list({"captions": CAPTIONS, "images": IMAGES}[kind])
@@ -116,30 +111,19 @@ def expected(kind: Kind, form: str) -> list[object]:
     return [None if each in (None, "") else str(each) for each in held]
 
 
-def job_on(data: str, kind: Kind, group_by: str | None, ranks: int = 1, micro: int = 6) -> Job:
+def job_on(data: str, kind: Any, group_by: str | None, ranks: int = 1, micro: int = 6) -> Job:
     return tiny_job(
         data={"format": "auto", "train": (data,), "group_by": group_by},
         optim={"positives": kind, "global_batch_size": 12, "max_batch_size_per_gpu": micro // ranks},
     )
 
 
-def batches_of(job: Job, rank: int, ranks: int, workers: int = 0, start_batch: int = 0) -> list[Batch]:
+def batches_of(job: Job, rank: int, ranks: int, **how: Any) -> list[Batch]:
     """One rank's micro-batches of two steps: all samples of an epoch."""
-    clip = untrained(job)
-    stream = train_batches(
-        open_source(job.data),
-        plan=plan(job, ranks),
-        rank=rank,
-        seed=job.seed,
-        order=Lanes(4, 12),
-        pixels=clip.images.crop,
-        tokenizer=clip.tokenizer,
-        workers=workers,
-        positives=job.optim.positives,
-        epochs=1,
-        start_batch=start_batch,
-    )
-    return list(stream)
+    clip, split = untrained(job), plan(job, ranks)
+    how |= {"pixels": clip.images.crop, "tokenizer": clip.tokenizer, "positives": job.optim.positives}
+    how |= {"rank": rank, "seed": job.seed, "epochs": 1}
+    return list(rank_batches(open_source(job.data), (4, 12), 12, ranks, split.accumulation, **how))
 
 
 def place(key: str, form: str) -> int:
@@ -156,7 +140,7 @@ def place(key: str, form: str) -> int:
 @pytest.mark.parametrize("form", ["shards", "parquet", "arrow"])
 @pytest.mark.parametrize("kind", ["captions", "images", "groups"])
 def test_samples_that_share_it_are_a_group_on_all_ranks(
-    tmp_path: Path, kind: Kind, form: str, ranks: int
+    tmp_path: Path, kind: Any, form: str, ranks: int
 ) -> None:
     made, group_by = FORMS[form]
     job = job_on(made(tmp_path), kind, group_by if kind == "groups" else None, ranks)
@@ -191,7 +175,7 @@ def test_rows_of_a_csv_table_have_the_group_of_their_column(tmp_path: Path) -> N
     source = open_source(job_on(made(tmp_path), "groups", group_by).data)
     groups = [source.read(number).group for number in range(ROWS)]
     shared = expected("groups", "csv")
-    assert [group == NO_GROUP for group in groups] == [each is None for each in shared]
+    assert [group == 0 for group in groups] == [each is None for each in shared]
     assert same([group or -n for n, group in enumerate(groups, 1)]) == alike(shared)
     with pytest.raises(InputError, match="no group column 'gruop'; did you mean 'group'"):
         open_source(job_on(str(tmp_path / "t.csv"), "groups", "gruop").data)
@@ -200,16 +184,13 @@ def test_rows_of_a_csv_table_have_the_group_of_their_column(tmp_path: Path) -> N
 def test_ids_come_from_an_index_on_disk_and_others_keep_theirs(tmp_path: Path) -> None:
     made, group_by = FORMS["shards"]
     data = job_on(made(tmp_path), "groups", group_by).data
-    paths, selection = [str(tmp_path / f"{n}.tar") for n in range(2)], selection_of(data)
-    assert selection is not None
-    write_catalogue(tmp_path, selection, index_shards(stale(paths, selection, tmp_path), selection, tmp_path))
-    indexed = open_with_index(open_index(paths, selection, tmp_path), data, WHOLE)
-    here = open_source(data)
+    paths = [str(tmp_path / f"{n}.tar") for n in range(2)]
+    open_indexed(paths, tmp_path / "index")
+    assert unindexed(paths, tmp_path / "index", group_by=group_by) == paths
+    indexed, here = open_indexed(paths, tmp_path / "index", group_by=group_by), open_source(data)
     assert [indexed.read(n) for n in range(ROWS)] == [here.read(n) for n in range(ROWS)]
-    assert pickle.loads(pickle.dumps(indexed)).read(1).group == here.read(1).group != NO_GROUP
-    plain = selection_of(data.model_copy(update={"group_by": None}))
-    assert plain is not None
-    assert plain.identity == (*selection.identity[:-1],), "an index without ids stays as it was"
+    assert pickle.loads(pickle.dumps(indexed)).read(1).group == here.read(1).group != 0
+    assert unindexed(paths, tmp_path / "index") == [], "an index without ids stays as it was"
 
 
 @pytest.mark.parametrize(
@@ -241,22 +222,11 @@ def test_a_whole_number_is_the_id_that_its_digits_are() -> None:
     assert id_number(7) == id_number("7") == id_number(7.0) == id_number(" 7\n")
     values = (7, "07", "7.0", -7, "seven", 2**53 + 1, "\ud800", 10**30)
     assert len({id_number(value) for value in values}) == len(values)
-    assert [id_number(value) for value in (None, "", " ", float("nan"))] == [NO_GROUP] * 4
+    assert [id_number(value) for value in (None, "", " ", float("nan"))] == [0] * 4
     with pytest.raises(ValueError, match="but float"):
         id_number(float(2**60))
     with pytest.raises(ValueError, match="but float"):
         id_number(float("inf"))
-
-
-def test_numbers_of_many_groups_differ_and_are_no_position() -> None:
-    rows = np.zeros((100_000, 1), dtype=np.int64)
-    rows[:, 0] = np.arange(len(rows))
-    captions = group_numbers("captions", [b""] * len(rows), rows, rows[:, 0])
-    assert captions is not None
-    alone = group_numbers("groups", [None] * len(rows), rows, rows[:, 0])
-    assert alone is not None
-    assert len({*captions.tolist(), *alone.tolist()}) == 2 * len(rows)
-    assert group_numbers("pairs", [None], rows[:1], rows[0]) is None
 
 
 def test_samples_without_an_id_are_counted_and_the_first_are_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -269,49 +239,15 @@ def test_samples_without_an_id_are_counted_and_the_first_are_named(caplog: pytes
     assert "4 of the last 8 samples, such as a, b\\n, c. metrics" in message
 
 
-def assert_same_groups(some: list[Batch], others: list[Batch]) -> None:
-    for one, other in zip(some, others, strict=True):
-        assert (one.keys, one.alone) == (other.keys, other.alone)
-        assert one.groups is not None
-        assert other.groups is not None
-        assert torch.equal(one.groups, other.groups)
-
-
-def test_groups_travel_between_processes_and_stay_with_their_samples(tmp_path: Path) -> None:
-    made, group_by = FORMS["shards"]
-    job = job_on(made(tmp_path), "groups", group_by)
-    assert_same_groups(batches_of(job, 0, 1), batches_of(job, 0, 1, workers=2))
-
-
-@pytest.mark.parametrize("kind", ["captions", "images", "groups"])
-def test_a_resume_in_the_middle_of_an_epoch_has_the_same_groups(tmp_path: Path, kind: Kind) -> None:
-    made, group_by = FORMS["shards"]
-    job = job_on(made(tmp_path), kind, group_by)
-    assert_same_groups(batches_of(job, 0, 1, start_batch=1), batches_of(job, 0, 1)[2:])
-
-
-@pytest.mark.parametrize("targets", [False, True])
-def test_the_prefetcher_gives_each_micro_batch_its_groups(targets: bool) -> None:
+def test_the_prefetcher_gives_each_micro_batch_its_groups() -> None:
     def batch(number: int) -> Batch:
         images, tokens = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.ones(2, 5, dtype=torch.int64)
-        judged = torch.full((2, 2, 6), float(number)) if targets else None
         groups = torch.tensor([number, number + 1])
-        return Batch(images, tokens, 0, 0, number, torch.arange(2), ["c"] * 2, ["k"] * 2, (), judged, groups)
+        return Batch(images, tokens, 0, 0, number, torch.arange(2), ["c"] * 2, ["k"] * 2, (), None, groups)
 
-    teachers = [StoredTeacher("f", "m", "d", 6, 1.0, None, 0)] * targets
-    channels = ((0.0,) * 3, (1.0,) * 3)
-    prefetcher = Prefetcher(torch.device("cpu"), torch.float32, *channels, teachers=teachers)
+    prefetcher = Prefetcher(torch.device("cpu"), torch.float32, (0.0,) * 3, (1.0,) * 3)
     [step] = list(islice(prefetcher.steps(iter([batch(0), batch(5)]), 2), 1))
     assert [part.groups.tolist() for part in step if part.groups is not None] == [[0, 1], [5, 6]]
-    assert [len(part.judgements) for part in step] == [targets] * 2
-
-
-def test_each_target_is_spread_over_the_group_and_sums_to_one() -> None:
-    target = Positives(NUMBERS).target(0, 0, torch.empty(SAMPLES, SAMPLES, dtype=torch.float64))
-    torch.testing.assert_close(target.sum(1), torch.ones(SAMPLES, dtype=torch.float64))
-    assert target[0].tolist() == pytest.approx([1 / 3, 0, 1 / 3, 0, 0, 1 / 3, 0, 0])
-    part = Positives(NUMBERS).target(2, 4, torch.empty(3, 2, dtype=torch.float64))
-    assert torch.equal(part, target[2:5, 4:6])
 
 
 def job_of(kind: str, ranks: int, parts: int, **optim: Any) -> Job:
@@ -348,9 +284,7 @@ def by_definition(job: Job) -> tuple[Tensor, dict[str, Tensor]]:
     return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("tile", [0, 3])
+@pytest.mark.parametrize(("tile", "ranks", "parts"), [(0, 1, 1), (0, 2, 2), (3, 2, 1), (3, 4, 2)])
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_ranks_and_micro_batches_have_the_gradient_of_the_definition(
     kind: str, tile: int, ranks: int, parts: int
@@ -365,35 +299,6 @@ def test_ranks_and_micro_batches_have_the_gradient_of_the_definition(
         torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-13)
 
 
-def test_a_step_without_the_numbers_of_groups_is_no_step_of_pairs() -> None:
-    with pytest.raises(AssertionError, match="numbered no groups"):
-        gradients_of_ranks(job_of("clip", 1, 1), 1, samples()[:2])
-
-
-@pytest.mark.parametrize("kind", ["captions", "images", "groups"])
-def test_positives_of_coca_are_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match=rf'positives = "{kind}" is for the losses clip and siglip'):
-        small_job(config=COCA, optim={"loss": "coca", "positives": kind})
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ({"train": ("a.tar",)}, r"needs data\.group_by, which names the field"),
-        ({"format": "synthetic", "group_by": "json:g"}, "Neither streams nor synthetic data give any"),
-        ({"train": ("pipe:cat a",), "stream_samples": 8, "group_by": "json:g"}, "Neither streams nor"),
-        ({"train": ("a.tar",), "group_by": "txt:g"}, "names no single field"),
-        ({"train": ("a.tar",), "group_by": "json:g[*]"}, "names no single field"),
-        ({"train": ("a.parquet",), "group_by": "g[*]"}, "group_by = g.* names several values"),
-    ],
-)
-def test_groups_without_a_place_of_their_ids_are_refused(data: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        tiny_job(data={"format": "auto", **data}, optim={"positives": "groups"})
-
-
 def test_a_retrieval_set_needs_no_ids() -> None:
-    job = tiny_job(
-        data={"format": "auto", "train": ("a.tar",), "group_by": "json:g"}, optim={"positives": "groups"}
-    )
-    assert job.retrieval_data.group_by is None
+    data = {"format": "auto", "train": ("a.tar",), "group_by": "json:g"}
+    assert tiny_job(data=data, optim={"positives": "groups"}).retrieval_data.group_by is None

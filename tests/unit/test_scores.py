@@ -1,7 +1,6 @@
 """`data.scores`: which rows belong to which samples, what is counted, and what makes another run."""
 
 import json
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -9,41 +8,24 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-import torch
-from click.testing import CliRunner
 from pyarrow import parquet
-from pydantic import ValidationError
 
-from tests.support.jobs import VIT, tiny_job
-from tests.support.pictures import noise, picture
+from tests.support.jobs import tiny_job
+from tests.support.loading import clipship, keys_of, unindexed
+from tests.support.pictures import picture
 from tests.support.range_server import serving
 from tests.support.thread_ranks import run_ranks
-from trainer.checkpoint.identity import RunIdentity, digest_of
-from trainer.cli.main import cli
-from trainer.comm.protocol import Comm
 from trainer.config import Data, Job
 from trainer.data import scores
 from trainer.data.distributed_index import open_together
 from trainer.data.files import Files
 from trainer.data.identity import data_rows
 from trainer.data.shard_files import write_shard
-from trainer.data.source import open_source, selection_of
+from trainer.data.source import open_source
 from trainer.errors import InputError
-from trainer.evaluate.embed import embed
-from trainer.model.build import untrained
 from trainer.plan.describe import score_rows
-from trainer.plan.trained import embed_job
-from trainer.plan.unused_keys import unused_keys
 
 UIDS = [f"{number:016x}{number * 977:016x}" for number in range(12)]
-
-
-@pytest.fixture(autouse=True)
-def forgetful() -> Iterator[None]:
-    """A process knows its scores once; tests change them."""
-    yield
-    scores._identities.clear()
-    scores.forget_tables()
 
 
 def write(folder: Path, name: str, numbers: range) -> str:
@@ -83,8 +65,7 @@ def data_of(**values: Any) -> Data:
 
 
 def kept(data: Data) -> list[str]:
-    source = open_source(data)
-    return [source.read(number).key for number in range(len(source))]
+    return keys_of(open_source(data))
 
 
 def test_a_score_keeps_what_a_plain_comparison_keeps(shards: tuple[str, str], tmp_path: Path) -> None:
@@ -167,22 +148,6 @@ def test_a_list_of_uids_keeps_what_is_in_it(shards: tuple[str, str], tmp_path: P
     assert len(kept(others)) == 9
 
 
-def test_tables_may_be_empty_and_columns_may_have_the_names_of_others(
-    shards: tuple[str, str], tmp_path: Path
-) -> None:
-    empty = table(tmp_path / "e.parquet", {"key": pyarrow.array([], pyarrow.string())})
-    data = data_of(train=shards, scores=empty, filters=("scores:listed == false",))
-    assert len(kept(data)) == 12
-    assert list(score_rows(job_of(shards, empty, tmp_path / "i", "scores:listed == true"))) == [
-        ("scores", "0 of 0 samples with a row pass scores:listed == true")
-    ]
-    (tmp_path / "e.txt").touch()
-    assert len(kept(data.model_copy(update={"scores": (str(tmp_path / "e.txt"),)}))) == 12
-    numbers = table(tmp_path / "n.parquet", {"key": range(3), "uid": ["a", "b", "c"]})
-    with pytest.raises(InputError, match="12 with no row in data"):
-        open_source(data_of(train=shards, scores=numbers, filters=("scores:key > 1",), max_bad_share=0))
-
-
 def test_rows_of_parquet_are_scored_too(tmp_path: Path) -> None:
     columns = {"image": [picture(n) for n in range(6)], "caption": ["c"] * 6, "uid": UIDS[:6]}
     train = table(tmp_path / "t.parquet", columns, row_group_size=4)
@@ -216,25 +181,6 @@ def test_a_row_of_scores_without_a_key_belongs_to_no_sample_and_is_counted(
     assert f"1 row without a key in column key of {scored}" in caplog.text
 
 
-def test_what_embed_writes_are_scores(tmp_path: Path) -> None:
-    for name in "ab":
-        members = [{"png": noise(ord(name) + n), "txt": f"one {n}\ntwo {n}".encode()} for n in range(5)]
-        samples = ((f"{name}{n}", each) for n, each in enumerate(members))
-        write_shard(samples, tmp_path / f"{name}.tar")
-    torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / "w.pt")
-    job = embed_job(str(tmp_path / "w.pt"), VIT, (f"{tmp_path}/*.tar",), 1, ("data.workers=0",))
-    run_ranks(1, lambda comm: embed(job, comm, "fp16"))
-    best: dict[str, float] = {}
-    for row in parquet.read_table(tmp_path / "features", columns=["key", "cosine"]).to_pylist():
-        best[row["key"]] = max(row["cosine"], best.get(row["key"], -1.0))
-    middle = sorted(best.values())[5]
-    data = data_of(
-        train=(f"{tmp_path}/*.tar",), scores=f"{tmp_path}/features", filters=(f"clip_score >= {middle!r}",)
-    )
-    assert kept(data) == [key for key in sorted(best) if best[key] >= middle]
-    assert len(kept(data)) == 5
-
-
 def job_of(shards: tuple[str, ...], path: str, folder: Path, *filters: str) -> Job:
     data = {"format": "auto", "train": shards, "scores": (path,), "filters": filters, "index": str(folder)}
     return tiny_job(data=data)
@@ -254,46 +200,30 @@ def test_ranks_open_the_same_samples_and_rank_0_alone_reads_which_scores_they_ar
 
     monkeypatch.setattr(scores, "_seal", seal)
 
-    def keys(comm: Comm) -> list[str]:
-        source = open_together(job, comm)
-        return [source.read(number).key for number in range(len(source))]
-
-    assert run_ranks(2, keys) == [HALF, HALF]
+    assert run_ranks(2, lambda comm: keys_of(open_together(job, comm))) == [HALF, HALF]
     assert read == [path]
 
 
-@pytest.mark.parametrize("compression", ["zstd", "none"])
-def test_other_scores_make_another_index_and_another_run(
-    shards: tuple[str, str], tmp_path: Path, compression: str
-) -> None:
+def test_other_scores_make_another_index_and_another_run(shards: tuple[str, str], tmp_path: Path) -> None:
     """The other scores are the same numbers in another order: equal sizes, and as many samples are kept."""
     path = tmp_path / "s.parquet"
     job = job_of(shards, str(path), tmp_path / "index", "clip_score >= 0.5")
     columns = of(range(12))
     turned = {**columns, "cosine": [*columns["cosine"][1:], columns["cosine"][0]]}
-    facts, identities, found = [], [], []
+    facts, unread, found = [], [], []
     for each in (columns, turned, columns):
-        table(path, each, compression=compression)
+        table(path, each)
         scores._identities.clear()
         scores.forget_tables()
+        unread.append(unindexed(shards, tmp_path / "index", scores=(str(path),), filters=job.data.filters))
         (source,) = run_ranks(1, lambda comm: open_together(job, comm))
-        selection = selection_of(job.data)
-        assert selection is not None
         facts.append(data_rows(job.data, source))
-        identities.append(selection.identity)
-        found.append([source.read(number).key for number in range(len(source))])
+        found.append(keys_of(source))
     assert len(found[0]) == len(found[1])
     assert found[0] != found[1]
     assert facts[0] != facts[1]
-    assert identities[0] != identities[1]
-    assert (facts[0], identities[0], found[0]) == (facts[2], identities[2], found[2])
-    before, now = (
-        RunIdentity(job, 6, data_files=digest_of(rows), order={"block_samples": 7, "lanes": 8})
-        for rows in facts[:2]
-    )
-    assert before.changes(before.facts()) == []
-    (change,) = now.changes(before.facts())
-    assert change.endswith("or data.scores other values, than then")
+    assert unread == [list(shards), list(shards), []]
+    assert (facts[0], found[0]) == (facts[2], found[2])
 
 
 def test_features_are_not_read_for_a_score(
@@ -348,29 +278,6 @@ def test_scores_that_cannot_be_read_are_refused(
         open_source(data_of(train=shards, scores=str(tmp_path / name), filters=(filters,)))
 
 
-@pytest.mark.parametrize(
-    ("values", "problem"),
-    [
-        ({"filters": "scores:x > 1"}, "scores:x > 1 compares a column of scores: name the tables there"),
-        ({"filters": "scores:x == 'a'", "scores": "s.parquet"}, "compared with a number, true or false"),
-        ({"filters": "scores:listed > 1", "scores": "s.txt"}, "scores:listed is compared with true or false"),
-        (
-            {"filters": "clip_score > 1", "scores": "s.parquet", "train": "t.csv"},
-            "put the values into a column",
-        ),
-        ({"filters": "clip_score > 1", "scores": "s.parquet", "scores_by": "txt:a"}, "names no single field"),
-    ],
-)
-def test_filters_on_scores_that_cannot_be_decided_are_refused(values: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValidationError, match=problem):
-        Data(**{"train": "a.tar", **values})
-
-
-def test_scores_that_no_filter_reads_have_no_effect() -> None:
-    job = tiny_job(data={"format": "auto", "train": ("a.tar",), "scores": ("s.parquet",)})
-    assert any(keys == ("data.scores",) for keys, _ in unused_keys(job))
-
-
 def test_check_says_how_many_remain(shards: tuple[str, str], tmp_path: Path) -> None:
     path = table(tmp_path / "s.parquet", {**of(range(12), x=range(12))})
     job = job_of(shards, path, tmp_path / "i", "clip_score >= 0.5", "scores:x > 3", "min_side >= 4")
@@ -383,7 +290,20 @@ def test_check_says_how_many_remain(shards: tuple[str, str], tmp_path: Path) -> 
 
 def test_the_command_index_takes_scores(shards: tuple[str, str], tmp_path: Path) -> None:
     path = table(tmp_path / "s.parquet", of(range(12)))
-    words = ["index", *shards, "--to", str(tmp_path / "i"), "--scores", path, "--processes", "1"]
-    ran = CliRunner().invoke(cli, [*words, "--filters", "clip_score >= 0.5"])
-    assert ran.exit_code == 0, ran.output
-    assert f"{len(HALF)} samples" in ran.output
+    words = ["index", *shards, "--to", tmp_path / "i", "--scores", path, "--processes", "1"]
+    assert f"{len(HALF)} samples" in clipship(*words, "--filters", "clip_score >= 0.5").err
+
+
+def test_tables_may_be_empty_and_columns_may_have_the_names_of_others(
+    shards: tuple[str, str], tmp_path: Path
+) -> None:
+    empty = table(tmp_path / "e.parquet", {"key": pyarrow.array([], pyarrow.string())})
+    (tmp_path / "e.txt").touch()
+    for path in (empty, str(tmp_path / "e.txt")):
+        assert len(kept(data_of(train=shards, scores=path, filters=("scores:listed == false",)))) == 12
+    assert list(score_rows(job_of(shards, empty, tmp_path / "i", "scores:listed == true"))) == [
+        ("scores", "0 of 0 samples with a row pass scores:listed == true")
+    ]
+    numbers = table(tmp_path / "n.parquet", {"key": range(3), "uid": ["a", "b", "c"]})
+    with pytest.raises(InputError, match="12 with no row in data"):
+        open_source(data_of(train=shards, scores=numbers, filters=("scores:key > 1",), max_bad_share=0))

@@ -127,20 +127,6 @@ def test_what_no_store_can_be_told_is_refused_without_its_value(storage: dict[st
     assert "s3cr3tvalue" not in str(refused.value).lower()
 
 
-def test_a_key_in_an_address_and_one_endpoint_for_two_stores_are_refused() -> None:
-    with pytest.raises(ValueError, match="a key has no place in a job file") as refused:
-        stored("s3://id:s3cr3tvalue@bucket/0.tar")
-    assert "s3cr3tvalue" not in str(refused.value).split("[type=")[0]
-    with pytest.raises(ValueError, match=r"names 2 kinds \(s3://b/0.tar, gs://b/0.tar\)"):
-        tiny_job(
-            data={
-                "train": (SHARDS["s3fs"], SHARDS["gcsfs"]),
-                "format": "webdataset",
-                "storage": {"endpoint": MINIO},
-            }
-        )
-
-
 def test_check_says_which_store_is_asked_and_where_its_keys_come_from() -> None:
     ((topic, text),) = storage_rows(stored(SHARDS["s3fs"], endpoint=MINIO, region="eu-1"))
     assert topic == "storage"
@@ -184,11 +170,6 @@ def test_a_store_says_how_long_to_wait_within_reason(said: str, wait_s: float) -
     assert asked_wait_s(error) == wait_s
     assert not is_denied("s3://b/0.tar", error)
     assert is_denied("s3://b/0.tar", OfBotocore(403, said))
-
-
-def test_obs_without_its_endpoint_is_refused_with_an_example() -> None:
-    with pytest.raises(ValueError, match=r"data.storage.endpoint: Huawei Cloud OBS \(obs://\) needs it"):
-        stored(SHARDS["obs"])
 
 
 @pytest.mark.skipif(not RCLONE.exists(), reason="rclone is not installed beside this Python: `make venv`")

@@ -12,24 +12,20 @@ from http.server import SimpleHTTPRequestHandler
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.support.loading import open_indexed, pair, unindexed, write_tar
 from tests.support.loopback import answering
 from tests.support.range_server import RETRY_AFTER_S, Ranges, serving
 from tests.unit.test_data_read_ahead import keys, opened
 from tests.unit.test_data_read_ahead import shards as shards
-from trainer.config import Data
-from trainer.data import files, index
+from trainer.data import index
 from trainer.data.arena import Arena
-from trainer.data.changed import COPIES, LOOK_S, Unchanged, Versions
-from trainer.data.entry import Content, Selects
-from trainer.data.files import Files, Stamp, stamp
-from trainer.data.index import index_shards, open_index, scan, stale, write_catalogue
-from trainer.data.lanes import Lanes
+from trainer.data.changed import Unchanged
+from trainer.data.files import Files
 from trainer.data.sample import BadSample
-from trainer.data.shard_names import expand_shards
-from trainer.data.shards import open_indexed, shard_selection
 from trainer.data.storage import SETTINGS
 from trainer.errors import InputError, StorageError
 
@@ -59,8 +55,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("trainer.run.retry.time", SimpleNamespace(sleep=clock.sleep))
-    monkeypatch.setattr(files, "STORE_WAITS_S", WAITS_S)
-    monkeypatch.setattr(files, "_ANSWERING_PARTS", set())
+    monkeypatch.setattr("trainer.data.files.STORE_WAITS_S", WAITS_S)
+    monkeypatch.setattr("trainer.data.files._ANSWERING_PARTS", set())
     return clock
 
 
@@ -88,10 +84,7 @@ def content(tmp_path: Path, store: tuple[str, type[Ranges]]) -> bytes:
     return content
 
 
-FAULTS = ["cut", "gone", "short", "503", "403", "500"]
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["cut", "gone", "short", "503", "403", "500"])
 def test_a_store_that_fails_now_and_then_gives_each_sample_once(
     fault: str, shards: str, store: tuple[str, type[Ranges]], tmp_path: Path, clock: Clock
 ) -> None:
@@ -100,51 +93,40 @@ def test_a_store_that_fails_now_and_then_gives_each_sample_once(
         (tmp_path / "bucket" / shard.name).symlink_to(shard)
     source = opened(f"{address}/{Path(shards).name}")
     server.faults.extend(["", fault, fault, ""] * 4)
-    assert keys(source, Lanes(7, 16), epochs=1) == keys(opened(shards), Lanes(7, 16), epochs=1)
+    assert keys(source, (7, 16), epochs=1) == keys(opened(shards), (7, 16), epochs=1)
     assert not server.faults
     assert clock.waits_s or fault == "gone", "clients ask a server once more by themselves"
 
 
-def test_a_store_that_asks_to_wait_is_left_alone_so_long(
+def test_a_store_that_asks_to_wait_or_is_gone_for_20_s_is_waited_for(
     content: bytes, store: tuple[str, type[Ranges]], clock: Clock
 ) -> None:
     address, server = store
     server.faults.extend(["503", "503"])
     assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30]
     assert clock.waits_s == [RETRY_AFTER_S, RETRY_AFTER_S]
-
-
-def test_a_store_that_is_gone_for_20_s_is_waited_for(
-    content: bytes, store: tuple[str, type[Ranges]], clock: Clock
-) -> None:
-    address, server = store
+    clock.waits_s.clear()
     server.faults = deque(["gone"] * 100)
     clock.after = lambda now_s: server.faults.clear() if now_s >= 20 else None
     assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30]
     assert 20 <= sum(clock.waits_s) < 30
 
 
-def test_a_store_that_stays_away_is_named_with_how_long_it_was_waited_for(
+def test_a_store_that_stays_away_or_whose_keys_expire_is_named(
     content: bytes, store: tuple[str, type[Ranges]], clock: Clock
 ) -> None:
     address, server = store
     server.faults = deque(["gone"] * 100)
     with pytest.raises(StorageError, match=rf"{address}/0\.tar: cannot be read after 9 attempts in 40 s"):
         Files().read(f"{address}/0.tar", 10, 20)
-
-
-def test_keys_that_expire_in_mid_run_are_named_after_they_were_looked_for_anew(
-    content: bytes, store: tuple[str, type[Ranges]], clock: Clock
-) -> None:
-    address, server = store
     server.faults = deque(["403"] * len(WAITS_S) + ["403"])
     with pytest.raises(StorageError, match=r"denies access .* they have expired or were withdrawn") as denied:
         Files().read(f"{address}/0.tar", 10, 20)
     assert "\n" not in str(denied.value)
-    assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30]
+    assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30], "keys are looked for anew"
 
 
-def test_a_server_that_sends_the_whole_file_for_a_part_is_refused(
+def test_a_server_that_sends_the_whole_file_for_a_part_is_refused_or_asked_again(
     content: bytes, store: tuple[str, type[Ranges]], clock: Clock
 ) -> None:
     address, server = store
@@ -152,16 +134,10 @@ def test_a_server_that_sends_the_whole_file_for_a_part_is_refused(
     with pytest.raises(InputError, match=r"more than the 20 bytes came that were asked for: .*\(Range\)"):
         Files().read(f"{address}/0.tar", 10, 20)
     assert not clock.waits_s
-
-
-def test_a_server_that_sends_the_whole_file_once_is_asked_again(
-    content: bytes, store: tuple[str, type[Ranges]], clock: Clock
-) -> None:
-    address, server = store
     for fault in ("", "whole"):
         server.faults.append(fault)
         assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30]
-    assert len(clock.waits_s) == 1
+    assert len(clock.waits_s) == 1, "it has answered a part before"
 
 
 @pytest.mark.parametrize("left", [4000, 100])
@@ -197,23 +173,21 @@ def test_a_file_that_changed_under_the_run_is_named_and_no_mere_bad_sample(
     first, second = (tmp_path / "bucket" / name for name in ("00.tar", "01.tar"))
     for file in (first, second):
         file.write_bytes((Path(shards).parent / file.name).read_bytes())
-    paths, selection = [f"{address}/00.tar", f"{address}/01.tar"], shard_selection(Data(train=("x.tar",)))
-    write_catalogue(tmp_path, selection, index_shards(stale(paths, selection, tmp_path), selection, tmp_path))
-    source = open_indexed(open_index(paths, selection, tmp_path), selection, "captions")
+    paths = [f"{address}/00.tar", f"{address}/01.tar"]
     now_s = 0.0
-    unchanged = Unchanged(source, lambda: now_s)
+    unchanged = Unchanged(open_indexed(paths, tmp_path / "index"), lambda: now_s)
     bad = [BadSample(path, "k", "not an image", "it is none") for path in paths]
     unchanged.check(bad)
     os.utime(first, (1, 1))
     unchanged.check([])
-    now_s = LOOK_S
+    now_s = 10.0
     unchanged.check(bad)
     first.write_bytes(recaptioned(first))
     unchanged.check(bad)
-    now_s = 2 * LOOK_S
+    now_s = 20.0
     with pytest.raises(InputError, match=rf"{paths[0]}: the file has changed under the run, .*Put back what"):
         unchanged.check(bad)
-    now_s = 4 * LOOK_S
+    now_s = 40.0
     unchanged.check(bad[1:])
     Unchanged(opened(shards)).check(bad)
 
@@ -231,39 +205,63 @@ def recaptioned(shard: Path) -> bytes:
     return out.getvalue()
 
 
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The shards whose headers are all read."""
+    found: list[str] = []
+    scan = index.scan
+
+    def counted(path: str, *how: Any) -> Any:
+        found.append(path)
+        return scan(path, *how)
+
+    monkeypatch.setattr(index, "scan", counted)
+    return found
+
+
 def test_a_local_file_that_changes_under_the_run_is_named_at_its_next_block(
-    shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shards: str, tmp_path: Path, scans: list[str]
 ) -> None:
     """Its images can be decoded as before, and its captions would be cut in silence."""
     shard, content = tmp_path / "00.tar", (Path(shards).parent / "00.tar").read_bytes()
     shard.write_bytes(content)
-    paths, selection = [str(shard)], shard_selection(Data(train=(str(shard),)))
-    write_catalogue(tmp_path, selection, index_shards(stale(paths, selection, tmp_path), selection, tmp_path))
-    source = open_indexed(open_index(paths, selection, tmp_path), selection, "captions")
+    source = open_indexed([str(shard)], tmp_path / "index")
     source.read_block(0, 7, Arena())
-    scans: list[str] = []
-
-    def counted(path: str, how: Selects) -> Content:
-        scans.append(path)
-        return scan(path, how)
-
-    monkeypatch.setattr(index, "scan", counted)
+    scans.clear()
     os.utime(shard, (1, 1))
     for _ in range(2):
         source.read_block(7, 7, Arena())
-    assert scans == paths, "a new time alone is looked into once"
+    assert scans == [str(shard)], "a new time alone is looked into once"
     other = recaptioned(shard)
     assert len(other) == len(content)
-    shard.write_bytes(other)
-    with pytest.raises(
-        InputError, match=rf"{shard}: the file has changed under the run, .*Put back what was"
-    ):
-        source.read_block(14, 7, Arena())
-    shard.write_bytes(content + bytes(512))
-    with pytest.raises(InputError, match=r"has changed under the run"):
-        source.read_block(14, 7, Arena())
+    for changed in (other, content + bytes(512)):
+        shard.write_bytes(changed)
+        said = rf"{shard}: the file has changed under the run, .*Put back what was"
+        with pytest.raises(InputError, match=said):
+            source.read_block(14, 7, Arena())
     shard.write_bytes(content)
     source.read_block(14, 7, Arena())
+
+
+def test_copies_on_a_nodes_own_disk_are_not_looked_into_one_by_one_and_another_file_is_found(
+    shards: str, tmp_path: Path, scans: list[str]
+) -> None:
+    paths = [str(tmp_path / f"{number}.tar") for number in range(7)]
+    for path in paths:
+        Path(path).write_bytes((Path(shards).parent / "00.tar").read_bytes())
+    source = open_indexed(paths, tmp_path / "index")
+    for time in (1, 1, 2):
+        scans.clear()
+        for number, path in enumerate(paths[:6]):
+            os.utime(path, (time, time))
+            source.read_block(40 * number, 7, Arena())
+        assert len(scans) in (4, 0, 6), "each is, if its time is new once more"
+        assert time == 1 or len(scans) == 6
+    size = Path(paths[6]).stat().st_size
+    Path(paths[6]).write_bytes(recaptioned(Path(paths[6])))
+    assert Path(paths[6]).stat().st_size == size
+    with pytest.raises(InputError, match=rf"{paths[6]}: the file has changed under the run"):
+        source.read_block(240, 7, Arena())
 
 
 class PlainServer(SimpleHTTPRequestHandler):
@@ -279,57 +277,18 @@ class PlainServer(SimpleHTTPRequestHandler):
         pass
 
 
-def test_copies_on_a_nodes_own_disk_are_not_looked_into_one_by_one(
-    shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths, selection = expand_shards([shards]), shard_selection(Data(train=(shards,)))
-    scans: list[int] = []
-
-    def is_as_indexed(_index: index.Index, number: int) -> bool:
-        scans.append(number)
-        return True
-
-    monkeypatch.setattr(index.Index, "is_as_indexed", is_as_indexed)
-    there = stale(paths, selection, tmp_path)
-    write_catalogue(tmp_path, selection, index_shards(there, selection, tmp_path))
-    versions = Versions(open_index(paths, selection, tmp_path))
-    for time in ("1", "1", "2"):
-        for path in paths:
-            versions.check(path, there[path]._replace(changed=time))
-    numbers = list(range(len(paths)))
-    assert scans == [*numbers[:COPIES], *numbers], "each is, if its time is new once more"
-    with pytest.raises(InputError, match="has changed under the run"):
-        versions.check(paths[-1], Stamp(1, "3"))
-
-
-def test_another_file_among_copies_of_a_node_is_found(shards: str, tmp_path: Path) -> None:
-    paths = [str(tmp_path / f"{number}.tar") for number in range(COPIES + 2)]
-    for path in paths:
-        Path(path).write_bytes(Path(expand_shards([shards])[0]).read_bytes())
-    selection = shard_selection(Data(train=tuple(paths)))
-    write_catalogue(tmp_path, selection, index_shards(stale(paths, selection, tmp_path), selection, tmp_path))
-    versions = Versions(open_index(paths, selection, tmp_path))
-    for path in paths[:-1]:
-        os.utime(path, (1, 1))
-        versions.check(path, stamp(path))
-    size = Path(paths[-1]).stat().st_size
-    Path(paths[-1]).write_bytes(recaptioned(Path(paths[-1])))
-    assert Path(paths[-1]).stat().st_size == size
-    with pytest.raises(InputError, match=rf"{paths[-1]}: the file has changed under the run"):
-        versions.check(paths[-1], stamp(paths[-1]))
-
-
 def test_a_server_without_etags_tells_versions_by_their_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "0.tar"
-    file.write_bytes(b"content")
+    write_tar(file, pair("a"))
     with answering(partial(PlainServer, directory=str(tmp_path))) as server:
         address = f"{server}/0.tar"
         os.utime(file, (1, 1))
-        assert stamp(address) == (7, "Thu, 01 Jan 1970 00:00:01 GMT")
+        open_indexed([address], tmp_path / "index")
+        assert unindexed([address], tmp_path / "index") == []
         os.utime(file, (2, 2))
-        assert stamp(address).changed == "Thu, 01 Jan 1970 00:00:02 GMT"
+        assert unindexed([address], tmp_path / "index") == [address]
         monkeypatch.setattr(PlainServer, "says_length", False)
         with pytest.raises(InputError, match=r"0\.tar: the server does not say how long it is"):
-            stamp(address)
+            unindexed([address], tmp_path / "index")

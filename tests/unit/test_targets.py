@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import pickle
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -15,41 +14,33 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
-from click.testing import CliRunner
 from pyarrow import parquet
-from pydantic import ValidationError
 from torch import Tensor
 
 from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.loading import clipship
 from tests.support.pictures import noise
 from tests.support.tables import write_arrow, write_parquet
 from tests.support.thread_ranks import run_ranks
 from tests.support.training import setup_of
-from trainer.cli.embed import command
 from trainer.comm.protocol import Comm
 from trainer.config import Job
-from trainer.data import feature_files
 from trainer.data.arena import Arena
 from trainer.data.bad_samples import Skipped
-from trainer.data.blocks import InBlocks
 from trainer.data.distributed_index import open_targets, open_together
-from trainer.data.feature_files import ABOUT
 from trainer.data.identity import data_rows
-from trainer.data.loader import Batch
 from trainer.data.patches import Budget, PatchCrop
-from trainer.data.pixels import RandomCrop, reduction
+from trainer.data.pixels import RandomCrop
 from trainer.data.sample import BadSample
 from trainer.data.shard_files import write_shard
-from trainer.data.targets import JudgedBlocks, check_targets
+from trainer.data.targets import check_targets
 from trainer.data.views import crop_of_views, view_seed
 from trainer.errors import InputError
 from trainer.evaluate.embed import embed
 from trainer.model.build import untrained
 from trainer.model.teacher import build_teacher
-from trainer.plan import trained as plan_of_trained
 from trainer.plan.trained import embed_job
 from trainer.run.checkpoints import TrainedModel
-from trainer.search.duplicates import read_pictures
 from trainer.train.prefetch import global_batches
 from trainer.train.setup import TrainSetup
 from trainer.train.step import TrainStep
@@ -110,7 +101,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     shards = f"{folder}/shards/*.tar"
     weights = weights_of(VIT, 9, folder / "teacher.pt")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feature_files, "GROUP_BYTES", 1)  # a row group for each block of samples
+        patch.setattr("trainer.data.feature_files.GROUP_BYTES", 1)  # a row group for each block of samples
         return Stored(shards, weights, embedded(weights, VIT, shards, folder / "features"))
 
 
@@ -191,25 +182,6 @@ def test_siglip_refuses_features_of_a_teacher_without_a_logit_bias(stored: Store
         check_targets(job_of(stored, optim={"loss": "siglip"}))
 
 
-@pytest.mark.parametrize(("ranks", "micro"), [(1, 2), (2, 4), (2, 2)])
-def test_ranks_and_micro_batches_have_the_losses_of_one_process(
-    stored: Stored, alone: Comm, monkeypatch: pytest.MonkeyPatch, ranks: int, micro: int
-) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # threads cannot set one
-
-    def losses(comm: Any, micro: int) -> list[float]:
-        return trained(begun(job_of(stored, micro=micro, model={"precision": "fp64"}), comm), STEPS)
-
-    found = run_ranks(ranks, lambda comm: losses(comm, micro))
-    assert found[0] == pytest.approx(losses(alone, BATCH), rel=1e-12)
-
-
-def test_a_resume_in_the_middle_of_an_epoch_has_the_same_bits(stored: Stored, alone: Comm) -> None:
-    _, whole, again = whole_and_resumed(job_of(stored, micro=4), alone)
-    expected, found = weights_in(whole), weights_in(again)
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
-
-
 def whole_and_resumed(job: Job, comm: Comm) -> tuple[list[float], TrainSetup, TrainSetup]:
     """The losses of a run, its end, and the end of one that stops after two steps and has the same losses."""
     whole, cut = begun(job, comm), begun(job, comm)
@@ -231,14 +203,12 @@ def test_of_several_teachers_the_mean_counts(stored: Stored, tmp_path: Path, alo
     assert one != pytest.approx(two, rel=1e-3)
 
 
-def opened(job: Job, alone: Comm) -> tuple[InBlocks, JudgedBlocks]:
+def opened(job: Job, alone: Comm) -> tuple[Any, Any]:
     """The samples, and the same beside their targets."""
     source: Any = open_together(job, alone)
     targets = open_targets(job, source, alone)
     assert targets is not None
-    beside = targets.beside(source)
-    assert isinstance(beside, JudgedBlocks)
-    return source, beside
+    return source, targets.beside(source)
 
 
 def rows_in(folder: str) -> list[dict[str, Any]]:
@@ -301,7 +271,7 @@ def test_rows_of_tables_in_row_groups_have_targets(
 
 
 def about_of(file: str) -> dict[str, Any]:
-    about: dict[str, Any] = json.loads(parquet.read_metadata(file).metadata[ABOUT.encode()])
+    about: dict[str, Any] = json.loads(parquet.read_metadata(file).metadata[b"clipship"])
     return about
 
 
@@ -311,7 +281,7 @@ def changed_copy(stored: Stored, folder: Path, change: Callable[[Any], Any], **a
     for file in Path(stored.folder).glob("*.parquet"):
         table = parquet.read_table(file)
         known = {**about_of(str(file)), **about}
-        changed = change(table).replace_schema_metadata({ABOUT: json.dumps(known)})
+        changed = change(table).replace_schema_metadata({"clipship": json.dumps(known)})
         parquet.write_table(changed, folder / file.name, row_group_size=4)
     return str(folder)
 
@@ -324,6 +294,7 @@ def replaced(table: Any, name: str, values: Any) -> Any:
 def test_a_sample_without_a_usable_row_is_a_bad_one(stored: Stored, tmp_path: Path, alone: Comm) -> None:
     def lessened(table: Any) -> Any:
         keys, numbers = table["key"].to_pylist(), table["caption"].to_pylist()
+        table = replaced(table, "key", pyarrow.array(["k00" if key == "k06" else key for key in keys]))
         kept = [
             key != "k03" and (key, number) != ("k05", 2) for key, number in zip(keys, numbers, strict=True)
         ]
@@ -337,7 +308,12 @@ def test_a_sample_without_a_usable_row_is_a_bad_one(stored: Stored, tmp_path: Pa
     job = job_of(stored, changed_copy(stored, tmp_path / "features", lessened))
     _, beside = opened(job, alone)
     places = beside.read_block(0, 9, arena := Arena()).places
-    for number, said in ((3, "0.parquet has no row of it"), (4, "broken k04"), (5, "3 captions, and 2 text")):
+    for number, said in (
+        (0, "its key comes twice"),
+        (3, "0.parquet has no row of it"),
+        (4, "broken k04"),
+        (5, "3 captions, and 2 text"),
+    ):
         message = f"sample k0{number}: model.targets: .*{said}"
         with pytest.raises(BadSample, match=message) as caught:
             beside.read(number)
@@ -351,54 +327,8 @@ def test_a_sample_without_a_usable_row_is_a_bad_one(stored: Stored, tmp_path: Pa
     assert {"k03", "k04", "k05"}.isdisjoint(key for batch in batches for key in batch[0].keys)
 
 
-@pytest.mark.parametrize("in_group", [100, 4])
-def test_a_key_that_comes_twice_has_no_target(
-    stored: Stored, tmp_path: Path, alone: Comm, in_group: int
-) -> None:
-    def renamed(table: Any) -> Any:
-        keys = ["k00" if key == "k06" else key for key in table["key"].to_pylist()]
-        return replaced(table, "key", pyarrow.array(keys))
-
-    folder = changed_copy(stored, tmp_path / "features", renamed)
-    for file in Path(folder).glob("*.parquet"):
-        parquet.write_table(parquet.read_table(file), file, row_group_size=in_group)
-    _, beside = opened(job_of(stored, folder), alone)
-    with pytest.raises(BadSample, match="its key comes twice"):
-        beside.read(0)
-    assert beside.read(3).target is not None
-
-
-def test_a_row_group_of_lost_samples_alone_can_be_read(stored: Stored, tmp_path: Path, alone: Comm) -> None:
-    def lost(table: Any) -> Any:
-        for name in ("image", "text"):
-            table = replaced(table, name, pyarrow.nulls(len(table), table[name].type))
-        return replaced(table, "problem", pyarrow.array(["broken"] * len(table)))
-
-    _, beside = opened(job_of(stored, changed_copy(stored, tmp_path / "features", lost)), alone)
-    with pytest.raises(BadSample, match=r"model\.targets: broken"):
-        beside.read_at(beside.read_block(0, 9, arena := Arena()).places[0], arena)
-
-
 def same(table: Any) -> Any:
     return table
-
-
-@pytest.mark.parametrize(
-    ("about", "said"),
-    [
-        ({"changed": "1"}, r"0\.parquet is of another version of .*0\.tar\. Remove it"),
-        (
-            {"read_by": {"data.caption_key": ["json:alt"]}},
-            r"of other pictures or captions: data\.image_key is None there and \['jpg', .*--of JOB",
-        ),
-    ],
-)
-def test_features_of_something_else_are_refused(
-    stored: Stored, tmp_path: Path, about: dict[str, Any], said: str
-) -> None:
-    folder = changed_copy(stored, tmp_path / "features", same, **about)
-    with pytest.raises(InputError, match=rf"^model\.targets: .*{said}"):
-        check_targets(job_of(stored, folder))
 
 
 def test_folders_that_do_not_fit_are_refused_on_all_ranks(stored: Stored, tmp_path: Path) -> None:
@@ -407,8 +337,10 @@ def test_folders_that_do_not_fit_are_refused_on_all_ranks(stored: Stored, tmp_pa
     os.remove(f"{lacking}/1.parquet")
     table = parquet.read_table(f"{mixed}/2.parquet")
     about = {**about_of(f"{mixed}/2.parquet"), "made_by": "0" * 32, "model": "another"}
-    parquet.write_table(table.replace_schema_metadata({ABOUT: json.dumps(about)}), f"{mixed}/2.parquet")
+    parquet.write_table(table.replace_schema_metadata({"clipship": json.dumps(about)}), f"{mixed}/2.parquet")
+    changed = changed_copy(stored, tmp_path / "changed", same, changed="1")
     for folder, said in (
+        (changed, r"0\.parquet is of another version of .*0\.tar\. Remove it"),
         (mixed, "holds features of several models"),
         (lacking, "lacks 1 of 3 files, one for each shard; the first is 1.parquet"),
         (str(tmp_path / "none"), "is no folder: `clipship embed TEACHER SHARDS --out FOLDER` makes one"),
@@ -430,36 +362,6 @@ def test_other_features_make_another_run(stored: Stored, tmp_path: Path, alone: 
 
     other = changed_copy(stored, tmp_path / "features", same, made_by="0" * 32)
     assert rows_of(job_of(stored, stored.folder)) != rows_of(job_of(stored, other))
-
-
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        ({"model": {"teacher": VIT, "teacher_pretrained": "a.pt"}}, "give one of the two"),
-        ({"optim": {"loss": "coca"}}, r"model\.targets is for the losses clip and siglip, and not for coca"),
-        ({"data": {"train": ("a.csv",)}}, r"not for \.csv and \.tsv tables"),
-        ({"data": {"train": ("pipe:cat a.tar",), "stream_samples": 8}}, "streams and synthetic data"),
-    ],
-)
-def test_jobs_that_stored_targets_do_not_fit_are_refused(
-    stored: Stored, sections: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValidationError, match=said):
-        job_of(stored, **sections)
-
-
-def test_targets_travel_between_processes(stored: Stored, alone: Comm) -> None:
-    _, beside = opened(job_of(stored), alone)
-    sent = pickle.loads(pickle.dumps(beside)).read(3).target
-    assert np.array_equal(sent, expected_target(rows_in(stored.folder), "k03"))
-    targets = torch.rand(1, 2, 4, dtype=torch.float16)
-    batch = Batch(torch.zeros(1, 3, 2, 2), torch.ones(1, 2), 0, 0, 0, torch.zeros(1), ["a"], ["k"])
-    plain = pickle.loads(pickle.dumps(batch))
-    assert (plain.targets, plain.groups) == (None, None)
-    batch = dataclasses.replace(batch, targets=targets, groups=torch.tensor([-(2**63)]), alone=("k",))
-    again = pickle.loads(pickle.dumps(batch))
-    assert torch.equal(again.targets, targets)
-    assert (again.groups.tolist(), again.alone) == ([-(2**63)], ("k",))
 
 
 AUGMENTED = {
@@ -524,8 +426,6 @@ def test_models_of_any_image_size_see_the_same_part_of_a_view(size: int) -> None
     for seed, (height, width) in enumerate([(3000, 2000), (640, 480), (90, 1200), (64, 64), (31, 33)]):
         box = part.box(height, width, seed)
         assert dataclasses.replace(part, size=(size, size)).box(height, width, seed) == box
-        by = reduction(box, (size, size))
-        assert all(edge % by == 0 for edge in box)
 
 
 def test_views_of_another_job_are_refused(stored: Stored, of_views: str, tmp_path: Path) -> None:
@@ -545,8 +445,8 @@ def test_views_of_another_job_are_refused(stored: Stored, of_views: str, tmp_pat
 
 
 def test_features_of_views_are_not_those_of_pictures(stored: Stored, of_views: str) -> None:
-    with pytest.raises(InputError, match="features of views, not of whole pictures"):
-        read_pictures(of_views)
+    said = clipship("duplicates", of_views, "--out", f"{of_views}/near.parquet", code=2).err
+    assert "features of views, not of whole pictures" in said
     with pytest.raises(InputError, match="made otherwise than those asked for"):
         embedded(stored.weights, VIT, stored.shards, Path(of_views))
     row = rows_in(of_views)[0]
@@ -561,14 +461,24 @@ def test_models_that_take_pictures_of_any_shape_have_no_views() -> None:
 
 
 def test_views_need_the_job_that_draws_them() -> None:
-    found = CliRunner().invoke(command, ["ViT-B-32:openai", "a.tar", "--views", "2"], standalone_mode=False)
-    assert "name the job with --of" in str(found.exception)
+    said = clipship("embed", "ViT-B-32:openai", "a.tar", "--views", 2, code=2).err
+    assert "name the job with --of" in said
+
+
+def test_a_row_group_of_lost_samples_alone_can_be_read(stored: Stored, tmp_path: Path, alone: Comm) -> None:
+    def lost(table: Any) -> Any:
+        for name in ("image", "text"):
+            table = replaced(table, name, pyarrow.nulls(len(table), table[name].type))
+        return replaced(table, "problem", pyarrow.array(["broken"] * len(table)))
+
+    _, beside = opened(job_of(stored, changed_copy(stored, tmp_path / "features", lost)), alone)
+    with pytest.raises(BadSample, match=r"model\.targets: broken"):
+        beside.read_at(beside.read_block(0, 9, arena := Arena()).places[0], arena)
 
 
 def test_a_run_that_was_trained_on_targets_is_evaluated_without_them(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = job_of(stored).model_dump(exclude_unset=True)
-    trained_one = TrainedModel(VIT, stored.weights, job)
-    monkeypatch.setattr(plan_of_trained, "find_trained", lambda _: trained_one)
+    found = TrainedModel(VIT, stored.weights, job_of(stored).model_dump(exclude_unset=True))
+    monkeypatch.setattr("trainer.plan.trained.find_trained", lambda _: found)
     assert embed_job("runs/student", None, [stored.shards], 1, ()).model.targets == ()

@@ -7,20 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from tests.support.jobs import tiny_job
-from trainer.config.batch_plan import BatchPlan
+from tests.support.loading import clipship, rank_batches
 from trainer.config.loader import job_from_table
 from trainer.data.bad_samples import Skipped
-from trainer.data.lanes import Lanes
-from trainer.data.loader import train_batches
 from trainer.data.pictures import Decoding, decode
 from trainer.data.pixels import RandomCrop
 from trainer.data.reading import TALLY
 from trainer.data.sample import RawSample
-from trainer.from_open_clip.job_file import job_file
 from trainer.model.model_card import model_card
 
 
@@ -56,8 +52,8 @@ def test_a_job_that_goes_on_from_open_clips_checkpoint_takes_its_pictures(
 
 
 def test_a_command_line_of_open_clip_train_keeps_its_pictures() -> None:
-    text, _ = job_file(["--train-data", "a.tar", "--train-num-samples", "100"])
-    assert 'transparency = "drop_alpha"' in text
+    words = ["--train-data", "a.tar", "--train-num-samples", "100"]
+    assert 'transparency = "drop_alpha"' in clipship("from-open-clip", "--", *words).out
 
 
 class Icons:
@@ -78,18 +74,7 @@ class Icons:
 
 
 def test_a_run_counts_and_names_pictures_with_transparent_parts(caplog: pytest.LogCaptureFixture) -> None:
-    plan = BatchPlan(1, 4, 4, 4, 1)
-    batches = train_batches(
-        Icons(),
-        plan=plan,
-        rank=0,
-        seed=0,
-        order=Lanes(8, 1),
-        pixels=RandomCrop((8, 8)),
-        tokenizer=lambda texts: torch.zeros(len(texts), 4, dtype=torch.int64),
-        workers=0,
-        epochs=1,
-    )
+    batches = rank_batches(Icons(), (8, 1), 4, pixels=RandomCrop((8, 8)), epochs=1)
     skipped = Skipped(1.0)
     TALLY.pop()
     with caplog.at_level(logging.INFO):

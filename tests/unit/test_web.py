@@ -13,8 +13,9 @@ import pytest
 from fsspec.implementations.http import HTTPFileSystem
 
 from tests.support.loopback import answering
+from trainer.config import Data
 from trainer.data.files import Files
-from trainer.data.shard_names import expand_shards
+from trainer.data.source import open_source
 from trainer.data.storage import client_options
 from trainer.errors import InputError
 
@@ -140,4 +141,4 @@ def test_a_listing_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         fsspec.filesystem("memory").pipe(f"/listing-limit/{number}.tar", b"x")
     monkeypatch.setattr("trainer.data.shard_names._MOST_NAMES", 2)
     with pytest.raises(InputError, match=r"3 files match; at most 2 are allowed"):
-        expand_shards(["memory://listing-limit/*.tar"])
+        open_source(Data(train=("memory://listing-limit/*.tar",)))
