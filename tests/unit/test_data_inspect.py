@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from trainer.cli.data import command
+from tests.support.command_line import clipship
 from trainer.data.shard_files import write_shards
 
 PICTURE = re.compile(r'src="data:image/png;base64,([^"]+)"')
@@ -34,8 +33,8 @@ def shard(tmp_path: Path) -> str:
 
 
 def test_statistics_count_sizes_captions_and_what_is_bad(shard: str) -> None:
-    result = CliRunner().invoke(command, ["stats", shard], catch_exceptions=False)
-    found = json.loads(result.stdout)
+    result = clipship("data", "stats", shard)
+    found = json.loads(result.out)
     assert (found["shards"], found["samples"], found["inspected"], found["bad"]) == (
         2,
         6,
@@ -49,8 +48,8 @@ def test_statistics_count_sizes_captions_and_what_is_bad(shard: str) -> None:
 
 def test_the_sheet_shows_every_picture_and_names_the_broken_one(shard: str, tmp_path: Path) -> None:
     out = tmp_path / "sheet.html"
-    result = CliRunner().invoke(command, ["show", shard, "--out", str(out)], catch_exceptions=False)
-    assert (result.stdout, result.stderr) == (f"{out}\n", "")
+    result = clipship("data", "show", shard, "--out", str(out))
+    assert (result.out, result.err) == (f"{out}\n", "")
     text = out.read_text(encoding="utf-8")
     pictures = [Image.open(io.BytesIO(base64.b64decode(data))) for data in PICTURE.findall(text)]
     assert [picture.getpixel((0, 0)) for picture in pictures] == [(40 * n, 0, 0) for n in (0, 1, 3, 4, 5)]
@@ -64,14 +63,14 @@ def test_the_sheet_escapes_captions_of_any_script(tmp_path: Path) -> None:
     write_shards([("0", {"png": file.getvalue(), "txt": "<b>一只狗".encode()})], tmp_path, 4)
     out = tmp_path / "sheet.html"
     words = ["show", str(tmp_path / "*.tar"), "--out", str(out)]
-    CliRunner().invoke(command, words, catch_exceptions=False)
+    clipship("data", *words)
     assert "<figcaption>&lt;b&gt;一只狗</figcaption>" in out.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["sheet.png", "sheet", ""])
 def test_a_sheet_that_is_no_page_is_refused(name: str, shard: str, tmp_path: Path) -> None:
-    refused = CliRunner().invoke(command, ["show", shard, "--out", str(tmp_path / name)])
-    assert "the contact sheet is a page: give a name that ends with .html" in str(refused.exception)
+    refused = clipship("data", "show", shard, "--out", str(tmp_path / name))
+    assert "the contact sheet is a page: give a name that ends with .html" in refused.err
     assert not list(tmp_path.glob("*.png"))
 
 
@@ -79,8 +78,8 @@ def test_table_is_inspected_as_shards_are(tmp_path: Path) -> None:
     Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
     (tmp_path / "t.csv").write_text("file,text\na.png,hello\na.png,again\n")
     columns = ["--image-column", "file", "--caption-column", "text"]
-    result = CliRunner().invoke(command, ["stats", str(tmp_path / "t.csv"), *columns], catch_exceptions=False)
-    found = json.loads(result.stdout)
+    result = clipship("data", "stats", str(tmp_path / "t.csv"), *columns)
+    found = json.loads(result.out)
     assert (found["samples"], found["bad"], found["width"]["most"]) == (2, {}, 30)
 
 
@@ -88,15 +87,15 @@ def test_a_table_may_have_another_separator(tmp_path: Path) -> None:
     Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
     table = tmp_path / "t.csv"
     table.write_text("image;caption\na.png;hello, you\n")
-    result = CliRunner().invoke(command, ["stats", str(table), "--separator", ";"], catch_exceptions=False)
-    assert json.loads(result.stdout)["caption_characters"]["most"] == len("hello, you")
-    refused = CliRunner().invoke(command, ["stats", str(table), "--separator", ";;"])
-    assert "--separator: must not be longer than 1 character" in str(refused.exception)
+    result = clipship("data", "stats", str(table), "--separator", ";")
+    assert json.loads(result.out)["caption_characters"]["most"] == len("hello, you")
+    refused = clipship("data", "stats", str(table), "--separator", ";;")
+    assert "--separator: must not be longer than 1 character" in refused.err
 
 
 def test_table_with_missing_images_and_a_mixture_are_refused(shard: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("image,caption\nnowhere.png,hello\n")
-    missing = CliRunner().invoke(command, ["stats", str(tmp_path / "t.csv")])
-    assert "t.csv: 1 of 1 image files of column 'image' are missing: row 2" in str(missing.exception)
-    mixed = CliRunner().invoke(command, ["stats", str(tmp_path / "t.csv"), shard])
-    assert "t.csv is a table among shards: name only files of one format" in str(mixed.exception)
+    missing = clipship("data", "stats", str(tmp_path / "t.csv"))
+    assert "t.csv: 1 of 1 image files of column 'image' are missing: row 2" in missing.err
+    mixed = clipship("data", "stats", str(tmp_path / "t.csv"), shard)
+    assert "t.csv is a table among shards: name only files of one format" in mixed.err
