@@ -533,6 +533,14 @@ def test_a_path_that_no_file_system_has_is_refused(job_path: Path, key: str) -> 
         assert len(told) < 250
 
 
+@pytest.mark.parametrize(
+    ("best", "needed"), [("zero_shot_top1", "eval.zero_shot"), ("retrieval_i2t_r1", "eval.retrieval")]
+)
+def test_the_best_checkpoint_is_one_that_is_measured(job_path: Path, best: str, needed: str) -> None:
+    (told,) = problems(job_path, f'{SMALLEST}[checkpoint]\nbest = "{best}"\n')
+    assert told.endswith(f"checkpoint.best = {best} needs {needed}")
+
+
 def test_a_name_too_long_for_a_folder_is_refused(job_path: Path) -> None:
     (told,) = problems(job_path, SMALLEST.replace('"x"', f'"{"é" * 150}"'))
     assert told.endswith("at most 240 bytes, and it has 300")

@@ -57,6 +57,12 @@ def test_a_constant_rate_stays_and_a_warm_up_as_long_as_the_run_divides_by_nothi
     assert learning_rate(whole, 9, 10) == pytest.approx(whole.lr)
 
 
+def test_a_decay_to_a_nearer_end_begins_at_the_rate_that_the_run_had() -> None:
+    settings = SETTINGS.model_copy(update={"decay_from_step": 50, "decay_from_lr": 5e-4})
+    rates = [learning_rate(settings, step, 100) for step in (50, 75, 100)]
+    assert rates == pytest.approx([5e-4, (5e-4 + 1e-5) / 2, 1e-5])
+
+
 def test_gains_biases_and_logit_scale_do_not_decay_and_locked_parameters_are_left_alone() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
     model.register_parameter("logit_scale", nn.Parameter(torch.tensor(2.0)))
