@@ -6,15 +6,8 @@ import sys
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from trainer.cli.explain import command
-from trainer.errors import InputError
-from trainer.presets.files import SCHEMA
-
-
-def explain(*arguments: str, columns: str = "80") -> Result:
-    return CliRunner(env={"COLUMNS": columns}).invoke(command, arguments)
+from tests.support.command_line import clipship
 
 
 def keys(schema: dict[str, Any], section: str = "") -> list[str]:
@@ -25,15 +18,18 @@ def keys(schema: dict[str, Any], section: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("columns", [60, 200, pytest.param(80, marks=pytest.mark.full)])
-def test_every_key_and_section_is_explained_within_the_terminal(columns: int) -> None:
-    for key in ["", *keys(json.loads(SCHEMA.read_text()))]:
-        shown = explain(key, columns=str(columns))
-        assert shown.exit_code == 0, key
-        assert max(map(len, shown.output.splitlines())) <= columns, key
+def test_every_key_and_section_is_explained_within_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for key in ["", *keys(json.loads(clipship("explain", "", "--json").out))]:
+        shown = clipship("explain", key)
+        assert shown.code == 0, key
+        assert max(map(len, shown.out.splitlines())) <= columns, key
 
 
 def test_key_has_its_type_default_range_unit_and_rule_of_resumed_runs() -> None:
-    assert explain("recovery.min_nodes").output.splitlines()[-6:] == [
+    assert clipship("explain", "recovery.min_nodes").out.splitlines()[-6:] == [
         "",
         "  - whole number, at least 1",
         "  - in nodes",
@@ -44,7 +40,7 @@ def test_key_has_its_type_default_range_unit_and_rule_of_resumed_runs() -> None:
 
 
 def test_name_alone_finds_every_key_of_that_name() -> None:
-    output = explain("batch_size").output
+    output = clipship("explain", "batch_size").out
     assert [line for line in output.splitlines() if line and not line.startswith(" ")] == ["eval.batch_size"]
 
 
@@ -56,14 +52,14 @@ def test_name_alone_finds_every_key_of_that_name() -> None:
     ],
 )
 def test_unknown_key_names_near_ones(wrong: str, near: str) -> None:
-    raised = explain(wrong).exception
-    assert isinstance(raised, InputError)
-    assert str(raised).startswith(f"the job file has no key {wrong}: ")
-    assert near in str(raised)
+    code, _, why = clipship("explain", wrong)
+    assert code == 2
+    assert f"the job file has no key {wrong}: " in why
+    assert near in why
 
 
 def test_json_is_the_schema_of_the_key() -> None:
-    assert json.loads(explain("optim.lr", "--json").output)["default"] == 0.0005
+    assert json.loads(clipship("explain", "optim.lr", "--json").out)["default"] == 0.0005
 
 
 def test_it_needs_neither_pydantic_nor_torch() -> None:
@@ -84,4 +80,4 @@ def test_it_needs_neither_pydantic_nor_torch() -> None:
     ],
 )
 def test_types_of_lists_are_said_once(key: str, line: str) -> None:
-    assert line in explain(key).output.splitlines()
+    assert line in clipship("explain", key).out.splitlines()

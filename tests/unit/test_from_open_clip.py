@@ -17,15 +17,12 @@ import pytest
 import torch
 from timm.data.naflex_dataset import calculate_naflex_batch_size
 
+from tests.support.command_line import Said, clipship
 from tests.support.text_towers import make_tower
-from trainer.cli import main as cli
 from trainer.config import Eval, Job
-from trainer.config.keys import walk
 from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import load_job
-from trainer.errors import InputError
 from trainer.evaluate.inputs import class_names, templates
-from trainer.from_open_clip.job_file import job_file
 from trainer.from_open_clip.line import RELEASES
 from trainer.from_open_clip.read import read
 from trainer.from_open_clip.table import FLAGS, flags_of
@@ -33,7 +30,6 @@ from trainer.from_open_clip.table_4 import NOT_SUPPORTED
 from trainer.model.catalog import config_file, known_models
 from trainer.model.optimizer import decays
 
-Capture = pytest.CaptureFixture[str]
 SHARDS = "--train-data cc3m/{0000..0331}.tar --train-num-samples 2905954"
 
 
@@ -55,16 +51,23 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
     return made[0]
 
 
-def job_of(arguments: str, tmp_path: Path, gpus: int | None = None) -> Job:
+def translated(arguments: str | list[str], *options: object) -> Said:
+    """What the command says of a command line, whose flags may be left out."""
+    words = shlex.split(arguments) if isinstance(arguments, str) else arguments
+    return clipship("from-open-clip", "--partial", *options, "--", *words)
+
+
+def job_of(arguments: str, tmp_path: Path, gpus: int = 1) -> Job:
     """The job, read from a file as a user would."""
     path = tmp_path / "job.toml"
-    path.write_text(job_file(shlex.split(arguments), gpus)[0])
+    path.write_text(translated(arguments, "--gpus", gpus).out)
     return load_job(path)
 
 
 def table_of(arguments: str, gpus: int | None = 8, release: str | None = None) -> dict[str, Any]:
     """Returns the values of the job file by dotted key."""
-    return dict(_dotted(tomllib.loads(job_file(shlex.split(arguments), gpus, release)[0])))
+    options = [*(["--gpus", gpus] if gpus else []), *(["--release", release] if release else [])]
+    return dict(_dotted(tomllib.loads(translated(arguments, *options).out)))
 
 
 def _dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -122,12 +125,6 @@ def test_a_command_line_is_read_as_open_clip_train_reads_it(
     for action in theirs._actions:
         if action.dest != "help" and FLAGS[action.option_strings[0]] not in NOT_SUPPORTED:
             assert line[action.option_strings[0]] == real[action.dest], action.dest
-
-
-def test_every_key_of_the_table_is_one_of_a_job_file() -> None:
-    keys = {".".join(key) for key, _ in walk(Job)}
-    assert {key for flag in FLAGS.values() for key in flag.keys} <= keys
-    assert all(bool(flag.keys) == (flag.fate == "key") for flag in FLAGS.values())
 
 
 BASE = f"{SHARDS} --model ViT-B-32"
@@ -287,7 +284,7 @@ VALUES: dict[Any, str] = {int: "3", float: "0.5", str: "x", None: "x=1"}
 
 
 @pytest.mark.parametrize("name", [name for name, flag in FLAGS.items() if not flag.keys])
-def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path, capsys: Capture) -> None:
+def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path) -> None:
     row = FLAGS[name]
     choices = [each for each in row.takes.get("choices", ()) if each != row.takes.get("default")]
     value = (choices or [VALUES[row.takes.get("type")]])[-1]
@@ -296,17 +293,19 @@ def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path,
     contexts = ("--lock-image", "--lock-text", "--remote-sync r")
     context = next((flag for flag in contexts if name.startswith(f"{flag.split()[0]}-")), "")
     line = f"{BASE} {context} {name} {value}"
-    text, result = job_file(shlex.split(line))
+    said = translated(line)
     refused = row.fate in ("not supported yet", "not wanted") and not row.harmless
-    where = result.refused if refused else result.dropped
-    assert name in where
-    assert row.text in where[name]
-    assert f"# {name} " in text
+    (told,) = (
+        each
+        for each in said.err.splitlines()
+        if f"{name} {'is left out' if refused else 'becomes no key'}: " in each
+    )
+    assert row.text in told
+    assert f"# {name} " in said.out
     job_of(line, tmp_path)
-    assert cli.main(["from-open-clip", "--partial", "--", *shlex.split(line)]) == 0
-    assert f"{name} {'is left out' if refused else 'becomes no key'}: " in capsys.readouterr().err
-    assert cli.main(["from-open-clip", "--", *shlex.split(line)]) == (2 if result.refused else 0)
-    assert bool(capsys.readouterr().out) != bool(result.refused)
+    whole = clipship("from-open-clip", "--", *shlex.split(line))
+    assert whole.code == (2 if " is left out: " in said.err else 0)
+    assert bool(whole.out) != bool(whole.code)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +327,7 @@ def test_augmentation_becomes_that_of_open_clip_train(
     flags: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     line = f"{BASE} --aug-cfg {flags}"
-    assert not job_file(shlex.split(line))[1].refused
+    assert "is left out" not in translated(line).err
     assert job_of(line, tmp_path).data.augment.model_dump(exclude_defaults=True) == settings
 
 
@@ -349,32 +348,26 @@ def test_augmentation_becomes_that_of_open_clip_train(
         ("--train-data a.tar --device cuda:1", "CUDA_VISIBLE_DEVICES"),
         ("--train-data a.tar --logs none", "always has a folder"),
         ("--train-data a.tar --horovod --dist-backend hccl", "no effect with --horovod"),
-        (
-            "--train-data a.tar --aug-cfg color_jitter=0.4",
-            "without use_timm, open_clip_train does not use col",
-        ),
+        ("--train-data a.tar --aug-cfg color_jitter=0.4", "without use_timm, open_clip_train does not use c"),
         ("--train-data a.tar --aug-cfg ratio=(0.5,2)", "does not use ratio"),
         ("--train-data a.tar --naflex-batch-divisor 4", "no effect without --use-naflex"),
         ("--train-data a.csv --image-key png", "only shards"),
         ("--train-data a.tar --json-text-key a --text-key caption", "no effect with --json-text-key"),
         ("--train-data a.tar --fsdp --ddp-static-graph", "no effect with --fsdp"),
-        (
-            "--train-data a.tar --aug-cfg use_timm=True gray_scale_prob=1",
-            "with use_timm, open_clip_train does",
-        ),
+        ("--train-data a.tar --aug-cfg use_timm=True gray_scale_prob=1", "with use_timm, open_clip_train d"),
     ],
 )
 def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str) -> None:
-    result = job_file(shlex.split(line))[1]
-    assert not result.refused
-    assert any(why in reason for reason in result.dropped.values())
+    told = translated(line).err
+    assert "is left out" not in told
+    assert any(why in text for text in told.splitlines() if " becomes no key: " in text)
 
 
 def test_both_names_of_timms_sgd_are_one_optimizer() -> None:
     line = "--train-data a.tar --opt timm/{} --lr 1e-3 --momentum 0.8"
-    sgd, same = (job_file(shlex.split(line.format(name))) for name in ("nesterovw", "sgdw"))
-    assert not same[1].refused
-    assert tomllib.loads(same[0])["optim"] == tomllib.loads(sgd[0])["optim"]
+    sgd, same = (translated(line.format(name)) for name in ("nesterovw", "sgdw"))
+    assert "is left out" not in same.err
+    assert tomllib.loads(same.out)["optim"] == tomllib.loads(sgd.out)["optim"]
 
 
 @pytest.mark.parametrize(
@@ -387,10 +380,7 @@ def test_both_names_of_timms_sgd_are_one_optimizer() -> None:
         ("--train-data a.tar --precision pure_bf16", "weights in half precision"),
         ("--train-data a.tar --lr-scheduler const-cooldown", "needs --epochs-cooldown"),
         ("--train-data a.tar --lr-scheduler const-cooldown --epochs-cooldown 99", "99 of 32 epochs"),
-        (
-            "--train-data a.tar --siglip --distill-model ViT-B-32 --distill-pretrained openai",
-            "rows of a softmax",
-        ),
+        ("--train-data a.tar --siglip --distill-model RN50 --distill-pretrained openai", "rows of a softmax"),
         ("--train-data a.tar --image-interpolation random", "timm's augmentation"),
         ("--train-data a.csv --csv-separator ab", "one character"),
         ("--train-data a.tar --val-data 'pipe:cat v.tar' --dataset-type webdataset", "cannot share a stream"),
@@ -417,25 +407,22 @@ def test_both_names_of_timms_sgd_are_one_optimizer() -> None:
         (f"{NAFLEX} --naflex-patch-sizes 16 --naflex-patch-size-probs 1 2", "1 size with 2 numbers"),
     ],
 )
-def test_what_a_job_cannot_express_is_refused_unless_partial(line: str, why: str, capsys: Capture) -> None:
-    arguments = shlex.split(line)
-    assert cli.main(["from-open-clip", "--gpus", "2", "--", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert why in shown.err
-    assert "--partial" in shown.err
-    assert shown.out == ""
-    assert cli.main(["from-open-clip", "--partial", "--gpus", "2", "--", *arguments]) == 0
-    shown = capsys.readouterr()
-    assert why in shown.err
-    assert "is left out" in shown.err
-    assert tomllib.loads(shown.out)["name"]
+def test_what_a_job_cannot_express_is_refused_unless_partial(line: str, why: str) -> None:
+    whole = clipship("from-open-clip", "--gpus", "2", "--", *shlex.split(line))
+    assert (whole.code, whole.out) == (2, "")
+    part = translated(line, "--gpus", 2)
+    assert part.code == 0
+    assert why in whole.err
+    assert why in part.err
+    assert "--partial" in whole.err
+    assert "is left out" in part.err
+    assert tomllib.loads(part.out)["name"]
 
 
 @pytest.mark.parametrize(("flags", "differs"), [("--aug-cfg use_timm=True", True), ("", False)])
 def test_an_interpolation_of_training_that_is_lost_is_told(flags: str, differs: bool) -> None:
-    notes = job_file(shlex.split(f"{BASE} --image-interpolation bilinear {flags}"))[1].notes
-    told = [note for note in notes if note.startswith("--image-interpolation bilinear is that of evaluation")]
-    assert len(told) == differs
+    told = translated(f"{BASE} --image-interpolation bilinear {flags}").err
+    assert ("--image-interpolation bilinear is that of evaluation" in told) is differs
 
 
 @pytest.mark.parametrize(
@@ -443,10 +430,7 @@ def test_an_interpolation_of_training_that_is_lost_is_told(flags: str, differs: 
     [
         ("", "--train-data is missing"),
         ("--val-data v.tar", "`clipship eval`"),
-        (
-            "--train-data a.tar --trian-data b",
-            "--trian-data is no flag of open_clip_train 3.3; did you mean --train-data?",
-        ),
+        ("--train-data a.tar --trian-data b", "no flag of open_clip_train 3.3; did you mean --train-data?"),
         ("--train-data a.tar --batch_size 3", "did you mean --batch-size?"),
         ("--train-data a.tar --frobnicate", "docs/from-open-clip.md"),
         ("--train-data a.tar b.tar", "b.tar belongs to no flag"),
@@ -472,30 +456,38 @@ def test_an_interpolation_of_training_that_is_lost_is_told(flags: str, differs: 
             "--train-data a.tar --aug-cfg color_jitter_prob=1 color_jitter=0.4",
             "expected 4 numbers in brackets",
         ),
+        *(
+            (f"{NAFLEX} {flags}", "open_clip_train ends, too: --naflex-seq-lens")
+            for flags in ("--naflex-seq-lens 1 2 --naflex-seq-len-probs 1", "--naflex-seq-lens 0")
+        ),
+        (f"{NAFLEX} --naflex-batch-divisor 0", "open_clip_train ends, too: --naflex-seq-lens"),
+        (f"{BASE} --horovod --fsdp", "--fsdp is no flag of open_clip_train 3.3; only 4 has it"),
+        (
+            f"{BASE} --horovod --fsdp --length-bucketing",
+            "--horovod is no flag of open_clip_train 4; only 3.3 has",
+        ),
         ("--train-data a.tar --train-data-upsampling-factors 1::x", "expected numbers"),
         ("--train-data a.tar --lr 0", "optim.lr: must be greater than 0"),
         ("--train-data a.tar --name a/b", "name of a folder"),
         ("--train-data 'pipe:cat a.tar' --dataset-type webdataset", "stream_samples"),
     ],
 )
-def test_bad_input_is_one_message_with_exit_code_2(line: str, message: str, capsys: Capture) -> None:
+def test_bad_input_is_one_message_with_exit_code_2(line: str, message: str) -> None:
     for more in ([], ["--partial"]):
-        assert cli.main(["from-open-clip", *more, "--", *shlex.split(line)]) == 2
-        shown = capsys.readouterr()
-        assert message in shown.err
-        assert "Traceback" not in shown.err
-        assert shown.out == ""
+        code, out, err = clipship("from-open-clip", *more, "--", *shlex.split(line))
+        assert (code, out) == (2, "")
+        assert err.count(message) == 1
+        assert "Traceback" not in err
 
 
-def test_the_batch_of_a_gpu_becomes_that_of_all(capsys: Capture) -> None:
+def test_the_batch_of_a_gpu_becomes_that_of_all() -> None:
     table = table_of(f"{BASE} --batch-size 32 --accum-freq 4", gpus=8)
     assert table["optim.global_batch_size"] == 1024
     assert table["optim.max_batch_size_per_gpu"] == 32
     program = "torchrun --nproc_per_node 4 --nnodes=2 -m open_clip_train.main"
     assert table_of(f"{program} {BASE}", None)["optim.global_batch_size"] == 8 * 64
     assert table_of(f"{program} {BASE}", 2)["optim.global_batch_size"] == 2 * 64
-    assert cli.main(["from-open-clip", "--", *shlex.split(BASE)]) == 0
-    shown = capsys.readouterr()
+    shown = translated(BASE)
     assert "the global batch is that of 1 GPU" in shown.err
     assert "# the global batch is that of 1 GPU" in shown.out
 
@@ -507,27 +499,17 @@ def test_number_of_gpus_becomes_that_of_each_node() -> None:
     assert (spread["resources.nodes"], spread["resources.gpus_per_node"]) == (2, 4)
     assert "resources.gpus_per_node" not in table_of(BASE, 1)
     assert "resources.gpus_per_node" not in table_of(BASE, 16)
-    assert "whose product is 16" in job_file(shlex.split(BASE), 16)[1].notes[-1]
+    assert "whose product is 16" in translated(BASE, "--gpus", 16).err
 
 
 def test_a_line_is_of_the_first_release_that_has_its_flags() -> None:
-    assert read(shlex.split(BASE), 1).release == "3.3"
-    assert read(shlex.split(f"{BASE} --siglip --length-bucketing"), 1).release == "4"
-    assert read(shlex.split("--dataset-type webdataset-audio --train-data a.tar"), 1).release == "4"
-    assert read(shlex.split(BASE), 1, "4").release == "4"
-    assert "open_clip_train 4:" in job_file(shlex.split(BASE), 1, "4")[0]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--horovod --fsdp", "--fsdp is no flag of open_clip_train 3.3; only 4 has it"),
-        ("--horovod --fsdp --length-bucketing", "--horovod is no flag of open_clip_train 4; only 3.3 has it"),
-    ],
-)
-def test_flags_of_two_releases_in_one_line_are_named(line: str, message: str, capsys: Capture) -> None:
-    assert cli.main(["from-open-clip", "--", *shlex.split(f"{BASE} {line}")]) == 2
-    assert capsys.readouterr().err.count(message) == 1
+    for line, options, release in (
+        (BASE, (), "3.3"),
+        (f"{BASE} --siglip --length-bucketing", (), "4"),
+        ("--dataset-type webdataset-audio --train-data a.tar", (), "4"),
+        (BASE, ("--release", "4"), "4"),
+    ):
+        assert f"open_clip_train {release}:" in translated(line, *options).out
 
 
 def test_release_4_has_defaults_of_its_own(tmp_path: Path) -> None:
@@ -571,9 +553,9 @@ def test_two_dashes_too_many_are_passed_over() -> None:
     assert table_of(f"torchrun -m open_clip_train.main -- {BASE}") == table_of(BASE)
 
 
-def test_flags_may_stand_without_two_dashes_before_them(capsys: Capture) -> None:
-    assert cli.main(["from-open-clip", *shlex.split(BASE), "--partial", "--gpus", "3", "--torchscript"]) == 0
-    assert "# 64 on each of 3 GPUs" in capsys.readouterr().out
+def test_flags_may_stand_without_two_dashes_before_them() -> None:
+    said = clipship("from-open-clip", *shlex.split(BASE), "--partial", "--gpus", "3", "--torchscript")
+    assert "# 64 on each of 3 GPUs" in said.out
 
 
 def test_sources_become_a_list_and_braces_stay() -> None:
@@ -695,14 +677,14 @@ def test_a_variant_with_quickgelu_is_the_model_with_that_switch() -> None:
 
 
 def test_batch_norm_and_accumulation_exclude_each_other() -> None:
-    resnet, vit = (job_file(shlex.split(f"{line} --accum-freq 2"), 8)[1].notes for line in (SHARDS, BASE))
-    assert any("start the job on 16 GPUs" in note for note in resnet)
+    resnet, vit = (translated(f"{line} --accum-freq 2", "--gpus", 8).err for line in (SHARDS, BASE))
+    assert "start the job on 16 GPUs" in resnet
     assert not vit
 
 
 def test_comments_hold_no_control_characters_and_no_secrets() -> None:
     line = ["--train-data", "a.tar", "--wandb-notes", "a\nb\x1b[1m", "--logs", "https://u:secret-password@h/"]
-    text = job_file(line)[0]
+    text = translated(line).out
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert "\x1b" not in text
     assert not any("secret-password" in line for line in comments)
@@ -741,12 +723,3 @@ def test_one_budget_of_patches_has_the_batch_of_open_clip_train() -> None:
     assert "model.image_tokens_weights" not in table
     small = table_of(f"{NAFLEX} --naflex-seq-lens 256 --naflex-max-tokens-per-batch 100", gpus=4)
     assert (small["optim.global_batch_size"], small["optim.max_image_tokens_per_gpu"]) == (4, 256)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    ["--naflex-seq-lens 1 2 --naflex-seq-len-probs 1", "--naflex-seq-lens 0", "--naflex-batch-divisor 0"],
-)
-def test_numbers_of_patches_that_open_clip_train_refuses_are_refused(flags: str) -> None:
-    with pytest.raises(InputError, match="open_clip_train ends, too: --naflex-seq-lens"):
-        job_file(shlex.split(f"{NAFLEX} {flags}"))

@@ -4,72 +4,43 @@ So shellcheck, hadolint and the API server, which take the goldens, meet every k
 """
 
 import functools
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
+from tests.support.command_line import Table, clipship, render
 from tests.support.kubernetes_jobs import CASES as MANIFESTS
 from tests.support.kubernetes_jobs import kubernetes_job
+from tests.support.slurm_jobs import CASES as SCRIPTS
+from tests.support.slurm_jobs import slurm_table
 from tests.unit.test_image_dockerfile import CASES as DOCKERFILES
 from tests.unit.test_image_dockerfile import image_job
-from tests.unit.test_slurm_script import CASES as SCRIPTS
-from tests.unit.test_slurm_script import job as slurm_job
-from trainer.config import Image, Job, Kubernetes, Resources, Slurm, Stack
-from trainer.config.image import Site
-from trainer.config.kubernetes import Patch
-from trainer.config.loader import job_from_table, own_keys
-from trainer.config.mirrors import Mirrors
-from trainer.config.types import Section
-from trainer.errors import InputError
-from trainer.image.dockerfile import dockerfile
-from trainer.launch.kubernetes.manifest import manifest
-from trainer.launch.slurm.script import batch_script
+from trainer.config.loader import own_keys
 
-Table = dict[str, Any]
-JOB_OF_SCRIPT = re.compile(r"<<'(END_OF_JOB\w*)'\n.*?\n\1\n", re.DOTALL)
-JOB_OF_MANIFEST = re.compile(r"^  job\.toml: .*?(?=^  \w|^---$)", re.DOTALL | re.MULTILINE)
-HASH_OF_JOB = re.compile(r"^.*org\.clipship\.job=.*$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Door:
-    """A place that renders jobs."""
-
-    make: Callable[..., Job]
-    cases: Mapping[str, Table]
-    """Sections of the jobs whose texts are goldens."""
-    render: Callable[[Job], str]
-    own_text: re.Pattern[str]
-    """Part of the text that has every key of the job in any case."""
-
-    def text(self, table: Table) -> str:
-        """Returns what the job's table becomes, without the job itself; the problem if it is refused."""
-        try:
-            return self.own_text.sub("", self.render(job_from_table(table, "a test's job")))
-        except InputError as refused:
-            return str(refused)
-
-
-DOORS = {
-    "slurm": Door(slurm_job, SCRIPTS, batch_script, JOB_OF_SCRIPT),
-    "kubernetes": Door(kubernetes_job, MANIFESTS, manifest, JOB_OF_MANIFEST),
-    "dockerfile": Door(image_job, DOCKERFILES, dockerfile, HASH_OF_JOB),
+OWN_TEXTS = {
+    "slurm": re.compile(r"<<'(END_OF_JOB\w*)'\n.*?\n\1\n", re.DOTALL),
+    "kubernetes": re.compile(r"^  job\.toml: .*?(?=^  \w|^---$)", re.DOTALL | re.MULTILINE),
+    "dockerfile": re.compile(r"^.*org\.clipship\.job=.*$", re.MULTILINE),
 }
-SECTIONS: dict[str, tuple[type[Section], tuple[str, ...]]] = {
-    "slurm": (Slurm, ("slurm",)),
-    "kubernetes": (Kubernetes, ("kubernetes",)),
-    "kubernetes.patch": (Patch, ("kubernetes",)),
-    "resources": (Resources, ("slurm", "kubernetes")),
-    "image": (Image, ("dockerfile", "kubernetes")),
-    "image.site": (Site, ("dockerfile",)),
-    "image.mirrors": (Mirrors, ("dockerfile",)),
-    "stack": (Stack, ("dockerfile",)),
+"""Part of each text that has every key of the job in any case."""
+SECTIONS = {
+    "slurm": ("slurm",),
+    "kubernetes": ("kubernetes",),
+    "kubernetes.patch": ("kubernetes",),
+    "resources": ("slurm", "kubernetes"),
+    "image": ("dockerfile", "kubernetes"),
+    "image.site": ("dockerfile",),
+    "image.mirrors": ("dockerfile",),
+    "stack": ("dockerfile",),
 }
-"""Sections with the doors at which their keys have an effect."""
-KEYS = [f"{section}.{key}" for section, (model, _) in SECTIONS.items() for key in model.model_fields]
+"""Sections with the texts in which their keys have an effect."""
+KEYS = [
+    f"{section}.{key}"
+    for section in SECTIONS
+    for key in json.loads(clipship("explain", section, "--json").out)["properties"]
+]
 IN_THE_CONTEXT = "the build's context has it, and the Dockerfile is the same for any of these"
 WITHOUT_TEXT = {
     "resources.gpu": "`clipship check` estimates with it",
@@ -90,9 +61,13 @@ WITHOUT_TEXT = {
 
 
 @functools.cache
-def tables(door: str) -> list[Table]:
-    """Returns what the jobs of the door's goldens say themselves."""
-    return [own_keys(DOORS[door].make(**sections)) for sections in DOORS[door].cases.values()]
+def tables(kind: str) -> list[Table]:
+    """Returns what the jobs of the goldens of a kind say themselves."""
+    if kind == "slurm":
+        return [slurm_table(**sections) for sections in SCRIPTS.values()]
+    if kind == "kubernetes":
+        return [own_keys(kubernetes_job(**sections)) for sections in MANIFESTS.values()]
+    return [own_keys(image_job(**sections)) for sections in DOCKERFILES.values()]
 
 
 def without(table: Table, path: list[str]) -> Table | None:
@@ -106,17 +81,23 @@ def without(table: Table, path: list[str]) -> Table | None:
     return None if inner is None else {**table, first: inner}
 
 
-def pairs(key: str) -> Iterator[tuple[Door, Table, Table]]:
+def pairs(key: str) -> Iterator[tuple[str, Table, Table]]:
     """Yields each job of a golden that has the key, and the same job without it."""
-    for name in SECTIONS[key.rpartition(".")[0]][1]:
-        for table in tables(name):
+    for kind in SECTIONS[key.rpartition(".")[0]]:
+        for table in tables(kind):
             if (other := without(table, key.split("."))) is not None:
-                yield DOORS[name], table, other
+                yield kind, table, other
+
+
+def text(kind: str, table: Table) -> str:
+    """Returns what the job's table becomes, without the job itself; the problem if it is refused."""
+    said = render(kind, table)
+    return OWN_TEXTS[kind].sub("", said.out) if said.code == 0 else said.err
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_each_key_is_in_a_golden_and_changes_what_is_rendered(key: str) -> None:
     with_key = list(pairs(key))
     assert with_key, f"no golden has {key}"
-    changes = any(door.text(table) != door.text(other) for door, table, other in with_key)
+    changes = any(text(kind, table) != text(kind, other) for kind, table, other in with_key)
     assert changes is (key not in WITHOUT_TEXT)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import tomli_w
 from huggingface_hub import HfApi
 
+from tests.support.command_line import TINY, joined, problems
 from tests.support.stub_hub import StubHub, stub_hub
 from tests.support.stub_modelscope import StubModelScope, stub_modelscope
-from trainer.config.hubs import HUBS, hub_of, repository_of
-from trainer.config.training import is_text_folder, is_weights
+from trainer.config.loader import load_job
 from trainer.errors import InputError
 from trainer.model.hub import hub_weights, model_folder
-from trainer.model.hub_clients import CLIENTS
 
 WEIGHTS = "open_clip_model.safetensors"
 KEY = "model.pretrained"
@@ -155,19 +155,15 @@ def test_the_cache_without_cache_dir_is_that_of_the_client(hub: StubModelScope, 
         ".",
     ],
 )
-@pytest.mark.parametrize("row", HUBS, ids=lambda row: row.prefix)
-def test_what_is_no_name_is_refused(row: object, name: str) -> None:
-    prefix = getattr(row, "prefix", "")
-    with pytest.raises(ValueError, match="names no model"):
-        repository_of(f"{prefix}{name}")
+def test_what_is_no_name_on_a_hub_is_refused(name: str) -> None:
+    for prefix in ("hf:", "modelscope:"):
+        assert "names no model" in problems(model={"text": f"{prefix}{name}"})
+        assert "names no model" in problems(model={"pretrained": f"{prefix}{name}"})
 
 
-def test_a_name_on_a_hub_is_neither_path_nor_tag() -> None:
-    assert set(CLIENTS) == {row.prefix for row in HUBS}
-    for name in ("hf:org/clip", "modelscope:org/clip@v1.0"):
-        assert hub_of(name)
-        assert not is_weights(name)
-        assert not is_text_folder(name)
-    assert is_weights("./modelscope:org/clip")
-    assert repository_of("modelscope:org/a.b_c-d@v1.0") == ("org/a.b_c-d", "v1.0")
-    assert repository_of("bert-base-uncased") == ("bert-base-uncased", None)
+def test_a_name_on_a_hub_is_neither_path_nor_tag(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    for name in ("hf:org/clip", "modelscope:org/a.b_c-d@v1.0", "./modelscope:org/clip"):
+        job.write_text(tomli_w.dumps(joined(TINY, model={"pretrained": name})))
+        own = f"{tmp_path}/{name.removeprefix('./')}" if name.startswith(".") else name
+        assert load_job(job).model.pretrained == own

@@ -1,86 +1,77 @@
 """Plugins of NCCL: their table, how they get into an image, and what the ranks get with them."""
 
+import json
 import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
+from tests.support.command_line import Said, clipship, problems, render
 from tests.support.jobs import tiny_job
 from tests.support.kubernetes_jobs import FABRIC_KEYS, kubernetes_job
 from tests.support.range_server import serving
-from trainer.cli.main import main
-from trainer.config.fabrics import FABRICS
-from trainer.config.image import Image
 from trainer.config.image_plugins import PLUGINS, Plugin
-from trainer.config.stack_table import table
+from trainer.config.loader import own_keys
 from trainer.errors import InputError
-from trainer.image.compatibility import check_stack
 from trainer.image.context import context
-from trainer.image.dockerfile import dockerfile
-from trainer.launch.fabric import cluster_environment, plugin_advice
 from trainer.sysinfo.template_folder import FOLDER
 
 OWN_BASE = {"base": "registry.example/nvidia/pytorch:1", "os": "ubuntu-24.04"}
 
 
-def job_on(fabric: str, **sections: Any) -> Any:
+def on(fabric: str, **sections: Any) -> Said:
+    """The manifest of a job on such a network, and what is warned of."""
     given = {"resources": {"fabric": fabric}, "kubernetes": FABRIC_KEYS[fabric]}
-    return kubernetes_job(**{**given, **sections})
+    return render("kubernetes", own_keys(kubernetes_job(**{**given, **sections})))
 
 
 def test_the_key_takes_the_rows_of_the_table() -> None:
-    literal, _ = get_args(Image.model_fields["plugins"].annotation)
-    assert get_args(literal) == tuple(PLUGINS)
+    said = json.loads(clipship("explain", "image.plugins", "--json").out)
+    assert all(f'"{name}"' in json.dumps(said) for name in PLUGINS)
 
 
 @pytest.mark.parametrize("row", PLUGINS.values(), ids=lambda row: row.name)
-def test_each_row_says_why_and_can_be_built(row: Plugin, capsys: pytest.CaptureFixture[str]) -> None:
-    assert row.fabric in FABRICS
+def test_each_row_says_why_and_can_be_built(row: Plugin) -> None:
     assert (row.origin == "node") == (not row.script)
     assert (row.origin == "archive") == (row.archive is not None)
     assert not row.script or (FOLDER / "docker" / "plugins" / row.script).is_file()
-    assert set(row.systems) <= set(table().systems)
-    assert main(["fabrics", "explain", row.fabric]) == 0
-    said = capsys.readouterr().out
+    shown = clipship("fabrics", "explain", row.fabric)
+    assert shown.code == 0, shown.err
+    said = shown.out
     assert f"plugin      {row.title} = " in said
     assert row.why in said
     assert row.archive is None or row.archive.sha256 in said
 
 
 def test_a_plugin_brings_its_variables_on_its_network_only() -> None:
-    image = {"plugins": ("aws-ofi-nccl",)}
-    assert cluster_environment(job_on("efa", image=image), 8)["NCCL_NET_PLUGIN"] == "ofi"
-    assert "NCCL_NET_PLUGIN" not in cluster_environment(job_on("efa"), 8)
-    other = job_on("ethernet", image=image)
-    assert "NCCL_NET_PLUGIN" not in cluster_environment(other, 8)
-    assert any('aws-ofi-nccl is for resources.fabric = "efa"' in text for text in plugin_advice(other))
+    image = {"plugins": ["aws-ofi-nccl"]}
+    with_it, without, other = on("efa", image=image), on("efa"), on("ethernet", image=image)
+    assert '{name: "NCCL_NET_PLUGIN", value: "ofi"}' in with_it.out
+    assert "NCCL_NET_PLUGIN" not in without.out + other.out
+    assert 'aws-ofi-nccl is for resources.fabric = "efa"' in other.err
+    advice = 'needs aws-ofi-nccl in the image: image.plugins = ["aws-ofi-nccl"] installs it\n'
+    assert advice in without.err
+    assert advice not in with_it.err
+    assert advice not in on("efa", image=OWN_BASE).err, "such a base may have it"
+    assert "in the image:" not in on("ib").err, "SHARP is not needed"
 
 
 def test_sharp_takes_the_place_of_nccls_own_transport() -> None:
-    with_it = cluster_environment(job_on("ib", image={"plugins": ("nccl-rdma-sharp",), **OWN_BASE}), 8)
-    assert with_it["NCCL_COLLNET_ENABLE"] == "1"
-    assert "NCCL_NET" not in with_it
-    assert cluster_environment(job_on("ib"), 8)["NCCL_NET"] == "IB"
-
-
-def test_a_network_whose_plugin_the_image_lacks_is_named() -> None:
-    (said,) = plugin_advice(job_on("efa"))
-    assert said.endswith('needs aws-ofi-nccl in the image: image.plugins = ["aws-ofi-nccl"] installs it')
-    assert not list(plugin_advice(job_on("efa", image={"plugins": ("aws-ofi-nccl",)})))
-    assert not list(plugin_advice(job_on("efa", image=OWN_BASE))), "such a base may have it"
-    assert not list(plugin_advice(job_on("ib"))), "SHARP is not needed"
+    with_it = on("ib", image={"plugins": ["nccl-rdma-sharp"], **OWN_BASE}).out
+    assert "NCCL_COLLNET_ENABLE" in with_it
+    assert '{name: "NCCL_NET",' not in with_it
+    assert '{name: "NCCL_NET", value: "IB"}' in on("ib").out
 
 
 def test_an_nccl_that_the_plugin_does_not_know_is_refused() -> None:
     stack = {"torch": "base", "nccl": "2.16.5"}
-    job = tiny_job(stack=stack, image={"tag": "clipship:1", "plugins": ("aws-ofi-nccl",), **OWN_BASE})
-    with pytest.raises(
-        InputError, match=r"aws-ofi-nccl needs NCCL 2\.17\.1 or newer, but the image has 2\.16"
-    ):
-        check_stack(job)
+    image = {"tag": "clipship:1", "plugins": ["aws-ofi-nccl"], **OWN_BASE}
+    assert "aws-ofi-nccl needs NCCL 2.17.1 or newer, but the image has 2.16" in problems(
+        stack=stack, image=image
+    )
 
 
 def test_archives_of_the_site_go_along_and_a_missing_one_is_named(tmp_path: Path) -> None:
@@ -92,8 +83,9 @@ def test_archives_of_the_site_go_along_and_a_missing_one_is_named(tmp_path: Path
     (tmp_path / archive.name).write_bytes(b"x")
     job = tiny_job(image=image)
     assert context(job)[f"site/sources/{archive.name}"] == (tmp_path / archive.name).resolve()
-    assert "COPY site/ /site/" in dockerfile(job)
-    assert str(tmp_path) not in dockerfile(job)
+    text = render("dockerfile", own_keys(job)).out
+    assert "COPY site/ /site/" in text
+    assert str(tmp_path) not in text
 
 
 def fetch(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -3,18 +3,33 @@
 Paths, mounts and the resume rule follow from the declaration.
 """
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
-from trainer.config import Job, Section
-from trainer.config.keys import JobPath, path_of, rank_paths, walk, with_paths_from
-from trainer.config.loader import from_here
-from trainer.config.resume_rule import may_change_keys
+from tests.support.command_line import clipship
+from trainer.config import Job
+from trainer.config.loader import load_job
+from trainer.config.stages import paths_of_ranks
 from trainer.errors import InputError
 
-PATHS = {".".join(key): mark for key, field in walk(Job) if (mark := path_of(field))}
+SCHEMA = json.loads(clipship("explain", "", "--json").out)
+
+
+def marked(table: dict[str, Any], mark: str, before: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Keys whose entry in the schema has such a mark, with their entries."""
+    for name, its in table["properties"].items():
+        if mark in its:
+            yield before + name, its
+        if "properties" in its:
+            yield from marked(its, mark, f"{before}{name}.")
+
+
+PATHS = dict(marked(SCHEMA, "x-path"))
 EXAMPLES = {
     "model.teacher": "models/teacher.json",
     "model.name": "own.json",
@@ -23,6 +38,8 @@ EXAMPLES = {
     "slurm.python": "bin/python",
     "slurm.output": "logs/%j.out",
 }
+NAMES = {"eval.class_names", "eval.templates"}
+"""Keys whose lists are no paths."""
 NEEDED = {
     "model.teacher": {"teacher_pretrained": "openai"},
     "model.teacher_pretrained": {"teacher": "ViT-B-32"},
@@ -32,8 +49,8 @@ NEEDED = {
 """Values of its section without which a key is refused."""
 
 
-def job_with(key: str, value: object) -> Job:
-    """A job in which this key alone is set, and those that it needs."""
+def job_in(folder: Path, key: str, value: object) -> Job:
+    """A job file there in which this key alone is set, and those that it needs."""
     table: dict[str, Any] = {
         "name": "n",
         "data": {"format": "synthetic"},
@@ -48,27 +65,31 @@ def job_with(key: str, value: object) -> Job:
     for section in sections:
         inner = inner.setdefault(section, {})
     inner.update({**NEEDED.get(key, {}), name: value})
-    return Job.model_validate(table)
+    path = folder / "job.toml"
+    path.write_text(tomli_w.dumps(table))
+    return load_job(path)
 
 
-def value_of(section: Section, key: str) -> Any:
+def value_of(section: Any, key: str) -> Any:
     """The value of a dotted key."""
-    value: Any = section
     for name in key.split("."):
-        value = getattr(value, name)
-    return value
+        section = getattr(section, name)
+    return section
 
 
-@pytest.mark.parametrize(("key", "mark"), PATHS.items())
-def test_a_relative_path_starts_at_the_job_files_folder(key: str, mark: JobPath) -> None:
+def ranks_see(job: Job) -> set[str]:
+    return {path for path, _ in paths_of_ranks(job)}
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_relative_path_starts_at_the_job_files_folder(key: str, tmp_path: Path) -> None:
     text = EXAMPLES.get(key, "some/place")
-    is_list = isinstance(value_of(job_with("seed", 1), key), tuple) and mark.lists
-    job = with_paths_from(job_with(key, (text,) if is_list else text), Path("/base"))
+    listed = isinstance(value_of(job_in(tmp_path, "seed", 1), key), tuple) and key not in NAMES
+    job = job_in(tmp_path, key, [text] if listed else text)
     found = value_of(job, key)
-    expected = str(Path("/base", text))
+    expected = str(tmp_path / text)
     assert found == ((expected,) if isinstance(found, tuple) else expected)
-    assert with_paths_from(job, Path("/other")) == job
-    assert (expected in [path for path, _ in rank_paths(job)]) == mark.ranks
+    assert (expected in ranks_see(job)) is not key.startswith(("slurm.", "image.", "eval.suite."))
 
 
 @pytest.mark.parametrize(
@@ -85,34 +106,27 @@ def test_a_relative_path_starts_at_the_job_files_folder(key: str, mark: JobPath)
         ("checkpoint.copy_to", "s3://bucket/runs"),
     ],
 )
-def test_values_that_are_no_paths_stay_unchanged(key: str, value: object) -> None:
-    job = with_paths_from(job_with(key, value), Path("/base"))
+def test_values_that_are_no_paths_stay_unchanged(key: str, value: object, tmp_path: Path) -> None:
+    job = job_in(tmp_path, key, value)
     assert value_of(job, key) == value
-    assert list(rank_paths(job)) == [("/base/runs", PATHS["logging.runs"])]
+    assert ranks_see(job) == {f"{tmp_path}/runs"}
 
 
 @pytest.mark.parametrize("key", ["model.pretrained", "logging.runs", "eval.suite.folders", "data.cache"])
-def test_an_address_is_no_path(key: str) -> None:
-    is_list = isinstance(value_of(job_with("seed", 1), key), tuple)
-    job = job_with(key, ("s3://bucket/some",) if is_list else "s3://bucket/some")
-    with pytest.raises(
-        InputError, match=rf"^{key}: s3://bucket/some is an address, and this key takes a path"
-    ):
-        with_paths_from(job, Path("/base"))
-    with pytest.raises(InputError, match=rf"^{key}: s3://bucket/some is an address"):
-        from_here([f"{key}=s3://bucket/some"])
-
-
-def test_a_scheduler_that_a_job_does_not_name_stays_unnamed() -> None:
-    assert "slurm" not in with_paths_from(job_with("seed", 1), Path("/base")).model_fields_set
+def test_an_address_is_no_path(key: str, tmp_path: Path) -> None:
+    listed = isinstance(value_of(job_in(tmp_path, "seed", 1), key), tuple)
+    said = rf"{key}: s3://bucket/some is an address, and this key takes a path"
+    with pytest.raises(InputError, match=said):
+        job_in(tmp_path, key, ["s3://bucket/some"] if listed else "s3://bucket/some")
+    job_in(tmp_path, "seed", 1)
+    assert (
+        f"{key}: s3://bucket/some is an address"
+        in clipship("check", tmp_path / "job.toml", "--set", f"{key}=s3://bucket/some").err
+    )
 
 
 def test_keys_that_decide_what_is_computed_may_not_change() -> None:
     """A new section or key is part of the run's identity unless its declaration says otherwise."""
-    every = {".".join(key) for key, _ in walk(Job)}
-    assert may_change_keys() <= every
-    fixed = {
-        key for key in every if not any(key == may or key.startswith(f"{may}.") for may in may_change_keys())
-    }
-    assert {"seed", "data.train", "model.name", "optim.lr", "optim.global_batch_size"} <= fixed
-    assert not fixed & {"data.workers", "comm.backend", "slurm.time", "timeouts.step_s", "logging.runs"}
+    may = {key for key, its in marked(SCHEMA, "x-resumed-run-may-change") if its["x-resumed-run-may-change"]}
+    assert not may & {"seed", "data.train", "model.name", "optim.lr", "optim.global_batch_size"}
+    assert {"data.workers", "comm.backend", "slurm.time", "timeouts.step_s", "logging.runs"} <= may

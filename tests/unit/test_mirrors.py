@@ -1,12 +1,15 @@
 """Mirrors of a build: presets by distribution and processor, names at a mirror of Docker Hub."""
 
-from typing import Any, get_args
+import json
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.command_line import clipship, render
 from tests.unit.test_image_dockerfile import image_job
-from trainer.config.mirrors import Mirrors, path_at_hub, presets
-from trainer.image.base import mirrored_base, mirrors_of
+from trainer.config.loader import own_keys
 from trainer.image.context import context
 
 
@@ -30,26 +33,41 @@ def test_a_preset_has_the_archives_of_the_base(image: dict[str, Any], apt: str, 
     assert b"index-url = https://mirrors.ustc.edu.cn/pypi/simple\n" in bytes(entries["site/pip.conf"])
 
 
-def test_own_mirrors_come_before_those_of_the_preset() -> None:
+def found(**image: Any) -> dict[str, str]:
+    """What the build's context says of mirrors, by the names of its files."""
+    entries = context(image_job(**image))
+    return {
+        name.removeprefix("site/"): entry.decode()
+        for name, entry in entries.items()
+        if name.startswith("site/") and isinstance(entry, bytes)
+    }
+
+
+def test_own_mirrors_and_a_pip_conf_with_passwords_come_before_those_of_the_preset(tmp_path: Path) -> None:
     own = {"pip": "https://index.example/simple", "apt": "http://apt.example/debian"}
-    found = mirrors_of(image_job(mirrors={"preset": "tuna", **own}))
-    security = "http://mirrors.tuna.tsinghua.edu.cn/debian-security"
-    assert (found.pip, found.apt, found.apt_security) == (own["pip"], own["apt"], security)
-    own["apt_security"] = "http://apt.example/security"
-    assert mirrors_of(image_job(mirrors={"preset": "tuna", **own})).apt_security == own["apt_security"]
+    its = found(mirrors={"preset": "tuna", **own})
+    assert f"index-url = {own['pip']}\n" in its["pip.conf"]
+    assert its["apt-mirror"] == f"{own['apt']}\n"
+    assert its["apt-security-mirror"] == "http://mirrors.tuna.tsinghua.edu.cn/debian-security\n"
+    security = "http://apt.example/security"
+    assert (
+        found(mirrors={"preset": "tuna", **own, "apt_security": security})["apt-security-mirror"]
+        == f"{security}\n"
+    )
+    (tmp_path / "pip.conf").touch()
+    its = found(mirrors={"preset": "aliyun"}, site={"pip_conf": str(tmp_path / "pip.conf")})
+    assert "aliyun" not in its.get("pip.conf", "")
+    assert its["apt-mirror"] == "http://mirrors.aliyun.com/debian\n"
 
 
-def test_a_pip_conf_with_passwords_comes_before_the_index_of_the_preset() -> None:
-    found = mirrors_of(image_job(mirrors={"preset": "aliyun"}, site={"pip_conf": "pip.conf"}))
-    assert (found.pip, found.apt) == (None, "http://mirrors.aliyun.com/debian")
-
-
-def test_every_preset_is_in_the_table_and_each_address_is_one() -> None:
-    choices = get_args(get_args(Mirrors.model_fields["preset"].annotation)[0])
-    assert set(choices) == set(presets())
-    for row in presets().values():
-        assert Mirrors.model_validate(row).apt == row["apt"]
-        assert row["apt"].startswith("http://"), "a slim base has no certificates for apt yet"
+def test_every_preset_has_an_address_without_certificates_which_a_slim_base_lacks() -> None:
+    choices = json.loads(clipship("explain", "image.mirrors.preset", "--json").out)
+    presets = re.findall(
+        r'"(\w+)"', json.dumps(choices.get("enum") or choices.get("anyOf") or choices.get("oneOf"))
+    )
+    assert {"tuna", "aliyun", "ustc"} <= set(presets)
+    for name in set(presets) - {"enum", "type", "string", "null"}:
+        assert found(mirrors={"preset": name})["apt-mirror"].startswith("http://")
 
 
 @pytest.mark.parametrize(
@@ -68,6 +86,8 @@ def test_every_preset_is_in_the_table_and_each_address_is_one() -> None:
     ],
 )
 def test_only_images_of_docker_hub_are_mirrored(name: str, path: str | None) -> None:
-    assert path_at_hub(name) == path
-    mirrored = mirrored_base(image_job(base=name, os="debian-12", mirrors={"registry": "m.example:5000/hub"}))
-    assert mirrored == (path and f"m.example:5000/hub/{path}")
+    system = "ubuntu-24.04" if "ubuntu" in name else "debian-12"
+    job = image_job(base=name, os=system, mirrors={"registry": "m.example:5000/hub"})
+    text = render("dockerfile", own_keys(job)).out
+    assert ("m.example:5000/hub/" in text) is (path is not None)
+    assert path is None or f"m.example:5000/hub/{path}" in text

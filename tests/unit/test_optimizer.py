@@ -14,12 +14,11 @@ import torch
 from timm.optim._param_groups import param_groups_layer_decay
 from torch import nn
 
-from tests.support.jobs import COCA, tiny_job
-from trainer.comm.backends import check_backend
+from tests.support.command_line import problems
+from tests.support.jobs import COCA
 from trainer.config import Model, Optim
 from trainer.config.learning_rate import learning_rate
 from trainer.config.optimizers import NO_DECAY_IN_OPEN_CLIP_4, OPTIMIZERS, OptimizerName
-from trainer.errors import InputError
 from trainer.estimate.architecture import architecture
 from trainer.model.layer_numbers import layers_of
 from trainer.model.optimizer import build_optimizer, is_matrix, set_learning_rate, update_if
@@ -51,42 +50,33 @@ def test_a_constant_rate_falls_in_the_cooldown(power: float, middle: float) -> N
     assert rates[80:] == sorted(rates[80:], reverse=True)
 
 
-def test_a_constant_rate_without_cooldown_stays() -> None:
+def test_a_constant_rate_stays_and_a_warm_up_as_long_as_the_run_divides_by_nothing() -> None:
     settings = SETTINGS.model_copy(update={"schedule": "constant"})
     assert {learning_rate(settings, step, 100) for step in range(10, 101)} == {1e-3}
+    whole = Optim(global_batch_size=8, steps=10, warmup_steps=10)
+    assert learning_rate(whole, 9, 10) == pytest.approx(whole.lr)
 
 
-def test_sgd_without_momentum_is_refused() -> None:
-    with pytest.raises(ValueError, match="beta1 = 0 leaves sgd no momentum"):
-        tiny_job(optim={"optimizer": "sgd", "beta1": 0.0})
+def test_a_decay_to_a_nearer_end_begins_at_the_rate_that_the_run_had() -> None:
+    settings = SETTINGS.model_copy(update={"decay_from_step": 50, "decay_from_lr": 5e-4})
+    rates = [learning_rate(settings, step, 100) for step in (50, 75, 100)]
+    assert rates == pytest.approx([5e-4, (5e-4 + 1e-5) / 2, 1e-5])
 
 
-def test_a_cooldown_of_another_schedule_is_refused() -> None:
-    with pytest.raises(ValueError, match="cooldown_share belongs to"):
-        Optim(global_batch_size=8, steps=10, cooldown_share=0.2)
-
-
-def test_warm_up_as_long_as_the_run_divides_by_nothing() -> None:
-    settings = Optim(global_batch_size=8, steps=10, warmup_steps=10)
-    assert learning_rate(settings, 9, 10) == pytest.approx(settings.lr)
-
-
-def test_gains_biases_and_logit_scale_do_not_decay() -> None:
+def test_gains_biases_and_logit_scale_do_not_decay_and_locked_parameters_are_left_alone() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
     model.register_parameter("logit_scale", nn.Parameter(torch.tensor(2.0)))
-    decayed, free = build_optimizer(dict(model.named_parameters()), SETTINGS).param_groups
+    decayed, free = groups_of(model)
     assert [p.shape for p in decayed["params"]] == [(2, 3)]
-    assert decayed["weight_decay"] == SETTINGS.weight_decay
+    assert (decayed["weight_decay"], free["weight_decay"]) == (SETTINGS.weight_decay, 0)
     assert len(free["params"]) == 4
-    assert free["weight_decay"] == 0
+    model[0].weight.requires_grad_(False)
+    assert [len(group["params"]) for group in groups_of(model)] == [0, 4]
 
 
-def test_locked_parameters_are_not_optimized() -> None:
-    model = nn.Linear(3, 2)
-    model.weight.requires_grad_(False)
-    decayed, free = build_optimizer(dict(model.named_parameters()), SETTINGS).param_groups
-    assert decayed["params"] == []
-    assert free["params"] == [model.bias]
+def groups_of(model: nn.Module, **keys: Any) -> list[dict[str, Any]]:
+    settings = SETTINGS.model_copy(update=keys)
+    return build_optimizer(dict(model.named_parameters()), settings).param_groups
 
 
 def test_swins_tables_of_biases_do_not_decay_as_in_open_clip_train() -> None:
@@ -97,16 +87,12 @@ def test_swins_tables_of_biases_do_not_decay_as_in_open_clip_train() -> None:
         if "relative_position_bias_table" in name and parameter.ndim == 2
     ]
     assert tables
-    settings, theirs = SETTINGS, open_clip_trains_rule()
+    keys, theirs = {}, open_clip_trains_rule()
     if theirs is None:  # from 4 on a function makes it from what the model's modules say
         from open_clip_train.optim import make_wd_exclude
 
-        settings = SETTINGS.model_copy(update={"no_decay": NO_DECAY_IN_OPEN_CLIP_4})
-        theirs = make_wd_exclude(model)
-    decayed, free = (
-        {id(p) for p in group["params"]}
-        for group in build_optimizer(dict(model.named_parameters()), settings).param_groups
-    )
+        keys, theirs = {"no_decay": NO_DECAY_IN_OPEN_CLIP_4}, make_wd_exclude(model)
+    decayed, free = ({id(p) for p in group["params"]} for group in groups_of(model, **keys))
     for name, parameter in model.named_parameters():
         assert (id(parameter) in free) is theirs(name, parameter), name
         assert (id(parameter) in decayed) is not theirs(name, parameter), name
@@ -143,6 +129,7 @@ def scales(model: nn.Module, settings: Optim) -> dict[str, float]:
     return {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
 
 
+SMALL_VISION = {"layers": 1, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32}
 SMALL_TEXT = {"context_length": 8, "vocab_size": 99, "width": 16, "heads": 2, "layers": LAYERS}
 BASE_TEXT = {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12}
 
@@ -172,8 +159,7 @@ def assert_fall(rates: dict[str, float], whole: float, decay: float, powers: dic
 
 
 def test_learning_rates_fall_from_layer_to_layer_of_each_tower() -> None:
-    vision = {"layers": LAYERS, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32}
-    rates = scales(small_clip(vision), RATES)
+    rates = scales(small_clip({**SMALL_VISION, "layers": LAYERS}), RATES)
     powers = {
         "visual.class_embedding": 4,
         "visual.positional_embedding": 4,
@@ -265,10 +251,9 @@ def test_rates_of_timms_towers_are_those_of_timm(name: str) -> None:
 
 
 def test_names_that_the_job_spares_do_not_decay() -> None:
-    settings = SETTINGS.model_copy(update={"no_decay": ("*positional_embedding", "visual.proj")})
-    model = small_clip({"layers": 1, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32})
+    model = small_clip(SMALL_VISION)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    decayed, _ = build_optimizer(dict(model.named_parameters()), settings).param_groups
+    decayed, _ = groups_of(model, no_decay=("*positional_embedding", "visual.proj"))
     kept = {names[id(p)] for p in decayed["params"]}
     assert not kept & {"visual.positional_embedding", "positional_embedding", "visual.proj"}
     assert {"text_projection", "visual.conv1.weight"} <= kept
@@ -319,12 +304,13 @@ def test_a_step_that_is_not_finite_leaves_parameters_and_state(name: str) -> Non
     assert not torch.equal(step(0.5)["weight"], after["weight"])
 
 
-@pytest.mark.parametrize("name", [name for name, row in OPTIMIZERS.items() if not row.elementwise])
-def test_an_optimizer_that_looks_at_whole_parameters_is_refused_where_ranks_have_parts(name: str) -> None:
-    job = tiny_job(optim={"optimizer": name}, comm={"backend": "fsdp"})
-    check_backend(job, 1)
-    with pytest.raises(InputError, match="looks at whole parameters"):
-        check_backend(job, 2)
+def test_an_optimizer_that_looks_at_whole_parameters_is_refused_where_ranks_have_parts() -> None:
+    wholes = [name for name, row in OPTIMIZERS.items() if not row.elementwise]
+    assert {"lamb", "muon"} <= set(wholes)
+    for name in wholes:
+        sections: Any = {"optim": {"optimizer": name}, "comm": {"backend": "fsdp"}, "slurm": {}}
+        assert not problems(**sections, resources={"gpus_per_node": 1})
+        assert "looks at whole parameters" in problems(**sections, resources={"gpus_per_node": 2})
 
 
 def test_check_counts_what_muon_keeps_of_a_model() -> None:
@@ -333,8 +319,11 @@ def test_check_counts_what_muon_keeps_of_a_model() -> None:
     with torch.device("meta"):
         model = small_clip({"layers": 12, "width": 768, "patch_size": 32, "image_size": 224}, BASE_TEXT, 512)
     settings = SETTINGS.model_copy(update={"optimizer": "muon"})
-    groups = build_optimizer(dict(model.named_parameters()), settings).param_groups
-    kept = sum(p.numel() * (1 if group["use_muon"] else 2) for group in groups for p in group["params"])
+    kept = sum(
+        p.numel() * (1 if group["use_muon"] else 2)
+        for group in groups_of(model, optimizer="muon")
+        for p in group["params"]
+    )
     assert settings.state_values(shape.trained_parameters, shape.trained_tables) == pytest.approx(
         kept, rel=0.02
     )
@@ -407,12 +396,10 @@ def gradients(model: nn.Module, step: int) -> dict[str, torch.Tensor]:
 
 
 def test_muon_takes_no_tables_vectors_and_convolutions_for_matrices() -> None:
-    model = small_clip({"layers": 1, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32})
+    model = small_clip(SMALL_VISION)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    settings = SETTINGS.model_copy(update={"optimizer": "muon"})
-    optimizer = build_optimizer(dict(model.named_parameters()), settings)
     by_rule: dict[bool, set[str]] = {True: set(), False: set()}
-    for group in optimizer.param_groups:
+    for group in groups_of(model, optimizer="muon"):
         by_rule[group["use_muon"]] |= {names[id(parameter)] for parameter in group["params"]}
     assert {
         "visual.transformer.resblocks.0.attn.in_proj_weight",

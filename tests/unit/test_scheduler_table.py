@@ -5,11 +5,6 @@ from pathlib import Path
 
 from tests.support.jobs import TOY_JOB
 from tests.support.toy_scheduler import clipship
-from trainer.config import Job
-from trainer.config.schedulers import SCHEDULERS
-from trainer.config.sections import SECTIONS
-from trainer.launch.schedulers import IMPLEMENTATIONS, scheduler
-from trainer.launch.submission import Scheduler
 
 JOB = TOY_JOB.replace('"toy"', '"toy run"') + "[nohup]\nnice = 3\n"
 
@@ -54,10 +49,3 @@ def test_check_reports_what_a_scheduler_refuses(tmp_path: Path) -> None:
     refused = clipship(tmp_path, "check", toy_job(tmp_path), "--no-data", "--set", "resources.nodes=2")
     assert refused.returncode == 2
     assert "nohup has this node alone" in refused.stderr
-
-
-def test_all_tables_of_schedulers_have_the_same_names() -> None:
-    assert list(SCHEDULERS) == list(SECTIONS) == list(IMPLEMENTATIONS)
-    for name in SCHEDULERS:
-        assert isinstance(scheduler(name), Scheduler)
-        assert name in Job.model_fields

@@ -17,193 +17,52 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.command_line import clipship, render
 from tests.support.linters import shellcheck
-from trainer.cli.main import main
-from trainer.config import Job
-from trainer.config.fabrics import FABRICS
-from trainer.config.loader import job_from_table, load_job, own_keys
-from trainer.errors import InputError
-from trainer.launch.slurm.script import RENDEZVOUS, batch_script
-from trainer.launch.slurm.validate import warnings
-from trainer.presets.files import preset_text
+from tests.support.slurm_jobs import CASES, HOROVOD, PYXIS, SPARE, slurm_table
+from trainer.config.loader import load_job
 from trainer.safe_io.values import read_values, value_lines
-from trainer.world.rendezvous import Rendezvous
-
-Golden = Callable[[str, str], None]
-HOROVOD = {"backend": "horovod"}
-PYXIS = {"container": "pyxis", "image": "registry.example.com/vision/clip:1"}
-HOSTILE = "a #b \"c\" 'd' %j $HOME `id` \\n;é"
 
 
-def job(**sections: Any) -> Job:
-    table: dict[str, Any] = {
-        "name": "first-run",
-        "data": {"train": ["/data/cc3m/{00000..00331}.tar"]},
-        "optim": {"global_batch_size": 4096, "epochs": 3},
-        "resources": {"nodes": 2, "gpus_per_node": 4},
-        "logging": {"runs": "/scratch/runs"},
-    }
-    for name, value in sections.items():
-        table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
-    return job_from_table(table, "a test's job")
+def script_of(**sections: Any) -> str:
+    """The script of a job, which is accepted."""
+    said = render("slurm", slurm_table(**sections))
+    assert said.code == 0, said.err
+    return said.out
 
 
-EVERYTHING: dict[str, Any] = {
-    "partition": "gpu",
-    "account": "vision",
-    "time": "1-12:30",
-    "mem": "480G",
-    "gpus": "gres",
-    "nodelist": "n[1-8]",
-    "exclude": "n3",
-    "array": "1-10%1",
-    "gres": ["nvme:1", "craynetwork:1"],
-    "output": "/scratch/out/%x-%j.out",
-    "retries": 2,
-    "max_restarts": 5,
-    "extra": {
-        "licenses": "matlab:1",
-        "constraint": "(ib&nvlink)",
-        "mail-type": "END,FAIL",
-        "exclusive": True,
-        "mem-bind": "verbose,local",
-        "comment": HOSTILE,
-        "overcommit": False,
-    },
-    "srun": {
-        "cpu-bind": "verbose,cores",
-        "network": HOSTILE,
-        "exact": True,
-        "overlap": False,
-        "gpus-per-task": "1",
-        "container": "/bundle",  # where other options begin alike
-    },
-}
-
-SPARE = {"max_restarts": 3, "spare_nodes": 1}
-
-CASES: dict[str, dict[str, Any]] = {
-    "torch-srun": {},
-    "one-node": {
-        "resources": {"nodes": 1, "gpus_per_node": 1},
-        "slurm": {"requeue": False, "mem": "0", "time": 90},
-    },
-    "horovod-srun-pmi2": {
-        "comm": HOROVOD,
-        "slurm": {
-            "mpi": "pmi2",
-            "gres": ["nvme:1"],
-            "modules": ["cuda/13.0"],
-            "setup": ['. "$HOME/venv/bin/activate"'],
-        },
-    },
-    "horovod-mpirun": {"comm": HOROVOD, "slurm": {"launcher": "mpirun", "python": "/shared/venv/bin/python"}},
-    "torch-pyxis": {
-        "slurm": PYXIS | {"mounts": ["/lustre/data:/data:ro", "/lustre/imagenet:/imagenet"]},
-        "eval": {"zero_shot": ["/imagenet"], "class_names": "/imagenet/names"},
-    },
-    "horovod-pyxis": {
-        "comm": HOROVOD,
-        "slurm": PYXIS | {"image": "/images/clip.sqsh", "mounts": ["/local/ssd:/data/cc3m/ssd"]},
-        "env": {"LIST": "a,b"},
-    },
-    "torch-pyxis-cpu": {
-        "slurm": {"container": "pyxis", "image_dir": "/shared/images", "gpus": "none", "gres": ["nvme:1"]},
-        "image": {"tag": PYXIS["image"]},
-        "comm": {"nccl": {"socket_ifname": "=eth0"}},
-    },
-    "torch-apptainer": {
-        "slurm": {"container": "apptainer", "image": "/images/clip.sif"},
-        "env": {"LIST": "a,b"},
-    },
-    "rocm-apptainer": {
-        "resources": {"accelerator": "rocm"},
-        "slurm": {"container": "apptainer", "image": "/images/clip.sif"},
-    },
-    "horovod-apptainer-mpirun": {
-        "comm": HOROVOD,
-        "slurm": {"container": "apptainer", "launcher": "mpirun"},
-        "image": {"tag": "clip:1"},
-    },
-    "apptainer-options": {
-        "resources": {"accelerator": "ascend"},
-        "slurm": {
-            "container": "apptainer",
-            "image": "/images/clip.sif",
-            "container_binary": "/opt/singularity 4/bin/singularity",
-            "container_flags": ["--fakeroot", f"--overlay={HOSTILE}"],
-        },
-    },
-    "every-option": {
-        "slurm": EVERYTHING,
-        "resources": {"cpus_per_gpu": 12, "mem_gb_per_gpu": 60, "bind_cpus": False, "gpu": "A100-80GB"},
-    },
-    "memory": {"resources": {"mem_gb_per_gpu": 1.5}},
-    "on-cpu": {"resources": {"device": "cpu"}, "slurm": PYXIS},
-    "hostile": {
-        "name": HOSTILE,
-        "env": {"A": HOSTILE, "LINES": "one\ntwo\nEND_OF_JOB\n", "EMPTY": ""},
-        "logging": {"runs": "/s/a\nb'c"},
-    },
-    "ipv6-interface": {
-        "slurm": {"rendezvous": "ipv6", "interface": "ib0", "signal": "HUP", "signal_lead_s": 60}
-    },
-    "several-gpu-types": {
-        "resources": {
-            "gpus_per_node": 8,
-            "gpu_rates": {"memory_gib": 39.0, "tflops": 240.0, "bandwidth_gb_s": 1400.0},
-        },
-        "slurm": {"gres": ["gpu:a100:4", "gpu:h100:4", "nvme:1"]},
-    },
-    "retries": {"resources": {"gpus_per_node": 0}, "slurm": {"retries": 3}},
-    "name-suffix": {"resources": {"device": "cpu"}, "slurm": {"name_suffix": "i", "gpus": "gpus-per-node"}},
-    "recovery": {"comm": HOROVOD, "recovery": SPARE, "slurm": {"array": "1-10%1"}},
-    "recovery-mpi": {"comm": HOROVOD, "recovery": {"max_restarts": 3}, "slurm": {"launcher": "mpirun"}},
-    "recovery-pyxis": {
-        "recovery": SPARE,
-        "slurm": PYXIS | {"mounts": ["/far:/far"]},
-        "model": {"cache_dir": "/scratch/my cache"},
-        "data": {"index": "/far/index"},  # which is not made: it is on a mount of the user's
-    },
-    "recovery-apptainer": {
-        "recovery": {"max_restarts": 3},
-        "slurm": {"container": "apptainer", "image": "/images/clip.sif", "requeue": False},
-    },
-    "fabric-efa-pyxis": {"resources": {"fabric": "efa"}, "slurm": PYXIS},
-    **{
-        f"fabric-{name}": {"resources": {"fabric": name}}
-        for name, row in FABRICS.items()
-        if "slurm" not in row.refused
-    },
-}
+def refused(**sections: Any) -> str:
+    """Why the job has no script."""
+    code, script, why = render("slurm", slurm_table(**sections))
+    assert (code, script) == (2, "")
+    return why
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_golden_script(name: str, golden: Golden) -> None:
-    golden(f"slurm/{name}.sbatch", batch_script(job(**CASES[name])))
+def test_golden_script(name: str, golden: Callable[[str, str], None]) -> None:
+    code, script, warned = render("slurm", slurm_table(**CASES[name]))
+    golden(f"slurm/{name}.sbatch", script)
+    assert (code, "Traceback" in warned) == (0, False)
+    assert "$CLIPSHIP_TOKEN" not in script, "which would be on a command line"
+    assert shellcheck(script) == ""
+    own = script.partition("\nwrite_job()")[0]  # its variables are words that no job may set
+    declared = re.findall(r"\blocal ([^;\n]+)", own)
+    names = re.findall(r"(?:^|[\s;(])([a-z_]\w*)\+?=", "\n".join((own, *declared)))
+    assert "stop" in names
+    assert not [name for name in names if not re.fullmatch("[a-z]+", name)]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_scripts_pass_shellcheck(name: str) -> None:
-    assert shellcheck(batch_script(job(**CASES[name]))) == ""
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_the_script_of_a_job_with_defaults_has_at_most_150_lines(nodes: int) -> None:
-    script = batch_script(job(resources={"nodes": nodes}))
-    assert len(script.splitlines()) <= 150
-
-
-def test_the_script_of_the_preset_is_as_long_as_its_page_says(tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text(preset_text("slurm"))
-    assert 200 < len(batch_script(load_job(tmp_path / "job.toml")).splitlines()) <= 230
+def test_scripts_are_as_long_as_their_pages_say(tmp_path: Path) -> None:
+    assert len(script_of(resources={"nodes": 1}).splitlines()) <= 150
+    assert clipship("init", "--preset", "slurm", tmp_path / "job.toml").code == 0
+    assert 200 < len(clipship("render", "slurm", tmp_path / "job.toml").out.splitlines()) <= 230
 
 
 @pytest.mark.parametrize("env", [{}, {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}])
 def test_a_script_that_slurm_does_not_run_says_how_to_start_it(tmp_path: Path, env: dict[str, str]) -> None:
     """The second are the variables of an interactive allocation."""
     script = tmp_path / "s.sh"
-    script.write_text(batch_script(job(logging={"runs": str(tmp_path)})))
+    script.write_text(script_of(logging={"runs": str(tmp_path)}))
     ended = subprocess.run(
         ["bash", script], capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"], **env}
     )
@@ -214,15 +73,6 @@ def test_a_script_that_slurm_does_not_run_says_how_to_start_it(tmp_path: Path, e
     )
 
 
-def test_render_prints_the_script_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(tomli_w.dumps(own_keys(job())))
-    assert main(["render", "slurm", str(path)]) == 0
-    assert capsys.readouterr() == (batch_script(job()), "")
-
-
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 
 
@@ -231,8 +81,9 @@ text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3
 def test_any_variable_and_the_job_itself_leave_bash_as_they_went_in(
     value: str, word: str, tmp_path: Path
 ) -> None:
-    given_job = job(env={"A": value, "B": "\n" + word + "\nEND_OF_JOB\n"}, logging={"runs": str(tmp_path)})
-    head = batch_script(given_job).removesuffix("\nmain\n")
+    sections = {"env": {"A": value, "B": "\n" + word + "\nEND_OF_JOB\n"}, "logging": {"runs": str(tmp_path)}}
+    head = script_of(**sections).removesuffix("\nmain\n")
+    (tmp_path / "given.toml").write_text(tomli_w.dumps(slurm_table(**sections)))
     (tmp_path / "first-run" / "artefacts").mkdir(parents=True, exist_ok=True)
     program = f"{head}\nenvironment\nwrite_job\nenv -0\n"
     env = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"}
@@ -241,7 +92,9 @@ def test_any_variable_and_the_job_itself_leave_bash_as_they_went_in(
     assert variables["A"] == value
     assert variables["CLIPSHIP_LAUNCHER_JOB"] == "7"
     assert variables["B"] == "\n" + word + "\nEND_OF_JOB\n"
-    assert load_job(tmp_path / "first-run" / "artefacts" / "slurm-job.toml") == given_job
+    assert load_job(tmp_path / "first-run" / "artefacts" / "slurm-job.toml") == load_job(
+        tmp_path / "given.toml"
+    )
 
 
 def in_bash(program: str, folder: Path, sections: dict[str, Any] | None = None, **commands: str) -> str:
@@ -252,7 +105,7 @@ def in_bash(program: str, folder: Path, sections: dict[str, Any] | None = None, 
     for name, text in commands.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
-    head = batch_script(job(logging={"runs": str(folder)}, **(sections or {}))).removesuffix("\nmain\n")
+    head = script_of(logging={"runs": str(folder)}, **(sections or {})).removesuffix("\nmain\n")
     variables = {
         "PATH": f"{folder}:/usr/bin:/bin",
         "SLURM_JOB_NODELIST": "n[1-2]",
@@ -303,18 +156,17 @@ def test_a_step_that_cannot_start_is_not_blamed_on_the_run_folder(
     assert found.endswith(said)
 
 
-def test_bindings_of_the_session_that_submitted_do_not_reach_the_ranks(tmp_path: Path) -> None:
-    program = (
-        "export SLURM_CPU_BIND=quiet,mask_cpu:0x1 SLURM_CPU_BIND_LIST=0x1 SLURM_MEM_BIND_TYPE=x; "
-        "environment; env"
+@pytest.mark.parametrize(
+    ("extra", "left"), [({}, []), ({"mem-bind": "verbose,local"}, ["SLURM_MEM_BIND=verbose,local"])], ids=str
+)
+def test_bindings_of_the_session_that_submitted_do_not_reach_the_ranks_and_the_jobs_own_do(
+    tmp_path: Path, extra: dict[str, str], left: list[str]
+) -> None:
+    exported = (
+        "SLURM_CPU_BIND=quiet,mask_cpu:0x1 SLURM_CPU_BIND_LIST=0x1 SLURM_MEM_BIND=none SLURM_MEM_BIND_TYPE=x"
     )
-    assert "_BIND" not in in_bash(program, tmp_path)
-
-
-def test_binding_of_memory_that_the_job_asks_for_reaches_the_ranks(tmp_path: Path) -> None:
-    program = "export SLURM_MEM_BIND=quiet,none SLURM_MEM_BIND_TYPE=none; environment; env"
-    said = in_bash(program, tmp_path, {"slurm": {"extra": {"mem-bind": "verbose,local"}}})
-    assert [line for line in said.splitlines() if "MEM_BIND" in line] == ["SLURM_MEM_BIND=verbose,local"]
+    said = in_bash(f"export {exported}; environment; env", tmp_path, {"slurm": {"extra": extra}})
+    assert [line for line in said.splitlines() if "_BIND" in line] == left
 
 
 def test_one_part_of_a_heterogeneous_job_does_not_train_alone(tmp_path: Path) -> None:
@@ -375,55 +227,48 @@ OVER_MPI: dict[str, Any] = {
     "recovery": {"max_restarts": 3},
     "slurm": {},
 }
-MPI_ENDS = """
-[[ $* == *trainer.rank* ]] || exec echo looks >&2
+MPI_RANKS = """
+[[ $* == *trainer.rank* ]] || {{ [[ ! -e {run}/lost ]]; exit; }}
 echo "generation $CLIPSHIP_GENERATION" >&2
-if ((CLIPSHIP_GENERATION < 3)); then
-    printf '%s\\n' word=again "generation=$((CLIPSHIP_GENERATION * 2))" >"{run}/artefacts/launcher.env"
-    exit 76
-fi
-printf '%s\\n' word=end node=n1 exit_code=0 'reason=the end' >"{run}/artefacts/launcher.env"
-exit 5
-"""
+cd {run}
+{deed}"""
+STARTED = re.compile(r"^generation (\d)$", re.MULTILINE)
+
+
+def over_mpi(folder: Path, deed: str, preempted: str = "None") -> tuple[list[int], list[str]]:
+    """Generations of ranks that mpirun starts and that do this, and the lines of the script.
+
+    An earlier start has asked for another one.
+    """
+    run = folder / "first-run"
+    (run / "artefacts").mkdir(parents=True)
+    (run / "artefacts" / "launcher.env").write_text("word=again\ngeneration=2\n")
+    said = start(folder, MPI_RANKS.format(run=run, deed=deed), preempted=preempted, **OVER_MPI)
+    return list(map(int, STARTED.findall("\n".join(said)))), said
 
 
 def test_over_mpi_the_script_starts_all_again_while_the_run_asks_for_it(tmp_path: Path) -> None:
-    run = tmp_path / "first-run"
-    (run / "artefacts").mkdir(parents=True)
-    (run / "artefacts" / "launcher.env").write_text("word=again\ngeneration=2\n")  # of an earlier start
-    said = start(tmp_path, MPI_ENDS.format(run=run), **OVER_MPI)
-    assert [line for line in said if line.startswith("generation")] == [
-        "generation 1",
-        "generation 2",
-        "generation 4",
-    ], "3 began without the script"
+    generations, said = over_mpi(
+        tmp_path,
+        """if ((CLIPSHIP_GENERATION < 3)); then
+            printf '%s\n' word=again "generation=$((CLIPSHIP_GENERATION * 2))" >artefacts/launcher.env
+            exit 76
+        fi
+        printf '%s\n' word=end node=n1 exit_code=0 'reason=the end' >artefacts/launcher.env
+        exit 5""",
+    )
+    assert generations == [1, 2, 4], "3 began without the script"
     assert said[-1] == "exit 0", said
-
-
-def test_over_mpi_a_start_that_asks_for_nothing_is_not_started_again(tmp_path: Path) -> None:
-    run = tmp_path / "first-run"
-    (run / "artefacts").mkdir(parents=True)
-    (run / "artefacts" / "launcher.env").write_text("word=again\ngeneration=2\n")  # of an earlier start
-    srun = '[[ $* == *trainer.rank* ]] || exit 0; echo "generation $CLIPSHIP_GENERATION" >&2; exit 9'
-    said = start(tmp_path, srun, **OVER_MPI)
-    assert [line for line in said if line.startswith("generation")] == ["generation 1"]
-    assert said[-1] == "exit 9", said
 
 
 def test_over_mpi_ranks_that_slurm_killed_at_once_start_again(tmp_path: Path) -> None:
     """No supervisor could ask; the run has left a request for that case, of its present generation only."""
-    run = tmp_path / "first-run"
-    srun = f"""
-    [[ $* == *trainer.rank* ]] || exit 0
-    echo "generation $CLIPSHIP_GENERATION" >&2
-    ((CLIPSHIP_GENERATION == 1)) || exit 137
-    {tell(tmp_path, word="again-if-killed", generation=2)}
-    exit 137"""
     began = int(time.time())
-    said = start(tmp_path, srun, **OVER_MPI)
-    assert [line for line in said if line.startswith("generation")] == ["generation 1", "generation 2"]
+    request = tell(tmp_path, word="again-if-killed", generation=2)
+    generations, said = over_mpi(tmp_path, f"((CLIPSHIP_GENERATION == 1)) || exit 137\n{request}\nexit 137")
+    assert generations == [1, 2]
     assert "clipship: the ranks were killed before a supervisor could say why" in said
-    asked = read_values(run / "artefacts" / "launcher.env")
+    asked = read_values(tmp_path / "first-run" / "artefacts" / "launcher.env")
     assert asked["word"] == "again"
     assert int(asked["time"]) >= began, "the time of the end, not that of the request"
     assert said[-1] == "exit 137", said
@@ -437,29 +282,21 @@ def test_over_mpi_ranks_that_slurm_killed_at_once_start_again(tmp_path: Path) ->
         ("printf '%s\\n' word=end exit_code=1 >artefacts/launcher.env; exit 137", "None"),
         ("exit 0", "None"),
         ("exit 75", "None"),
+        ("rm artefacts/launcher.env; exit 9", "None"),
     ],
-    ids=["preempted", "stopped", "ended", "done", "saved"],
+    ids=["preempted", "stopped", "ended", "done", "saved", "asks for nothing"],
 )
 def test_over_mpi_ranks_that_end_in_another_way_are_not_started_again(
     tmp_path: Path, deed: str, preempted: str
 ) -> None:
-    run = tmp_path / "first-run"
-    srun = f"""
-    [[ $* == *trainer.rank* ]] || exit 0
-    echo "generation $CLIPSHIP_GENERATION" >&2
-    cd {run}
-    {tell(tmp_path, word="again-if-killed", generation=2)}
-    {deed}"""
-    said = start(tmp_path, srun, preempted=preempted, **OVER_MPI)
-    assert [line for line in said if line.startswith("generation")] == ["generation 1"], said
+    request = tell(tmp_path, word="again-if-killed", generation=2)
+    generations, said = over_mpi(tmp_path, f"{request}\n{deed}", preempted)
+    assert generations == [1], said
 
 
 def test_over_mpi_a_lost_node_queues_the_job_again(tmp_path: Path) -> None:
-    run = tmp_path / "first-run"
-    srun = f"""
-    if [[ $* != *trainer.rank* ]]; then [[ ! -e {run}/artefacts/launcher.env ]]; exit; fi
-    {tell(tmp_path, word="again", generation=2)}; exit 76"""
-    said = start(tmp_path, srun, **OVER_MPI)
+    request = tell(tmp_path, word="again", generation=2)
+    said = over_mpi(tmp_path, f"{request}; touch lost; exit 76")[1]
     assert said[-3:] == ["clipship: a node is lost; queued again", "requeue", "exit 1"], said
 
 
@@ -513,31 +350,39 @@ def start(folder: Path, srun: str, *, preempted: str = "None", **sections: Any) 
     return said.splitlines()
 
 
-@pytest.mark.parametrize("signal", ["USR2", "preemption"])
-def test_a_start_that_is_stopped_while_its_image_is_unpacked_is_queued_again(
-    tmp_path: Path, signal: str
-) -> None:
-    deed, preempted = ("kill -USR2 $PPID", "None") if signal == "USR2" else ("exit 1", "2026-01-01T12:00:30")
-    said = start(tmp_path, UNPACKING.format(signal=deed), preempted=preempted)
-    assert said[-3:] == ["clipship: stopped before the start; queued again", "requeue", "exit 75"], said
+QUEUED_AGAIN = ["clipship: stopped before the start; queued again", "requeue", "exit 75"]
 
 
-def test_a_start_that_is_cancelled_while_its_image_is_unpacked_is_not_queued_again(tmp_path: Path) -> None:
-    said = start(tmp_path, UNPACKING.format(signal="kill -TERM $PPID; kill -TERM $$"))
-    assert said[-2:] == ["clipship: stopped before the start", "exit 75"], said
-    assert "requeue" not in said
-
-
-def test_a_time_limit_before_the_ranks_start_starts_none(tmp_path: Path) -> None:
-    said = start(
-        tmp_path,
+@pytest.mark.parametrize(
+    ("srun", "preempted", "end"),
+    [
+        (UNPACKING.format(signal="kill -USR2 $PPID"), "None", QUEUED_AGAIN),
+        (UNPACKING.format(signal="exit 1"), "2026-01-01T12:00:30", QUEUED_AGAIN),
         (
-            "[[ $* == *trainer.rank* ]] && echo STARTED; "
-            '[[ $* != *"run folder"* ]] || { kill -USR2 $PPID; exit 1; }'
+            UNPACKING.format(signal="kill -TERM $PPID; kill -TERM $$"),
+            "None",
+            ["clipship: stopped before the start", "exit 75"],
         ),
-    )
-    assert said[-3:] == ["clipship: stopped before the start; queued again", "requeue", "exit 75"], said
+        # A time limit before the ranks start.
+        (
+            """[[ $* == *trainer.rank* ]] && echo STARTED
+            [[ $* != *"run folder"* ]] || { kill -USR2 $PPID; exit 1; }""",
+            "None",
+            QUEUED_AGAIN,
+        ),
+        (UNPACKING.format(signal="exit 1"), "None", ["exit 1"]),
+    ],
+    ids=["USR2", "preempted", "cancelled", "limit", "no image"],
+)
+def test_a_start_that_ends_before_its_ranks_is_queued_again_if_it_was_stopped(
+    tmp_path: Path, srun: str, preempted: str, end: list[str]
+) -> None:
+    said = start(tmp_path, srun, preempted=preempted)
+    assert said[-len(end) :] == end, said
+    assert ("requeue" in said) is ("requeue" in end)
     assert "STARTED" not in said
+    if end == ["exit 1"]:
+        assert said[-2].endswith("see the launcher's messages above; its exit code is 1")
 
 
 @pytest.mark.parametrize("code", ["PIPESTATUS[$(touch broken >&2)]", "", "-1", "08", "75 76", "1000"])
@@ -592,23 +437,15 @@ def test_a_start_whose_ranks_could_record_nothing_is_tried_again_without_the_nod
     assert not [line for line in said if "without node n1" in line], said
 
 
-@pytest.mark.parametrize(("retries", "said"), [(0, False), (2, True)])
-def test_nodes_that_a_job_asks_for_by_name_and_leaves_out_after_a_failure_are_told(
-    retries: int, said: bool
-) -> None:
-    told = warnings(job(slurm={"nodelist": "n1,n2", "retries": retries}))
-    assert any("may wait for ever" in text for text in told) is said
+def test_nodes_that_a_job_asks_for_by_name_and_leaves_out_after_a_failure_are_told() -> None:
+    for retries, told in ((0, False), (2, True)):
+        said = render("slurm", slurm_table(slurm={"nodelist": "n1,n2", "retries": retries}))
+        assert ("may wait for ever" in said.err) is told
 
 
 def test_bad_input_is_not_tried_again(tmp_path: Path) -> None:
     said = start(tmp_path, failing(tmp_path, 2), slurm={"retries": 2})
     assert (said[-1], "requeue" in said) == ("exit 2", False)
-
-
-def test_an_image_that_cannot_be_unpacked_is_not_queued_again(tmp_path: Path) -> None:
-    said = start(tmp_path, UNPACKING.format(signal="exit 1"))
-    assert said[-2].endswith("see the launcher's messages above; its exit code is 1")
-    assert said[-1] == "exit 1"
 
 
 NO_PMIX = (
@@ -648,14 +485,8 @@ def test_a_cluster_that_lacks_pmix_is_told_which_package_brings_it(
         ({"time": "0"}, "means no limit"),
         ({"time": "3"}, "is not longer than signal_lead_s = 180"),
         ({"time": "3:10", "container": "pyxis"}, "plus the 30 s that the removal of a container may take"),
-        ({"time": "0-00:02"}, "is not longer than signal_lead_s"),
-        (
-            {"mem": "480 GB"},
-            "is not an amount of memory for Slurm; write a whole number and one of K, M, G, T",
-        ),
-        ({"mem": "1.5G"}, "is not an amount of memory for Slurm"),
+        ({"mem": "480 GB"}, "is not an amount of memory for Slurm; write a whole number and one of K, M, G"),
         ({"mem": "-1"}, "is not an amount of memory for Slurm"),
-        ({"array": "1-10"}, "must come one after the other"),
         ({"array": "1-10%2"}, "must come one after the other"),
         ({"partition": "a b"}, "must be one word"),
         ({"setup": ["a\nb"]}, "must be one line"),
@@ -663,18 +494,15 @@ def test_a_cluster_that_lacks_pmix_is_told_which_package_brings_it(
         ({"extra": {"nodes": "3"}}, "nodes follows from resources.nodes"),
         ({"extra": {"gres": "nvme:1"}}, "gres follows from slurm.gres: change that instead"),
         ({"gres": ["nvme 1"]}, '"nvme 1" is no generic resource: write "NAME[:TYPE][:COUNT]"'),
-        ({"gres": ["gpu:h100:0"]}, '"gpu:h100:0" is no generic resource'),
         ({"gres": ["gpu:h100:4,nvme:1"]}, "is no generic resource"),
         ({"gres": ["gpu:h100:4"], "gpus": "gres"}, "gres names the GPUs, so that gpus says the same"),
         ({"output": "logs/%j/x"}, "Slurm makes no folders, so that only the file name may have a %"),
         ({"output": "logs/%N-%j.out"}, "has %N: known are %j, %x, %u, %A, %a, and %% for a %"),
         ({"output": "logs/%x.out"}, "needs %j, the id of the job"),
         ({"output": "logs/"}, "is a folder: name a file in it"),
-        ({"output": "a\n%j"}, "must be one line"),
         ({"retries": 1, "requeue": False}, "queues a failed job again, and requeue = false forbids that"),
         ({"extra": {"--licenses": "x"}}, "is not a long option of sbatch"),
         ({"extra": {"wait": True}}, "wait cannot be set: sbatch would answer only when the job has ended"),
-        ({"extra": {"test-only": True}}, "test-only cannot be set: nothing would be submitted"),
         ({"extra": {"tasks-per-node": "2"}}, "tasks-per-node follows from resources.gpus_per_node"),
         ({"extra": {"nod": "5"}}, "nod is short for nodes to sbatch, and that follows from resources.nodes"),
         ({"srun": {"versio": True}}, "versio is short for version to srun, and that cannot be set"),
@@ -683,8 +511,6 @@ def test_a_cluster_that_lacks_pmix_is_told_which_package_brings_it(
         ({"srun": {"gpus": "2"}}, "gpus follows from [resources]: change that instead"),
         ({"srun": {"mem": "9G"}}, "mem follows from slurm.mem: change that instead"),
         ({"srun": {"pty": True}}, "pty cannot be set: ranks have no terminal"),
-        ({"srun": {"--cpu-bind": "cores"}}, "is not a long option of srun"),
-        ({"srun": {"network": "a\nb"}}, "must be one line"),
         ({"srun": {"exact": True}, "launcher": "mpirun"}, 'launcher = "mpirun" starts the ranks without it'),
         ({"container_binary": "singularity"}, 'container_binary is for container = "apptainer"'),
         ({"container": "pyxis", "container_flags": ["-c"]}, "options of pyxis belong to slurm.srun"),
@@ -705,9 +531,7 @@ def test_a_cluster_that_lacks_pmix_is_told_which_package_brings_it(
     ],
 )
 def test_what_slurm_would_misunderstand_is_refused(slurm: dict[str, Any], expected: str) -> None:
-    with pytest.raises(InputError) as refused:
-        job(slurm=slurm)
-    assert expected in str(refused.value)
+    assert expected in refused(slurm=slurm)
 
 
 @pytest.mark.parametrize(
@@ -716,9 +540,9 @@ def test_what_slurm_would_misunderstand_is_refused(slurm: dict[str, Any], expect
         ("clip:1", "clip:1", "docker://clip:1"),
         ("vision/clip:1", "vision/clip:1", "docker://vision/clip:1"),
         (
-            "registry.example.com/vision/clip:1",
-            "registry.example.com#vision/clip:1",
-            "docker://registry.example.com/vision/clip:1",
+            "r.example.com/vision/clip:1",
+            "r.example.com#vision/clip:1",
+            "docker://r.example.com/vision/clip:1",
         ),
         ("localhost:5000/clip", "localhost:5000#clip", "docker://localhost:5000/clip"),
         ("/images/my clip.sqsh", "/images/my clip.sqsh", "/images/my clip.sqsh"),
@@ -726,24 +550,24 @@ def test_what_slurm_would_misunderstand_is_refused(slurm: dict[str, Any], expect
     ],
 )
 def test_images_are_named_as_the_containers_tool_wants(name: str, pyxis: str, apptainer: str) -> None:
-    assert f"--container-image={shlex.quote(pyxis)} \\\n" in batch_script(
-        job(slurm={"container": "pyxis", "image": name})
-    )
-    assert f" {shlex.quote(apptainer)} \\\n" in batch_script(
-        job(slurm={"container": "apptainer", "image": name})
-    )
+    for container, line in (
+        ("pyxis", f"--container-image={shlex.quote(pyxis)}"),
+        ("apptainer", f" {shlex.quote(apptainer)}"),
+    ):
+        assert f"{line} \\\n" in script_of(slurm={"container": container, "image": name})
+
+
+GLOO = {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}
+PIPED = {"train": ["-"], "stream_samples": 64}
 
 
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"data": {"train": ("-",), "stream_samples": 64}}, "a batch job has no standard input"),
+        ({"data": PIPED}, "a batch job has no standard input"),
+        ({"stage": [{"data": PIPED}]}, "data.train = - of stage 2: a batch job has no standard input"),
         (
-            {"stage": ({"data": {"train": ("-",), "stream_samples": 64}},)},
-            "data.train = - of stage 2: a batch job has no standard input",
-        ),
-        (
-            {"stage": ({"optim": {"global_batch_size": 7}},)},
+            {"stage": [{"optim": {"global_batch_size": 7}}]},
             "stage 2: optim.global_batch_size = 7 cannot be shared equally by 8 ranks",
         ),
         ({"slurm": {"container": "pyxis"}}, "needs an image: give slurm.image or image.tag"),
@@ -757,50 +581,33 @@ def test_images_are_named_as_the_containers_tool_wants(name: str, pyxis: str, ap
         ),
         ({"resources": {"nodes": 3}}, "cannot be shared equally by 12 ranks"),
         (
-            {
-                "comm": {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}},
-                "slurm": {"launcher": "mpirun"},
-            },
+            {"comm": GLOO, "slurm": {"launcher": "mpirun"}},
             'cpu_operations = gloo needs slurm.launcher = "srun"',
         ),
+        ({"slurm": PYXIS, "logging": {"runs": "/scratch/a,b"}}, "/scratch/a,b: a folder with a comma"),
     ],
     ids=str,
 )
 def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(sections: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=re.escape(said)):
-        batch_script(job(**sections))
+    assert said in refused(**sections)
 
 
 @pytest.mark.parametrize("name", ["stop", "job", "ranks", "IFS", "UID", "BASHOPTS"])
 def test_a_variable_that_is_the_scripts_or_bashs_own_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match=rf"^{name}: \[env\] cannot set this on Slurm"):
-        batch_script(job(env={name: "x", "http_proxy": "x", "MINE": "x"}))
-    script = batch_script(job(env={name: "x"}, slurm={**PYXIS, "container": "apptainer"}))
+    assert f"{name}: [env] cannot set this on Slurm" in refused(
+        env={name: "x", "http_proxy": "x", "MINE": "x"}
+    )
+    script = script_of(env={name: "x"}, slurm={**PYXIS, "container": "apptainer"})
     assert f"APPTAINERENV_{name}=x" in script
-
-
-@pytest.mark.parametrize("slurm", [{"retries": 1}, {"launcher": "mpirun"}], ids=str)
-@pytest.mark.parametrize("recovery", [{}, {"max_restarts": 2}], ids=str)
-@pytest.mark.parametrize("comm", [{}, HOROVOD], ids=str)
-def test_variables_of_the_script_are_words_that_no_job_may_set(
-    slurm: dict[str, Any], recovery: dict[str, Any], comm: dict[str, Any]
-) -> None:
-    script = batch_script(job(slurm=slurm, recovery=recovery, comm=comm)).partition("\nwrite_job()")[0]
-    declared = re.findall(r"\blocal ([^;\n]+)", script)
-    names = re.findall(r"(?:^|[\s;(])([a-z_]\w*)\+?=", "\n".join((script, *declared)))
-    assert "stop" in names
-    assert not [name for name in names if not re.fullmatch("[a-z]+", name)]
 
 
 def test_a_line_break_in_a_folder_makes_no_line_of_the_script(tmp_path: Path) -> None:
     path = tmp_path / "a\n#SBATCH --comment=x" / "job.toml"
     path.parent.mkdir()
-    path.write_text(tomli_w.dumps(own_keys(job()) | {"slurm": {"output": "x-%j.out"}}))
-    given = load_job(path)
-    with pytest.raises(
-        InputError, match=r"slurm.output: '.*a\\n#SBATCH .*' has a character that is not prin"
-    ):
-        batch_script(given)
+    path.write_text(tomli_w.dumps(slurm_table(slurm={"output": "x-%j.out"})))
+    code, script, why = clipship("render", "slurm", path)
+    assert (code, script) == (2, "")
+    assert re.search(r"slurm.output: '.*a\\\\?n#SBATCH .*' has a character that is not prin", why)
 
 
 @pytest.mark.parametrize(
@@ -812,30 +619,27 @@ def test_a_line_break_in_a_folder_makes_no_line_of_the_script(tmp_path: Path) ->
         ("/data/a\\}b/{00..03}.tar", ["/data/a}b"]),
         ("/data/[[]1]/x.tar", ["/data/[1]"]),
         ("/data/a{b/x.tar", ["/data/a{b"]),
+        *((train, []) for train in ("/{00..03}.tar", "/opt/{00..03}.tar", "//opt/x.tar", "/usr/../x.tar")),
     ],
 )
-def test_the_folders_that_a_pattern_names_are_mounted(train: str, folders: list[str]) -> None:
-    script = batch_script(job(slurm=PYXIS, data={"train": [train]}))
-    (line,) = [line for line in script.splitlines() if "--container-mounts=" in line]
+def test_the_folders_that_a_pattern_names_are_mounted_if_they_do_not_hide_the_image(
+    train: str, folders: list[str]
+) -> None:
+    data = {"train": [train]}
+    if not folders:
+        assert "where it would hide the image's /opt/clipship" in refused(slurm=PYXIS, data=data)
+        assert script_of(data=data)
+        return
+    (line,) = [
+        line for line in script_of(slurm=PYXIS, data=data).splitlines() if "--container-mounts=" in line
+    ]
     mounts = shlex.split(line.replace("\\", ""))[0].partition("=")[2].split(",")
     expected = [*folders, "/dev/shm", "/scratch/runs"]
     assert sorted(mounts) == sorted(f"{folder}:{folder}" for folder in expected)
 
 
-@pytest.mark.parametrize("train", ["/{00..03}.tar", "/opt/{00..03}.tar", "//opt/x.tar", "/usr/../x.tar"])
-def test_a_folder_that_would_hide_the_image_is_not_mounted(train: str) -> None:
-    with pytest.raises(InputError, match="where it would hide the image's /opt/clipship"):
-        batch_script(job(slurm=PYXIS, data={"train": [train]}))
-    assert batch_script(job(data={"train": [train]}))
-
-
-def test_a_folder_that_cannot_be_mounted_is_refused() -> None:
-    with pytest.raises(InputError, match=r"/scratch/a,b: a folder with a comma"):
-        batch_script(job(slurm=PYXIS, logging={"runs": "/scratch/a,b"}))
-
-
 def test_every_variable_of_a_rank_is_named_to_pyxis() -> None:
-    script = batch_script(job(slurm=PYXIS, env={"MINE": "x"}, comm={"nccl": {"socket_ifname": "ib0"}}))
+    script = script_of(slurm=PYXIS, env={"MINE": "x"}, comm={"nccl": {"socket_ifname": "ib0"}})
     line = next(line for line in script.splitlines() if "--container-env=" in line)
     named = set(line.removesuffix(" \\").partition("=")[2].split(","))
     exported = {
@@ -846,14 +650,7 @@ def test_every_variable_of_a_rank_is_named_to_pyxis() -> None:
         if "=" in word
     }
     exported -= {"ENROOT_FORCE_OVERRIDE"}  # enroot's own
-    assert exported | {"CLIPSHIP_TOKEN", "CLIPSHIP_SUPERVISORS", "MASTER_ADDR", "MASTER_PORT"} == named
+    # What supervisors read of a rendezvous, and the address of torch's.
+    addresses = {"CLIPSHIP_TOKEN", "CLIPSHIP_SUPERVISORS", "MASTER_ADDR", "MASTER_PORT"}
+    assert exported | addresses == named
     assert {"MINE", "NCCL_SOCKET_IFNAME", "CLIPSHIP_WORLD_SIZE"} <= named
-
-
-def test_the_token_is_on_no_command_line() -> None:
-    for name in CASES:
-        assert "$CLIPSHIP_TOKEN" not in batch_script(job(**CASES[name]))
-
-
-def test_the_script_names_what_supervisors_read() -> None:
-    assert set(Rendezvous("host", 1, "token").variables()) <= set(RENDEZVOUS)

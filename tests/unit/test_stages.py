@@ -1,17 +1,15 @@
 """`[[stage]]` in a job file: the job of each stage, and what is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import VIT
-from trainer.cli.main import main
+from tests.support.command_line import TINY, clipship, joined, with_file
 from trainer.config import Job
 from trainer.config.loader import dump_job, load_job
 from trainer.config.stages import paths_of_ranks, stage_title, stages_of
-from trainer.errors import EXIT_BAD_INPUT, InputError
-from trainer.plan.check import check_stages
-from trainer.plan.check_json import check_fields
+from trainer.errors import InputError
 from trainer.plan.new_length import NewLength, with_length
 from trainer.run.folder import done_text
 from trainer.run.layout import Run
@@ -51,9 +49,11 @@ def loaded(tmp_path: Path, stages: str, job: str = JOB) -> Job:
 
 
 def refused(tmp_path: Path, stages: str, job: str = JOB) -> str:
-    with pytest.raises(InputError) as problem:
-        loaded(tmp_path, stages, job)
-    return str(problem.value).replace(f"{tmp_path}/", "")
+    path = tmp_path / "job.toml"
+    path.write_text(job + stages)
+    code, _, why = clipship("check", path, "--no-data")
+    assert code == 2
+    return why.replace(f"{tmp_path}/", "")
 
 
 def test_a_stage_is_the_job_with_its_own_keys_in_place_of_the_jobs(tmp_path: Path) -> None:
@@ -73,17 +73,16 @@ def test_a_stage_is_the_job_with_its_own_keys_in_place_of_the_jobs(tmp_path: Pat
     ]
 
 
-def test_a_job_with_stages_is_written_and_read_again(tmp_path: Path) -> None:
+def test_a_job_with_stages_is_written_and_read_again_and_one_without_is_its_only_stage(
+    tmp_path: Path,
+) -> None:
     job = loaded(tmp_path, TWO)
     (tmp_path / "written.toml").write_text(dump_job(job))
     again = load_job(tmp_path / "written.toml")
     assert again == job
     assert stages_of(again) == stages_of(job)
-
-
-def test_a_job_without_stages_is_its_only_stage(tmp_path: Path) -> None:
-    job = loaded(tmp_path, "")
-    assert stages_of(job) == (job,)
+    alone = loaded(tmp_path, "")
+    assert stages_of(alone) == (alone,)
 
 
 @pytest.mark.parametrize(
@@ -144,19 +143,14 @@ def test_a_run_of_several_stages_gets_no_other_length(tmp_path: Path) -> None:
         with_length(tmp_path / "job.toml", (), NewLength("longer", "steps", "900"))
 
 
-def test_check_refuses_to_go_on_from_a_file_that_knows_no_stages(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, job = tmp_path / "epoch_3.pt", tmp_path / "job.toml"
+def test_check_refuses_to_go_on_from_a_file_that_knows_no_stages(tmp_path: Path) -> None:
+    file = tmp_path / "epoch_3.pt"
     file.touch()
-    job.write_text(
-        f'name = "staged"\n[data]\nformat = "synthetic"\n[model]\nname = "{VIT}"\n'
-        "[optim]\nglobal_batch_size = 16\nsteps = 2\n[[stage]]\noptim.steps = 3\n"
-        f'[checkpoint]\nresume = "{file}"\n[logging]\nruns = "{tmp_path}"\n'
-    )
-    assert main(["check", str(job)]) == EXIT_BAD_INPUT
-    assert f"{file}: a file of open_clip_train knows no [[stage]]" in capsys.readouterr().err
-    assert main(["check", str(job), "--set", "checkpoint.resume=never"]) == 0
+    table = joined(TINY, logging={"runs": str(tmp_path)}, checkpoint={"resume": str(file)})
+    table["stage"] = [{"optim": {"steps": 3}}]
+    why = with_file(["check"], table).err
+    assert f"{file}: a file of open_clip_train knows no [[stage]]" in why
+    assert with_file(["check"], table, "--set", "checkpoint.resume=never").code == 0
 
 
 def test_a_run_of_stages_that_is_done_is_not_told_to_go_on_longer(tmp_path: Path) -> None:
@@ -170,8 +164,9 @@ def test_check_plans_each_stage_and_says_what_is_odd_in_it(tmp_path: Path) -> No
     synthetic = JOB.replace('train = ["shards/*.tar"]', 'format = "synthetic"\nsynthetic_samples = 640')
     gpus = '[resources]\ngpus_per_node = 1\ngpu = "H100"\n[slurm]\n'
     stage = '[[stage]]\nname = "last"\nmodel.lock_image = true\noptim = { steps = 5, warmup_steps = 9 }\n'
-    job = loaded(tmp_path, gpus + stage, synthetic.replace('pretrained = "first.pt"\n', ""))
-    found = check_fields(job, 1, 640, local=False, files=False)
+    path = tmp_path / "job.toml"
+    path.write_text(synthetic.replace('pretrained = "first.pt"\n', "") + gpus + stage)
+    found = json.loads(clipship("check", path, "--no-data", "--json").out)
     (about,) = found["stages"]
     assert (found["steps"], about["stage"], about["steps"]) == (30, "stage 2 (last)", 5)
     assert about["gpu_bytes"] > 0
@@ -187,6 +182,7 @@ def test_check_plans_each_stage_and_says_what_is_odd_in_it(tmp_path: Path) -> No
 
 def test_problems_of_a_stage_are_named_with_it(tmp_path: Path) -> None:
     synthetic = JOB.replace('train = ["shards/*.tar"]', 'format = "synthetic"\nsynthetic_samples = 640')
-    job = loaded(tmp_path, "[[stage]]\noptim.global_batch_size = 63\n", synthetic)
-    with pytest.raises(InputError, match=r"^stage 2: optim\.global_batch_size = 63 cannot be shared equally"):
-        check_stages(job, 2, files=False)
+    why = refused(
+        tmp_path, "[[stage]]\noptim.global_batch_size = 63\n[resources]\ngpus_per_node = 2\n", synthetic
+    )
+    assert "stage 2: optim.global_batch_size = 63 cannot be shared equally" in why

@@ -7,10 +7,7 @@ import pytest
 from trainer.config import Job
 from trainer.config.keys import conditions_of, walk
 from trainer.config.loader import dump_job, job_from_table, load_job
-from trainer.plan.describe import describe
 from trainer.plan.unused_keys import BY_LAUNCHER, unused_keys
-from trainer.presets.files import preset_names
-from trainer.presets.wishes import Wishes, job_text
 
 SYNTHETIC = "data.train= data.format=synthetic"
 SHARDS = "data.train=a.tar data.format=auto"
@@ -133,25 +130,9 @@ def test_each_key_is_named_once_with_the_first_reason() -> None:
     assert named == {"comm.nccl.ib_hca": "[resources] asks for the CPU"}
 
 
-@pytest.mark.parametrize("preset", preset_names())
-def test_presets_set_no_key_without_effect(preset: str, tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(job_text(Wishes(preset)))
-    assert list(unused_keys(load_job(path))) == []
-
-
 def test_a_file_that_clipship_wrote_sets_all_keys_and_only_those_that_differ_count(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     job = job_of("recovery.backoff_s=1.0 recovery.same_fault_limit=2")
     assert [keys for keys, _ in unused_keys(job)] == [("recovery.same_fault_limit", "recovery.backoff_s")]
     path.write_text(dump_job(job))
     assert [keys for keys, _ in unused_keys(load_job(path))] == [("recovery.backoff_s",)]
-
-
-def test_check_shows_keys_of_one_reason_on_one_line() -> None:
-    job = job_of(SYNTHETIC, "recovery.backoff_s=1.0 recovery.keep_in_memory=true")
-    lines = describe(job, 1, 1024, local=True).splitlines()
-    assert lines[-1] == (
-        "no effect   recovery.backoff_s, recovery.keep_in_memory: recovery.max_restarts is 0, so the first "
-        "fault ends the run"
-    )
