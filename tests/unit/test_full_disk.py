@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.steps import untrained
 from trainer.comm.protocol import Comm
 from trainer.config.recovery import Health
 from trainer.evaluate.evaluation import Evaluation
-from trainer.model.build import untrained
 from trainer.telemetry.profiler import Profiler
 from trainer.train.monitors import NonFinite, NonFiniteGuard
 from trainer.train.step import StepResult

@@ -1,5 +1,6 @@
 """The samples of a gradient that is no number are recorded by every rank before one of them ends the run."""
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,6 @@ import torch
 
 from tests.support.thread_ranks import run_ranks
 from trainer.config.recovery import Health
-from trainer.safe_io.atomic import write_json
-from trainer.train import monitors
 from trainer.train.monitors import NonFinite, NonFiniteGuard
 from trainer.train.step import StepResult
 
@@ -25,9 +24,9 @@ def test_no_rank_leaves_before_a_late_one_has_recorded_its_samples(
 ) -> None:
     def write_late(path: Path, about: dict[str, Any]) -> None:
         time.sleep(0.2 * about["rank"])
-        write_json(path, about)
+        path.write_text(json.dumps(about))
 
-    monkeypatch.setattr(monitors, "write_json", write_late)
+    monkeypatch.setattr("trainer.train.monitors.write_json", write_late)
 
     def names_at_the_end(comm: Any) -> list[str]:
         with pytest.raises(NonFinite, match="the gradient of step 3 is NaN"):
