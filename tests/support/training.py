@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tests.support.jobs import tiny_job
 from trainer.checkpoint.identity import RunIdentity
+from trainer.checkpoint.memory_restore import FromMemory
 from trainer.checkpoint.resume import StartPoint, best_value
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
+from trainer.config import Checkpoint
 from trainer.config.batch_plan import plan, schedule
 from trainer.data.lanes import Lanes
 from trainer.data.source import open_source
@@ -24,14 +26,11 @@ from trainer.train.result import TrainResult
 from trainer.train.setup import TrainSetup
 from trainer.train.step import TrainStep
 
+__all__ = ["TrainSetup", "from_memory", "run", "save", "setup_of"]
+
 
 def setup_of(
-    folder: Path,
-    comm: Comm,
-    evaluate: Callable[[], Metrics],
-    /,
-    steps_done: int = 0,
-    **sections: Any,
+    folder: Path, comm: Comm, evaluate: Callable[[], Metrics], /, steps_done: int = 0, **sections: Any
 ) -> TrainSetup:
     """A run of four steps in the folder of this rank, whose evaluations are `evaluate`."""
     sections["eval"] = {"zero_shot": ("val",), "retrieval": ("val.csv",), **sections.get("eval", {})}
@@ -70,3 +69,17 @@ def run(setup: TrainSetup) -> TrainResult:
     )
     with open_monitors(setup) as monitors:
         return Loop(setup, monitors, policy).run()
+
+
+def save(folder: Path, train: TrainStep, step: int, facts: dict[str, Any], keep: int = 3) -> Path:
+    """Writes a checkpoint; returns its folder."""
+    writer = CheckpointWriter(folder, Checkpoint(keep=keep), 0, 1, 30.0)
+    writer.save(step, train, facts)
+    writer.finish()
+    return folder / f"step-{step:08d}"
+
+
+def from_memory(setup: TrainSetup, step: int, saved_step: int) -> TrainSetup:
+    """A start at a step that was kept in memory, when the checkpoint of an earlier step is the newest."""
+    found = FromMemory(step, "here", saved_step, {"step": step, "loss": 0.25}, None, 0)
+    return replace(setup, start=StartPoint(step, None, found))

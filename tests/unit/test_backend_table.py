@@ -1,80 +1,64 @@
 """The table of backends: who starts and connects each, and what it is refused."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from tests.support.check import found, problems
 from tests.support.jobs import tiny_job
-from trainer.comm.backends import (
-    BACKENDS,
-    Launcher,
-    check_lost_nodes,
-    check_restarts,
-    launcher_for,
-    launcher_of,
-    meeting_variables,
-    over_mpi,
-    row_of,
-    starts_again,
-)
-from trainer.comm.connect import IMPLEMENTATIONS
+from trainer.comm.backends import check_restarts, launcher_of, meeting_variables, starts_again
 from trainer.config import Job
-from trainer.config.comm import Backend
 from trainer.errors import InputError
-from trainer.launch.kubernetes.validate import warnings as kubernetes_warnings
-from trainer.launch.slurm.validate import warnings as slurm_warnings
-from trainer.plan.check import check_without_files
 
-LAUNCHERS: tuple[Launcher, ...] = ("clipship", "mpirun")
+BACKENDS = get_args(type(tiny_job().comm).model_fields["backend"].annotation)
+LAUNCHERS: Any = ("clipship", "mpirun")
 
 
-def test_every_backend_of_the_job_file_has_a_row() -> None:
-    assert set(BACKENDS) == set(IMPLEMENTATIONS) == set(Backend.__args__)  # type: ignore[attr-defined]
+def restarting(**sections: Any) -> Job:
+    """Returns a job that asks for restarts of its ranks."""
+    return tiny_job(recovery={"max_restarts": 3}, **sections)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_every_launcher_can_start_every_backend(name: str) -> None:
-    job = tiny_job(comm={"backend": name})
-    assert row_of(job).name == name
-    for launcher in LAUNCHERS:
-        chosen = tiny_job(comm={"backend": name, "launcher": launcher})
-        assert launcher_for(chosen, several_hosts=False) == launcher
-        assert bool(meeting_variables(chosen, launcher)) == (name == "horovod" and launcher == "clipship")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_launcher_starts_every_backend_and_starts_ranks_again(name: str, launcher: Any) -> None:
+    job = restarting(comm={"backend": name, "launcher": launcher})
+    assert problems(job, "--no-data", "--nproc", "2") == ""
+    (row,) = found(job, "--no-data", "--nproc", "2")["rows"]["backend"]
+    assert row.startswith(name)
+    assert f", ranks started by {launcher}" in row
+    assert bool(meeting_variables(job, launcher)) == (name == "horovod" and launcher == "clipship")
+    check_restarts(job, launcher)
+    again = {"clipship": "", "mpirun": "always" if name == "horovod" else "lost"}
+    assert starts_again(job, launcher) == again[launcher]
+    assert starts_again(tiny_job(comm={"backend": name}), launcher) == ""
 
 
-def test_many_ranks_without_mpi_are_told() -> None:
-    comm = {"backend": "horovod", "launcher": "clipship"}
-    (said,) = slurm_warnings(tiny_job(comm=comm, resources={"nodes": 33}))
-    assert said.startswith("Gloo connects 33 ranks of comm.backend = horovod: it is slow beyond 32; MPI, ")
-    assert list(slurm_warnings(tiny_job(comm=comm, resources={"nodes": 32}))) == []
-    assert list(slurm_warnings(tiny_job(comm={"backend": "horovod"}, resources={"nodes": 33}))) == []
-    (kubernetes,) = (
-        line
-        for line in kubernetes_warnings(tiny_job(comm=comm, resources={"nodes": 33}))
-        if line.startswith("Gloo")
+@pytest.mark.parametrize("place", ["slurm", "kubernetes"])
+@pytest.mark.parametrize(
+    ("nodes", "launcher", "told"), [(33, "clipship", 1), (32, "clipship", 0), (33, "auto", 0)]
+)
+def test_many_ranks_without_mpi_are_told(place: str, nodes: int, launcher: str, told: int) -> None:
+    kubernetes = {"gpu_resource": "none", "mounts": {"/runs": "pvc:runs"}}
+    sections: Any = {"slurm": {"gpus": "none"}} if place == "slurm" else {"kubernetes": kubernetes}
+    comm = {"backend": "horovod", "launcher": launcher}
+    job = tiny_job(
+        comm=comm,
+        resources={"nodes": nodes, "gpus_per_node": 1},
+        optim={"global_batch_size": 32 * 33},
+        data={"synthetic_samples": 10**5},
+        image={"tag": "registry/clip:1"},
+        logging={"runs": "/runs"},
+        **sections,
     )
-    assert kubernetes == said
+    said = "Gloo connects 33 ranks of comm.backend = horovod: it is slow beyond 32; MPI, "
+    warnings = found(job, "--no-data")["warnings"]
+    assert [said in warning for warning in warnings].count(True) == told
 
 
 def test_a_rank_knows_whether_mpi_connects_it() -> None:
     assert launcher_of({"CLIPSHIP_MEETS": "1", "HOROVOD_CONTROLLER": "mpi"}) == "clipship"
     assert launcher_of({"HOROVOD_CONTROLLER": "gloo"}) == "mpirun", "a variable of the user's shell"
-
-
-def restarting(*, comm: dict[str, Any] | None = None, data: dict[str, Any] | None = None) -> Job:
-    """Returns a job that asks for restarts of its ranks."""
-    return tiny_job(recovery={"max_restarts": 3}, comm=comm or {}, data=data or {})
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_restarts_are_accepted_under_every_launcher_of_ours(name: str) -> None:
-    for launcher in LAUNCHERS:
-        job = restarting(comm={"backend": name, "launcher": launcher})
-        check_restarts(job, launcher)
-        check_without_files(job, 2)
-        expected = "" if launcher != "mpirun" else "always" if over_mpi(job, launcher) else "lost"
-        assert starts_again(job, launcher) == expected
-        assert starts_again(tiny_job(comm={"backend": name}), launcher) == ""
 
 
 def test_ranks_over_mpi_need_somebody_who_starts_all_again() -> None:
@@ -92,14 +76,11 @@ def test_ranks_over_mpi_need_somebody_who_starts_all_again() -> None:
 @pytest.mark.parametrize("key", ["spare_nodes", "min_nodes"])
 def test_nodes_that_may_be_lost_are_refused_over_mpi(key: str) -> None:
     recovery = {"max_restarts": 3, key: 1}
-    job = tiny_job(recovery=recovery, comm={"launcher": "mpirun"})
-    with pytest.raises(InputError, match=f"recovery.{key} = 1 is of no use for ranks that .* over MPI"):
-        check_without_files(job, 2)
-    check_without_files(tiny_job(recovery=recovery), 2)
-    check_lost_nodes(tiny_job(recovery=recovery), "clipship", keeps_going=True)
+    said = problems(tiny_job(recovery=recovery, comm={"launcher": "mpirun"}), "--no-data", "--nproc", "2")
+    assert f"recovery.{key} = 1 is of no use for ranks that " in said
+    assert problems(tiny_job(recovery=recovery), "--no-data", "--nproc", "2") == ""
 
 
 def test_restarts_of_ranks_that_read_standard_input_are_refused() -> None:
     data = {"format": "webdataset", "train": ("-",), "stream_samples": 8}
-    with pytest.raises(InputError, match="standard input can be read only once"):
-        check_restarts(restarting(data=data), "clipship")
+    assert "standard input can be read only once" in problems(restarting(data=data), "--no-data")

@@ -9,13 +9,11 @@ import open_clip
 import pytest
 import torch
 
+from tests.support.check import problems
 from tests.support.jobs import COCA, VIT, nonscalar, tiny_job
+from tests.support.steps import Clip, same, state_of, untrained, weights_of
 from tests.support.text_towers import make_tower
-from trainer.config import Model
 from trainer.errors import InputError
-from trainer.model.build import Clip, untrained
-from trainer.model.catalog import check_init
-from trainer.model.init import stretched
 
 IMAGE_TABLES = ("visual.positional_embedding", "visual.trunk.pos_embed")
 TIMM_VIT = {
@@ -26,9 +24,7 @@ TIMM_VIT = {
 
 @pytest.fixture
 def weights(tmp_path: Path) -> str:
-    path = tmp_path / "small.pt"
-    torch.save(untrained(tiny_job()).model.state_dict(), path)
-    return str(path)
+    return weights_of(tiny_job(), tmp_path / "small.pt")
 
 
 def begun(weights: str, seed: int = 1, **model: Any) -> Clip:
@@ -53,17 +49,16 @@ def test_logit_scale_and_bias_are_taken_whatever_their_shape(tmp_path: Path) -> 
         assert float(clip.model.logit_bias.detach()) == -11  # type: ignore[operator]
 
 
-def test_positions_are_interpolated_as_open_clip_does(weights: str) -> None:
-    clip = begun(weights, image_size=48, context_length=24)
+@pytest.mark.parametrize("key", ["init", "pretrained"])
+def test_positions_are_interpolated_as_open_clip_does(weights: str, key: str) -> None:
+    sizes = {"image_size": 48, "context_length": 24}
+    ours = state_of(untrained(tiny_job(model={key: weights, **sizes})).model)
     open_clip.add_model_config(VIT)
-    theirs = open_clip.create_model(
-        "tiny-vit", pretrained=weights, force_image_size=48, force_context_length=24
-    )
-    ours, wanted = clip.model.state_dict(), theirs.state_dict()
-    assert (
-        ours["visual.positional_embedding"].shape != torch.load(weights)["visual.positional_embedding"].shape
-    )
-    assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
+    forced = {f"force_{name}": value for name, value in sizes.items()}
+    theirs = open_clip.create_model("tiny-vit", pretrained=weights, **forced)
+    name = "visual.positional_embedding"
+    assert ours[name].shape != torch.load(weights)[name].shape
+    assert same(ours, theirs.state_dict())
 
 
 def test_another_text_tower_is_refused_until_the_share_allows_it(weights: str, tmp_path: Path) -> None:
@@ -93,10 +88,9 @@ def test_another_width_is_missing_too(weights: str, tmp_path: Path) -> None:
 
 
 def test_weights_of_the_other_loss_are_refused(tmp_path: Path, weights: str) -> None:
-    siglip = tmp_path / "siglip.pt"
-    torch.save(untrained(tiny_job(optim={"loss": "siglip"})).model.state_dict(), siglip)
+    siglip = weights_of(tiny_job(optim={"loss": "siglip"}), tmp_path / "siglip.pt")
     with pytest.raises(InputError, match=r"was trained with optim\.loss = siglip"):
-        begun(str(siglip))
+        begun(siglip)
     clip = untrained(tiny_job(model={"init": weights, "init_max_missing": 0.1}, optim={"loss": "siglip"}))
     assert float(clip.model.logit_bias.detach()) == -10  # type: ignore[operator]
 
@@ -113,12 +107,13 @@ def test_a_state_needs_no_weights_to_begin_with(tmp_path: Path) -> None:
     [
         ("ViT-B-32", "/nowhere/w.pt", "no weights file that can be read at /nowhere/w.pt"),
         ("ViT-B-32", "timm", "image tower of ViT-B-32 is not one of timm's"),
+        ("convnext_base", "timm", ""),
     ],
 )
 def test_check_refuses_what_cannot_begin(name: str, init: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        check_init(Model(name=name, init=init))
-    check_init(Model(name="convnext_base", init="timm"))
+    said = problems(tiny_job(model={"name": name, "init": init}))
+    assert words in said
+    assert bool(said) == bool(words)
 
 
 def test_two_beginnings_are_refused(weights: str) -> None:
@@ -126,35 +121,29 @@ def test_two_beginnings_are_refused(weights: str) -> None:
         tiny_job(model={"init": weights, "pretrained": weights})
 
 
-def test_the_first_positions_stay_and_the_others_are_stretched_as_in_long_clip(tmp_path: Path) -> None:
-    """Long-CLIP's table, written out: 20 + 4 k + r lies r quarters of the way from 20 + k to its next."""
-    given = torch.randn(77, 3, dtype=torch.float64)
-    found = stretched(given, 248, 20)
-    assert torch.equal(found[:20], given[:20])
-    for k in range(57):
-        begin = given[20 + k]
-        step = given[21 + k] - begin if k < 56 else begin - given[19 + k]
-        for r in range(4):
-            assert torch.allclose(found[20 + 4 * k + r], begin + r / 4 * step, atol=1e-12)
-
-
 @pytest.mark.parametrize("tower", ["plain", "custom"])
-def test_a_longer_context_keeps_its_first_positions(tmp_path: Path, tower: str) -> None:
+def test_a_longer_context_keeps_its_first_positions_and_stretches_the_others_as_long_clip_does(
+    tmp_path: Path, tower: str
+) -> None:
+    """Its table, written out: keep + 4 k + r lies r quarters of the way from keep + k to its next."""
     optim = {"loss": "coca"} if tower == "custom" else {}
     config = COCA if tower == "custom" else VIT
     name = "text.positional_embedding" if tower == "custom" else "positional_embedding"
-    first = untrained(tiny_job(config=config, optim=optim)).model
-    torch.save(first.state_dict(), tmp_path / "first.pt")
-    before = first.state_dict()[name]
-    length, keep = len(before) + 6, 4
-    settings = {"init": str(tmp_path / "first.pt"), "context_length": length, "init_max_missing": 0.0}
+    first = weights_of(tiny_job(config=config, optim=optim), tmp_path / "first.pt")
+    before, keep = torch.load(first)[name], 4
+    many = len(before) - keep
+    special = len(before) - json.loads(Path(config).read_text())["text_cfg"]["context_length"]
+    settings = {"init": first, "context_length": keep + 4 * many - special, "init_max_missing": 0.0}
     clip = untrained(tiny_job(config=config, optim=optim, model={**settings, "init_keep_positions": keep}))
     found = clip.model.state_dict()[name]
     assert torch.equal(found[:keep], before[:keep])
-    assert torch.equal(found, stretched(before, len(found), keep))
-    assert f"{name} keeps {keep} positions, and the others are stretched from {len(before)}" in "\n".join(
-        clip.notes
-    )
+    for k in range((len(found) - keep) // 4):
+        begin = before[keep + k]
+        step = before[keep + k + 1] - begin if k < many - 1 else begin - before[keep + k - 1]
+        for r in range(4):
+            torch.testing.assert_close(found[keep + 4 * k + r], begin + r / 4 * step, atol=1e-6, rtol=0)
+    said = f"{name} keeps {keep} positions, and the others are stretched from {len(before)}"
+    assert said in "\n".join(clip.notes)
 
 
 def numbered(folder: Path, name: str, image_size: tuple[int, int], beside: str) -> str:

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from tests.support.jobs import tiny_job
+from tests.support.steps import MicroBatch, built, grads, train_step
 from tests.support.text_towers import make_tower
 from trainer.comm.protocol import Comm
-from trainer.config.batch_plan import plan
 from trainer.data.loader import Batch
-from trainer.model.build import build_model
 from trainer.model.caption_length import CaptionLength
 from trainer.train.prefetch import ByLength, Prefetcher
-from trainer.train.step import MicroBatch, TrainStep
 
 LONG = 20
 RULE = CaptionLength(padding=1)
@@ -96,12 +94,11 @@ def test_the_gradient_is_that_of_the_order_of_the_loader_with_dropout_too(
     )
     found = []
     for by_length in (None, ByLength(RULE, tells=False)):
-        batch_plan = plan(job, 1)
-        clip = build_model(job, batch_plan, alone)
+        clip = built(job, alone)
         assert clip.kernels.caption_length == RULE
-        step = TrainStep(job, batch_plan, alone, clip.model.train())
+        step = train_step(job, alone, clip.model.train())
         loss = step.gradients(steps(by_length), step=3)
-        found.append([loss, *(p.grad for p in step.model.parameters() if p.grad is not None)])
+        found.append([loss, *grads(step.model).values()])
     assert len(found[0]) > 20
     for loaded, sorted_ in zip(*found, strict=True):
         torch.testing.assert_close(sorted_, loaded, rtol=1e-9, atol=1e-12)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tests.support.jobs import COCA, small_job
 from tests.support.step_ranks import gradients_of_ranks
+from tests.support.steps import drawn, grads, untrained
 from trainer.config import Job
 from trainer.model import open_clip_api
-from trainer.model.build import untrained
-from trainer.model.captioning import caption_share, padding_id
+from trainer.model.captioning import caption_share
 
 SAMPLES, LENGTH = 8, 16
 CONTRAST, CAPTION = 0.7, 1.5
@@ -26,9 +26,7 @@ def _job(micro: int = SAMPLES, **optim: Any) -> Job:
 
 def _samples() -> tuple[Tensor, Tensor]:
     """Images, and captions of different lengths with padding behind them."""
-    draw = torch.Generator().manual_seed(1)
-    images = torch.randn(SAMPLES, 3, 32, 32, generator=draw, dtype=torch.float64)
-    tokens = torch.randint(1, 1000, (SAMPLES, LENGTH), generator=draw)
+    images, tokens = drawn(untrained(_job()).model.double(), SAMPLES, length=LENGTH)
     for row, length in zip(tokens, [16, 3, 9, 5, 2, 12, 7, 4], strict=True):
         row[length:] = 0
     return images, tokens
@@ -44,8 +42,7 @@ def _open_clips(job: Job) -> tuple[Tensor, dict[str, Tensor]]:
     contrast, captions = loss(out["image_features"], out["text_features"], logits, labels, out["logit_scale"])
     whole: Tensor = contrast + captions
     whole.backward()
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return whole.detach(), gradients
+    return whole.detach(), grads(model)
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 4), (2, 1), (4, 2)])
@@ -82,4 +79,3 @@ def test_all_parameters_begin_with_defined_values_that_follow_from_the_seed() ->
         assert torch.equal(one, other), name
     projection = first.get_parameter("text_decoder.text_projection")
     assert projection.std().item() == pytest.approx(projection.shape[0] ** -0.5, rel=0.02)
-    assert padding_id(first) == 0

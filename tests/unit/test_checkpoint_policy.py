@@ -1,17 +1,17 @@
 """Decisions of the checkpoint policy: when to save, when to evaluate, which checkpoint is the best."""
 
 import math
+from dataclasses import astuple
 from typing import Any
 
 import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.config.batch_plan import Schedule
-from trainer.train.checkpoint_policy import AfterEvaluation, AfterStep, CheckpointPolicy, is_due
+from trainer.train.checkpoint_policy import CheckpointPolicy
 
 STEPS = 10
 TOP1 = "zero_shot_top1"
-NOTHING = AfterStep(save=False, evaluate=False)
 
 
 class Clock:
@@ -60,12 +60,12 @@ def test_a_step_is_saved_before_an_evaluation_that_may_end_the_run() -> None:
     """The first of a start may, in ways that cannot be caught, and with "stop" each may."""
     for on_failure, later in (("continue", False), ("stop", True)):
         policy = policy_of(eval={"every_steps": 2, "on_failure": on_failure})
-        assert policy.after_step(2, stop=False, save=False) == AfterStep(save=True, evaluate=True)
+        assert astuple(policy.after_step(2, stop=False, save=False)) == (True, True)
         policy.saved(2)
         policy.after_evaluation(2, {}, stop=False)
         assert policy.after_step(4, stop=False, save=False).save, "no evaluation has ended well yet"
         policy.after_evaluation(4, {TOP1: 0.1}, stop=False)
-        assert policy.after_step(6, stop=False, save=False) == AfterStep(save=later, evaluate=True)
+        assert astuple(policy.after_step(6, stop=False, save=False)) == (later, True)
     nothing = policy_of(eval={"every_steps": 2, "zero_shot": ()})
     assert not nothing.after_step(2, stop=False, save=False).save
 
@@ -79,28 +79,28 @@ def test_an_evaluation_at_an_epochs_end_counts_epochs_of_the_whole_run() -> None
 def test_a_request_saves_the_step_at_which_it_is_known(ask: str) -> None:
     policy = policy_of()
     due = policy.after_step(2, stop=ask == "stop", save=ask == "save")
-    assert due == AfterStep(save=True, evaluate=False)
+    assert astuple(due) == (True, False)
 
 
 def test_a_stop_leaves_out_an_evaluation_that_is_due_and_a_save_does_not() -> None:
     policy = policy_of(eval={"every_steps": 2})
-    assert policy.after_step(2, stop=True, save=False) == AfterStep(save=True, evaluate=False)
-    assert policy.after_step(2, stop=False, save=True) == AfterStep(save=True, evaluate=True)
+    assert astuple(policy.after_step(2, stop=True, save=False)) == (True, False)
+    assert astuple(policy.after_step(2, stop=False, save=True)) == (True, True)
 
 
 def test_a_step_that_is_saved_is_not_saved_again() -> None:
     """A start at the last step only evaluates; a request for a step that is saved already changes nothing."""
-    assert policy_of(STEPS).after_step(STEPS, stop=False, save=False) == AfterStep(save=False, evaluate=True)
+    assert astuple(policy_of(STEPS).after_step(STEPS, stop=False, save=False)) == (False, True)
     policy = policy_of()
     policy.saved(3)
-    assert policy.after_step(3, stop=True, save=True) == NOTHING
+    assert astuple(policy.after_step(3, stop=True, save=True)) == (False, False)
 
 
 def test_a_better_value_saves_a_step_that_was_not_due() -> None:
     policy = policy_of(best=0.3, checkpoint={"best": TOP1})
-    assert policy.after_evaluation(2, {TOP1: 0.3}, stop=False) == AfterEvaluation(False, False, None)
-    assert policy.after_evaluation(4, {TOP1: 0.4}, stop=False) == AfterEvaluation(True, False, (TOP1, 0.4))
-    assert policy.after_evaluation(6, {TOP1: 0.4}, stop=False) == AfterEvaluation(False, False, None)
+    assert astuple(policy.after_evaluation(2, {TOP1: 0.3}, stop=False)) == (False, False, None)
+    assert astuple(policy.after_evaluation(4, {TOP1: 0.4}, stop=False)) == (True, False, (TOP1, 0.4))
+    assert astuple(policy.after_evaluation(6, {TOP1: 0.4}, stop=False)) == (False, False, None)
 
 
 def test_a_step_that_is_saved_gets_its_metrics_whether_it_is_the_best_or_not() -> None:
@@ -108,7 +108,7 @@ def test_a_step_that_is_saved_gets_its_metrics_whether_it_is_the_best_or_not() -
     for step, value, best in ((2, 0.4, (TOP1, 0.4)), (4, 0.1, None)):
         policy.saved(step)
         then = policy.after_evaluation(step, {TOP1: value}, stop=False)
-        assert then == AfterEvaluation(save=False, record=True, best=best)
+        assert astuple(then) == (False, True, best)
 
 
 def test_a_nan_value_is_never_the_best() -> None:
@@ -119,9 +119,9 @@ def test_a_nan_value_is_never_the_best() -> None:
 
 def test_an_evaluation_that_a_stop_ended_saves_its_step_once() -> None:
     policy = policy_of(checkpoint={"best": TOP1})
-    assert policy.after_evaluation(2, {}, stop=True) == AfterEvaluation(save=True, record=False, best=None)
+    assert astuple(policy.after_evaluation(2, {}, stop=True)) == (True, False, None)
     policy.saved(2)
-    assert policy.after_evaluation(2, {}, stop=True) == AfterEvaluation(save=False, record=False, best=None)
+    assert astuple(policy.after_evaluation(2, {}, stop=True)) == (False, False, None)
 
 
 def test_a_timed_checkpoint_is_asked_for_once_and_again_after_the_same_time() -> None:
@@ -137,17 +137,3 @@ def test_a_timed_checkpoint_is_asked_for_once_and_again_after_the_same_time() ->
     assert not policy.pop_overdue()
     clock.now += 2.0
     assert policy.pop_overdue()
-
-
-def test_a_job_without_timed_checkpoints_is_never_overdue() -> None:
-    clock = Clock()
-    policy = policy_of(clock=clock, checkpoint={"every_minutes": None})
-    clock.now += 1e9
-    assert not policy.pop_overdue()
-
-
-@pytest.mark.parametrize(
-    ("step", "every", "due"), [(4, 2, True), (5, 2, False), (5, None, False), (5, 0, False), (10, 4, True)]
-)
-def test_a_step_is_due_at_each_multiple_and_at_the_end(step: int, every: int | None, due: bool) -> None:
-    assert is_due(step, every, STEPS) is due

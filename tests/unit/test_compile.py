@@ -15,17 +15,13 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from tests.support.check import problems
 from tests.support.jobs import RESNET, VIT, few_words, tiny_job
+from tests.support.steps import TrainStep, built, drawn, features, grads, micro_batches, train_step
+from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
-from trainer.config import Job, Model
-from trainer.config.batch_plan import plan
-from trainer.errors import InputError
-from trainer.model.build import build_model
+from trainer.config import Job
 from trainer.model.compile import compile_blocks
-from trainer.model.host_compiler import check_compiler
-from trainer.model.outputs import features
-from trainer.model.sync_batch_norm import synchronise_batch_norm
-from trainer.train.step import MicroBatch, TrainStep
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning"
@@ -55,19 +51,13 @@ class Block(nn.Module):
 
 
 def gradients(job: Job, comm: Comm, *, compiled: bool) -> tuple[TrainStep, dict[str, Tensor]]:
-    batch_plan = plan(job, 1)
-    clip = build_model(job, batch_plan, comm).model.train()
+    model = built(job, comm).model.train()
     if compiled:
-        compile_blocks(clip)
-    step = TrainStep(job, batch_plan, comm, clip)
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
-    tokens = torch.randint(1, 1000, (SAMPLES, 16), generator=generator)
-    size = batch_plan.micro_batch_size
-    step.gradients(
-        [MicroBatch(i, t) for i, t in zip(images.split(size), tokens.split(size), strict=True)], step=0
-    )
-    return step, {name: p.grad.clone() for name, p in clip.named_parameters() if p.grad is not None}
+        compile_blocks(model)
+    step = train_step(job, comm, model)
+    size = job.optim.max_batch_size_per_gpu
+    step.gradients(micro_batches(*drawn(model, SAMPLES), int(size or SAMPLES)), step=0)
+    return step, grads(model)
 
 
 @pytest.mark.timeout(900)
@@ -95,21 +85,6 @@ def test_compiled_blocks_give_the_gradient_of_plain_ones_under_accumulation_and_
     assert kernels["stats"]["unique_graphs"] == made  # an evaluation compiles nothing
 
 
-def test_blocks_whose_sizes_differ_are_all_compiled(kernels: Any) -> None:
-    class Wider(Block):
-        def __init__(self, hidden: int) -> None:
-            super().__init__(4)
-            self.up, self.down = nn.Linear(4, hidden), nn.Linear(hidden, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(self.down(self.up(x)))
-
-    tower = nn.Sequential(*[Wider(8 + number) for number in range(12)])
-    compile_blocks(tower)
-    tower(torch.zeros(2, 4))
-    assert kernels["stats"]["unique_graphs"] == 12
-
-
 def test_the_innermost_repeated_blocks_are_compiled() -> None:
     stages = nn.Sequential(nn.Sequential(Block(4), Block(4)), nn.Sequential(Block(4), Block(4), Block(4)))
     assert (
@@ -120,17 +95,14 @@ def test_the_innermost_repeated_blocks_are_compiled() -> None:
     )
 
 
-def test_blocks_with_synchronised_batch_norm_are_left_alone_and_counted(alone: Comm, tmp_path: Path) -> None:
+def test_blocks_with_synchronised_batch_norm_are_left_alone_and_counted(tmp_path: Path) -> None:
     config = json.loads(Path(few_words(RESNET)).read_text())
     config["vision_cfg"]["layers"] = [2, 1, 1, 1]
     (tmp_path / "tiny-compiled-resnet.json").write_text(json.dumps(config))
-    batch_plan = plan(job := tiny_job(config=str(tmp_path / "tiny-compiled-resnet.json")), 1)
-    clip = build_model(job, batch_plan, alone).model
-    synchronise_batch_norm(clip, alone)
-    assert (
-        str(compile_blocks(clip))
-        == "2 blocks, each at its first pass; 2 blocks with synchronised batch norm cannot be compiled"
-    )
+    job = tiny_job(config=str(tmp_path / "tiny-compiled-resnet.json"))
+    clip, _ = run_ranks(2, lambda comm: built(job, comm))
+    said = "2 blocks, each at its first pass; 2 blocks with synchronised batch norm cannot be compiled"
+    assert str(compile_blocks(clip.model)) == said
 
 
 def test_a_machine_without_a_compiler_or_headers_is_told_what_to_install(
@@ -138,12 +110,10 @@ def test_a_machine_without_a_compiler_or_headers_is_told_what_to_install(
 ) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler -O1")
-    with pytest.raises(
-        InputError,
-        match=r"needs a C\+\+ compiler \(no-such-compiler -O1\) and Python's headers .*g\+\+ and python3-dev",
-    ):
-        check_compiler(Model(compile=True))
-    check_compiler(Model())
+    said = problems(tiny_job(model={"compile": True}))
+    assert "needs a C++ compiler (no-such-compiler -O1) and Python's headers" in said
+    assert "g++ and python3-dev" in said
+    assert problems(tiny_job()) == ""
 
 
 @pytest.mark.parametrize("other", ["compile", "grad_checkpointing"])

@@ -8,8 +8,7 @@ import torch
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
-from trainer.checkpoint.state import EMA
-from trainer.config import Optim
+from tests.support.jobs import tiny_job
 from trainer.model.ema import Ema
 from trainer.model.optimizer import build_optimizer
 
@@ -17,8 +16,8 @@ STEPS = 6
 FINITE = torch.tensor(True)
 
 
-def settings(**keys: Any) -> Optim:
-    return Optim.model_validate({"global_batch_size": 8, "steps": STEPS, "ema_decay": 0.7, **keys})
+def settings(**keys: Any) -> Any:
+    return tiny_job(optim={"global_batch_size": 8, "steps": STEPS, "ema_decay": 0.7, **keys}).optim
 
 
 def updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -28,10 +27,21 @@ def updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
+def averaged(chosen: Any) -> tuple[nn.Linear, torch.optim.Optimizer, Ema]:
+    """A layer, its optimizer and the average after two steps."""
+    model = nn.Linear(8, 8)
+    optimizer = build_optimizer(dict(model.named_parameters()), chosen)
+    ema = Ema(optimizer, chosen)
+    for step in (1, 2):
+        updated(model, optimizer)
+        ema.update(step, FINITE)
+    return model, optimizer, ema
+
+
 @pytest.mark.parametrize("from_step", [0, 1, 3])
 @pytest.mark.parametrize("name", ["adamw", "lion", "sgd"])
 def test_the_average_is_that_of_timm(name: str, from_step: int) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).double()
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False), nn.LayerNorm(8)).double()
     chosen = settings(optimizer=name, ema_from_step=from_step, lr=0.1)
     optimizer = build_optimizer(dict(model.named_parameters()), chosen)
     ema, theirs = Ema(optimizer, chosen), ModelEmaV3(model, decay=0.7, update_after_step=from_step)
@@ -45,12 +55,7 @@ def test_the_average_is_that_of_timm(name: str, from_step: int) -> None:
 
 
 def test_a_step_that_is_not_finite_moves_no_average() -> None:
-    model = nn.Linear(8, 8)
-    optimizer = build_optimizer(dict(model.named_parameters()), settings())
-    ema = Ema(optimizer, settings())
-    for step in (1, 2):
-        updated(model, optimizer)
-        ema.update(step, FINITE)
+    model, optimizer, ema = averaged(settings())
     before = averages(optimizer)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, math.nan)
@@ -58,29 +63,8 @@ def test_a_step_that_is_not_finite_moves_no_average() -> None:
     assert all(torch.equal(*pair) for pair in zip(before, averages(optimizer), strict=True))
 
 
-def test_locked_parameters_have_no_average_and_stay_in_their_place() -> None:
-    fixed, free = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8)
-    model = nn.Sequential(fixed, free)
-    optimizer = build_optimizer(dict(model.named_parameters()), settings())
-    ema = Ema(optimizer, settings())
-    for step in (1, 2):
-        updated(model, optimizer)
-        ema.update(step, FINITE)
-    locked, trained = fixed.weight.clone(), free.weight.clone()
-    with ema.in_place():
-        assert torch.equal(fixed.weight, locked)
-        assert not torch.equal(free.weight, trained)
-    assert torch.equal(free.weight, trained)
-    assert len(averages(optimizer)) == 2
-
-
 def test_weights_come_back_if_the_evaluation_of_the_average_fails() -> None:
-    model = nn.Linear(8, 8)
-    optimizer = build_optimizer(dict(model.named_parameters()), settings())
-    ema = Ema(optimizer, settings())
-    for step in (1, 2):
-        updated(model, optimizer)
-        ema.update(step, FINITE)
+    model, _, ema = averaged(settings())
     before = model.weight.clone()
     with pytest.raises(RuntimeError, match="in the evaluation"), ema.in_place():
         raise RuntimeError("in the evaluation")
@@ -88,16 +72,11 @@ def test_weights_come_back_if_the_evaluation_of_the_average_fails() -> None:
 
 
 def test_without_the_key_there_is_no_average() -> None:
-    model = nn.Linear(8, 8)
-    without = settings(ema_decay=None)
-    optimizer = build_optimizer(dict(model.named_parameters()), without)
-    ema = Ema(optimizer, without)
-    updated(model, optimizer)
-    ema.update(1, FINITE)
+    _, optimizer, ema = averaged(settings(ema_decay=None))
     with ema.in_place() as has_ema:
         assert not has_ema
     assert averages(optimizer) == []
 
 
 def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [values[EMA].clone() for values in optimizer.state.values() if EMA in values]
+    return [values["ema"].clone() for values in optimizer.state.values() if "ema" in values]

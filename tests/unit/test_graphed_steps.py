@@ -6,18 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers.helpers import to_2tuple
 from torch import Tensor
 
 from tests.support.cpu_graphs import CpuGraph, use_cpu_graphs
-from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.jobs import tiny_job
+from tests.support.steps import MicroBatch, drawn, fuse_as_on_a_gpu, step_of
 from trainer.comm.protocol import Comm
-from trainer.config.batch_plan import plan
-from trainer.model.build import build_model
-from trainer.model.cuda_graphs import could_be_replayed
-from trainer.model.fused_block import PLAIN
 from trainer.model.packed_captions import Packed, pack
-from trainer.train.step import MicroBatch, TrainStep
 
 TIMM = {
     "embed_dim": 32,
@@ -48,16 +43,13 @@ def captions(samples: int, length: int, generator: torch.Generator, *, packs: bo
 def trained(comm: Comm, model_keys: dict[str, Any], *, packs: bool = False, **sections: Any) -> list[Tensor]:
     """Returns the losses of all steps and all weights after them."""
     job = tiny_job(model=model_keys, **sections)
-    batch_plan = plan(job, 1)
-    model = build_model(job, batch_plan, comm).model.train()
-    step = TrainStep(job, batch_plan, comm, model)
-    generator, size = torch.Generator().manual_seed(1), to_2tuple(model.visual.image_size)  # type: ignore[union-attr]
-    losses = []
+    step = step_of(job, comm)
+    generator, losses = torch.Generator().manual_seed(1), []
     for number in range(STEPS):
-        images = torch.randn(job.optim.global_batch_size, 3, *size, generator=generator)
+        images, _ = drawn(step.model, job.optim.global_batch_size, seed=number)
         tokens = captions(len(images), LENGTHS[number % 3], generator, packs=packs)
         losses.append(step([MicroBatch(images, tokens)], number).loss_share)
-    return [torch.stack(losses), *model.state_dict().values()]
+    return [torch.stack(losses), *step.model.state_dict().values()]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +67,7 @@ def test_replayed_steps_are_plain_ones_to_the_last_bit(
 ) -> None:
     clipped = {"grad_clip_norm": 0.1}
     if packs:  # as on a GPU, by the plain form of what Triton computes there
-        monkeypatch.setattr("trainer.model.kernels.block_ops", lambda *_: (PLAIN, ""))
+        fuse_as_on_a_gpu(monkeypatch)
     plain = trained(alone, keys, packs=packs, optim=clipped)
     use_cpu_graphs(monkeypatch)
     graphed = trained(alone, keys | {"cuda_graphs": True}, packs=packs, optim=clipped)
@@ -102,24 +94,3 @@ def test_a_gradient_that_is_a_part_of_another_is_clipped_once(
     graphed = trained(alone, {"cuda_graphs": True}, **sections)
     for one, other in zip(graphed, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("config", "keys", "could"),
-    [
-        (VIT, {}, True),
-        (VIT, {"model": {"cuda_graphs": True}}, False),
-        (VIT, {"model": {"grad_checkpointing": True}}, False),
-        (VIT, {"optim": {"max_batch_size_per_gpu": 2}}, False),
-        (VIT, {"comm": {"backend": "fsdp"}}, False),
-        (RESNET, {}, False),
-    ],
-)
-def test_a_job_could_ask_for_graphs_where_nothing_excludes_them(
-    config: str, keys: dict[str, Any], could: bool, alone: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = tiny_job(config=config, **keys)
-    model = build_model(job, plan(job, 1), alone).model
-    assert not could_be_replayed(model, job, 1, alone.device), "this is no GPU"
-    use_cpu_graphs(monkeypatch)
-    assert could_be_replayed(model, job, 1, alone.device) == could

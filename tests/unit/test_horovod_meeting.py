@@ -13,8 +13,7 @@ from trainer.sysinfo.addresses import free_port
 from trainer.world.launchers import World
 
 pytest.importorskip("horovod", reason="Horovod is not installed: `make horovod`")
-from trainer.comm import horovod_meeting
-from trainer.comm.horovod_meeting import _variables, meet
+from trainer.comm.horovod_meeting import meet
 
 pytestmark = pytest.mark.horovod
 ROOT = World(0, 4, 0, 2, "n1", "Slurm")
@@ -85,7 +84,7 @@ def test_a_node_that_knows_its_name_as_loopback_serves_all_interfaces(
             raise OSError("unreachable")
         return "127.0.0.1"
 
-    monkeypatch.setattr(horovod_meeting, "own_ipv4", own)
+    monkeypatch.setattr("trainer.comm.horovod_meeting.own_ipv4", own)
     if not route:
         with pytest.raises(
             InputError, match="n1, where Horovod's ranks would meet, is a loopback address on"
@@ -99,9 +98,11 @@ def test_a_node_that_knows_its_name_as_loopback_serves_all_interfaces(
     close()
 
 
-def test_a_rank_knows_its_place() -> None:
-    rank = replace(ROOT, rank=3, local_rank=1, node="n2")
-    assert _variables(rank, "10.0.0.1", 20_000, {}) == {
+def test_a_rank_knows_its_place(master_port: int) -> None:
+    close = meet(ROOT, 5.0)
+    meet(replace(ROOT, rank=3, local_rank=1, node="n2"), 5.0)()
+    close()
+    assert {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")} == {
         "HOROVOD_RANK": "3",
         "HOROVOD_SIZE": "4",
         "HOROVOD_LOCAL_RANK": "1",
@@ -111,8 +112,8 @@ def test_a_rank_knows_its_place() -> None:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_HOSTNAME": "n2",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": "20000",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(master_port),
     }
 
 
@@ -130,14 +131,19 @@ def test_an_address_of_ipv6_is_refused(master_port: int) -> None:
         meet(ROOT, 1.0)
 
 
+@pytest.mark.usefixtures("master_port")
 def test_hosts_with_different_numbers_of_ranks_are_told_apart() -> None:
     first, second, alone = places_of([("a", 2), ("b", 1)])
     assert [place.cross for place in (first, second, alone)] == [(0, 2), (0, 1), (1, 2)]
     world = World(0, 3, 0, 2, "a", "clipship run")
-    with pytest.raises(InputError, match="3 ranks, 2 of them on node a: Horovod over Gloo needs as many on"):
-        _variables(world, "10.0.0.1", 1, {})
     given = {"CLIPSHIP_CROSS_RANK": "0", "CLIPSHIP_CROSS_SIZE": "2", "CLIPSHIP_HOST": "alias-of-a"}
     of_a_shell = {"HOROVOD_CROSS_RANK": "7", "HOROVOD_CROSS_SIZE": "9", "HOROVOD_HOSTNAME": "login"}
-    found = _variables(world, "10.0.0.1", 1, given | of_a_shell)
-    assert found["HOROVOD_HOSTNAME"] == "alias-of-a"
-    assert (found["HOROVOD_CROSS_RANK"], found["HOROVOD_CROSS_SIZE"]) == ("0", "2")
+    os.environ.update(given | of_a_shell)
+    close = meet(world, 5.0)
+    assert os.environ["HOROVOD_HOSTNAME"] == "alias-of-a"
+    assert (os.environ["HOROVOD_CROSS_RANK"], os.environ["HOROVOD_CROSS_SIZE"]) == ("0", "2")
+    for name in given:
+        del os.environ[name]
+    with pytest.raises(InputError, match="3 ranks, 2 of them on node a: Horovod over Gloo needs as many on"):
+        meet(replace(world, rank=1, local_rank=1), 5.0)
+    close()

@@ -12,15 +12,13 @@ import torch
 from torch import nn
 
 from tests.support.jobs import RESNET, VIT, tiny_job
-from trainer.checkpoint.resume import StartPoint, expects_state
+from tests.support.steps import built, untrained
+from trainer.checkpoint.resume import expects_state
 from trainer.comm.protocol import Comm
 from trainer.config import Job
-from trainer.config.batch_plan import plan
 from trainer.config.loader import dump_job
 from trainer.errors import InputError
-from trainer.model.build import build_model, give_initial_weights, quiet, untrained
-from trainer.run.checkpoints import MANIFEST
-from trainer.run.layout import CHECKPOINTS
+from trainer.model.build import give_initial_weights, quiet
 from trainer.train.main import prepare
 
 TIMM = {"timm_model_name": "test_vit", "timm_pool": "token", "image_size": 32}
@@ -81,7 +79,7 @@ def test_weights_of_a_file_are_not_read_where_a_state_will_follow(
     its = tiny_job(model={"pretrained": str(tmp_path / "weights.pt")})
     with monkeypatch.context() as patch:
         patch.setattr(open_clip.factory, "load_checkpoint", None)
-        model = build_model(its, plan(its, 1), alone, initial_weights=False).model
+        model = built(its, alone, initial_weights=False).model
         with pytest.raises(InputError, match="cannot be loaded"):
             untrained(its)
     give_initial_weights(its, model)
@@ -113,20 +111,20 @@ def test_state_is_expected_of_a_checkpoint_or_of_the_ranks_before(
 ) -> None:
     its = tiny_job(checkpoint={"resume": resume}, recovery={"max_restarts": 3, "keep_in_memory": in_memory})
     if on_disk:
-        checkpoint = tmp_path / CHECKPOINTS / "step-00000003"
+        checkpoint = tmp_path / "checkpoints" / "step-00000003"
         checkpoint.mkdir(parents=True)
-        (checkpoint / MANIFEST).write_text("{}")
+        (checkpoint / "manifest.json").write_text("{}")
     monkeypatch.setattr(alone, "world", replace(alone.world, generation=generation))
-    assert expects_state(its, alone, tmp_path / CHECKPOINTS) is expected
+    assert expects_state(its, alone, tmp_path / "checkpoints") is expected
 
 
 def test_run_whose_only_checkpoint_is_damaged_does_not_begin_again_by_itself(
     tmp_path: Path, alone: Comm
 ) -> None:
     its = tiny_job(logging={"runs": str(tmp_path)}, health={"preflight": False})
-    checkpoint = tmp_path / its.name / CHECKPOINTS / "step-00000003"
+    checkpoint = tmp_path / its.name / "checkpoints" / "step-00000003"
     checkpoint.mkdir(parents=True)
-    (checkpoint / MANIFEST).write_text("{}")
+    (checkpoint / "manifest.json").write_text("{}")
     (checkpoint.parents[1] / "job.toml").write_text(dump_job(its))
     with pytest.raises(InputError, match=r"the newest of 1 checkpoint is .*step-00000003.*--fresh"):
         prepare(its, alone)
@@ -134,15 +132,10 @@ def test_run_whose_only_checkpoint_is_damaged_does_not_begin_again_by_itself(
 
 def test_two_models_that_are_built_at_once_leave_the_log_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
     first, second = ExitStack(), ExitStack()
-    for built in (first, second):
-        built.enter_context(quiet(True))
+    for each in (first, second):
+        each.enter_context(quiet(True))
     logging.warning("no weights")
-    for built in (first, second):
-        built.close()
+    for each in (first, second):
+        each.close()
         logging.warning("a warning")
     assert [record.message for record in caplog.records] == ["a warning"]
-
-
-def test_only_a_start_from_no_state_is_a_beginning() -> None:
-    assert StartPoint(0, None).is_beginning
-    assert not StartPoint(0, Path("step-00000000")).is_beginning

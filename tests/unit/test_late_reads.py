@@ -1,25 +1,20 @@
 """Values of a step are read when the next step is under way, or before what depends on them."""
 
+from functools import partial
+
 import pytest
 
 from trainer.train.loop import LateReads
 
 
-def test_on_a_cpu_an_action_runs_at_once() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_on_a_gpu_actions_wait_for_the_next_step_and_keep_their_order(late: bool) -> None:
+    """On a CPU they run at once."""
     done: list[int] = []
-    reads = LateReads(late=False)
-    reads.add(lambda: done.append(1))
-    assert done == [1]
-    reads.settle()
-    assert done == [1]
-
-
-def test_on_a_gpu_actions_wait_for_the_next_step_and_keep_their_order() -> None:
-    done: list[int] = []
-    reads = LateReads(late=True)
-    reads.add(lambda: done.append(1))
-    reads.add(lambda: done.append(2))
-    assert done == []
+    reads = LateReads(late=late)
+    for number in (1, 2):
+        reads.add(partial(done.append, number))
+    assert done == ([] if late else [1, 2])
     reads.settle()
     reads.settle()
     assert done == [1, 2]

@@ -10,8 +10,8 @@ from torch import nn
 
 from tests.support.command_line import tiny
 from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.steps import SAMPLES, accumulating, batches_of, gradients_of, step_of, with_model
 from tests.support.thread_ranks import run_ranks
-from tests.unit.test_step import SAMPLES, _accumulating, _batches, _gradients, _step, _with_model
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Model
 from trainer.config.batch_plan import plan
@@ -76,9 +76,9 @@ def test_what_learns_of_a_locked_tower_has_the_gradient_that_it_has_without_a_lo
 ) -> None:
     keys = {"lock_image": True, "lock_image_unlocked_groups": 2, "lock_text": True}
     keys |= {"lock_text_unlocked_layers": 1}
-    job = _accumulating(size, model={"precision": "fp64"})
-    whole = _gradients(_step(job, alone), size)
-    locked = _gradients(_step(_with_model(job, **keys), alone), size)
+    job = accumulating(size, model={"precision": "fp64"})
+    whole = gradients_of(step_of(job, alone), size)
+    locked = gradients_of(step_of(with_model(job, **keys), alone), size)
     learnt = [name for name, gradient in locked.items() if gradient is not None]
     assert {name.partition(".")[0] for name in learnt} == {"visual", "text_projection", "logit_scale"}
     assert len(learnt) < len(whole) / 2
@@ -111,11 +111,11 @@ def test_a_tower_that_is_unlocked_later_learns_from_the_step_after() -> None:
     image = {name for name in learning(built(job)) if name.startswith("visual.")}
 
     def changed(comm: Comm) -> list[set[str]]:
-        step = _step(job, comm)
+        step = step_of(job, comm)
         names = []
         for number in range(3):
             before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
-            step(_batches(step.model, SAMPLES), number)
+            step(batches_of(step.model, SAMPLES), number)
             names.append(
                 {name for name, p in step.model.named_parameters() if not torch.equal(p, before[name])}
             )
@@ -130,7 +130,7 @@ def test_a_tower_that_is_unlocked_later_learns_from_the_step_after() -> None:
 def test_a_locked_tower_with_batch_norm_stays_locked() -> None:
     job = tiny_job(config=RESNET, model={"lock_image": True, "unlock_after_step": 2})
     with pytest.raises(InputError, match="image tower has batch norm"):
-        run_ranks(1, lambda comm: _step(job, comm))
+        run_ranks(1, lambda comm: step_of(job, comm))
 
 
 def test_memory_and_checkpoints_count_a_tower_that_is_unlocked_later() -> None:

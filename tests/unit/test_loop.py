@@ -1,29 +1,24 @@
 """The training loop's order, on one rank: what is saved before what, which checkpoint is the best."""
 
 import json
+import pkgutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.training import run, setup_of
+from tests.support import training
+from tests.support.training import TrainSetup, run, setup_of
 from trainer.checkpoint import files
 from trainer.checkpoint.memory_keeper import MemoryKeeper
-from trainer.checkpoint.memory_restore import FromMemory
 from trainer.checkpoint.memory_state import kept_steps
-from trainer.checkpoint.resume import StartPoint
 from trainer.comm.protocol import Comm
-from trainer.config.phases import Phase
-from trainer.errors import EXIT_DONE, InputError, Preempted
+from trainer.errors import InputError, Preempted
 from trainer.evaluate.rounds import EvaluationFailed
-from trainer.run.checkpoints import folder_name
-from trainer.telemetry.metrics import Telemetry, evaluation_of
-from trainer.train.checkpoint_policy import Metrics
 from trainer.train.main import train
-from trainer.train.setup import TrainSetup
 
 STEPS = 4
 
@@ -61,25 +56,25 @@ def test_the_best_value_of_another_metric_is_not_compared(tmp_path: Path, alone:
     }
 
 
-def fails() -> Metrics:
+def fails() -> dict[str, float]:
     raise InputError("eval.zero_shot: a sample that cannot be used")
 
 
-def gives_up() -> Metrics:
+def gives_up() -> dict[str, float]:
     raise Preempted("asked to stop")
 
 
 def manifest(setup: TrainSetup, step: int) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(
-        (setup.run.checkpoints / folder_name(step) / files.MANIFEST).read_text()
+        (setup.run.checkpoints / f"step-{step:08d}" / files.MANIFEST).read_text()
     )
     return content
 
 
-def evaluations(setup: TrainSetup) -> list[int]:
-    """The steps of which metrics.jsonl says what was measured."""
+def evaluations(setup: TrainSetup, name: str = "zero_shot_top1") -> list[int]:
+    """Steps of the lines of metrics.jsonl that have a value of this name."""
     events = [json.loads(line) for line in setup.run.metrics.read_text().splitlines()]
-    return [event["step"] for event in events if "zero_shot_top1" in event]
+    return [event["step"] for event in events if name in event]
 
 
 def test_the_end_of_a_run_is_on_disk_before_an_evaluation_that_fails(tmp_path: Path, alone: Comm) -> None:
@@ -92,7 +87,7 @@ def test_the_end_of_a_run_is_on_disk_before_an_evaluation_that_fails(tmp_path: P
 WHY = "bad samples: 40 of 100 (40 damaged image)"
 
 
-def fails_together() -> Metrics:
+def fails_together() -> dict[str, float]:
     raise EvaluationFailed(WHY)
 
 
@@ -103,9 +98,9 @@ def test_an_evaluation_that_fails_does_not_end_the_run(
     train(setup)
     assert saved(setup) == [2, STEPS]
     result = json.loads(setup.run.result.read_text())
-    assert (result["exit_code"], result["evaluation_failed"]) == (EXIT_DONE, WHY)
+    assert (result["exit_code"], result["evaluation_failed"]) == (0, WHY)
     assert f"step 2 is NOT EVALUATED, and the run goes on: {WHY}" in caplog.text
-    assert evaluation_of(setup.run.metrics, 2) is None
+    assert evaluations(setup) == []
 
 
 def test_an_evaluation_that_fails_ends_the_run_with_its_step_saved_if_the_job_says_so(
@@ -120,7 +115,7 @@ def test_an_evaluation_that_fails_ends_the_run_with_its_step_saved_if_the_job_sa
 def test_an_evaluation_that_ends_well_after_one_that_failed_leaves_no_failure(
     tmp_path: Path, alone: Comm
 ) -> None:
-    outcomes: Iterator[Callable[[], Metrics]] = iter([fails_together, lambda: {"zero_shot_top1": 0.5}])
+    outcomes: Iterator[Any] = iter([fails_together, lambda: {"zero_shot_top1": 0.5}])
     result = run(setup_of(tmp_path, alone, lambda: next(outcomes)(), eval={"every_steps": 2}))
     assert (result.evaluation_failed, result.metrics) == (None, {"zero_shot_top1": 0.5})
 
@@ -138,7 +133,7 @@ def test_a_start_at_the_last_step_evaluates_only_and_the_best_is_noted(tmp_path:
         "value": 0.5,
     }
     assert (manifest(again, STEPS)["metrics"], evaluations(again)) == ({"zero_shot_top1": 0.5}, [STEPS])
-    files.verify(again.run.checkpoints / folder_name(STEPS))
+    files.verify(again.run.checkpoints / f"step-{STEPS:08d}")
 
 
 @pytest.mark.parametrize("every_steps", [2, 3])
@@ -157,18 +152,14 @@ def test_the_best_is_the_step_that_was_measured_whether_it_was_due_or_not(
     )
     assert run(setup).metrics == {"zero_shot_top1": 0.2}
     assert saved(setup) == [2, 4]
-    assert files.best_so_far(setup.run.checkpoints) == {
-        "step": 2,
-        "metric": "zero_shot_top1",
-        "value": 0.9,
-    }
+    assert files.best_so_far(setup.run.checkpoints) == {"step": 2, "metric": "zero_shot_top1", "value": 0.9}
     assert [manifest(setup, step)["metrics"]["zero_shot_top1"] for step in (2, 4)] == [0.9, 0.2]
 
 
 def test_a_request_to_stop_leaves_the_evaluation_out_and_saves(tmp_path: Path, alone: Comm) -> None:
-    measured: list[Metrics] = []
+    measured: list[dict[str, float]] = []
 
-    def once() -> Metrics:
+    def once() -> dict[str, float]:
         """The request comes while the first step is evaluated.
 
         Rank 0 sends it at the second step, so that all ranks receive it at the third.
@@ -199,7 +190,7 @@ def test_the_result_says_how_training_ended(tmp_path: Path, alone: Comm) -> None
 def test_the_last_wait_of_a_run_that_stops_is_at_its_last_step(
     tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    phases: list[tuple[Phase, int]] = []
+    phases: list[tuple[str, int]] = []
     monkeypatch.setattr(alone.heartbeat, "begin_phase", lambda phase, step=0: phases.append((phase, step)))
     run(setup_of(tmp_path, alone, gives_up, eval={"every_steps": 2}))
     assert phases[-1] == ("checkpoint", 2), f"the supervisors believe that {STEPS} steps are done"
@@ -209,7 +200,7 @@ def test_a_run_that_is_done_leaves_its_result(tmp_path: Path, alone: Comm) -> No
     setup = setup_of(tmp_path, alone, lambda: {"zero_shot_top1": 0.5})
     train(setup)
     result = json.loads(setup.run.result.read_text())
-    assert (result["exit_code"], result["reason"], result["steps"]) == (EXIT_DONE, "done", STEPS)
+    assert (result["exit_code"], result["reason"], result["steps"]) == (0, "done", STEPS)
     assert (result["zero_shot_top1"], result["bad_samples"], result["samples"]) == (0.5, {}, 16 * STEPS)
 
 
@@ -240,32 +231,21 @@ def test_a_last_checkpoint_that_cannot_be_written_stops_the_run(
 
 
 def from_memory(folder: Path, comm: Comm, evaluate: Any, step: int, saved_step: int, **sections: Any) -> Any:
-    """A start at a step that was kept in memory, when the checkpoint of an earlier step is the newest."""
-    setup = setup_of(folder, comm, evaluate, step, **sections)
-    found = FromMemory(step, "here", saved_step, {"step": step, "loss": 0.25}, None, 0)
-    return replace(setup, start=StartPoint(step, None, found))
+    return training.from_memory(setup_of(folder, comm, evaluate, step, **sections), step, saved_step)
 
 
-def lines(setup: TrainSetup, name: str) -> list[int]:
-    """Steps of the lines of metrics.jsonl that have a value of this name."""
-    events = [json.loads(line) for line in setup.run.metrics.read_text().splitlines()]
-    return [event["step"] for event in events if name in event]
-
-
-def test_start_from_memory_writes_the_record_that_was_not_written(tmp_path: Path, alone: Comm) -> None:
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"step": 1, "loss": 0.5}\n{"step": 2, "lo',
+        '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n{"step": 3, "loss": 1}\n',
+    ],
+)
+def test_start_from_memory_writes_a_record_once(tmp_path: Path, alone: Comm, written: str) -> None:
     setup = from_memory(tmp_path, alone, dict, 2, 0)
-    setup.run.metrics.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    setup.run.metrics.write_text(written)
     run(setup)
-    assert lines(setup, "loss") == [1, 2, 3, 4]
-
-
-def test_start_from_memory_does_not_write_a_record_twice(tmp_path: Path, alone: Comm) -> None:
-    setup = from_memory(tmp_path, alone, dict, 2, 0)
-    setup.run.metrics.write_text(
-        '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n{"step": 3, "loss": 1}\n'
-    )
-    run(setup)
-    assert lines(setup, "loss") == [1, 2, 3, 4]
+    assert evaluations(setup, "loss") == [1, 2, 3, 4]
 
 
 def test_start_from_memory_makes_up_for_checkpoint_and_evaluation(tmp_path: Path, alone: Comm) -> None:
@@ -329,18 +309,19 @@ def test_a_run_has_something_to_save_as_soon_as_its_first_step_is_done(
 ) -> None:
     """The console says so before the second step begins."""
     events: list[str] = []
-    begin, write = alone.heartbeat.begin_phase, Telemetry.write
+    begin, telemetry = alone.heartbeat.begin_phase, "trainer.telemetry.metrics.Telemetry.write"
+    write = pkgutil.resolve_name(telemetry)
 
-    def begin_phase(phase: Phase, step: int = 0) -> None:
+    def begin_phase(phase: Any, step: int = 0) -> None:
         events.append(f"{phase} {step}")
         begin(phase, step)
 
-    def written(self: Telemetry, record: Any, *more: Any) -> Any:
+    def written(self: Any, record: Any, *more: Any) -> Any:
         events.append(f"written {record.step}")
         return write(self, record, *more)
 
     monkeypatch.setattr(alone.heartbeat, "begin_phase", begin_phase)
-    monkeypatch.setattr(Telemetry, "write", written)
+    monkeypatch.setattr(telemetry, written)
     run(setup_of(tmp_path, alone, dict, logging={"every_steps": 1}))
     assert events.index("first step 1") < events.index("step 1") < events.index("written 1")
     assert events.index("written 1") < events.index("data 2")

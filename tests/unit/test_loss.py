@@ -17,6 +17,8 @@ from trainer.model.rank_loss import RankLoss
 REFERENCES = {"clip": open_clip.loss.ClipLoss(), "siglip": open_clip.loss.SigLipLoss()}
 SAMPLES = 12
 SMOOTHING = 0.15
+Found = tuple[Tensor, list[Tensor | None]]
+"""A loss and its gradients."""
 NAMES = ("image", "text", "scale", "bias")
 FAR = 300.0
 """A scale whose logits overflow float32's exponential function."""
@@ -41,7 +43,7 @@ def _inputs(batch: Sequence[Tensor], own: slice, frozen: str) -> list[Tensor]:
     ]
 
 
-def _whole(kind: str, batch: Sequence[Tensor], frozen: str) -> tuple[Tensor, list[Tensor | None]]:
+def _whole(kind: str, batch: Sequence[Tensor], frozen: str) -> Found:
     """The loss of one process that holds the whole batch, and its gradients."""
     inputs = _inputs(batch, slice(None), frozen)
     loss = REFERENCES[kind](*inputs)
@@ -51,6 +53,14 @@ def _whole(kind: str, batch: Sequence[Tensor], frozen: str) -> tuple[Tensor, lis
 
 def _assert_exact(actual: Tensor | None, expected: Tensor | None) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-15)
+
+
+def _assert_same(actual: Found, expected: Found) -> None:
+    _assert_exact(actual[0], expected[0])
+    for gradient, wanted in zip(actual[1], expected[1], strict=True):
+        assert (gradient is None) == (wanted is None)
+        if gradient is not None:
+            _assert_exact(gradient, wanted)
 
 
 def _share(
@@ -69,11 +79,11 @@ def _together(
     frozen: str,
     smoothing: float = 0.0,
     groups: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor | None]]:
+) -> Found:
     """The same of ranks: shares are added, gradients of features put together, others added."""
     rows = SAMPLES // ranks
 
-    def rank_main(comm: Any) -> tuple[Tensor, list[Tensor | None]]:
+    def rank_main(comm: Any) -> Found:
         own = slice(comm.world.rank * rows, (comm.world.rank + 1) * rows)
         inputs = _inputs(batch, own, frozen)
         share = _share(kind, comm, inputs, smoothing, None if groups is None else groups[own])
@@ -89,61 +99,20 @@ def _together(
     return torch.stack([share for share, _ in done]).sum(), gradients
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("tile", [0, 1, 2, 5, 64])
+CELLS = [
+    (0, 1, ""), (0, 3, "image"), (0, 2, "scale bias"), (1, 4, "text"), (1, 1, ""), (2, 3, ""),
+    (2, 3, "image text"), (5, 2, ""), (5, 4, "scale bias"), (64, 1, "image"), (64, 3, "text"),
+]  # fmt: skip
+"""Rows of a tile, ranks, and what is frozen: each pair of a tile with the others that matter."""
+
+
+@pytest.mark.parametrize(("tile", "ranks", "frozen"), CELLS)
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_shares_of_all_ranks_have_the_loss_and_gradient_of_the_whole_batch(
-    kind: str, tile: int, ranks: int
+    kind: str, tile: int, ranks: int, frozen: str
 ) -> None:
     batch = _batch(kind)
-    loss, gradients = _together(kind, batch, ranks, tile, "")
-    expected_loss, expected = _whole(kind, batch, "")
-    _assert_exact(loss, expected_loss)
-    assert len(gradients) == len(batch)
-    for gradient, wanted in zip(gradients, expected, strict=True):
-        _assert_exact(gradient, wanted)
-
-
-def _smoothed(batch: Sequence[Tensor], frozen: str) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss of one process with smoothed targets as a matrix, from the definition of cross-entropy."""
-    inputs = _inputs(batch, slice(None), frozen)
-    image, text, scale = inputs
-    target = torch.eye(SAMPLES, dtype=torch.float64) * (1 - SMOOTHING) + SMOOTHING / SAMPLES
-    logits = scale * image @ text.T
-    loss = -(target * (logits.log_softmax(0) + logits.log_softmax(1))).sum() / (2 * SAMPLES)
-    loss.backward()
-    return loss.detach(), [tensor.grad for tensor in inputs]
-
-
-@pytest.mark.parametrize("frozen", ["", "image", "text"])
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("tile", [0, 1, 5, 64])
-def test_smoothed_targets_give_the_loss_and_gradient_of_their_definition(
-    tile: int, ranks: int, frozen: str
-) -> None:
-    batch = _batch("clip")
-    loss, gradients = _together("clip", batch, ranks, tile, frozen, SMOOTHING)
-    expected_loss, expected = _smoothed(batch, frozen)
-    assert loss != _whole("clip", batch, frozen)[0]
-    _assert_exact(loss, expected_loss)
-    for gradient, wanted in zip(gradients, expected, strict=True):
-        assert (gradient is None) == (wanted is None)
-        if gradient is not None:
-            _assert_exact(gradient, wanted)
-
-
-@pytest.mark.parametrize("frozen", ["image", "text", "image text", "scale bias"])
-@pytest.mark.parametrize("tile", [0, 2])
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_what_is_frozen_gets_no_gradient_and_the_rest_has_the_same(kind: str, tile: int, frozen: str) -> None:
-    batch = _batch(kind)
-    loss, gradients = _together(kind, batch, 3, tile, frozen)
-    expected_loss, expected = _whole(kind, batch, frozen)
-    _assert_exact(loss, expected_loss)
-    for gradient, wanted in zip(gradients, expected, strict=True):
-        assert (gradient is None) == (wanted is None)
-        if gradient is not None:
-            _assert_exact(gradient, wanted)
+    _assert_same(_together(kind, batch, ranks, tile, frozen), _whole(kind, batch, frozen))
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -245,12 +214,12 @@ GROUPS = torch.tensor([3, 5, 3, 7, -2, 3, 5, 9, 11, -2, 3, 0])
 
 
 def _by_definition(
-    kind: str, batch: Sequence[Tensor], frozen: str, smoothing: float
-) -> tuple[Tensor, list[Tensor | None]]:
+    kind: str, batch: Sequence[Tensor], frozen: str, smoothing: float, groups: Tensor
+) -> Found:
     """The loss of one process with labels of all pairs as a matrix, and its gradients."""
     inputs = _inputs(batch, slice(None), frozen)
     image, text, scale, *bias = inputs
-    same = (GROUPS[:, None] == GROUPS[None]).double()
+    same = (groups[:, None] == groups[None]).double()
     logits = scale * image @ text.T
     if kind == "siglip":
         loss = -torch.nn.functional.logsigmoid((2 * same - 1) * (logits + bias[0])).sum() / SAMPLES
@@ -261,33 +230,32 @@ def _by_definition(
     return loss.detach(), [tensor.grad for tensor in inputs]
 
 
-@pytest.mark.parametrize("frozen", ["", "image", "text"])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("tile", [0, 1, 5, 64])
-@pytest.mark.parametrize(("kind", "smoothing"), [("clip", 0.0), ("clip", SMOOTHING), ("siglip", 0.0)])
-def test_groups_of_positives_give_the_loss_and_gradient_of_their_definition(
-    kind: str, smoothing: float, tile: int, ranks: int, frozen: str
+@pytest.mark.parametrize(("tile", "ranks", "frozen"), CELLS)
+@pytest.mark.parametrize(
+    ("kind", "smoothing", "groups"),
+    [
+        ("clip", 0.0, GROUPS),
+        ("clip", SMOOTHING, GROUPS),
+        ("clip", SMOOTHING, torch.arange(SAMPLES)),
+        ("siglip", 0.0, GROUPS),
+    ],
+    ids=["groups", "smoothed groups", "smoothed pairs", "groups for siglip"],
+)
+def test_groups_and_smoothing_give_the_loss_and_gradient_of_their_definition(
+    kind: str, smoothing: float, groups: Tensor, tile: int, ranks: int, frozen: str
 ) -> None:
     batch = _batch(kind)
-    loss, gradients = _together(kind, batch, ranks, tile, frozen, smoothing, GROUPS)
-    expected_loss, expected = _by_definition(kind, batch, frozen, smoothing)
-    assert loss != _whole(kind, batch, frozen)[0]
-    _assert_exact(loss, expected_loss)
-    for gradient, wanted in zip(gradients, expected, strict=True):
-        assert (gradient is None) == (wanted is None)
-        if gradient is not None:
-            _assert_exact(gradient, wanted)
+    sent = groups if groups is GROUPS else None
+    found = _together(kind, batch, ranks, tile, frozen, smoothing, sent)
+    assert found[0] != _whole(kind, batch, frozen)[0]
+    _assert_same(found, _by_definition(kind, batch, frozen, smoothing, groups))
 
 
 @pytest.mark.parametrize("tile", [0, 5])
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_samples_that_are_each_alone_in_their_group_have_the_loss_of_pairs(kind: str, tile: int) -> None:
     batch = _batch(kind)
-    loss, gradients = _together(kind, batch, 2, tile, "", groups=torch.arange(SAMPLES))
-    expected_loss, expected = _whole(kind, batch, "")
-    _assert_exact(loss, expected_loss)
-    for gradient, wanted in zip(gradients, expected, strict=True):
-        _assert_exact(gradient, wanted)
+    _assert_same(_together(kind, batch, 2, tile, "", groups=torch.arange(SAMPLES)), _whole(kind, batch, ""))
 
 
 @pytest.mark.parametrize("tile", [0, 2])

@@ -1,12 +1,14 @@
 """The cost of keeping a step in memory decides how often one is kept."""
 
-from trainer.checkpoint.memory_keeper import MEASURED, SHARE, Cadence
+from trainer.checkpoint.memory_keeper import Cadence
+
+SHARE = 0.02
+"""Largest share of a step's time that keeping it may take."""
 
 
 def measured(step_s: float, cost_s: float, waited_s: float = 0.0) -> Cadence:
     cadence = Cadence()
-    for _ in range(MEASURED):
-        assert cadence.own_need < 0, "not measured yet"
+    while cadence.own_need < 0:  # not measured yet
         cadence.record(step_s, cost_s, waited_s)
     return cadence
 
@@ -28,8 +30,10 @@ def test_every_kth_step_is_kept_so_that_the_cost_stays_below_the_limit() -> None
 
 def test_one_slow_step_changes_nothing() -> None:
     cadence = Cadence()
-    for number in range(MEASURED):
-        cadence.record(100.0 if number == 0 else 1.0, 50.0 if number == 1 else SHARE / 2)
+    for step_s, cost_s in ((100.0, SHARE / 2), (1.0, 50.0)):
+        cadence.record(step_s, cost_s)
+    while cadence.own_need < 0:
+        cadence.record(1.0, SHARE / 2)
     assert cadence.share == SHARE / 2
 
 

@@ -3,8 +3,10 @@
 import errno
 import json
 import os
+import pkgutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +14,28 @@ import pytest
 import torch
 
 from tests.support.jobs import RESNET, small_job
+from tests.support.steps import TrainStep, drawn, micro_batches, state_of
+from tests.support.steps import same as same_tensors
 from tests.support.thread_ranks import run_ranks
 from tests.unit.test_checkpoint import _optimizer_by_name, _train
 from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.memory_keeper import MemoryKeeper
-from trainer.checkpoint.memory_layout import BLOCK, Layout, NamedTensor, NotKept, as_bytes, named_tensors
-from trainer.checkpoint.memory_restore import (
-    Choice,
-    FromMemory,
-    NodeMemory,
-    choose,
-    node_memory,
-    restore_from_memory,
-)
-from trainer.checkpoint.memory_state import PartWriter, forget, kept_steps
+from trainer.checkpoint.memory_layout import Layout, named_tensors
+from trainer.checkpoint.memory_restore import NodeMemory, choose, node_memory
+from trainer.checkpoint.memory_state import PartWriter, kept_steps
 from trainer.checkpoint.resume import StartPoint, restore
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
-from trainer.safe_io.plain import read_as
 from trainer.train.keep_in_memory import keeper_of, summary_of
-from trainer.train.step import MicroBatch, TrainStep
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.state_folder import STATE_DIR
 from trainer.world.state_parts import newest_step
 
 START = "the start"
 SAMPLES, LANES = 64, {"block_samples": 7, "lanes": 8}
-SIZE = 64
-"""Pixels of a picture that the tiny ResNet takes."""
 
 
-def step_of(train: TrainStep, step: int, size: int = 32) -> None:
-    generator = torch.Generator().manual_seed(step)
-    images = torch.randn(16, 3, size, size, generator=generator)
-    train([MicroBatch(images, torch.randint(1, 1000, (16, 16), generator=generator))], step)
+def step_of(train: TrainStep, step: int) -> None:
+    train(micro_batches(*drawn(train.model, 16, seed=step), 16), step)
 
 
 def keepers(folder: Path, train: TrainStep, parts: int = 1, **options: Any) -> list[MemoryKeeper]:
@@ -73,10 +63,9 @@ def restored(
 
 
 def same(one: TrainStep, other: TrainStep) -> bool:
-    weights = other.model.state_dict()
     ours, theirs = _optimizer_by_name(one), _optimizer_by_name(other)
     return (
-        all(torch.equal(tensor, weights[name]) for name, tensor in one.model.state_dict().items())
+        same_tensors(state_of(one.model), state_of(other.model))
         and ours.keys() == theirs.keys()
         and all(torch.equal(value, theirs[place]) for place, value in ours.items())
     )
@@ -91,15 +80,15 @@ def test_weights_optimizer_and_statistics_come_back_to_the_last_bit(
     train, twin = _train(alone, job, steps=0), _train(alone, job, steps=0)
     kept = keepers(tmp_path, train, parts)
     for step in range(3):
-        step_of(train, step, SIZE)
+        step_of(train, step)
         keep(kept, step + 1, {"step": step + 1, "loss": 0.5})
     start = restored(alone, tmp_path, twin, RunIdentity(job, SAMPLES))
     assert (start.steps_done, start.saved_step, str(start)) == (3, 0, "step 3, from the memory of here")
     assert start.memory is not None
     assert start.memory.record == {"step": 3, "loss": 0.5}
     assert same(train, twin)
-    step_of(train, 3, SIZE)
-    step_of(twin, 3, SIZE)
+    step_of(train, 3)
+    step_of(twin, 3)
     assert same(train, twin), "the next step is the same, too"
 
 
@@ -147,7 +136,7 @@ def flip(folder: Path) -> None:
 
 def shorten(folder: Path) -> None:
     for path in folder.glob("*.data"):
-        os.truncate(path, BLOCK)
+        os.truncate(path, 4096)
 
 
 def other_layout(folder: Path) -> None:
@@ -233,17 +222,21 @@ def test_state_that_grows_gets_a_new_layout_and_the_old_bytes_go(tmp_path: Path,
     assert len(list(tmp_path.glob("*.data"))) == 2
 
 
-def test_newest_step_of_any_node_is_taken_from_the_first_rank_that_has_it() -> None:
-    assert choose([[], [(7, "a"), (6, "b")], [], [(6, "b")]], on_disk=4) == Choice(7, 1)
-    assert choose([[(6, "b")], [], [(7, "a")], [(7, "a")]], on_disk=7) == Choice(7, 2)
-    assert choose([[], []], on_disk=0) == Choice()
-    assert choose([[(7, "a")]], on_disk=8) == Choice(), "a newer checkpoint wins"
-
-
-def test_copies_that_differ_are_not_trusted() -> None:
-    offers = [[(7, "a"), (6, "b")], [(7, "other"), (6, "b")], []]
-    assert choose(offers, on_disk=4) == Choice(6, 0, {7: [0, 1]})
-    assert choose([[(7, "a")], [(7, "other")]], on_disk=4) == Choice(distrusted={7: [0, 1]})
+@pytest.mark.parametrize(
+    ("offers", "on_disk", "chosen"),
+    [
+        ([[], [(7, "a"), (6, "b")], [], [(6, "b")]], 4, (7, 1, {})),
+        ([[(6, "b")], [], [(7, "a")], [(7, "a")]], 7, (7, 2, {})),
+        ([[], []], 0, (0, 0, {})),
+        ([[(7, "a")]], 8, (0, 0, {})),  # a newer checkpoint wins
+        ([[(7, "a"), (6, "b")], [(7, "other"), (6, "b")], []], 4, (6, 0, {7: [0, 1]})),
+        ([[(7, "a")], [(7, "other")]], 4, (0, 0, {7: [0, 1]})),
+    ],
+)
+def test_newest_step_of_any_node_is_taken_from_the_first_rank_that_has_it_unless_copies_differ(
+    offers: Any, on_disk: int, chosen: tuple[int, int, Any]
+) -> None:
+    assert astuple(choose(offers, on_disk)) == chosen
 
 
 def test_start_from_the_disk_gives_up_what_is_in_memory(tmp_path: Path, alone: Comm) -> None:
@@ -309,15 +302,14 @@ def test_samples_that_were_skipped_count_once_after_two_restarts(
     monkeypatch.setattr("trainer.checkpoint.memory_restore.broadcast_replicas", lambda *of: None)
     trains, folders = [_train(alone), _train(alone)], [tmp_path / "a", tmp_path / "b"]
 
-    def begin(comm: Any) -> FromMemory | None:
+    def begin(comm: Any) -> StartPoint:
         rank = comm.world.rank
         held = NodeMemory(folders[rank], START, 0, 1, rank, tuple(kept_steps(folders[rank], START)))
-        return restore_from_memory(comm, held, trains[rank], 0, RunIdentity(small_job(), SAMPLES))
+        run = RunIdentity(small_job(), SAMPLES)
+        return restore(run.job, comm, tmp_path / "checkpoints", trains[rank], run, held)
 
-    def restarted() -> FromMemory:
+    def restarted() -> StartPoint:
         first, second = run_ranks(2, begin)
-        assert first is not None
-        assert second is not None
         assert first.bad_samples == second.bad_samples
         return first
 
@@ -325,11 +317,12 @@ def test_samples_that_were_skipped_count_once_after_two_restarts(
         folder.mkdir()
         keepers(folder, train)[0].keep(3, None, {"too large": skipped}, {})
     found = restarted()
-    assert (found.step, found.bad_samples) == (3, {"too large": 8})
-    again = keepers(folders[0], trains[0], first_buffer=found.first_buffer)[0]
+    assert (found.steps_done, found.bad_samples) == (3, {"too large": 8})
+    assert found.memory is not None
+    again = keepers(folders[0], trains[0], first_buffer=found.memory.first_buffer)[0]
     again.keep(4, None, {"too large": 1}, found.bad_samples)
     found = restarted()
-    assert (found.step, found.bad_samples) == (4, {"too large": 9})
+    assert (found.steps_done, found.bad_samples) == (4, {"too large": 9})
 
 
 def test_later_checkpoints_are_moved_aside_and_leftovers_removed(tmp_path: Path, alone: Comm) -> None:
@@ -344,7 +337,7 @@ def test_later_checkpoints_are_moved_aside_and_leftovers_removed(tmp_path: Path,
 
 
 def test_job_without_restarts_or_with_the_key_off_keeps_nothing(tmp_path: Path, alone: Comm) -> None:
-    env = {**Rendezvous("here", 4711, "secret").variables(), STATE_DIR: str(tmp_path)}
+    env = {**Rendezvous("here", 4711, "secret").variables(), "CLIPSHIP_STATE_DIR": str(tmp_path)}
     assert node_memory(small_job(), alone, env) is None
     off = small_job(recovery={"max_restarts": 1, "keep_in_memory": False})
     assert node_memory(off, alone, env) is None
@@ -352,7 +345,7 @@ def test_job_without_restarts_or_with_the_key_off_keeps_nothing(tmp_path: Path, 
     found = node_memory(on, alone, env)
     assert found is not None
     assert (found.folder, found.part, found.parts, found.leader) == (tmp_path, 0, 1, 0)
-    lonely = node_memory(on, alone, {STATE_DIR: str(tmp_path)})
+    lonely = node_memory(on, alone, {"CLIPSHIP_STATE_DIR": str(tmp_path)})
     assert lonely is not None
     assert lonely.folder is None, "no supervisor, so nobody would remove it"
 
@@ -374,42 +367,20 @@ def test_memory_that_is_full_stops_the_keeping_and_not_the_run(
     keeper.close()
 
 
-def test_layout_is_whole_blocks_that_parts_share_without_gaps() -> None:
-    tensors = [
-        NamedTensor("weights", "a", "", torch.ones(3, BLOCK)),
-        NamedTensor("weights", "b", "", torch.ones((), dtype=torch.int64)),
-        NamedTensor(
-            "optimizer", "a", "exp_avg", torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
-        ),
-    ]
-    layout = Layout.of(tensors)
-    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
-    assert [entry.offset for entry in layout.entries] == [0, 12 * BLOCK, 12 * BLOCK + 64]
-    assert layout.size == 13 * BLOCK
-    for parts in (1, 2, 5, 20):
-        ranges = [layout.range_of(part, parts) for part in range(parts)]
-        assert [begin for begin, _ in ranges[1:]] == [end for _, end in ranges[:-1]]
-        assert (ranges[0][0], ranges[-1][1]) == (0, layout.size)
-        pieces = [piece for begin, end in ranges for piece in layout.pieces(begin, end)]
-        assert sum(piece.end - piece.begin for piece in pieces) == sum(e.bytes for e in layout.entries)
-    assert as_bytes(tensors[2].tensor).numel() == 480
-
-
-def test_tensor_with_gaps_or_value_that_is_no_tensor_is_refused(alone: Comm) -> None:
-    with pytest.raises(NotKept, match="the elements of a do not fill a range of memory"):
-        Layout.of([NamedTensor("weights", "a", "", torch.ones(4, 4)[:, :2])])
-    train = _train(alone)
-    train.optimizer.state[next(train.model.parameters())]["count"] = 3
-    with pytest.raises(NotKept, match=r"the optimizer's count of .* is a int and no tensor"):
-        named_tensors(train)
-
-
-def test_writer_takes_its_memory_at_once(tmp_path: Path) -> None:
-    """A page without room would end the rank with a bus error in the middle of the training."""
-    layout = Layout.of([NamedTensor("weights", "a", "", torch.ones(BLOCK))])
-    PartWriter(tmp_path, START, layout, 0, 2)
-    assert sorted(path.stat().st_blocks * 512 for path in tmp_path.glob("*.data")) == [2 * BLOCK] * 2
-    forget(tmp_path, START, 0)
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(torch.ones(4, 4)[:, :2], "do not fill a range of memory"), (3, "is a int and no tensor")],
+)
+def test_a_value_that_cannot_be_kept_stops_the_keeping_and_is_named(
+    tmp_path: Path, alone: Comm, value: Any, said: str
+) -> None:
+    train, reasons = _train(alone), list[str]()
+    train.optimizer.state[next(train.model.parameters())]["count"] = value
+    (keeper,) = keepers(tmp_path, train, failed=reasons.append)
+    keeper.keep(1, None)
+    (reason,) = reasons
+    assert said in reason
+    assert kept_steps(tmp_path, START) == []
 
 
 def test_job_may_say_itself_how_often_steps_are_kept(tmp_path: Path, alone: Comm) -> None:
@@ -440,13 +411,14 @@ def test_a_header_that_tells_of_the_step_is_not_read_again(
 ) -> None:
     layout, parts = Layout.of(named_tensors(_train(alone)), None), 4
     writers = [PartWriter(tmp_path, START, layout, part, parts) for part in range(parts)]
-    asks, read = writers[0], []
+    asks, read, reader = writers[0], [], "trainer.world.state_parts.read_as"
+    read_as = pkgutil.resolve_name(reader)
 
     def counted(kind: type, path: Path) -> object:
         read.append(path)
         return read_as(kind, path)
 
-    monkeypatch.setattr("trainer.world.state_parts.read_as", counted)
+    monkeypatch.setattr(reader, counted)
     for step in (1, 2, 3):
         for writer in writers[:3]:
             writer.open_buffer(step % 2)

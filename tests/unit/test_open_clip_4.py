@@ -6,22 +6,18 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import open_clip
 import pytest
 import torch
 
+from tests.support.check import problems
 from tests.support.jobs import VIT, tiny_job
+from tests.support.steps import built, micro_batches, step_of
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Model
-from trainer.config.batch_plan import plan
-from trainer.errors import InputError
-from trainer.model.build import build_model
-from trainer.model.catalog import MODELS_OF_4, check_model, known_models
+from trainer.model.catalog import MODELS_OF_4, known_models
 from trainer.model.open_clip_api import encoders_of
 from trainer.model.packages import needed
-from trainer.train.step import MicroBatch, TrainStep
 
-IS_4 = hasattr(open_clip, "create_task")
 of_4 = pytest.mark.open_clip("4")
 WORDS = 1024
 VISION = {"image_size": 32, "layers": 2, "width": 48, "head_width": 16, "patch_size": 8}
@@ -91,14 +87,12 @@ def job_of(kind: str, folder: Path, most: int | None = None, kernels: str = "fas
 
 def losses(job: Job, comm: Comm) -> list[float]:
     """Returns the losses of three steps on the same samples."""
-    batch_plan = plan(job, 1)
-    clip = build_model(job, batch_plan, comm)
-    step = TrainStep(job, batch_plan, comm, clip.model.train())
+    clip = built(job, comm)
     tokens = clip.tokenizer(["a", "a dog", "two dogs, and a cat", "", "x y", "a very long one", "b", "c"])
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    size = batch_plan.micro_batch_size
-    parts = [MicroBatch(images[at : at + size], tokens[at : at + size]) for at in range(0, 8, size)]
-    return [float(step(parts, number).loss_share) for number in range(3)]
+    step, size = step_of(job, comm), job.optim.max_batch_size_per_gpu or 8
+    assert isinstance(size, int)
+    return [float(step(micro_batches(images, tokens, size), number).loss_share) for number in range(3)]
 
 
 @of_4
@@ -120,7 +114,7 @@ def test_captions_cut_behind_the_longest_have_the_same_features(
     kind: str, tmp_path: Path, alone: Comm
 ) -> None:
     job = job_of(kind, tmp_path)
-    clip = build_model(job, plan(job, 1), alone)
+    clip = built(job, alone)
     tokens = clip.tokenizer(["a", "six tk", ""])
     assert clip.kernels.caption_length is not None
     length = clip.kernels.caption_length(tokens)
@@ -137,7 +131,7 @@ def test_the_encoders_are_those_that_the_forward_pass_calls(
     path = tmp_path / "model.json"
     path.write_text(json.dumps(json.loads(Path(VIT).read_text()) | {"custom_text": custom_text}))
     job = tiny_job(config=str(path))
-    model = build_model(job, plan(job, 1), alone).model
+    model = built(job, alone).model
     called = []
 
     def counted(name: str) -> Any:
@@ -161,7 +155,7 @@ def test_a_run_from_random_weights_is_quiet(
     tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = job_of("causal", tmp_path)
-    build_model(job, plan(job, 1), alone)
+    built(job, alone)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
@@ -173,19 +167,15 @@ def test_the_names_are_those_of_the_checkout() -> None:
 @of_4
 def test_models_of_no_images_are_refused_before_anything_starts() -> None:
     for name in ("CLAP-HTSAT-tiny", "naflexgenlap_betwixt"):
-        with pytest.raises(InputError, match=f"{name} is a model of audio and text"):
-            check_model(name)
+        assert f"{name} is a model of audio and text" in problems(tiny_job(config=name), "--no-data")
         assert not needed(Model(name=name)).packages
-    with pytest.raises(
-        InputError, match="naflexgenlip_b16 is a model that writes captions and compares none"
-    ):
-        check_model("naflexgenlip_b16")
-    check_model("moderntext-ViT-B-32-256")
+    said = problems(tiny_job(config="naflexgenlip_b16"), "--no-data")
+    assert "naflexgenlip_b16 is a model that writes captions and compares none" in said
     assert needed(Model(name="moderntext-ViT-B-32-256")).packages == ("tiktoken",)
 
 
 @pytest.mark.open_clip("3.3")
 @pytest.mark.parametrize("name", ["moderntext-ViT-B-32-256", "CLAP-HTSAT-tiny"])
 def test_a_model_of_a_later_release_is_named_as_one(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} is a model of open_clip 4, and an older release"):
-        check_model(name)
+    said = problems(tiny_job(config=name), "--no-data")
+    assert f"{name} is a model of open_clip 4, and an older release" in said

@@ -25,7 +25,6 @@ from trainer.comm.protocol import Comm
 from trainer.config.loader import dump_job
 from trainer.errors import InputError
 from trainer.run.checkpoints import newest_step
-from trainer.safe_io.atomic import make_once
 from trainer.train.run_folder import open_run
 
 Refuse = Callable[..., None]
@@ -106,13 +105,6 @@ def test_a_checkpoint_without_its_last_files_is_none_where_folders_cannot_be_ren
 
 
 @pytest.mark.usefixtures("poor")
-def test_only_one_makes_a_file_where_links_are_missing(tmp_path: Path) -> None:
-    assert [make_once(tmp_path / "claim", text) for text in ("first", "second")] == [True, False]
-    assert (tmp_path / "claim").read_text() == "first"
-    assert os.listdir(tmp_path) == ["claim"]
-
-
-@pytest.mark.usefixtures("poor")
 def test_check_names_what_a_run_does_without_and_leaves_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,16 +117,10 @@ def test_check_names_what_a_run_does_without_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(
-    ("number", "says"),
-    [(errno.ENOSYS, "Function not implemented"), (errno.EROFS, "Read-only file system")],
+    ("number", "says"), [(errno.ENOSYS, "Function not implemented"), (errno.EROFS, "Read-only file system")]
 )
 def test_a_place_where_nothing_can_be_saved_is_refused_before_the_first_step(
-    tmp_path: Path,
-    refuse: Refuse,
-    capsys: pytest.CaptureFixture[str],
-    alone: Comm,
-    number: int,
-    says: str,
+    tmp_path: Path, refuse: Refuse, capsys: pytest.CaptureFixture[str], alone: Comm, number: int, says: str
 ) -> None:
     """It is a problem where the run folder is this machine's, else a finding; --no-data does not look."""
     here, job = job_file(tmp_path), tiny_job(logging={"runs": str(tmp_path / "other")})

@@ -35,18 +35,17 @@ def test_tokenizer_of_the_job_s_model_is_loaded_once(job_file: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("model.name", "hf-hub:nobody/nothing"), ("model.name", "no-such-model")]
+    "words",
+    [
+        ["FILE", "--set", "model.name=hf-hub:nobody/nothing"],
+        ["FILE", "--set", "model.name=no-such-model"],
+        ["FILE.none"],
+        [],
+    ],
 )
-def test_a_model_that_is_not_here_is_left_to_the_rank(job_file: Path, key: str, value: str) -> None:
+def test_a_model_or_a_job_that_is_not_here_is_left_to_the_rank(job_file: Path, words: list[str]) -> None:
     build._tokenizer.cache_clear()
-    preload([str(job_file), "--set", f"{key}={value}"])
-    assert build._tokenizer.cache_info().currsize == 0
-
-
-def test_a_job_that_cannot_be_read_is_left_to_the_rank(tmp_path: Path) -> None:
-    build._tokenizer.cache_clear()
-    preload([str(tmp_path / "none.toml")])
-    preload([])
+    preload([word.replace("FILE", str(job_file)) for word in words])
     assert build._tokenizer.cache_info().currsize == 0
 
 

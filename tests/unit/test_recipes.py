@@ -14,19 +14,29 @@ import torch
 from torch import Tensor
 
 from tests.support.jobs import COCA, RESNET, VIT, few_words, tiny_job
+from tests.support.steps import (
+    MicroBatch,
+    TrainStep,
+    built,
+    drawn,
+    features,
+    same,
+    set_rate,
+    state_of,
+    train_step,
+    weights_of,
+)
 from tests.support.thread_ranks import run_ranks
-from trainer.checkpoint.state import Snapshot, contents_of, load, put_optimizer, put_weights
+from tests.support.training import save
+from trainer.checkpoint.identity import RunIdentity
+from trainer.checkpoint.resume import restore
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.config.learning_rate import learning_rate
-from trainer.model.build import build_model, untrained
-from trainer.model.optimizer import set_learning_rate
-from trainer.model.outputs import features
 from trainer.model.teacher import build_teacher
-from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES, STEPS, SAVED = 8, 5, 2
+LANES = {"block_samples": 7, "lanes": 8}
 RECIPES: dict[str, dict[str, Any]] = {
     "adamw": {},
     "nadamw": {"optim": {"optimizer": "nadamw"}},
@@ -66,8 +76,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 def other_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Gives the recipe with a teacher weights of another seed than the student's, and others a begin."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.pt"
-    of_another_seed = tiny_job(config=few_words(VIT)).model_copy(update={"seed": 9})
-    torch.save(untrained(of_another_seed).model.state_dict(), path)
+    weights_of(tiny_job(config=few_words(VIT)).model_copy(update={"seed": 9}), path)
     RECIPES["teacher"]["model"]["teacher"] = few_words(VIT)
     RECIPES["teacher"]["model"]["teacher_pretrained"] = str(path)
     for recipe in ("lora", "lora in one tower"):
@@ -91,11 +100,7 @@ def job_of(recipe: str, ranks: int) -> Job:
 
 def samples(step: TrainStep, number: int) -> tuple[Tensor, Tensor]:
     """Images and tokens of a step's global batch, in which three samples have the same caption."""
-    draw = torch.Generator().manual_seed(number)
-    side: Any = step.model.get_submodule("visual").image_size
-    height, width = side if isinstance(side, tuple) else (side, side)
-    images = torch.randn(SAMPLES, 3, height, width, generator=draw, dtype=torch.float64)
-    tokens = torch.randint(1, 1000, (SAMPLES, 16), generator=draw)
+    images, tokens = drawn(step.model, SAMPLES, seed=number)
     tokens[SAMPLES // 2 :: 2] = tokens[0]
     return images, tokens
 
@@ -110,14 +115,14 @@ def batches(step: TrainStep, job: Job, rank: int, ranks: int, number: int) -> li
 
 
 def begun(job: Job, comm: Comm) -> TrainStep:
-    batch_plan = plan(job, comm.world.size)
-    clip = build_model(job, batch_plan, comm)
-    return TrainStep(job, batch_plan, comm, clip.model.train(), build_teacher(job, batch_plan, comm, clip))
+    clip = built(job, comm)
+    teacher = build_teacher(job, plan(job, comm.world.size), comm, clip)
+    return train_step(job, comm, clip.model.train(), teacher)
 
 
 def trained(step: TrainStep, job: Job, comm: Comm, first: int, last: int) -> None:
     for number in range(first, last):
-        set_learning_rate(step.optimizer, learning_rate(job.optim, number, STEPS))
+        set_rate(step, job, number, STEPS)
         step(batches(step, job, comm.world.rank, comm.world.size, number), number)
 
 
@@ -128,8 +133,8 @@ def outputs(step: TrainStep) -> Tensor:
     return torch.cat([image, text])
 
 
-def state(step: TrainStep) -> dict[str, Tensor]:
-    """Returns copies of all tensors of a checkpoint: weights, their average, the optimizer's values."""
+def state(checkpoint: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint: weights, their average, the optimizer's values."""
     tensors: dict[str, Tensor] = {}
 
     def add(name: str, value: Any) -> None:
@@ -139,23 +144,9 @@ def state(step: TrainStep) -> dict[str, Tensor]:
         elif isinstance(value, Tensor):
             tensors[name] = value
 
-    add("", Snapshot(contents_of(step, 0, 1)).get())
+    for path in checkpoint.glob("*.pt"):
+        add(path.stem, torch.load(path, weights_only=True))
     return tensors
-
-
-def saved(step: TrainStep, folder: Path) -> list[str]:
-    """Writes the files of a checkpoint; returns their names."""
-    folder.mkdir()
-    contents = Snapshot(contents_of(step, 0, 1)).get()
-    for name, content in contents.items():
-        torch.save(content, folder / name)
-    return list(contents)
-
-
-def restored(step: TrainStep, folder: Path, names: list[str]) -> None:
-    whole = load(folder, names)
-    put_weights(whole.weights, step)
-    put_optimizer(whole.optimizer, step.shards.parameters, step.optimizer)
 
 
 @dataclass(frozen=True)
@@ -165,7 +156,6 @@ class Whole:
     state: dict[str, Tensor]
     outputs: Tensor
     checkpoint: Path
-    names: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -178,10 +168,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Comm], Who
             job = job_of(recipe, 1)
             step = begun(job, comm)
             trained(step, job, comm, 0, SAVED)
-            folder = tmp_path_factory.mktemp("recipe") / "checkpoint"
-            names = saved(step, folder)
+            folder = tmp_path_factory.mktemp("recipe")
+            run = RunIdentity(job, SAMPLES, order=LANES)
+            save(folder / "middle", step, SAVED, run.facts())
             trained(step, job, comm, SAVED, STEPS)
-            trained_already[recipe] = Whole(state(step), outputs(step), folder, names)
+            last = state(save(folder / "end", step, STEPS, run.facts()))
+            trained_already[recipe] = Whole(last, outputs(step), folder / "middle")
         return trained_already[recipe]
 
     return made
@@ -189,14 +181,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Comm], Who
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_goes_on_from_a_checkpoint_with_the_same_bits(
-    recipe: str, alone: Comm, whole: Callable[[str, Comm], Whole]
+    recipe: str, alone: Comm, whole: Callable[[str, Comm], Whole], tmp_path: Path
 ) -> None:
     one, job = whole(recipe, alone), job_of(recipe, 1)
-    resumed = begun(job.model_copy(update={"seed": 1}), alone)
-    restored(resumed, one.checkpoint, one.names)
-    resumed._job = job
+    resumed = begun(job, alone)
+    with torch.no_grad():
+        for parameter in resumed.model.parameters():
+            parameter.add_(1.0)
+    run = RunIdentity(job, SAMPLES, order=LANES)
+    assert restore(job, alone, one.checkpoint, resumed, run).steps_done == SAVED
     trained(resumed, job, alone, SAVED, STEPS)
-    expected, found = one.state, state(resumed)
+    expected, found = one.state, state(save(tmp_path, resumed, STEPS, run.facts()))
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 
 
@@ -208,10 +203,10 @@ def test_a_recipe_computes_the_same_on_two_ranks(
         own = job_of(recipe, 2)
         step = begun(own, comm)
         trained(step, own, comm, 0, STEPS)
-        return state(step), outputs(step)
+        return state_of(step.model), outputs(step)
 
     (first, found), (second, _) = run_ranks(2, rank_main)
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    assert same(first, second)
     torch.testing.assert_close(found, whole(recipe, alone).outputs, rtol=1e-7, atol=1e-9)
 
 

@@ -1,76 +1,84 @@
-"""The checksum by which ranks compare their parameters."""
+"""Ranks compare their parameters: one bit that differs is found, and rows are those of each part."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from trainer.comm.replicas import _checksum, _digests, _digests_agree, _together
+from tests.support.thread_ranks import run_ranks
+from trainer.comm.replicas import ReplicaError, check_replicas
+
+Held = tuple[str, dict[str, Tensor]]
+"""The part of a rank, and its tensors by name; those called "rows" are split."""
+
+
+def said(*ranks: Held) -> str:
+    """What ranks say that compare these tensors; "" if they agree."""
+
+    def rank_main(comm: Any) -> str:
+        part, tensors = ranks[comm.world.rank]
+        parameters = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
+        shards: Any = SimpleNamespace(
+            parameters=parameters, split=frozenset(["rows"]), part=part, state=lambda: tensors
+        )
+        try:
+            check_replicas(comm, shards, torch.optim.SGD(parameters.values(), lr=0.1))
+        except ReplicaError as error:
+            return str(error)
+        return ""
+
+    first, *others = run_ranks(len(ranks), rank_main)
+    assert others == [first] * len(others), "all ranks say the same"
+    return first
+
+
+def whole(tensor: Tensor) -> Held:
+    return "all", {"weight": tensor}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 1001])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_checksum_differs_if_one_bit_does(count: int, dtype: torch.dtype) -> None:
+def test_one_bit_that_differs_is_found(count: int, dtype: torch.dtype) -> None:
     tensor = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(dtype)
-    whole = _checksum(tensor)
-    assert all(0 <= part < 2**64 for part in whole)
-    raw = tensor.view(torch.uint8)
+    other = tensor.clone()
+    raw = other.view(torch.uint8)
     for at in {0, raw.numel() // 2, raw.numel() - 1}:
         for bit in (1, 128):
             raw[at] ^= bit
-            assert _checksum(tensor)[0] != whole[0]
+            assert said(whole(tensor), whole(other), whole(tensor)).endswith("on\nrank 1: weight")
             raw[at] ^= bit
-    assert _checksum(tensor) == whole
+    assert said(whole(tensor), whole(other)) == ""
 
 
-def test_checksum_differs_if_values_are_exchanged() -> None:
+def test_values_that_are_exchanged_differ() -> None:
     one = torch.arange(64, dtype=torch.float64)
-    other = one.flip(0)
-    assert _checksum(one)[0] == _checksum(other)[0]
-    assert _checksum(one)[1] != _checksum(other)[1]
+    assert "rank 1: weight" in said(whole(one), whole(one.flip(0)))
 
 
-def test_checksum_depends_on_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = torch.randn(1001)
-    part = tensor[3:998]
-    whole = _checksum(part)
-    assert _checksum(part.clone()) == whole, "it begins where no word of memory begins"
+def test_equal_values_agree_wherever_they_lie_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = torch.randn(1001)[3:998]
+    assert said(whole(part), whole(part.clone())) == "", "it begins where no word of memory begins"
     monkeypatch.setattr("trainer.comm.replicas._CHUNK", 7)
-    assert _checksum(part) == whole
-    assert _checksum(torch.zeros(0)) == (0, 0)
+    assert said(whole(part), whole(part.clone()), whole(torch.cat([part]))) == ""
+    assert "rank 1: weight" in said(whole(part), whole(part + 1e-3))
 
 
-NAMES, SPLIT = ["shared", "rows"], [False, True]
-
-
-def of_rank(part: str, shared: int, rows: int, names: list[str] | None = None) -> tuple[str, str, str]:
-    return (*_digests(names or NAMES, [(shared, 0), (rows, 0)], SPLIT), part)
+def of_rank(part: str, shared: int, rows: int, name: str = "rows") -> Held:
+    return part, {"shared": torch.tensor([shared]), name: torch.tensor([rows])}
 
 
 @pytest.mark.parametrize(
-    ("other", "agree"),
+    ("other", "expected"),
     [
-        (of_rank("first", 1, 5), True),
-        (of_rank("second", 1, 6), True),
-        (of_rank("second", 2, 6), False),
-        (of_rank("first", 1, 6), False),
-        (of_rank("first", 1, 5, ["shared", "other"]), False),
+        (of_rank("first", 1, 5), ""),
+        (of_rank("second", 1, 6), ""),
+        (of_rank("second", 2, 6), "rank 1: shared"),
+        (of_rank("first", 1, 6), "rank 1: rows"),
+        (of_rank("first", 1, 5, "other"), "rank 1: other, rows"),
     ],
     ids=["equal", "other rows", "other shared values", "the same rows differ", "other names"],
 )
-def test_digests_agree_if_shared_values_do_and_rows_of_one_part_do(
-    other: tuple[str, str, str], agree: bool
-) -> None:
-    assert _digests_agree([of_rank("first", 1, 5), other]) == agree
-
-
-def test_small_tensors_of_one_dtype_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.comm.replicas._TOGETHER", 16)
-    tensors = [
-        torch.zeros(2),
-        torch.zeros((), dtype=torch.int64),
-        torch.zeros(2),
-        torch.zeros(1),
-        torch.zeros(9),
-    ]
-    groups = [[tensor.numel() for tensor in group] for group in _together(tensors)]
-    assert groups == [[2, 2], [1], [9], [1]]
-    assert not list(_together([]))
+def test_ranks_agree_if_shared_values_do_and_rows_of_one_part_do(other: Held, expected: str) -> None:
+    assert said(of_rank("first", 1, 5), other).partition("on\n")[2] == expected

@@ -2,25 +2,35 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from open_clip.hf_model import MaxPooler
-from torch import nn
+from torch import Tensor, nn
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.steps import (
+    Clip,
+    accumulating,
+    built,
+    drawn,
+    grads,
+    micro_batches,
+    same,
+    state_of,
+    train_step,
+    untrained,
+    weights_of,
+)
 from tests.support.text_towers import CASES, make_tower
-from tests.unit.test_step import SAMPLES, _accumulating, _gradients, _step
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.model.build import Clip, untrained
 from trainer.model.kernels import use_kernels
-from trainer.model.locking import lock_towers
-from trainer.model.sample_dropout import draw_by_sample
-from trainer.model.text_tower import TextTower, text_notes
+from trainer.model.text_tower import TextTower
 
 TEXTS = ["a digit zero", "写数字零", "a", "digit three 图片"]
 
@@ -102,49 +112,29 @@ def test_a_models_config_may_change_values_of_its_towers(tmp_path: Path, pretrai
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_training_draws_the_same_for_a_sample_in_any_micro_batch_and_whatever_torch_draws(
-    towers: dict[str, Path], kind: str
+def test_micro_batches_cut_captions_and_recomputed_activations_change_no_gradient(
+    towers: dict[str, Path], kind: str, alone: Comm
 ) -> None:
-    clip = untrained(job_with(towers[kind]))
-    keys = draw_by_sample(clip.model)
-    clip.model.train()
-    tokens = clip.tokenizer(TEXTS)
+    """With dropout, whose draws are those of the sample and of the step."""
 
-    def features(rows: slice, seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        keys.put(range(4)[rows], torch.device("cpu"))
-        return clip.model.encode_text(tokens[rows])  # type: ignore[operator, no-any-return]
+    def found(size: int = 16, length: int = 24, step: int = 0, **keys: Any) -> dict[str, Tensor]:
+        model = {"precision": "fp64", "text": str(towers[kind]), "context_length": 24, **keys}
+        job = accumulating(size, model=model)
+        clip = built(job, alone)
+        images, _ = drawn(clip.model, 16)
+        tokens = clip.tokenizer(TEXTS * 4)
+        assert clip.kernels.caption_length is not None
+        assert clip.kernels.caption_length(tokens) == 8 < tokens.shape[1]
+        one = train_step(job, alone, clip.model.train())
+        one.gradients(micro_batches(images, tokens[:, :length], size), step)
+        return grads(clip.model)
 
-    whole = features(slice(0, 4), 1)
-    parts = torch.cat([features(slice(0, 1), 2), features(slice(1, 4), 3)])
-    torch.testing.assert_close(whole, parts, rtol=1e-5, atol=1e-5)
-    clip.model.eval()
-    assert keys.used is (kind != "m2m_100")  # all of its dropout is in functions
-    if keys.used:
-        assert not torch.allclose(whole, clip.model.encode_text(tokens))  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("kind", CASES)
-def test_captions_cut_behind_the_longest_have_the_same_features_and_gradients(
-    towers: dict[str, Path], kind: str
-) -> None:
-    settings = job_with(towers[kind], context_length=24)
-    clip = untrained(settings)
-    clip.model.double().train()
-    rule = use_kernels(clip.model, settings.model).caption_length
-    assert rule is not None
-    keys, tokens = draw_by_sample(clip.model), clip.tokenizer(TEXTS)
-    assert rule(tokens) == 8 < tokens.shape[1]
-
-    def features(length: int) -> list[torch.Tensor]:
-        keys.put(range(4), torch.device("cpu"))
-        found = clip.model.encode_text(tokens[:, :length])  # type: ignore[operator]
-        weights = [p for p in text_of(clip).parameters() if p.requires_grad]
-        return [found, *torch.autograd.grad(found.square().sum(), weights, allow_unused=True)]
-
-    for whole, cut in zip(features(24), features(8), strict=True):
-        if whole is not None:
-            torch.testing.assert_close(cut, whole, rtol=1e-9, atol=1e-12)
+    whole = found()
+    for other in (found(size=4), found(length=8), found(grad_checkpointing=True)):
+        torch.testing.assert_close(other, whole, rtol=1e-9, atol=1e-12)
+    draws = kind != "m2m_100"  # all of its dropout is in functions
+    assert same(found(step=1), whole) is not draws
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
 def test_captions_stay_whole_in_a_tower_of_an_unknown_kind(towers: dict[str, Path]) -> None:
@@ -152,17 +142,6 @@ def test_captions_stay_whole_in_a_tower_of_an_unknown_kind(towers: dict[str, Pat
     clip = untrained(settings)
     text_of(clip).config.model_type = "another"  # type: ignore[union-attr]
     assert use_kernels(clip.model, settings.model).caption_length is None
-
-
-@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
-def test_micro_batches_give_the_gradient_of_the_whole_batch_with_dropout(
-    tmp_path: Path, kind: str, alone: Comm
-) -> None:
-    keys = {"precision": "fp64", "text": str(make_tower(tmp_path / kind, kind, vocab_size=49408))}
-    whole, parts = (_gradients(_step(_accumulating(size, model=keys), alone), size) for size in (SAMPLES, 4))
-    assert any("embeddings" in name for name in whole)
-    for name, gradient in whole.items():
-        torch.testing.assert_close(parts[name], gradient, rtol=1e-9, atol=1e-12)
 
 
 def test_captions_stay_whole_where_padding_may_count(towers: dict[str, Path]) -> None:
@@ -175,18 +154,16 @@ def test_captions_stay_whole_where_padding_may_count(towers: dict[str, Path]) ->
 def test_the_log_says_which_dropout_is_off(towers: dict[str, Path]) -> None:
     (note,) = untrained(job_with(towers["bert"])).notes
     assert note.startswith("dropout is off in BertSelfAttention (0.1) of the text tower")
-    assert text_notes(untrained(tiny_job()).model) == ()
+    assert untrained(tiny_job()).notes == ()
 
 
 @pytest.mark.parametrize("kind", CASES)
 def test_groups_at_a_towers_end_learn_the_projection_first_and_the_embeddings_last(
-    towers: dict[str, Path], kind: str
+    towers: dict[str, Path], kind: str, alone: Comm
 ) -> None:
     learning = []
     for groups in range(4):
-        settings = job_with(towers[kind], lock_text=True, lock_text_unlocked_layers=groups)
-        model = untrained(settings).model
-        lock_towers(model, settings.model)
+        model = built(job_with(towers[kind], lock_text=True, lock_text_unlocked_layers=groups), alone).model
         names = {name for name, p in model.named_parameters() if p.requires_grad}
         learning.append({name for name in names if name.startswith("text.")})
     assert learning[0] == set()
@@ -198,10 +175,9 @@ def test_groups_at_a_towers_end_learn_the_projection_first_and_the_embeddings_la
     assert learning[1] < learning[2] < learning[3]
 
 
-def test_one_group_too_many_is_refused(towers: dict[str, Path]) -> None:
-    settings = job_with(towers["bert"], lock_text=True, lock_text_unlocked_layers=4)
+def test_one_group_too_many_is_refused(towers: dict[str, Path], alone: Comm) -> None:
     with pytest.raises(InputError, match="leaves the whole text tower unlocked"):
-        lock_towers(untrained(settings).model, settings.model)
+        built(job_with(towers["bert"], lock_text=True, lock_text_unlocked_layers=4), alone)
 
 
 @pytest.mark.parametrize(
@@ -247,25 +223,42 @@ def test_keys_of_a_hugging_face_tower_are_refused_without_one() -> None:
         untrained(tiny_job(model={"text_pooling": "mean"}))
 
 
-def test_a_folder_without_weights_gives_random_ones_from_the_seed(tmp_path: Path) -> None:
-    folder = make_tower(tmp_path / "bert", weights=False)
-    first, again = (untrained(job_with(folder)).model.state_dict() for _ in range(2))
-    assert all(torch.equal(first[name], again[name]) for name in first)
+def without(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def one_word_more(folder: Path) -> None:
+    with (folder / "vocab.txt").open("a") as file:
+        file.write("kitten\n")
+
+
+def other_padding(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pad_token_id": 4}))
 
 
 @pytest.mark.parametrize(
-    ("lost", "words"), [("config.json", "no config.json"), ("vocab.txt", "no vocabulary")]
+    ("harm", "length", "said"),
+    [
+        (without("config.json"), None, "no config.json"),
+        (without("vocab.txt"), None, "no vocabulary"),
+        (one_word_more, None, "such as 'kitten', have no row among the tower's 21"),
+        (other_padding, None, "pads with token 0, and the tower's config has pad_token_id = 4"),
+        (lambda _: None, 41, "model.context_length = 41 .* at most 40"),
+    ],
 )
-def test_a_folder_that_lacks_a_file_is_refused(tmp_path: Path, lost: str, words: str) -> None:
-    folder = make_tower(tmp_path / "bert")
-    (folder / lost).unlink()
-    with pytest.raises(InputError, match=words):
-        untrained(job_with(folder))
+def test_a_folder_that_makes_no_tower_is_refused(
+    tmp_path: Path, harm: Callable[[Path], object], length: int | None, said: str
+) -> None:
+    folder = make_tower(tmp_path)
+    harm(folder)
+    with pytest.raises(InputError, match=said):
+        untrained(job_with(folder, context_length=length))
 
 
-def test_a_caption_longer_than_the_table_of_positions_is_refused(towers: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match=r"model.context_length = 41 .* at most 38"):
-        untrained(job_with(towers["xlm-roberta"], context_length=41))
+def test_a_folder_without_weights_gives_random_ones_from_the_seed(tmp_path: Path) -> None:
+    folder = make_tower(tmp_path / "bert", weights=False)
+    assert same(*(state_of(untrained(job_with(folder)).model) for _ in range(2)))
 
 
 def test_what_a_checkpoint_keeps_builds_the_same_tower(towers: dict[str, Path], tmp_path: Path) -> None:
@@ -276,38 +269,18 @@ def test_what_a_checkpoint_keeps_builds_the_same_tower(towers: dict[str, Path], 
     about = json.loads((tmp_path / "model.json").read_text())
     assert about["text_cfg"]["hf_model_name"] == str(towers["bert"])
     again = untrained(job_with(tmp_path, name=VIT, pretrained=str(tmp_path / "model.pt")))
-    first, other = clip.model.state_dict(), again.model.state_dict()
-    assert all(torch.equal(first[name], other[name]) for name in first)
+    assert same(state_of(clip.model), state_of(again.model))
     assert torch.equal(clip.tokenizer(TEXTS), again.tokenizer(TEXTS))
 
 
 def test_weights_without_a_bias_begin_siglip_with_that_of_its_paper(tmp_path: Path) -> None:
-    torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / "clip.pt")
-    clip = untrained(tiny_job(model={"pretrained": str(tmp_path / "clip.pt")}, optim={"loss": "siglip"}))
+    begin = weights_of(tiny_job(), tmp_path / "clip.pt")
+    clip = untrained(tiny_job(model={"pretrained": begin}, optim={"loss": "siglip"}))
     assert float(clip.model.logit_bias.detach()) == -10  # type: ignore[operator]
     assert "no logit bias" in clip.notes[0]
     torch.save(clip.model.state_dict(), tmp_path / "siglip.pt")
     loaded = untrained(tiny_job(model={"pretrained": str(tmp_path / "siglip.pt")}, optim={"loss": "siglip"}))
     assert loaded.notes == ()
-
-
-def test_a_recomputed_pass_gives_the_same_gradient(towers: dict[str, Path]) -> None:
-    gradients = []
-    for recompute in (False, True):
-        clip = untrained(job_with(towers["bert"]))
-        keys = draw_by_sample(clip.model)
-        clip.model.train()
-        clip.model.set_grad_checkpointing(recompute)  # type: ignore[operator]
-        keys.put(range(4), torch.device("cpu"))
-        clip.model.encode_text(clip.tokenizer(TEXTS)).square().sum().backward()  # type: ignore[operator]
-        gradients.append({name: p.grad for name, p in text_of(clip).named_parameters()})
-    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name])
-
-
-def edit_json(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
@@ -326,21 +299,6 @@ def test_a_tokenizer_that_pads_on_the_left_gives_the_features_of_captions_withou
     assert any("pads on the left" in note for note in clip.notes)
     kept = json.loads(clip.files["model.json"])["text_cfg"]["tokenizer_kwargs"]
     assert kept == {"padding_side": "right"}
-
-
-def test_a_tokenizer_with_more_tokens_than_the_tower_has_rows_is_refused(tmp_path: Path) -> None:
-    folder = make_tower(tmp_path)
-    with (folder / "vocab.txt").open("a") as file:
-        file.write("kitten\n")
-    with pytest.raises(InputError, match="such as 'kitten', have no row among the tower's 21"):
-        untrained(job_with(folder))
-
-
-def test_a_tokenizer_that_pads_with_another_token_is_refused(tmp_path: Path) -> None:
-    folder = make_tower(tmp_path)
-    edit_json(folder / "config.json", pad_token_id=4)
-    with pytest.raises(InputError, match="pads with token 0, and the tower's config has pad_token_id = 4"):
-        untrained(job_with(folder))
 
 
 def test_a_tower_that_pools_another_token_than_the_captions_end_is_refused(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ from tests.support.tiles import tiles_of
 from trainer.config import Model
 from trainer.model.host_compiler import missing_parts
 from trainer.model.rank_loss import RankLoss, Tiles
-from trainer.model.tile_kernels import PLAIN, TileKernels, fused, kernels_for, problem_of
+from trainer.model.tile_kernels import PLAIN, fused, kernels_for, problem_of
 
 compiles = pytest.mark.skipif(bool(missing_parts()), reason=f"lacks {' and '.join(missing_parts())}")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Iterator[TileKernels]:
+def compiled() -> Iterator[Any]:
     torch._dynamo.reset()
     yield fused()
     torch._dynamo.reset()
@@ -59,7 +59,7 @@ def loss_of(kind: str, tiles: Tiles, dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_a_loss_in_fused_tiles_is_that_in_plain_ones(
-    compiled: TileKernels, kind: str, dtype: torch.dtype, close: float
+    compiled: Any, kind: str, dtype: torch.dtype, close: float
 ) -> None:
     plain, fast = (loss_of(kind, Tiles(8, kernels), dtype) for kernels in (PLAIN, compiled))
     assert len(plain) == 2 * 5
@@ -69,7 +69,7 @@ def test_a_loss_in_fused_tiles_is_that_in_plain_ones(
 
 @compiles
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_trial_at_a_start_finds_no_fault_with_the_fused_functions(compiled: TileKernels) -> None:
+def test_the_trial_at_a_start_finds_no_fault_with_the_fused_functions(compiled: Any) -> None:
     assert problem_of(compiled, CPU) == ""
 
 
@@ -115,10 +115,7 @@ class Products(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(
-    ("rows", "shapes"),
-    [(2, {(2, 32), (2, 30)}), (8, {(8, 8)}), (12, {(8, 8), (4, 8)})],
-)
+@pytest.mark.parametrize(("rows", "shapes"), [(2, {(2, 32), (2, 30)}), (8, {(8, 8)}), (12, {(8, 8), (4, 8)})])
 def test_tiles_of_a_rank_with_few_rows_are_wider_and_as_large(
     rows: int, shapes: set[tuple[int, int]]
 ) -> None:

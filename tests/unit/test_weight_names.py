@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.check import found as found_by_check
+from tests.support.check import problems
 from tests.support.jobs import MODELS, VIT, tiny_job
-from trainer.config import Model
+from tests.support.steps import untrained
 from trainer.errors import InputError
-from trainer.model.build import untrained
-from trainer.model.catalog import check_init, check_pretrained
-from trainer.model.import_weights import import_weights
-from trainer.model.weight_names import prefix_of
-from trainer.plan.describe import warnings
-from trainer.run.checkpoints import MANIFEST, MODEL_CONFIG, WEIGHTS
 
 TINY: dict[str, Any] = json.loads(Path(VIT).read_text())
 
@@ -40,11 +37,6 @@ def test_names_of_wrappers_are_taken_off_and_said(
     assert f"{prefix!r} is taken off the names of {len(state)} tensors; 1 others" in caplog.text
 
 
-def test_names_of_open_clip_and_of_nobody_have_no_prefix(state: dict[str, torch.Tensor]) -> None:
-    assert prefix_of(state) == ""
-    assert prefix_of(["encoder.weight"]) == ""
-
-
 def _script(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("model/code/__torch__.py", "class Model: pass")
@@ -63,15 +55,12 @@ def _script(path: Path) -> None:
 def test_files_that_are_no_weights_are_called_what_they_are(tmp_path: Path, write: Any, said: str) -> None:
     path = tmp_path / "weights.pt"
     write(path)
-    for refused in (
-        lambda: check_pretrained(str(path)),
-        lambda: check_init(Model(name=VIT, init=str(path))),
-        lambda: untrained(tiny_job(model={"init": str(path)})),
-        lambda: untrained(tiny_job(model={"pretrained": str(path)})),
-        lambda: import_weights(path, tmp_path / "out.safetensors"),
-    ):
-        with pytest.raises(InputError, match=f"weights.pt is {said}"):
-            refused()
+    name = f"weights.pt is {said}"
+    for key in ("init", "pretrained"):
+        job = tiny_job(model={key: str(path)})
+        assert name in problems(job)
+        with pytest.raises(InputError, match=name):
+            untrained(job)
 
 
 def _wide(tmp_path: Path) -> str:
@@ -81,16 +70,14 @@ def _wide(tmp_path: Path) -> str:
 
 
 def test_weights_of_another_width_are_bad_input(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
-    torch.save(state, tmp_path / WEIGHTS)
+    torch.save(state, tmp_path / "model.pt")
     with pytest.raises(InputError, match=r"model.init: .* does not fit the model .*only resolution"):
-        untrained(tiny_job(config=_wide(tmp_path), model={"init": str(tmp_path / WEIGHTS)}))
-    for name in (MANIFEST, MODEL_CONFIG):
+        untrained(tiny_job(config=_wide(tmp_path), model={"init": str(tmp_path / "model.pt")}))
+    for name in ("manifest.json", "model.json"):
         (tmp_path / name).write_text(json.dumps(TINY))
-    with pytest.raises(
-        InputError, match=r"towers are 48 and 32 wide, and those of .*wide.json are 64 and 64"
-    ):
-        check_init(Model(name=_wide(tmp_path), init=str(tmp_path)))
-    check_init(Model(name=VIT, init=str(tmp_path)))
+    said = problems(tiny_job(model={"name": _wide(tmp_path), "init": str(tmp_path)}))
+    assert re.search("towers are 48 and 32 wide, and those of .*wide.json are 64 and 64", said)
+    assert problems(tiny_job(model={"init": str(tmp_path)})) == ""
 
 
 def test_positions_that_are_interpolated_are_said(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
@@ -111,7 +98,7 @@ def test_positions_that_are_interpolated_are_said(tmp_path: Path, state: dict[st
 )
 def test_pixels_that_no_patch_sees_are_said(size: Any, said: str) -> None:
     job = tiny_job(model={"image_size": size})
-    for found in (list(warnings(job, 64, local=True)), untrained(job).notes):
+    for found in (found_by_check(job)["warnings"], untrained(job).notes):
         assert any(said in text for text in found) if said else not any("patches" in text for text in found)
 
 
@@ -120,6 +107,6 @@ def test_a_tower_that_ignores_checkpointing_is_said(model: str, said: bool) -> N
     """open_clip's ResNet has an empty `set_grad_checkpointing`."""
     for wanted in (True, False):
         job = tiny_job(model={"name": str(MODELS / model), "grad_checkpointing": wanted})
-        for found in (list(warnings(job, 64, local=True)), untrained(job).notes):
+        for found in (found_by_check(job)["warnings"], untrained(job).notes):
             told = [text for text in found if "grad_checkpointing does nothing in the image tower" in text]
             assert bool(told) == (said and wanted)
