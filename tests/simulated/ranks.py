@@ -17,7 +17,7 @@ from trainer.supervise.coordinate.presence import REGROUP_S
 from trainer.supervise.rank.rank_report import RankReport
 from trainer.world.heartbeat import RankState
 from trainer.world.launchers import detect
-from trainer.world.lease import POLL_S, Lease
+from trainer.world.lease import Lease
 
 STEP_S, KEEP_EVERY, SAVE_EVERY = 0.5, 2, 10
 THAWED_S = 9.0
@@ -143,7 +143,7 @@ class SimulatedRank:
         """Exit code and reason with which it fails at its next step."""
         self._cause: ExitRecord | None = None
         self._stop = False
-        self._lease = (0.0, 0.0)
+        self._lease, self._renewed = Lease(place.loop.time()), (0.0, 0.0)
         self._training: Training | None = None
         self._phase, self._step, self._began, self._limit_s = "init", 0, place.loop.time(), float("inf")
         self._collectives, self._waiting = 0, False
@@ -151,8 +151,7 @@ class SimulatedRank:
         self.process.run(self._begin)
 
     def _begin(self) -> None:
-        loop = self._place.loop
-        self._tasks = [loop.create_task(self._live()), loop.create_task(self._watch_lease())]
+        self._task = self._place.loop.create_task(self._live())
 
     async def _live(self) -> None:
         try:
@@ -255,11 +254,10 @@ class SimulatedRank:
         self._phase, self._step, self._limit_s = phase, step, limit_s
         self._began = self._place.loop.time()
 
-    async def _watch_lease(self) -> None:
-        lease = Lease(self._place.loop.time())
-        while not lease.has_run_out(*self._lease, self._place.loop.time()):
-            await asyncio.sleep(2 * POLL_S)
-        self.die()
+    def look_at_lease(self) -> None:
+        """Ends itself if its lease has run out; a process that is frozen does not look."""
+        if not self.process.is_frozen and self._lease.has_run_out(*self._renewed, self._place.loop.time()):
+            self.die()
 
     def _leave(self, code: int, reason: str) -> None:
         if code != EXIT_DONE:
@@ -322,7 +320,7 @@ class SimulatedRank:
         self._stop = True
 
     def renew_lease(self, lease_s: float) -> None:
-        self._lease = self._place.loop.time(), lease_s
+        self._renewed = self._place.loop.time(), lease_s
 
     def limit_init(self, init_s: float) -> None:
         if self._phase == "init":

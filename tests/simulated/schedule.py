@@ -27,7 +27,7 @@ from trainer.supervise.coordinate.states import Event, State, following
 
 BOUND_S = 120.0
 """Seconds without a new step and without an end, after the last fault, that no run may stand for."""
-FOR_EVER_S = 10_000.0
+FOR_EVER_S = 2_000.0
 STOPPED_S = 120.0
 """Seconds after a request to stop within which a run must have ended: saving, leaving, and what they wait."""
 STEPS_AFTER_STOP = 20

@@ -22,6 +22,7 @@ from trainer.supervise.machine import Machine
 from trainer.supervise.network.tree_plan import Address
 from trainer.supervise.supervisor import Supervisor, start_first_rank
 from trainer.world.launchers import World
+from trainer.world.lease import POLL_S
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.restart_policy import LEAVE_S, RespawnPolicy
 from trainer.world.variables import (
@@ -279,18 +280,24 @@ class SimulatedWorld:
 
     async def run(self) -> None:
         """Starts all, and lets the launcher do what it does, until the job has ended."""
+        leases = self.loop.create_task(self._watch_leases())
         launch: Callable[[], Awaitable[None]] = (
             self._keep_going if self.plan.launcher == "keeps" else self._run_generations
         )
         await launch()
+        leases.cancel()
         self.ended = exit_record_of(self.folder, self.rendezvous.start)
 
+    async def _watch_leases(self) -> None:
+        while True:
+            await asyncio.sleep(2 * POLL_S)
+            for rank in list(self.ranks):
+                rank.look_at_lease()
+
     async def _next_change(self, limit_s: float = 1.0) -> None:
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        limit = self.loop.call_later(limit_s, self._changed.set)
+        await self._changed.wait()
+        limit.cancel()
         self._changed.clear()
 
     async def _keep_going(self) -> None:

@@ -228,9 +228,9 @@ class Supervisor:
         while self._ending.code is None:
             self._own.inspect(tells_progress=self._host.coordinator is None and context.keeps_going)
             before = now()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await changed.wait()
+            tick = loop.call_later(TICK_S, changed.set)
+            await changed.wait()
+            tick.cancel()
             changed.clear()
             if (pause := now() - before - TICK_S) > HELD_UP_S:
                 self._own.record_pause(pause)

@@ -159,9 +159,8 @@ class Presence:
         Those who do not come or do not end in time count as lost.
         """
         run = self._run
-        began = self._joined_at = now()
+        self._joined_at, limit = now(), now() + REGROUP_S
         patience = ORPHANS_S + (run.limits.silence_s if self.unreachable else 0.0)
-        limit = began + REGROUP_S
 
         def settled() -> bool:
             waiting = self._orphans or (self._awaited and now() < self._joined_at + patience)

@@ -215,8 +215,6 @@ class RunState:
         """Ends all supervisors, each with the cause's exit code, so that no launcher can choose another."""
         if record.exit_code not in (EXIT_DONE, EXIT_START_AGAIN):
             self._ending.show(record)
-        if self.context.tree is not None:
-            self.context.tree.ending = True
         self.broadcast(End(record.exit_code))
 
     async def claim(self, generation: int, world: str) -> GenerationClaim | None:
