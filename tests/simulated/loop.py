@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
@@ -37,7 +38,7 @@ class _Handle:
             self.context.run(self.callback, *self.arguments)
         except Exception as error:
             told = {"message": f"error in {self.callback}", "exception": error, "handle": self}
-            self.loop.call_exception_handler(told)
+            self.context.run(self.loop.call_exception_handler, told)
 
 
 class Process:
@@ -50,6 +51,19 @@ class Process:
         self.context = contextvars.copy_context()
         self.context.run(_PROCESS.set, self)
         self.at_end: list[Callable[[], object]] = []
+        self.on_error: Callable[[Any, dict[str, Any]], object] | None = None
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        """All that it has begun, as far as that is not over."""
+
+    @staticmethod
+    def running() -> "Process | None":
+        """Returns the process that runs now; None: it is the world."""
+        return _PROCESS.get(None)
+
+    @property
+    def at_work(self) -> bool:
+        """True if it can do something now."""
+        return not (self.is_dead or self.is_frozen)
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> None:
         """Calls a function as this process, soon; what it spawns belongs to the process."""
@@ -91,6 +105,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._seconds
 
+    @property
+    def timers(self) -> int:
+        """Number of timers that will go off."""
+        return sum(not handle.is_cancelled for _, _, handle in self._timers)
+
     def run_soon(self, handles: Iterable[_Handle]) -> None:
         self._soon.extend(handles)
 
@@ -123,7 +142,23 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":
         task = super().create_task(coro, **options)
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # as a killed process leaves it
+        if (process := Process.running()) is not None:
+            process.tasks.add(task)
         return task
+
+    def set_exception_handler(self, handler: Any) -> None:
+        """Sets that of the process that calls."""
+        if (process := Process.running()) is None:
+            super().set_exception_handler(handler)
+        else:
+            process.on_error = handler
+
+    def call_exception_handler(self, context: Any) -> None:
+        process = Process.running()
+        if process is None or process.on_error is None:
+            super().call_exception_handler(context)
+        else:
+            process.on_error(self, context)
 
     def _check_closed(self) -> None:
         pass

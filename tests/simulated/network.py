@@ -10,7 +10,7 @@ from trainer.supervise.machine import Accept
 from trainer.supervise.network.tree_plan import Address
 
 _LIMIT = 2**20
-_RETRY_S = 0.5
+RETRY_S = 0.5
 _FIRST_PORT = 20_000
 _NOBODY = contextvars.Context()
 """Context of no process: a packet comes though its sender is frozen or dead."""
@@ -58,7 +58,7 @@ class Network:
         target = address[0]
         await asyncio.sleep(2 * self.delay_s(source, target))
         while self.is_cut(source, target) or self.is_cut(target, source):
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(RETRY_S)
         if address not in self._listeners:
             raise ConnectionRefusedError(111, "Connection refused")
         its, accept = self._listeners[address]
@@ -131,7 +131,7 @@ class Writer:
     def _deliver(self) -> None:
         network, loop = self._network, self._network.loop
         if network.is_cut(self.own[0], self.peer.own[0]):
-            loop.call_later(_RETRY_S, self._deliver, context=_NOBODY)
+            loop.call_later(RETRY_S, self._deliver, context=_NOBODY)
             return
         self._sending = False
         waiting, self._waiting = self._waiting, []

@@ -273,7 +273,7 @@ class Supervisor:
             case messages.CollectStacks() if generation is not None and own.number in message.ranks:
                 spawn(own.send_stack(generation))
             case messages.Roster() if self._host.coordinator is None:
-                self._parent_loss.roster = message
+                self._parent_loss.roster, own.ran = message, max(own.ran, message.ran)
             case messages.Regroup():
                 own.latest = max(own.latest, message.generation)
                 spawn(own.end_before(message.generation))

@@ -64,6 +64,8 @@ class RunState:
         self.history = RestartHistory(self.limits, self.exit_files, context.machine)
         self.generation = GenerationState(context.world.generation, tuple(ranks))
         """Present generation, or the next one while it is being agreed on."""
+        self.ran = self.generation.number
+        """Number of the last generation that was started."""
         self.stop_at: float | None = None
         """Time of the first request to stop; None if there was none."""
         self._state = State.STARTING

@@ -265,11 +265,9 @@ class Tree:
             task.cancel()
         for server in self._servers.values():
             server.close()
-        await asyncio.wait(
-            [asyncio.ensure_future(link.closed()) for link in links]
-            or [asyncio.ensure_future(asyncio.sleep(0))],
-            timeout=HEARTBEAT_S,
-        )
+        if links:
+            closing = [asyncio.ensure_future(link.closed()) for link in links]
+            await asyncio.wait(closing, timeout=HEARTBEAT_S)
 
     def _spawn(self, work: Any) -> None:
         spawn(work, self._tasks)
