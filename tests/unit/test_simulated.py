@@ -34,6 +34,8 @@ def test_one_seed_is_one_schedule() -> None:
         (188, "keeps", "freeze supervisor"),
         # It had come back as a spare, led those beyond the cut, and took the last generation for another's.
         (2175, "keeps", "cut in two below node of"),
+        # It was stopped before its new rank had a lease, which then never ran out.
+        (10651, "keeps", "freeze supervisor"),
         # The ranks had saved a newer step before their coordinator had read the run folder.
         (329, "lost", "run folder slow at"),
     ],

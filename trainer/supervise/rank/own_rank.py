@@ -272,6 +272,7 @@ class OwnRank:
             self._context.send_up(messages.Failed(number, record))
             return
         self.generation.limit_init(self._context.limits.init_s)
+        self.inspect(tells_progress=False)  # it gives it a lease: this supervisor may be stopped just now
 
     def _place_variables(self, place: Place) -> dict[str, str]:
         world = replace(
