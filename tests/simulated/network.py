@@ -1,6 +1,7 @@
 """A simulated network: streams between processes of nodes, with delays, cuts and machines that are gone."""
 
 import asyncio
+import contextvars
 import random
 from typing import Any
 
@@ -9,8 +10,10 @@ from trainer.supervise.machine import Accept
 from trainer.supervise.network.tree_plan import Address
 
 _LIMIT = 2**20
-_RETRY_S = 0.5
+RETRY_S = 0.5
 _FIRST_PORT = 20_000
+_NOBODY = contextvars.Context()
+"""Context of no process: a packet comes though its sender is frozen or dead."""
 
 
 class Network:
@@ -55,7 +58,7 @@ class Network:
         target = address[0]
         await asyncio.sleep(2 * self.delay_s(source, target))
         while self.is_cut(source, target) or self.is_cut(target, source):
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(RETRY_S)
         if address not in self._listeners:
             raise ConnectionRefusedError(111, "Connection refused")
         its, accept = self._listeners[address]
@@ -123,14 +126,12 @@ class Writer:
         if not self._sending:
             self._sending = True
             delay_s = self._network.delay_s(self.own[0], self.peer.own[0])
-            asyncio.BaseEventLoop.call_at(
-                self._network.loop, self._network.loop.time() + delay_s, self._deliver
-            )
+            self._network.loop.call_later(delay_s, self._deliver, context=_NOBODY)
 
     def _deliver(self) -> None:
         network, loop = self._network, self._network.loop
         if network.is_cut(self.own[0], self.peer.own[0]):
-            asyncio.BaseEventLoop.call_at(loop, loop.time() + _RETRY_S, self._deliver)
+            loop.call_later(RETRY_S, self._deliver, context=_NOBODY)
             return
         self._sending = False
         waiting, self._waiting = self._waiting, []

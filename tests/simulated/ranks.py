@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tests.simulated.loop import Process, SimulatedLoop
-from tests.simulated.network import Network
+from tests.simulated.network import RETRY_S, Network
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.checkpoints import MANIFEST, folder_name, newest_step
 from trainer.run.exit_record import ExitRecord
@@ -17,7 +17,7 @@ from trainer.supervise.coordinate.presence import REGROUP_S
 from trainer.supervise.rank.rank_report import RankReport
 from trainer.world.heartbeat import RankState
 from trainer.world.launchers import detect
-from trainer.world.lease import POLL_S, Lease
+from trainer.world.lease import Lease
 
 STEP_S, KEEP_EVERY, SAVE_EVERY = 0.5, 2, 10
 THAWED_S = 9.0
@@ -36,6 +36,10 @@ class Steps:
     """Ranks that have done the newest step."""
     begun: dict[int, int] = field(default_factory=dict)
     """Step from which each generation has gone on."""
+    begun_s: dict[int, float] = field(default_factory=dict)
+    """Time at which each has."""
+    log: list[tuple[float, int, int]] = field(default_factory=list)
+    """Time, generation and number of each step that was done."""
 
 
 class Place(Protocol):
@@ -56,6 +60,9 @@ class Place(Protocol):
 
     def check_folder(self, node: str) -> None:
         """Raises OSError if the run folder takes nothing."""
+
+    def wall_time(self, node: str) -> float:
+        """Returns the time of day, as a node believes."""
 
     def broken(self, invariant: str, what: str) -> None:
         """Records that something happened which never may."""
@@ -85,6 +92,11 @@ class Training:
         return await answer
 
     def _finish(self, arrived: "list[tuple[SimulatedRank, Any, asyncio.Future[list[Any]]]]") -> None:
+        if (cut := self._place.network.cut) and not any(rank.process.is_dead for rank, _, _ in arrived):
+            nodes = {rank.node for rank, _, _ in arrived}
+            if any(a in nodes and b in nodes for a, b in cut):
+                self._place.loop.call_later(RETRY_S, self._finish, arrived)
+                return
         if any(rank.process.is_dead for rank, _, _ in arrived):
             self._arrived += arrived
             if self._is_broken:
@@ -143,16 +155,16 @@ class SimulatedRank:
         """Exit code and reason with which it fails at its next step."""
         self._cause: ExitRecord | None = None
         self._stop = False
-        self._lease = (0.0, 0.0)
+        self._lease, self._renewed = Lease(place.loop.time()), (0.0, 0.0)
         self._training: Training | None = None
         self._phase, self._step, self._began, self._limit_s = "init", 0, place.loop.time(), float("inf")
         self._collectives, self._waiting = 0, False
+        self.begun_s = place.loop.time()
         self._moments: dict[str, float] = {}
         self.process.run(self._begin)
 
     def _begin(self) -> None:
-        loop = self._place.loop
-        self._tasks = [loop.create_task(self._live()), loop.create_task(self._watch_lease())]
+        self._task = self._place.loop.create_task(self._live())
 
     async def _live(self) -> None:
         try:
@@ -171,7 +183,10 @@ class SimulatedRank:
         begun = max(found)
         self._moments["connected"] = self._moments["prepared"] = self._moments["restored"] = place.loop.time()
         steps.begun[self.number] = begun
+        steps.begun_s.setdefault(self.number, place.loop.time())
         self._begin_phase("first step", begun + 1, 60.0)
+        if begun == steps.total:  # that was in memory
+            await self._save(begun)
         for step in range(begun + 1, steps.total + 1):
             if step > begun + 1:
                 self._begin_phase("step", step, 10.0)
@@ -219,7 +234,9 @@ class SimulatedRank:
     def _count(self, step: int) -> None:
         if self.rank == 0:
             self._count_write()
-            self._place.steps.done = max(self._place.steps.done, step)
+            steps = self._place.steps
+            steps.done = max(steps.done, step)
+            steps.log.append((self._place.loop.time(), self.number, step))
 
     def _count_write(self) -> None:
         """Takes note that its generation trains; nobody else may, but one that was stopped until now."""
@@ -232,9 +249,9 @@ class SimulatedRank:
                 self._place.broken("one generation", older)
             steps.training = self._training
         for other in self._place.ranks:
-            has_met = other._training is not self._training and "restored" in other._moments
             if (
-                has_met
+                other.has_met
+                and other._training is not self._training
                 and not other.process.is_frozen
                 and not other.may_stay
                 and now - other.thawed_s > THAWED_S
@@ -243,27 +260,32 @@ class SimulatedRank:
                 self._place.broken("one generation", f"{who} while generation {self.number} trains")
 
     @property
+    def has_met(self) -> bool:
+        """True once it may write what the run has."""
+        return "restored" in self._moments
+
+    @property
     def may_stay(self) -> bool:
-        """True if the kernel does not end it and nobody waits for that: any more, or in another start.
+        """True if the kernel does not end it and nobody waits for that: any more, or beyond a cut or a start.
 
         Its lock on the run folder then keeps the next rank 0 from writing.
         """
         waited_s = self._place.loop.time() - self.doomed_s
-        return self.is_doomed and (waited_s > REGROUP_S or self.is_alone)
+        is_cut_off = self._place.network.is_silent(self.node)
+        return self.is_doomed and (waited_s > REGROUP_S or self.is_alone or is_cut_off)
 
     def _begin_phase(self, phase: str, step: int, limit_s: float) -> None:
         self._phase, self._step, self._limit_s = phase, step, limit_s
         self._began = self._place.loop.time()
 
-    async def _watch_lease(self) -> None:
-        lease = Lease(self._place.loop.time())
-        while not lease.has_run_out(*self._lease, self._place.loop.time()):
-            await asyncio.sleep(2 * POLL_S)
-        self.die()
+    def look_at_lease(self) -> None:
+        """Ends itself if its lease has run out; a process that is frozen does not look."""
+        if not self.process.is_frozen and self._lease.has_run_out(*self._renewed, self._place.loop.time()):
+            self.die()
 
     def _leave(self, code: int, reason: str) -> None:
         if code != EXIT_DONE:
-            self._cause = ExitRecord(self.rank, self.node, code, reason, self._place.loop.time())
+            self._cause = ExitRecord(self.rank, self.node, code, reason, self._place.wall_time(self.node))
         self.code = code
         self.process.kill()
 
@@ -322,7 +344,7 @@ class SimulatedRank:
         self._stop = True
 
     def renew_lease(self, lease_s: float) -> None:
-        self._lease = self._place.loop.time(), lease_s
+        self._renewed = self._place.loop.time(), lease_s
 
     def limit_init(self, init_s: float) -> None:
         if self._phase == "init":

@@ -13,15 +13,18 @@ from typing import Any, TypeVar
 from tests.simulated.loop import Process, SimulatedLoop
 from tests.simulated.network import Network
 from tests.simulated.ranks import SimulatedRank, Steps, Training
+from trainer.errors import EXIT_FAILED
 from trainer.launch.start_again import asked_after
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import ExitRecord
 from trainer.run.file_work import FileWork
+from trainer.supervise.coordinate.states import State
 from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
 from trainer.supervise.network.tree_plan import Address
 from trainer.supervise.supervisor import Supervisor, start_first_rank
 from trainer.world.launchers import World
+from trainer.world.lease import POLL_S
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.restart_policy import LEAVE_S, RespawnPolicy
 from trainer.world.variables import (
@@ -87,7 +90,7 @@ class SimulatedMachine(Machine):
         self.files = SimulatedFiles(world, node)
 
     def wall_time(self) -> float:
-        return EPOCH_S + self._world.loop.time() + self._world.clock_off_s[self._node]
+        return self._world.wall_time(self._node)
 
     def say(self, line: str) -> None:
         self._world.told(self._node, line)
@@ -146,6 +149,8 @@ class SimulatedWorld:
         self.folder_gone: set[str] = set()
         """Nodes whose run folder does not answer; "" stands for all."""
         self.folder_full = False
+        self.folder_gone_s = 0.0
+        """Seconds for which the run folder does not answer, all such faults together."""
         self.folder_slow_s = 0.0
         self.without_network: set[str] = set()
         self.cannot_fork: set[str] = set()
@@ -157,7 +162,22 @@ class SimulatedWorld:
         self.asked_to_stop_s: float | None = None
         self.stop_heard: tuple[float, int] | None = None
         """When a supervisor first heard a request to stop, and the step that was done by then."""
+        self.obeyed_s: float | None = None
+        """When the coordinator heard one; None also if a fault came later, which may let others go on."""
+        self.obeyed_in = State.STARTING
+        """State in which that was."""
         self.last_fault_s = loop.time()
+        self.at_fault = 0
+        """Faults that last at present."""
+        self.state = State.STARTING
+        """State to which a coordinator has come last."""
+        self.leading: Process | None = None
+        """Process of the coordinator that has come to another state last."""
+        self.cut_off: dict[str, float] = {}
+        """Nodes that do not hear the coordinator's node, or are not heard there, and since when."""
+        self.hit: list[tuple[str, str, float]] = []
+        """Kind, node and time of each fault so far."""
+        self._phases: dict[str, list[asyncio.Future[None]]] = {}
         self.ended: ExitRecord | None = None
         self.generation = 1
         self._trainings: dict[tuple[int, str], Training] = {}
@@ -178,6 +198,11 @@ class SimulatedWorld:
 
     def told(self, node: str, line: str) -> None:
         self.lines.append((self.loop.time(), node, line))
+        if "its supervisor failed: " in line:
+            self.broken("no error", line)
+
+    def wall_time(self, node: str) -> float:
+        return EPOCH_S + self.loop.time() + self.clock_off_s[node]
 
     def broken(self, invariant: str, what: str) -> None:
         self.problems.append((invariant, f"{what} (at {self.loop.time():.2f} s)"))
@@ -191,6 +216,26 @@ class SimulatedWorld:
 
     def hear_stop(self) -> None:
         self.stop_heard = self.stop_heard or (self.loop.time(), self.steps.done)
+        if Process.running() is self.leading and self.at_fault == 0 and self.obeyed_s is None:
+            self.obeyed_s, self.obeyed_in = self.loop.time(), self.state
+
+    @property
+    def leader(self) -> Member:
+        """Supervisor of the coordinator, or of the last one."""
+        return next((each for each in self.members if each.process is self.leading), self.members[0])
+
+    def enter(self, state: State) -> None:
+        """Takes note that a coordinator has come to a state."""
+        self.leading, self.state = Process.running(), state
+        for waiting in self._phases.pop(state.name, ()):
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def phase(self, name: str, limit_s: float) -> None:
+        """Waits until a coordinator comes to that state, but not longer than the limit."""
+        entered = self.loop.create_future()
+        self._phases.setdefault(name, []).append(entered)
+        await asyncio.wait([entered], timeout=limit_s)
 
     def lacks_folder(self, node: str) -> bool:
         """Returns whether the run folder does not answer on a node."""
@@ -250,8 +295,13 @@ class SimulatedWorld:
 
         member.supervisor = None
         starter: Any = start_rank
-        if (rank := start_first_rank(world, env, starter)) is not None:
-            rank.limit_init(self.limits.init_s)
+        try:
+            if (rank := start_first_rank(world, env, starter)) is not None:
+                rank.limit_init(self.limits.init_s)
+        except OSError:
+            member.code = EXIT_FAILED
+            process.kill()
+            return
         member.supervisor = supervisor = Supervisor(world, rank, starter, self.limits, env, machine)
 
         async def life() -> None:
@@ -279,18 +329,24 @@ class SimulatedWorld:
 
     async def run(self) -> None:
         """Starts all, and lets the launcher do what it does, until the job has ended."""
+        leases = self.loop.create_task(self._watch_leases())
         launch: Callable[[], Awaitable[None]] = (
             self._keep_going if self.plan.launcher == "keeps" else self._run_generations
         )
         await launch()
+        leases.cancel()
         self.ended = exit_record_of(self.folder, self.rendezvous.start)
 
+    async def _watch_leases(self) -> None:
+        while True:
+            await asyncio.sleep(2 * POLL_S)
+            for rank in list(self.ranks):
+                rank.look_at_lease()
+
     async def _next_change(self, limit_s: float = 1.0) -> None:
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        limit = self.loop.call_later(limit_s, self._changed.set)
+        await self._changed.wait()
+        limit.cancel()
         self._changed.clear()
 
     async def _keep_going(self) -> None:

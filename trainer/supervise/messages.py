@@ -256,6 +256,8 @@ class Roster(Message):
     """Numbers and addresses of the coordinator and of those who follow it, in order."""
     beside: tuple[tuple[int, Address], ...] = ()
     """Numbers and addresses of others of the coordinator's node, which may end together with it."""
+    ran: int = 0
+    """Number of the last generation that was started; who had no rank in it has not heard of its start."""
 
     @cached_property
     def world(self) -> WorldPlan:

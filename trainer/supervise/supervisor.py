@@ -228,9 +228,9 @@ class Supervisor:
         while self._ending.code is None:
             self._own.inspect(tells_progress=self._host.coordinator is None and context.keeps_going)
             before = now()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await changed.wait()
+            tick = loop.call_later(TICK_S, changed.set)
+            await changed.wait()
+            tick.cancel()
             changed.clear()
             if (pause := now() - before - TICK_S) > HELD_UP_S:
                 self._own.record_pause(pause)
@@ -273,7 +273,7 @@ class Supervisor:
             case messages.CollectStacks() if generation is not None and own.number in message.ranks:
                 spawn(own.send_stack(generation))
             case messages.Roster() if self._host.coordinator is None:
-                self._parent_loss.roster = message
+                self._parent_loss.roster, own.ran = message, max(own.ran, message.ran)
             case messages.Regroup():
                 own.latest = max(own.latest, message.generation)
                 spawn(own.end_before(message.generation))

@@ -26,7 +26,6 @@ class Fence:
 
     def __init__(self, run: RunState, presence: Presence) -> None:
         self._run, self._presence = run, presence
-        self._ran = run.generation.number
         self._claimed: dict[int, str] = {}
         """World, as text, of each generation claimed here, or passed over, since the last that ran."""
         self._dead: frozenset[int] = frozenset()
@@ -36,7 +35,7 @@ class Fence:
 
     def record_start(self, generation: int) -> None:
         """Records that a generation has started, here or with an earlier coordinator."""
-        self._ran, self._claimed = generation, {}
+        self._run.ran, self._claimed = generation, {}
 
     async def take_over(self, ran: int, dead: Collection[int]) -> None:
         """Goes on from the generation `ran` after earlier coordinators, whose processes are `dead`."""
@@ -75,7 +74,7 @@ class Fence:
         while True:
             # Each number since the last generation that ran here is claimed in turn: so two parts of a cut
             # network always meet at the first one.
-            number = max(self._claimed, default=self._ran) + 1
+            number = max(self._claimed, default=run.ran) + 1
             try:
                 other = await run.claim(number, text)
             except OSError as error:

@@ -89,7 +89,7 @@ class Presence:
             self.unreachable[member] = now()
         if orphans := orphans - self._orphans:
             self._orphans |= orphans
-            run.spawn(self._lose_orphans(orphans, silent=silent))
+            run.spawn(self._lose_orphans(orphans))
             self._lose_ended(orphans, self._orphans)
         self._members_changed()
 
@@ -126,13 +126,14 @@ class Presence:
             return False
         return await is_refused(address, context.machine)
 
-    async def _lose_orphans(self, orphans: set[int], *, silent: bool) -> None:
+    async def _lose_orphans(self, orphans: set[int]) -> None:
         self._joined_at = now()  # the wait begins anew with each that comes
         while orphans & self._orphans and now() < self._joined_at + ORPHANS_S:
             await asyncio.sleep(0.1)  # in a large run they come one after the other
         for member in sorted(orphans & self._orphans):
             reason = "it has not come back since the supervisor above it was lost"
-            self._run.post(Lost(member, self._run.membership.nodes[member], reason, silent))
+            # One that is stopped has not ended its rank, which lives as long as its lease.
+            self._run.post(Lost(member, self._run.membership.nodes[member], reason, silent=True))
 
     def take_over(self, roster: Roster, dead: Sequence[int]) -> None:
         """Counts the members of an earlier coordinator that are not here as gone for now.
@@ -150,8 +151,7 @@ class Presence:
                     self._awaited.add(member)
                 if root not in dead:
                     self.unreachable[member] = now()
-        nodes = self._run.membership.nodes
-        self._lose_ended([each for each in self._awaited if nodes[each] == nodes.get(root)], self._awaited)
+        self._lose_ended(self._awaited & self._addresses.keys(), self._awaited)
 
     async def all_ended(self, its: GenerationState) -> None:
         """Waits until nobody is awaited and all who are there have ended their ranks.
@@ -159,15 +159,15 @@ class Presence:
         Those who do not come or do not end in time count as lost.
         """
         run = self._run
-        began = self._joined_at = now()
+        self._joined_at, limit = now(), now() + REGROUP_S
         patience = ORPHANS_S + (run.limits.silence_s if self.unreachable else 0.0)
-        limit = began + REGROUP_S
 
         def settled() -> bool:
             waiting = self._orphans or (self._awaited and now() < self._joined_at + patience)
             return not waiting and its.ended >= set(run.membership.living)
 
         await run.until(settled, max(REGROUP_S, patience))
+        self.unreachable |= dict.fromkeys(self._awaited, now())  # they may be stopped, and their ranks live
         self._awaited.clear()
         if now() >= limit:
             for member in set(run.membership.living) - its.ended:
@@ -199,4 +199,4 @@ class Presence:
         succession = (here, *tree.plan.successors(SUCCESSORS))
         beside = tuple(tree.plan.on_node(context.world.node)[:_BESIDE])
         others = "" if members == world.members else runs_text(members)
-        tree.down(Roster(run.generation.number, world.to_text(), others, succession, beside))
+        tree.down(Roster(run.generation.number, world.to_text(), others, succession, beside, run.ran))

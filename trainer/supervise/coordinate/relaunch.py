@@ -128,7 +128,9 @@ class Relaunch:
         run, record = self._run, request.record
         cause = record.reason.partition("; ")[0]
         history = run.history
-        from_step = max(await history.saved_step(), in_memory, request.in_memory)
+        saved = await history.saved_step()
+        saved = 0 if 0 < request.steps_done < saved else saved  # the ranks have saved again meanwhile
+        from_step = max(saved, in_memory, request.in_memory)
         steps_done = max(request.steps_done, from_step)
         kind: Kind = "fault" if request.fault_step else "lost"
         fault = Fault(record.rank, record.node, request.fault_step or steps_done, cause, lost=kind == "lost")

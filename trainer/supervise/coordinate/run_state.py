@@ -64,6 +64,8 @@ class RunState:
         self.history = RestartHistory(self.limits, self.exit_files, context.machine)
         self.generation = GenerationState(context.world.generation, tuple(ranks))
         """Present generation, or the next one while it is being agreed on."""
+        self.ran = self.generation.number
+        """Number of the last generation that was started."""
         self.stop_at: float | None = None
         """Time of the first request to stop; None if there was none."""
         self._state = State.STARTING
@@ -215,8 +217,6 @@ class RunState:
         """Ends all supervisors, each with the cause's exit code, so that no launcher can choose another."""
         if record.exit_code not in (EXIT_DONE, EXIT_START_AGAIN):
             self._ending.show(record)
-        if self.context.tree is not None:
-            self.context.tree.ending = True
         self.broadcast(End(record.exit_code))
 
     async def claim(self, generation: int, world: str) -> GenerationClaim | None:

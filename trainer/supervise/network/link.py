@@ -12,13 +12,14 @@ from typing import Any
 
 from trainer.safe_io.plain import parse_json
 from trainer.supervise.machine import Machine, now
-from trainer.supervise.messages import Joined, Message, StopRequest, from_table, to_line, to_table
+from trainer.supervise.messages import Beat, Joined, Message, StopRequest, from_table, to_line, to_table
 from trainer.supervise.network.tree_plan import Address
 from trainer.world.rendezvous import Message as Table
 from trainer.world.rendezvous import Rendezvous, is_signed, signed
 
 OUTSIDER = -1
 """Rank of a caller that only makes a request: it is not part of the run and may leave at any time."""
+BEAT = to_line(Beat())
 PROBE_S, PROBE_AGAIN_S = 1.0, 0.1
 """Longest wait for the answer of a machine, and the wait before it is called again."""
 
@@ -43,7 +44,7 @@ class Link:
             self.writer.write(line)
 
     async def receive(self) -> Message | None:
-        """Returns the next message; None if the neighbour has gone or sends what is none."""
+        """Returns the next message, signs of life left out; None if the neighbour has gone or sends none."""
         table = await self.receive_table()
         try:
             return None if table is None else from_table(table)
@@ -57,10 +58,11 @@ class Link:
     async def receive_table(self) -> Table | None:
         """Returns the next table; None if the neighbour has gone or sends what cannot be read."""
         try:
-            table = parse_json(await self._reader.readuntil(b"\n"))
+            while (line := await self._reader.readuntil(b"\n")) == BEAT:
+                self.last_received = now()
+            self.last_received, table = now(), parse_json(line)
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return None
-        self.last_received = now()
         return table if isinstance(table, dict) else None
 
     async def flush(self) -> None:

@@ -21,7 +21,7 @@ from trainer.supervise import messages
 from trainer.supervise.background import spawn
 from trainer.supervise.machine import Machine, now
 from trainer.supervise.messages import Message
-from trainer.supervise.network.link import OUTSIDER, Link
+from trainer.supervise.network.link import BEAT, OUTSIDER, Link
 from trainer.supervise.network.tree_plan import Address, TreePlan
 from trainer.world.rendezvous import Message as Table
 from trainer.world.rendezvous import Rendezvous, is_signed, signed
@@ -265,11 +265,9 @@ class Tree:
             task.cancel()
         for server in self._servers.values():
             server.close()
-        await asyncio.wait(
-            [asyncio.ensure_future(link.closed()) for link in links]
-            or [asyncio.ensure_future(asyncio.sleep(0))],
-            timeout=HEARTBEAT_S,
-        )
+        if links:
+            closing = [asyncio.ensure_future(link.closed()) for link in links]
+            await asyncio.wait(closing, timeout=HEARTBEAT_S)
 
     def _spawn(self, work: Any) -> None:
         spawn(work, self._tasks)
@@ -397,8 +395,7 @@ class Tree:
             self._children[link] = None
             self.up(link.joined)
         while (message := await link.receive()) is not None:
-            if not isinstance(message, messages.Beat):
-                self.up(message)
+            self.up(message)
         if link in self._children:
             self._children.pop(link, None)
             self._child_lost(link, "its connection closed")
@@ -418,7 +415,7 @@ class Tree:
         while (message := await link.receive()) is not None:
             if isinstance(message, messages.JoinAgain):
                 self.ask_to_join_again()
-            elif not isinstance(message, messages.Beat):
+            else:
                 self.down(message)
         if not self.ending and link is self._parent:
             self._parent_gone("its connection closed")
@@ -432,9 +429,8 @@ class Tree:
             # After a pause of this process, messages that came meanwhile are still to be read; the next round
             # will have read them.
             suspended = now() - before > 2 * HEARTBEAT_S and not suspended
-            beat = messages.to_line(messages.Beat())
             for link in [*self._children, *([self._parent] if self._parent else [])]:
-                link.send_line(beat)
+                link.send_line(BEAT)
                 if not suspended and now() - link.last_received > self._silence_s:
                     self._silent(link)
 

@@ -92,9 +92,11 @@ class OwnRank:
         """
         if self.generation is None:
             return RankState("init", float("inf"), 0, now(), 0, "", False, now=now())
-        return self.generation.state().resumed_after(
-            lambda since: sum(min(pause, end - since) for end, pause in self._pauses if since < end)
-        )
+        state = self.generation.state()
+        return state if not self._pauses else state.resumed_after(self._paused_s)
+
+    def _paused_s(self, since: float) -> float:
+        return sum(min(pause, end - since) for end, pause in self._pauses if since < end)
 
     def moments(self) -> Mapping[str, float]:
         """Returns the moments of its start that the rank has reached in its present generation."""
@@ -251,6 +253,8 @@ class OwnRank:
     def start(self, message: messages.Start) -> None:
         """Starts the rank again, if it has a place in the world of this generation."""
         number, variables = message.generation, dict(message.variables)
+        if self.closed or number != self.latest:
+            return
         if message.world:
             place = place_in(message.world, self._context.world.rank)
             self.number = self._context.world.rank if place is None else place.rank
@@ -258,8 +262,6 @@ class OwnRank:
                 self.generation = None
                 return
             variables |= self._place_variables(place)
-        if self.closed or number != self.latest:
-            return
         try:
             if self.generation is not None and (state := self.generation.state()).ranks:
                 self._learned = {LEARNED_LIMITS: to_text(state.learned, state.ranks)}
@@ -270,6 +272,7 @@ class OwnRank:
             self._context.send_up(messages.Failed(number, record))
             return
         self.generation.limit_init(self._context.limits.init_s)
+        self.inspect(tells_progress=False)  # it gives it a lease: this supervisor may be stopped just now
 
     def _place_variables(self, place: Place) -> dict[str, str]:
         world = replace(
