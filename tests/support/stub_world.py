@@ -1,6 +1,7 @@
 """Real supervisors with stub ranks, many in one process: they meet on loopback, and each may be lost."""
 
 import asyncio
+import json
 import mmap
 import secrets
 from collections import Counter
@@ -178,6 +179,12 @@ class StubWorld:
         rank = self.members[member].rank
         assert rank is not None
         rank.fail()
+
+    def restarts(self) -> list[dict[str, Any]]:
+        """Returns the restarts in the run folder; none before the file is there."""
+        file = self.folder / "restarts.json"
+        rows: list[dict[str, Any]] = json.loads(file.read_text())["restarts"] if file.exists() else []
+        return rows
 
     def world(self) -> dict[int, int]:
         """Returns the rank of each living supervisor that has one."""
