@@ -207,12 +207,16 @@ class StubWorld:
 
         await until(is_so)
 
+    async def codes(self) -> list[int]:
+        """Waits for the end; returns the exit codes of the supervisors."""
+        return await asyncio.gather(*(node.task for node in self.members.values()))
+
     async def end(self) -> list[int]:
         """Lets all ranks be done; returns the exit codes of the supervisors."""
         for node in self.members.values():
             if node.rank is not None:
                 node.rank.rank.code = 0
-        return await asyncio.gather(*(node.task for node in self.members.values()))
+        return await self.codes()
 
 
 async def until(condition: Callable[[], object], step_s: float = 0.02) -> None:

@@ -115,6 +115,13 @@ ENDS: dict[str, tuple[dict[str, Any], list[Message | float], int, int, str]] = {
         75,
         "asked to stop; then killed",
     ),
+    "a stop that comes while the newest checkpoint is looked for": (
+        {"checkpoint_read_s": 2.0},
+        [failed(1, saving=False), 1.0, STOP],
+        1,
+        75,
+        "asked to stop; then killed",
+    ),
     "a fault of a rank that saves": ({}, [STOP, failed(1, saving=True)], 1, 1, "killed"),
     "a loss after a request to stop": (
         {"launcher": "keeps"},

@@ -2,32 +2,32 @@
 
 from dataclasses import replace
 
-from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, late_ranks, text
+import pytest
+
+from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, text
 from trainer.supervise.rank.rank_report import RankReport
 
 WAITING = RankReport(0, "n1", 10, "step", 7, 300.5, 300.0, 31, "all_gather", True, "sleeping", "futex_wait")
 COMPUTING = replace(WAITING, rank=1, node="n2", collectives=30, waiting=False, state="running", kernel="")
 
 
-def ranks(reports: list[RankReport]) -> list[int]:
-    return [report.rank for report in reports]
-
-
-def test_rank_that_has_begun_fewer_collectives_is_late() -> None:
-    assert ranks(late_ranks([WAITING, COMPUTING, replace(WAITING, rank=2)])) == [1]
-
-
-def test_stopped_rank_is_late_whatever_it_has_begun() -> None:
-    stopped = replace(WAITING, rank=2, state="stopped by a signal")
-    assert ranks(late_ranks([WAITING, stopped])) == [2]
-
-
-def test_of_equal_ranks_those_that_wait_in_no_collective_are_late() -> None:
-    assert ranks(late_ranks([WAITING, replace(COMPUTING, collectives=31)])) == [1]
-
-
-def test_where_all_wait_in_the_same_collective_all_are_named() -> None:
-    assert ranks(late_ranks([WAITING, replace(WAITING, rank=1)])) == [0, 1]
+@pytest.mark.parametrize(
+    ("reports", "late"),
+    [
+        ([WAITING, COMPUTING, replace(WAITING, rank=2)], [1]),
+        ([WAITING, replace(WAITING, rank=2, state="stopped by a signal")], [2]),
+        ([WAITING, replace(COMPUTING, collectives=31)], [1]),
+        ([WAITING, replace(WAITING, rank=1)], [0, 1]),
+    ],
+    ids=[
+        "one that has begun fewer collectives",
+        "a stopped one, whatever it has begun",
+        "of equal ones those that wait in no collective",
+        "all, where all wait in the same collective",
+    ],
+)
+def test_late_ranks_are_named(reports: list[RankReport], late: list[int]) -> None:
+    assert Diagnosis("what", reports, []).to_json(124, {})["late"] == late
 
 
 def test_where_a_supervisor_is_missing_its_rank_is_late_and_no_other() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from tests.support.jobs import tiny_job
 from trainer.comm.torch_backend import TorchBackend, _Reducer
-from trainer.run.exit_record import RANK_DIR
 from trainer.world import heartbeat
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World
@@ -25,7 +24,7 @@ def memory(tmp_path: Path) -> mmap.mmap:
 
 @pytest.fixture
 def comm(tmp_path: Path, memory: mmap.mmap) -> Iterator[TorchBackend]:
-    own = Heartbeat.open({RANK_DIR: str(tmp_path)})
+    own = Heartbeat.open({"CLIPSHIP_RANK_DIR": str(tmp_path)})
     backend = TorchBackend(tiny_job(), World(0, 1, 0, 1, "here", "test"), torch.device("cpu"), own)
     yield backend
     backend.close()

@@ -16,7 +16,7 @@ import pytest
 from tests.support.processes import ended_on_failure
 from trainer.supervise.rank.fork_server import ForkServer, may_fork
 from trainer.sysinfo.forks import adopt_orphans
-from trainer.world.rank_process import RankProcess, end_rank, reap_group
+from trainer.world.rank_process import end_rank, reap_group
 
 PROGRAM = """
 import json, os, signal, sys, threading, time
@@ -85,8 +85,8 @@ def until(arrived: Callable[[], Any], limit_s: float = 30.0) -> Any:
 
 def begin(
     fork_server: ForkServer, says: Path, keep: Any = None, **variables: str
-) -> tuple[RankProcess, dict[str, Any]]:
-    """Starts a rank; returns it and what it says about itself. `keep` is told it while it starts."""
+) -> tuple[Any, dict[str, Any]]:
+    """Starts a rank; returns it and what it says about itself. `keep` is told to the server meanwhile."""
     says.unlink(missing_ok=True)
     rank = fork_server.start({**os.environ, "CLIPSHIP_SAYS": str(says), **variables})
     if keep is not None:
@@ -97,8 +97,15 @@ def begin(
     return rank, facts
 
 
+def said(fork_server: ForkServer, says: Path, **variables: str) -> dict[str, Any]:
+    """Starts and ends a rank; returns what it said."""
+    rank, facts = begin(fork_server, says, **variables)
+    end_rank(rank)
+    return facts
+
+
 def first(fork_server: ForkServer, says: Path, **variables: str) -> dict[str, Any]:
-    """Starts and ends a rank that leaves a fork server behind; returns what it said."""
+    """Likewise, of a rank that leaves a fork server behind."""
     rank, facts = begin(fork_server, says, **variables)
     until(fork_server._is_ready)
     end_rank(rank)
@@ -115,8 +122,7 @@ def lives(pid: int) -> bool:
 def test_a_forked_rank_is_like_one_that_was_started(fork_server: ForkServer, tmp_path: Path) -> None:
     says = tmp_path / "says"
     started = first(fork_server, says, CLIPSHIP_A="1", CLIPSHIP_B="2")
-    rank, forked = begin(fork_server, says, CLIPSHIP_A="other", CLIPSHIP_C="3")
-    end_rank(rank)
+    forked = said(fork_server, says, CLIPSHIP_A="other", CLIPSHIP_C="3")
     assert (started["forked"], started["imported here"]) == (False, True)
     assert (forked["forked"], forked["imported here"]) == (True, False)
     for facts in (started, forked):
@@ -130,72 +136,54 @@ def test_a_forked_rank_is_like_one_that_was_started(fork_server: ForkServer, tmp
     assert forked["environ"] == {**started["environ"], "CLIPSHIP_A": "other", "CLIPSHIP_C": "3"}
 
 
-@pytest.mark.parametrize(
-    ("deed", "code"), [("exit:0", 0), ("exit:7", 7), ("signal:9", -9), ("signal:11", -11)]
-)
-def test_supervisor_gets_the_exit_code_of_a_forked_rank(
-    fork_server: ForkServer, tmp_path: Path, deed: str, code: int
-) -> None:
+def test_supervisor_gets_the_exit_code_of_a_forked_rank(fork_server: ForkServer, tmp_path: Path) -> None:
     first(fork_server, tmp_path / "says")
     told: list[int] = []
     before = signal.signal(signal.SIGCHLD, lambda *_: told.append(1))
     try:
-        rank, facts = begin(fork_server, tmp_path / "says", CLIPSHIP_DEED=deed)
-        assert facts["forked"]
-        assert rank.wait(20) == rank.poll() == rank.returncode == code
-        assert told
+        for deed, code in {"exit:0": 0, "exit:7": 7, "signal:9": -9, "signal:11": -11}.items():
+            told.clear()
+            rank, facts = begin(fork_server, tmp_path / "says", CLIPSHIP_DEED=deed)
+            assert facts["forked"]
+            assert rank.wait(20) == rank.poll() == rank.returncode == code
+            assert told
     finally:
         signal.signal(signal.SIGCHLD, before)
-
-
-def test_waiting_for_a_forked_rank_that_lives_ends_in_time(fork_server: ForkServer, tmp_path: Path) -> None:
-    first(fork_server, tmp_path / "says")
-    rank, facts = begin(fork_server, tmp_path / "says")
-    assert facts["forked"]
-    assert rank.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        rank.wait(0.05)
-    end_rank(rank)
-    assert rank.returncode == -signal.SIGKILL
 
 
 def test_many_generations_come_from_one_fork_server(fork_server: ForkServer, tmp_path: Path) -> None:
     before = children()
     first(fork_server, tmp_path / "says")
-    for number in range(5):
+    for number in range(3):
         rank, facts = begin(fork_server, tmp_path / "says", CLIPSHIP_GENERATION=str(number))
         assert (facts["forked"], facts["environ"]["CLIPSHIP_GENERATION"]) == (True, str(number))
+        assert rank.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            rank.wait(0.05)
         end_rank(rank)
+        assert rank.returncode == -signal.SIGKILL
     fork_server.close()
     assert children() == before, "neither the fork server nor a rank is left, not even as a zombie"
 
 
-def test_a_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path) -> None:
-    first(fork_server, tmp_path / "says")
-    os.kill(fork_server._pid, signal.SIGKILL)
-    assert not first(fork_server, tmp_path / "says")["forked"]
-    rank, facts = begin(fork_server, tmp_path / "says")
-    end_rank(rank)
-    assert facts["forked"]
-
-
-def test_a_stopped_fork_server_delays_a_start_and_does_not_prevent_it(
-    fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_fork_server_delays_a_start_and_does_not_prevent_it(
+    fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr("trainer.supervise.rank.fork_server._ANSWER_S", 0.2)
     first(fork_server, tmp_path / "says")
-    os.kill(fork_server._pid, signal.SIGSTOP)
-    rank, facts = begin(fork_server, tmp_path / "says")
-    end_rank(rank)
-    assert not facts["forked"]
+    os.kill(fork_server._pid, number)
+    if number == signal.SIGSTOP:
+        monkeypatch.setattr("trainer.supervise.rank.fork_server._ANSWER_S", 0.2)
+    assert not first(fork_server, tmp_path / "says")["forked"]
+    monkeypatch.setattr("trainer.supervise.rank.fork_server._ANSWER_S", 60.0)
+    assert said(fork_server, tmp_path / "says")["forked"], "the next one has another"
 
 
 def test_variables_that_libraries_read_when_imported_need_a_new_process(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
     first(fork_server, tmp_path / "says", OMP_NUM_THREADS="1")
-    rank, facts = begin(fork_server, tmp_path / "says", OMP_NUM_THREADS="2")
-    end_rank(rank)
+    facts = said(fork_server, tmp_path / "says", OMP_NUM_THREADS="2")
     assert (facts["forked"], facts["environ"]["OMP_NUM_THREADS"]) == (False, "2")
 
 
@@ -238,9 +226,7 @@ def test_a_spare_supervisor_has_a_fork_server_and_no_rank(fork_server: ForkServe
     fork_server.fill({**os.environ, "CLIPSHIP_SAYS": str(says)})
     until(fork_server._is_ready)
     assert not says.exists()
-    rank, facts = begin(fork_server, says)
-    end_rank(rank)
-    assert facts["forked"]
+    assert said(fork_server, says)["forked"]
     fork_server.close()
     assert children() == before
 

@@ -4,30 +4,30 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainer.run.exit_record import EXIT_DIR, RANK_DIR
 from trainer.supervise.rank import generation
 from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.rank.generation import RankOfGeneration, fresh_variables
 from trainer.world import heartbeat
-from trainer.world.heartbeat import HEARTBEAT_FILE, published_state
-from trainer.world.launchers import detect
-from trainer.world.rank_process import rank_folder
-from trainer.world.variables import GENERATION, SUBMISSION
 
-RANK = f"""
+RANK = """
 import os, subprocess, sys, time
 subprocess.Popen(["sleep", "600"])
-open(os.environ["{RANK_DIR}"] + "/says", "w").write(os.environ["{GENERATION}"])
+open(os.environ["CLIPSHIP_RANK_DIR"] + "/says", "w").write(os.environ["CLIPSHIP_GENERATION"])
 time.sleep(600)
 """
-COMMAND = [sys.executable, "-c", RANK]
+
+
+def started(env: Mapping[str, str], number: int, program: str = RANK) -> RankOfGeneration:
+    command = ForkServer([sys.executable, "-c", program], use=False)
+    return RankOfGeneration(number, command, env, is_root=True)
 
 
 def says(generation: RankOfGeneration) -> str:
@@ -49,8 +49,8 @@ def is_group(pid: int) -> bool:
 
 
 def test_next_generation_has_a_process_a_folder_and_a_heartbeat_of_its_own(tmp_path: Path) -> None:
-    env = {**os.environ, EXIT_DIR: str(tmp_path)}
-    first = RankOfGeneration(1, ForkServer(COMMAND, use=False), env, is_root=True)
+    env = {**os.environ, "CLIPSHIP_EXIT_DIR": str(tmp_path)}
+    first = started(env, 1)
     try:
         assert says(first) == "1"
         heartbeat.request_stop(first.memory)
@@ -61,25 +61,25 @@ def test_next_generation_has_a_process_a_folder_and_a_heartbeat_of_its_own(tmp_p
             assert time.monotonic() < limit
             time.sleep(0.05)
         assert not first.folder.exists()
-        assert published_state(tmp_path) == (None, True)
+        assert heartbeat.published_state(tmp_path) == (None, True)
     finally:
         first.close()
-    second = RankOfGeneration(2, ForkServer(COMMAND, use=False), env, is_root=True)
+    second = started(env, 2)
     try:
         assert says(second) == "2"
         assert second.folder != first.folder
         assert not heartbeat.Heartbeat(second.memory, {}).stop_requested
-        assert os.readlink(tmp_path / HEARTBEAT_FILE) == str(second.folder / HEARTBEAT_FILE)
+        assert os.readlink(tmp_path / "heartbeat") == str(second.folder / "heartbeat")
         assert not second.ending
     finally:
         second.close()
     assert not second.folder.exists()
 
 
-STUCK = f"""
+STUCK = """
 import ctypes, os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-open(os.environ["{RANK_DIR}"] + "/says", "w").write("stuck")
+open(os.environ["CLIPSHIP_RANK_DIR"] + "/says", "w").write("stuck")
 ctypes.PyDLL(None).pause()
 """
 
@@ -87,7 +87,7 @@ ctypes.PyDLL(None).pause()
 @pytest.mark.parametrize("stopped", [False, True])
 def test_rank_that_can_do_nothing_itself_is_ended(stopped: bool) -> None:
     """No thread of it runs Python any more and it takes no signal, as in a library that hangs."""
-    its = RankOfGeneration(1, ForkServer([sys.executable, "-c", STUCK], use=False), os.environ, is_root=False)
+    its = started(os.environ, 1, STUCK)
     try:
         assert says(its) == "stuck"
         os.kill(its.rank.pid, signal.SIGTERM)
@@ -99,23 +99,18 @@ def test_rank_that_can_do_nothing_itself_is_ended(stopped: bool) -> None:
         its.close()
 
 
-def test_rank_that_cannot_be_started_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Path] = []
+def test_rank_that_cannot_be_started_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    make = tempfile.mkdtemp
 
-    @contextmanager
-    def noted() -> Iterator[Path]:
-        with rank_folder() as folder:
-            made.append(folder)
-            yield folder
+    def noted(**where: Any) -> str:
+        made.append(make(**where))
+        return made[-1]
 
-    monkeypatch.setattr(generation, "rank_folder", noted)
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
     with pytest.raises(OSError, match="no-such-program"):
-        RankOfGeneration(
-            1, ForkServer([str(tmp_path / "no-such-program")], use=False), os.environ, is_root=False
-        )
-    assert [folder.exists() for folder in made] == [False]
+        RankOfGeneration(1, ForkServer(["/no-such-program"], use=False), os.environ, is_root=False)
+    assert [Path(folder).exists() for folder in made] == [False]
 
 
 def test_ranks_meet_at_a_new_port_that_rank_0_serves() -> None:
@@ -132,9 +127,3 @@ def test_ranks_of_horovod_meet_at_an_address_of_ipv4(monkeypatch: pytest.MonkeyP
     assert fresh_variables(lost, "::1")["MASTER_ADDR"] == "::1"
     assert fresh_variables({**lost, "CLIPSHIP_MEETS": "1"}, "::1")["MASTER_ADDR"] == "127.0.0.1"
     assert fresh_variables({**lost, "CLIPSHIP_MEETS": "1"}, "127.0.0.2")["MASTER_ADDR"] == "127.0.0.2"
-
-
-def test_a_rank_knows_its_generation() -> None:
-    assert detect({GENERATION: "3"}, "here").generation == 3
-    assert detect({SUBMISSION: "7_1"}, "here").submission == "7_1"
-    assert detect({}, "here").generation == 1
