@@ -9,16 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from trainer.launch.start_again import asked_after
+from trainer.run import launcher_word
 from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
-from trainer.run.launcher_word import WORD, StartRequest
 from trainer.safe_io.values import read_values
 from trainer.supervise import messages
 from trainer.supervise.context import SupervisorContext
 from trainer.supervise.coordinate.coordinator_host import CoordinatorHost
 from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
-from trainer.supervise.messages import Message
 from trainer.supervise.network.tree_plan import TreePlan
 from trainer.world.launchers import World
 
@@ -79,7 +78,7 @@ class Story(Machine):
         """Seconds that the run folder takes to say which checkpoint is the newest."""
         own = {name: of.pop(name) for name in list(of) if name in vars(self)}
         vars(self).update(own)
-        self.said: list[Message] = []
+        self.said: list[messages.Message] = []
         self.rosters: list[messages.Roster] = []
         self.lines: list[str] = []
         self.shown: list[ExitRecord] = []
@@ -107,12 +106,12 @@ class Story(Machine):
 
     # What a test does.
 
-    async def tell(self, *what: Message | float) -> None:
+    async def tell(self, *what: messages.Message | float) -> None:
         """Tells the coordinator messages; a number stands for seconds that pass."""
         for each in what:
             if isinstance(each, messages.Lost):
                 self.there.discard(each.member)
-            if isinstance(each, Message):
+            if isinstance(each, messages.Message):
                 self.its.receive(each)
             else:
                 await asyncio.sleep(each)
@@ -120,13 +119,13 @@ class Story(Machine):
     async def request(self, record: ExitRecord, **of: int) -> None:
         """Asks the launcher to start all again, as another supervisor has done before this generation."""
         its = replace(record, generation=self.context.world.generation)
-        await self.context.exit_files.request_start(StartRequest(its, **of))
+        await self.context.exit_files.request_start(launcher_word.StartRequest(its, **of))
 
     async def until(self, arrived: Callable[[], object]) -> None:
         while not arrived():
             await asyncio.sleep(0.1)
 
-    async def heard(self, kind: type[Message]) -> None:
+    async def heard(self, kind: type[messages.Message]) -> None:
         """Waits until a message of this kind has been said."""
         await self.until(lambda: kind in self.kinds)
 
@@ -156,7 +155,7 @@ class Story(Machine):
         return record
 
     @property
-    def kinds(self) -> list[type[Message]]:
+    def kinds(self) -> list[type[messages.Message]]:
         return [type(message) for message in self.said]
 
     @property
@@ -176,7 +175,7 @@ class Story(Machine):
     @property
     def word(self) -> dict[str, str]:
         """The last word to the launcher, as a batch script reads it."""
-        return read_values(self.folder / WORD)
+        return read_values(self.folder / launcher_word.WORD)
 
     def asked_after(self, generation: int) -> int:
         """Returns the generation that the launcher starts after this one; 0 if none."""
@@ -194,7 +193,7 @@ class Story(Machine):
     def newest_kept(self, env: Mapping[str, str]) -> int:
         return self.kept
 
-    def broadcast(self, message: Message) -> None:
+    def broadcast(self, message: messages.Message) -> None:
         self.said.append(message)
         if isinstance(message, messages.Regroup) and self.obedient:
             for member in self.there:

@@ -19,7 +19,6 @@ from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.supervise import messages
 from trainer.supervise.coordinate.coordinator_host import ParentLoss
 from trainer.supervise.machine import Machine
-from trainer.supervise.messages import Message
 
 NO_RESTARTS: dict[str, Any] = {"max_restarts": 0, "checkpoint_s": 0.3, "shutdown_s": 0.3}
 OTHER_STOP = messages.StopRequest(15, 1, "n1")
@@ -27,162 +26,87 @@ ALL_SAVED = done(0, 75), done(1, 75)
 GONE = "its supervisor is gone: its connection closed"
 
 
-def joined(signalled: bool) -> list[Message]:
+def joined(signalled: bool) -> list[messages.Message]:
     """Both join anew and know of a request to stop, which they got as a signal or heard of."""
     return [messages.Joined(rank, f"n{rank}", asked=True, signalled=signalled) for rank in (0, 1)]
 
 
-ENDS: dict[str, tuple[dict[str, Any], list[Message | float], int, int, str]] = {
-    "all are done": (NO_RESTARTS, [done(0), done(1)], 0, 0, "done"),
-    "a failure outside of a collective comes before one inside, whatever arrives first": (
-        NO_RESTARTS,
-        [
-            failed(0, waiting=True, cause="connection reset"),
-            lost(0),
-            failed(1, code=2, cause="no such file", at=2.0),
-        ],
-        1,
-        2,
-        "no such file",
-    ),
-    "the earlier of two similar failures counts": (
-        NO_RESTARTS,
-        [failed(0, cause="later", at=2.0), failed(1, code=7, cause="earlier")],
-        1,
-        7,
-        "earlier",
-    ),
-    "a killed rank comes before what failed because of it": (
-        NO_RESTARTS,
-        [failed(0, cause="connection reset"), failed(1, killed=True)],
-        1,
-        1,
-        "killed",
-    ),
-    "a supervisor that is gone": (NO_RESTARTS, [lost(1)], 1, 1, GONE),
-    "a node that reaches nobody names itself": (
-        NO_RESTARTS,
-        [messages.Cut(member=0, node="n0", other="rank 1 on n1")],
-        0,
-        1,
-        "its node has lost the network: it can no longer reach rank 1 on n1",
-    ),
-    "a rank that stays behind when others are done is timed out": (
-        NO_RESTARTS,
-        [done(0)],
-        0,
-        124,
-        "timeouts.shutdown_s",
-    ),
-    "a rank that stays behind the others of a preempted run": (NO_RESTARTS, [done(1, 75)], 1, 75, ""),
-    "no supervisor answers": (
-        NO_RESTARTS,
-        [messages.Late(what="init lasts too long", generation=1)],
-        0,
-        124,
-        "rank 0 on n0: its supervisor does not answer",
-    ),
-    "ranks ignore a request to stop": (
-        NO_RESTARTS,
-        [STOP],
-        0,
-        124,
-        "the run was asked to stop and had not ended after 0.6 s",
-    ),
-    "the reason of a stopped run is the rank's own": (
-        NO_RESTARTS,
-        [done(rank, 75, reason="asked to stop during an evaluation") for rank in (0, 1)],
-        0,
-        75,
-        "asked to stop during an evaluation",
-    ),
+CONNECTION = failed(0, waiting=True, cause="connection reset")
+SAVED = "asked to stop during an evaluation"
+THEN = "asked to stop; then killed"
+THEN_GONE = "asked to stop; then its supervisor is gone"
+SECOND = "a second signal"
+# fmt: off
+ENDS: dict[str, tuple[dict[str, Any], list[messages.Message | float], int, int, str]] = {
+    "all are done":
+        (NO_RESTARTS, [done(0), done(1)], 0, 0, "done"),
+    "a failure outside of a collective comes before one inside, whatever arrives first":
+        (NO_RESTARTS, [CONNECTION, lost(0), failed(1, code=2, cause="no file", at=2.0)], 1, 2, "no file"),
+    "the earlier of two similar failures counts":
+        (NO_RESTARTS, [failed(0, cause="later", at=2.0), failed(1, code=7, cause="earlier")], 1, 7,
+         "earlier"),
+    "a killed rank comes before what failed because of it":
+        (NO_RESTARTS, [failed(0, cause="connection reset"), failed(1, killed=True)], 1, 1, "killed"),
+    "a supervisor that is gone":
+        (NO_RESTARTS, [lost(1)], 1, 1, GONE),
+    "a node that reaches nobody names itself":
+        (NO_RESTARTS, [messages.Cut(0, "n0", "rank 1 on n1")], 0, 1,
+         "its node has lost the network: it can no longer reach rank 1 on n1"),
+    "a rank that stays behind when others are done is timed out":
+        (NO_RESTARTS, [done(0)], 0, 124, "timeouts.shutdown_s"),
+    "a rank that stays behind the others of a preempted run":
+        (NO_RESTARTS, [done(1, 75)], 1, 75, ""),
+    "no supervisor answers":
+        (NO_RESTARTS, [messages.Late(1, "init lasts too long")], 0, 124,
+         "rank 0 on n0: its supervisor does not answer"),
+    "ranks ignore a request to stop":
+        (NO_RESTARTS, [STOP], 0, 124, "the run was asked to stop and had not ended after 0.6 s"),
+    "the reason of a stopped run is the rank's own":
+        (NO_RESTARTS, [done(0, 75, reason=SAVED), done(1, 75, reason=SAVED)], 0, 75, SAVED),
     # Restarts are allowed, and nevertheless there is none.
-    "bad input": ({}, [failed(1, code=2)], 1, 2, "killed"),
-    "a failure before anything was done": ({"begun": False}, [failed(1)], 1, 1, "killed"),
-    "a lost supervisor whose launcher ends all": ({}, [lost(1)], 1, 1, GONE),
-    "a node that is cut off from the others": (
-        {},
-        [messages.Cut(member=1, node="n1", other="rank 0 on n0")],
-        1,
-        1,
-        "can no longer reach rank 0 on n0",
-    ),
+    "bad input":
+        ({}, [failed(1, code=2)], 1, 2, "killed"),
+    "a failure before anything was done":
+        ({"begun": False}, [failed(1)], 1, 1, "killed"),
+    "a lost supervisor whose launcher ends all":
+        ({}, [lost(1)], 1, 1, GONE),
+    "a node that is cut off from the others":
+        ({}, [messages.Cut(1, "n1", "rank 0 on n0")], 1, 1, "can no longer reach rank 0 on n0"),
     # Requests to stop. Loader processes that die are noticed after seconds, and the request comes before.
-    "a fault in the work of a rank that was asked to stop meanwhile": (
-        {},
-        [STOP, failed(1, saving=False)],
-        1,
-        75,
-        "asked to stop; then killed",
-    ),
-    "a stop that comes while the newest checkpoint is looked for": (
-        {"checkpoint_read_s": 2.0},
-        [failed(1, saving=False), 1.0, STOP],
-        1,
-        75,
-        "asked to stop; then killed",
-    ),
-    "a fault of a rank that saves": ({}, [STOP, failed(1, saving=True)], 1, 1, "killed"),
-    "a loss after a request to stop": (
-        {"launcher": "keeps"},
-        [STOP, lost(1)],
-        1,
-        75,
-        "asked to stop; then its supervisor is gone",
-    ),
-    "a loss after a rank has saved": (
-        {},
-        [STOP, done(0, 75, reason="asked to stop"), lost(1)],
-        1,
-        75,
-        "asked to stop; then its supervisor is gone",
-    ),
-    **{
-        f"signals of a launcher that ends all after a failure, {again=}": (
-            {"launcher": "always"},
-            [STOP, 10.0, failed(1, saving=False), replace(STOP, again=again)],
-            1,
-            75,
-            "asked to stop; then killed",
-        )
-        for again in (False, True)
-    },
-    "a signal that a user repeats ends the run at once": (
-        NO_RESTARTS,
-        [replace(STOP, signal=2), replace(STOP, signal=2, again=True)],
-        0,
-        130,
-        "a second signal",
-    ),
-    "a signal that comes twice at once is one request": ({}, [STOP, STOP, *ALL_SAVED], 0, 75, ""),
-    "a signal that comes again after a while": ({}, [STOP, 10.0, STOP], 0, 143, "a second signal"),
-    "a node that is drained while ranks save for another one": (
-        {},
-        [STOP, 10.0, OTHER_STOP, 10.0, replace(STOP, outside=True), 10.0, *ALL_SAVED],
-        0,
-        75,
-        "",
-    ),
-    "a signal before a supervisor joined is its first": (
-        {},
-        [*joined(signalled=True), 10.0, replace(OTHER_STOP, signal=2)],
-        1,
-        130,
-        "a second signal",
-    ),
-    "a request of which supervisors only know, from a lost coordinator": (
-        {},
-        [*joined(signalled=False), 10.0, replace(OTHER_STOP, signal=2), *ALL_SAVED],
-        0,
-        75,
-        "",
-    ),
+    "a fault in the work of a rank that was asked to stop meanwhile":
+        ({}, [STOP, failed(1, saving=False)], 1, 75, THEN),
+    "a stop that comes while the newest checkpoint is looked for":
+        ({"checkpoint_read_s": 2.0}, [failed(1, saving=False), 1.0, STOP], 1, 75, THEN),
+    "a fault of a rank that saves":
+        ({}, [STOP, failed(1, saving=True)], 1, 1, "killed"),
+    "a loss after a request to stop":
+        ({"launcher": "keeps"}, [STOP, lost(1)], 1, 75, THEN_GONE),
+    "a loss after a rank has saved":
+        ({}, [STOP, done(0, 75, reason="asked to stop"), lost(1)], 1, 75, THEN_GONE),
+    "signals of a launcher that ends all after a failure":
+        ({"launcher": "always"}, [STOP, 10.0, failed(1, saving=False), STOP], 1, 75, THEN),
+    "signals of a launcher that ends all, and seem to be repeated":
+        ({"launcher": "always"}, [STOP, 10.0, failed(1, saving=False), replace(STOP, again=True)], 1, 75,
+         THEN),
+    "a signal that a user repeats ends the run at once":
+        (NO_RESTARTS, [replace(STOP, signal=2), replace(STOP, signal=2, again=True)], 0, 130, SECOND),
+    "a signal that comes twice at once is one request":
+        ({}, [STOP, STOP, *ALL_SAVED], 0, 75, ""),
+    "a signal that comes again after a while":
+        ({}, [STOP, 10.0, STOP], 0, 143, SECOND),
+    "a node that is drained while ranks save for another one":
+        ({}, [STOP, 10.0, OTHER_STOP, 10.0, replace(STOP, outside=True), 10.0, *ALL_SAVED], 0, 75, ""),
+    "a signal before a supervisor joined is its first":
+        ({}, [*joined(signalled=True), 10.0, replace(OTHER_STOP, signal=2)], 1, 130, SECOND),
+    "a request of which supervisors only know, from a lost coordinator":
+        ({}, [*joined(signalled=False), 10.0, replace(OTHER_STOP, signal=2), *ALL_SAVED], 0, 75, ""),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize(("of", "told", "rank", "code", "said"), ENDS.values(), ids=ENDS)
 async def test_what_the_supervisors_tell_decides_how_the_run_ends(
-    tmp_path: Path, of: dict[str, Any], told: list[Message | float], rank: int, code: int, said: str
+    tmp_path: Path, of: dict[str, Any], told: list[messages.Message | float], rank: int, code: int, said: str
 ) -> None:
     story = Story(tmp_path, **of)
     await story.tell(*told)
@@ -335,6 +259,13 @@ async def test_a_rank_that_does_not_end_is_left_behind_by_those_that_can_go_on(t
     assert "2 ranks of 3" in story.lines[-1]
     await story.tell(messages.Joined(2, "n2"), 10.0)
     assert story.kinds[-1] is messages.Start, "it has found its way back, and its rank lives still"
+
+
+async def test_too_few_that_nobody_brings_back_end_the_run(tmp_path: Path) -> None:
+    story = Story(tmp_path, "keeps", members=3)
+    await story.tell(lost(1))
+    too_few = "2 supervisors of 3 are left, and without recovery.min_nodes, the run needs 3 ranks"
+    assert (await story.ended()).reason.endswith(f"; no restart, since {too_few}")
 
 
 async def test_a_lost_spare_ends_nothing_and_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.stub_supervisor import MEETING, STOP, Story, done, failed, lost
 from trainer.supervise import messages
-from trainer.supervise.messages import Ended, Joined, Message, Progress, Regroup, Start, Stop
 
 
 def checkpoint(folder: Path, step: int) -> None:
@@ -22,11 +21,11 @@ async def test_ranks_are_ended_first_and_started_when_all_have_ended(tmp_path: P
     (tmp_path / "checkpoints" / "step-00000009").mkdir()  # not whole
     story = Story(tmp_path, obedient=False)
     await story.tell(failed(1))
-    await story.heard(Regroup)
-    await story.tell(0.2, Ended(member=1, generation=2), 0.2)
-    assert story.kinds == [Regroup], "rank 0 still lives"
-    await story.tell(Ended(member=0, generation=2))
-    assert await story.restarted(2) == Start(2, MEETING)
+    await story.heard(messages.Regroup)
+    await story.tell(0.2, messages.Ended(member=1, generation=2), 0.2)
+    assert story.kinds == [messages.Regroup], "rank 0 still lives"
+    await story.tell(messages.Ended(member=0, generation=2))
+    assert await story.restarted(2) == messages.Start(2, MEETING)
     assert story.lines == ["clipship: rank 1 on n1: killed; restart 1 of 2: all ranks go on from step 4"]
     (row,) = story.restarts
     assert 0 <= time.time() - row.pop("time") < 60
@@ -59,7 +58,7 @@ async def test_messages_about_ranks_of_an_earlier_generation_are_dropped(tmp_pat
     await story.tell(failed(1))
     await story.restarted(2)
     await story.tell(failed(0), messages.Late(what="old", generation=1), done(0), 1.0)
-    assert story.kinds == [Regroup, Start]
+    assert story.kinds == [messages.Regroup, messages.Start]
 
 
 async def test_lines_about_a_fault_after_a_restart_name_its_generation(tmp_path: Path) -> None:
@@ -81,8 +80,8 @@ async def test_run_goes_on_without_a_supervisor_that_has_never_joined(tmp_path: 
     """A rank hangs, since it waits for one whose supervisor may still come until init_s."""
     story = Story(tmp_path, "keeps", members=3, joined=[0, 1], min_nodes=2, world_sizes=(2, 3))
     await story.tell(messages.Late(what="step, step 7 lasts longer than 12 s", generation=1))
-    await story.heard(Regroup)
-    await story.tell(Ended(member=2, generation=2))  # its own `Joined` is still on its way
+    await story.heard(messages.Regroup)
+    await story.tell(messages.Ended(member=2, generation=2))  # its own `messages.Joined` is still on its way
     assert (await story.restarted(2)).world == "0 0 n0\n1 1 n1"
 
 
@@ -94,12 +93,12 @@ async def test_stop_while_ranks_start_again_waits_only_if_memory_has_more_than_t
     checkpoint(tmp_path, 4)
     story = Story(tmp_path, obedient=False)
     await story.tell(failed(1))
-    await story.heard(Regroup)
-    await story.tell(*(Ended(2, rank, in_memory=kept) for rank in (0, 1)))
+    await story.heard(messages.Regroup)
+    await story.tell(*(messages.Ended(2, rank, in_memory=kept) for rank in (0, 1)))
     await story.restarted(2)
     story.begun = False  # they read their state from memory
     await story.tell(STOP, 0.2)
-    assert (Stop in story.kinds) is (story.code is None) is (kept == 8)
+    assert (messages.Stop in story.kinds) is (story.code is None) is (kept == 8)
     saved = "asked to stop: step 8 is saved"
     await story.tell(*(done(rank, 75, generation=2, reason=saved) for rank in (0, 1)))
     end = await story.ended()
@@ -125,17 +124,17 @@ NO_RESTART = "killed; and a hint; no restart, since "
     ("of", "then", "rank", "reason"),
     [
         ({"obedient": False}, [lost(1)], 1, f"{LOST}: its connection closed; "),
-        ({"obedient": False}, [Ended(2, 1)], 0, f"{NO_RESTART}rank 0 did not end in 30 s"),
+        ({"obedient": False}, [messages.Ended(2, 1)], 0, f"{NO_RESTART}rank 0 did not end in 30 s"),
         ({"no_port": True}, [], 0, f"{NO_RESTART}the ranks cannot meet again: no free port"),
     ],
     ids=["a supervisor is lost", "a rank does not end", "the ranks cannot meet again"],
 )  # fmt: skip
 async def test_what_comes_between_two_generations_may_end_the_run(
-    tmp_path: Path, of: dict[str, Any], then: list[Message], rank: int, reason: str
+    tmp_path: Path, of: dict[str, Any], then: list[messages.Message], rank: int, reason: str
 ) -> None:
     story = Story(tmp_path, **of)
     await story.tell(failed(0, code=7))
-    await story.heard(Regroup)
+    await story.heard(messages.Regroup)
     await story.tell(*then)
     end = await story.ended()
     assert (end.rank, end.exit_code) == (rank, 1 if then == [lost(1)] else 7)
@@ -174,7 +173,7 @@ async def test_parts_of_a_restart_come_from_rank_0_where_the_coordinator_does_no
     await story.tell(failed(1))
     await story.restarted(2)
     ages = {"connected": 0.2, "stepped": 0.0}
-    await story.tell(0.4, Progress(generation=2, steps_done=6, begun=True, ages=ages))
+    await story.tell(0.4, messages.Progress(generation=2, steps_done=6, begun=True, ages=ages))
     await story.until(lambda: "redone" in story.restarts[0]["parts"])
     parts = story.restarts[0]["parts"]
     assert [*parts] == ["detect", "end", "agree", "connect", "first_step", "redone"]
@@ -205,8 +204,12 @@ async def test_checkpoint_serves_if_only_a_node_without_a_rank_has_a_newer_step(
     for generation, step in (2, 3), (3, 5):
         await story.tell(failed(0, generation - 1, step=step + 1))
         await story.regrouped(generation)
-        own = Joined(0, "n0", idle=True, in_memory=step) if joined else Ended(generation, 0, in_memory=step)
-        await story.tell(own, Ended(generation, 1, in_memory=0))
+        own = (
+            messages.Joined(0, "n0", idle=True, in_memory=step)
+            if joined
+            else messages.Ended(generation, 0, in_memory=step)
+        )
+        await story.tell(own, messages.Ended(generation, 1, in_memory=0))
         if generation == 3:
             await story.heard(messages.Meet)
             await story.tell(messages.Meeting(generation, MEETING))
@@ -243,8 +246,8 @@ async def test_rank_0_that_is_lost_before_it_says_where_to_meet_is_not_waited_fo
 async def test_a_supervisor_that_comes_too_late_for_a_regroup_is_told_of_it(tmp_path: Path) -> None:
     story = Story(tmp_path, "keeps", joined=[0], obedient=False)
     await story.tell(failed(0))
-    await story.heard(Regroup)
-    await story.tell(Ended(2, 0), Joined(1, "n1"), 1.0)
-    assert story.said == [Regroup(2), Regroup(2)]
-    await story.tell(Ended(2, 1))
+    await story.heard(messages.Regroup)
+    await story.tell(messages.Ended(2, 0), messages.Joined(1, "n1"), 1.0)
+    assert story.said == [messages.Regroup(2), messages.Regroup(2)]
+    await story.tell(messages.Ended(2, 1))
     await story.restarted(2)

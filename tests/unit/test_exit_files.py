@@ -20,8 +20,6 @@ from trainer.run import generations, launcher_word
 from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
 from trainer.run.file_work import FileWork
-from trainer.run.generations import GenerationClaim, claim
-from trainer.run.launcher_word import WORD, StartRequest, ask, requested_start
 from trainer.safe_io.values import last_values, read_values, value_lines
 
 
@@ -114,33 +112,35 @@ def test_file_work_waits_for_a_busy_thread_if_there_can_be_no_other(monkeypatch:
 # The word to whoever has started it, in lines that bash reads.
 
 RECORD = ExitRecord(1, "n1", 1, "killed: a\nb=c", 5.0, details="a stack\nof lines", generation=2)
-REQUEST = StartRequest(RECORD, steps_done=7, in_memory=6, fault_step=8)
+REQUEST = launcher_word.StartRequest(RECORD, steps_done=7, in_memory=6, fault_step=8)
 
 
 def word(folder: Path) -> str | None:
-    return read_values(folder / WORD).get("word")
+    return read_values(folder / launcher_word.WORD).get("word")
 
 
 def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
-    ask(tmp_path, "now", REQUEST, if_killed=False)
-    assert requested_start(tmp_path, "now") == REQUEST
-    assert requested_start(tmp_path, "another") is None
+    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=False)
+    assert launcher_word.requested_start(tmp_path, "now") == REQUEST
+    assert launcher_word.requested_start(tmp_path, "another") is None
 
 
 def test_a_request_for_the_case_that_all_are_killed_counts_once_the_launcher_takes_it(tmp_path: Path) -> None:
-    ask(tmp_path, "now", REQUEST, if_killed=True)
-    assert requested_start(tmp_path, "now") is None
-    with (tmp_path / WORD).open("a") as file:
+    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=True)
+    assert launcher_word.requested_start(tmp_path, "now") is None
+    with (tmp_path / launcher_word.WORD).open("a") as file:
         file.write("word=again\ntime=99\n")
-    assert requested_start(tmp_path, "now") == replace(REQUEST, record=replace(RECORD, time=99.0))
+    assert launcher_word.requested_start(tmp_path, "now") == replace(
+        REQUEST, record=replace(RECORD, time=99.0)
+    )
 
 
 def test_it_takes_nothing_back_and_only_itself_is_withdrawn(tmp_path: Path) -> None:
-    ask(tmp_path, "now", REQUEST, if_killed=False)
-    ask(tmp_path, "now", REQUEST, if_killed=True)
+    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=False)
+    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=True)
     launcher_word.withdraw(tmp_path, "now")
     assert word(tmp_path) == "again"
-    ask(tmp_path, "now", replace(REQUEST, record=replace(RECORD, generation=3)), if_killed=True)
+    launcher_word.ask(tmp_path, "now", replace(REQUEST, record=replace(RECORD, generation=3)), if_killed=True)
     launcher_word.withdraw(tmp_path, "another")
     assert word(tmp_path) == "again-if-killed"
     launcher_word.withdraw(tmp_path, "now")
@@ -151,13 +151,13 @@ def test_the_end_is_the_last_word_of_its_start(tmp_path: Path) -> None:
     reason = "its supervisor is gone: silent"
     end = ExitRecord(2, "n2", 1, reason, 1.0, left_out=("a", "b"))
     asyncio.run(ExitFiles(str(tmp_path), "now").write("exit.json", asdict(end)))
-    ask(tmp_path, "now", REQUEST, if_killed=False)
+    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=False)
     told = (tmp_path / "artefacts" / "launcher.env").read_text()
     assert told == (
         f"start=now\nword=end\nexit_code=1\nrank=2\nnode=n2\nreason={reason}\n"
         "left_out=a\nleft_out=b\nsaved=yes\nlost=yes\n"
     )
-    ask(tmp_path, "the next", REQUEST, if_killed=False)
+    launcher_word.ask(tmp_path, "the next", REQUEST, if_killed=False)
     assert word(tmp_path) == "again"
 
 
@@ -193,7 +193,7 @@ def test_what_another_start_has_asked_for_is_not_withdrawn(
 
 
 def test_the_exit_record_is_there_though_the_launcher_cannot_be_told(tmp_path: Path) -> None:
-    (tmp_path / WORD).mkdir(parents=True)
+    (tmp_path / launcher_word.WORD).mkdir(parents=True)
     assert keep(ExitFiles(str(tmp_path), "now"), "failed") == str(tmp_path / "exit.json")
     assert kept(tmp_path) == "failed"
 
@@ -203,9 +203,9 @@ AGAIN = "start=now\nword=again\nrequest="
 
 @pytest.mark.parametrize("text", ["", "word=again", "\0", AGAIN + "\n", AGAIN + "{}\n", AGAIN + "null\n"])
 def test_a_word_that_cannot_be_read_asks_for_nothing(text: str, tmp_path: Path) -> None:
-    (tmp_path / WORD).parent.mkdir()
-    (tmp_path / WORD).write_text(text)
-    assert requested_start(tmp_path, "now") is None
+    (tmp_path / launcher_word.WORD).parent.mkdir()
+    (tmp_path / launcher_word.WORD).write_text(text)
+    assert launcher_word.requested_start(tmp_path, "now") is None
 
 
 def test_a_value_stays_on_its_line_whatever_it_holds() -> None:
@@ -217,20 +217,20 @@ def test_a_value_stays_on_its_line_whatever_it_holds() -> None:
 # Claims of generations: one coordinator gets each number.
 
 
-def its(generation: int, member: int = 0, start: str = "now") -> GenerationClaim:
-    return GenerationClaim(start, generation, member, f"n{member}", "h", 7)
+def its(generation: int, member: int = 0, start: str = "now") -> generations.GenerationClaim:
+    return generations.GenerationClaim(start, generation, member, f"n{member}", "h", 7)
 
 
-def newest(folder: Path) -> GenerationClaim | None:
+def newest(folder: Path) -> generations.GenerationClaim | None:
     return asyncio.run(ExitFiles(str(folder), "now").newest_claim())
 
 
 def test_second_claim_of_a_generation_learns_whose_it_is(tmp_path: Path) -> None:
     assert newest(tmp_path) is None
-    claim(tmp_path, its(9, start="before"))
-    assert claim(tmp_path, its(2)) is None
-    assert claim(tmp_path, its(2, 5)) == its(2)
-    assert claim(tmp_path, its(3, 5)) is None
+    generations.claim(tmp_path, its(9, start="before"))
+    assert generations.claim(tmp_path, its(2)) is None
+    assert generations.claim(tmp_path, its(2, 5)) == its(2)
+    assert generations.claim(tmp_path, its(3, 5)) is None
     assert newest(tmp_path) == its(3, 5), "those of earlier starts do not count"
     generations.remove_claims(tmp_path, "now")
     assert sorted(path.name for path in (tmp_path / "generations").iterdir()) == ["00002.json", "00003.json"]
@@ -242,11 +242,13 @@ def test_an_empty_claim_belongs_to_somebody_and_is_void_after_some_seconds(tmp_p
     path.parent.mkdir()
     path.touch()
     with pytest.raises(OSError, match=r"00002\.json, which another supervisor has made, cannot be read"):
-        claim(tmp_path, its(2))
+        generations.claim(tmp_path, its(2))
     assert newest(tmp_path) is None
     os.utime(path, (0, 0))
     for member in (0, 5):
-        assert claim(tmp_path, its(2, member)) == its(2, member), "its own, which each passes over"
+        assert generations.claim(tmp_path, its(2, member)) == its(2, member), (
+            "its own, which each passes over"
+        )
 
 
 def refused(*_: object) -> None:
@@ -264,10 +266,10 @@ def test_a_claim_that_cannot_be_written_leaves_its_number_free(
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, most[1]))  # as on a disk without room
     try:
         with pytest.raises(OSError, match="File too large"):
-            claim(tmp_path, its(2))
+            generations.claim(tmp_path, its(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, most)
     assert os.listdir(tmp_path / "generations") == []
-    assert claim(tmp_path, its(2, 5)) is None
-    assert claim(tmp_path, its(2)) == its(2, 5)
+    assert generations.claim(tmp_path, its(2, 5)) is None
+    assert generations.claim(tmp_path, its(2)) == its(2, 5)
     assert os.listdir(tmp_path / "generations") == ["00002.json"]

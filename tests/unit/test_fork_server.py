@@ -16,7 +16,7 @@ import pytest
 from tests.support.processes import ended_on_failure
 from trainer.supervise.rank.fork_server import ForkServer, may_fork
 from trainer.sysinfo.forks import adopt_orphans
-from trainer.world.rank_process import end_rank, reap_group
+from trainer.world import rank_process
 
 PROGRAM = """
 import json, os, signal, sys, threading, time
@@ -100,7 +100,7 @@ def begin(
 def said(fork_server: ForkServer, says: Path, **variables: str) -> dict[str, Any]:
     """Starts and ends a rank; returns what it said."""
     rank, facts = begin(fork_server, says, **variables)
-    end_rank(rank)
+    rank_process.end_rank(rank)
     return facts
 
 
@@ -108,7 +108,7 @@ def first(fork_server: ForkServer, says: Path, **variables: str) -> dict[str, An
     """Likewise, of a rank that leaves a fork server behind."""
     rank, facts = begin(fork_server, says, **variables)
     until(fork_server._is_ready)
-    end_rank(rank)
+    rank_process.end_rank(rank)
     return facts
 
 
@@ -160,7 +160,7 @@ def test_many_generations_come_from_one_fork_server(fork_server: ForkServer, tmp
         assert rank.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             rank.wait(0.05)
-        end_rank(rank)
+        rank_process.end_rank(rank)
         assert rank.returncode == -signal.SIGKILL
     fork_server.close()
     assert children() == before, "neither the fork server nor a rank is left, not even as a zombie"
@@ -209,7 +209,7 @@ def test_a_process_with_a_thread_leaves_none_and_goes_on(fork_server: ForkServer
     rank, _ = begin(fork_server, tmp_path / "says", THREAD="yes")
     assert not fork_server._is_ready()
     assert rank.poll() is None
-    end_rank(rank)
+    rank_process.end_rank(rank)
 
 
 def test_a_run_without_restarts_keeps_no_fork_server(fork_server: ForkServer, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_run_without_restarts_keeps_no_fork_server(fork_server: ForkServer, tm
     rank, facts = begin(fork_server, tmp_path / "says", keep=False)
     assert "CLIPSHIP_FORK_SERVER" not in facts["environ"]
     assert children() - before == {rank.pid}
-    end_rank(rank)
+    rank_process.end_rank(rank)
 
 
 def test_a_spare_supervisor_has_a_fork_server_and_no_rank(fork_server: ForkServer, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_processes_of_an_ended_rank_leave_no_zombie(tmp_path: Path) -> None:
         assert child in children()
         os.killpg(rank.pid, signal.SIGKILL)
         until(lambda: not lives(child))
-        reap_group(rank)
+        rank_process.reap_group(rank)
         assert child not in children()
 
 

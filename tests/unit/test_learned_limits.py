@@ -15,25 +15,24 @@ from trainer.train.hang_limits import limit_learner
 from trainer.world import heartbeat, learned_limits
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World
-from trainer.world.learned_limits import ENOUGH, FEWEST, FLOOR_S, SETTLED, WAIT, WINDOW, LimitLearner, to_text
 
 CEILINGS = {"step": 300.0, "data": 240.0, "evaluation": 1800.0}
 
 
-def taught(durations: list[float], what: str = "step", **how: Any) -> LimitLearner:
-    learner = LimitLearner(CEILINGS, **how)
+def taught(durations: list[float], what: str = "step", **how: Any) -> learned_limits.LimitLearner:
+    learner = learned_limits.LimitLearner(CEILINGS, **how)
     for seconds in durations:
         learner.record(what, seconds)
     return learner
 
 
 def test_configured_limit_holds_until_enough_is_known() -> None:
-    almost = taught((FEWEST - 1) * [0.5]).limit("step")
+    almost = taught((learned_limits.FEWEST - 1) * [0.5]).limit("step")
     assert (almost.seconds, almost.learned) == (300.0, False)
     few = taught(20 * [0.5]).limit("step")
-    assert (few.seconds, few.learned) == (5 * FLOOR_S, True), "a fifth of enough"
-    enough = taught(ENOUGH * [0.5]).limit("step")
-    assert (enough.seconds, enough.learned, enough.ceiling_s) == (FLOOR_S, True, 300.0)
+    assert (few.seconds, few.learned) == (5 * learned_limits.FLOOR_S, True), "a fifth of enough"
+    enough = taught(learned_limits.ENOUGH * [0.5]).limit("step")
+    assert (enough.seconds, enough.learned, enough.ceiling_s) == (learned_limits.FLOOR_S, True, 300.0)
     # A run that writes a record every 200 steps has long ones among 600.
     assert [taught(steps * [0.5], period=200).limit("step").learned for steps in (599, 600)] == [False, True]
 
@@ -41,13 +40,13 @@ def test_configured_limit_holds_until_enough_is_known() -> None:
 @pytest.mark.parametrize(
     ("durations", "limit_s"),
     [
-        (ENOUGH * [4.0], 24.0),
+        (learned_limits.ENOUGH * [4.0], 24.0),
         (990 * [1.0] + 10 * [9.0], 18.0),
         (980 * [1.0] + 20 * [9.0], 54.0),
-        (999 * [1.0] + [90.0], FLOOR_S),
-        (ENOUGH * [70.0], 300.0),
-        (WINDOW * [20.0], 120.0),
-        (WINDOW * [20.0] + WINDOW * [0.5], FLOOR_S),
+        (999 * [1.0] + [90.0], learned_limits.FLOOR_S),
+        (learned_limits.ENOUGH * [70.0], 300.0),
+        (learned_limits.WINDOW * [20.0], 120.0),
+        (learned_limits.WINDOW * [20.0] + learned_limits.WINDOW * [0.5], learned_limits.FLOOR_S),
     ],
     ids=[
         "usual",
@@ -67,39 +66,43 @@ def test_percentiles_are_those_of_the_last_durations() -> None:
     draw = random.Random(0)
     values = [draw.expovariate(1) for _ in range(3000)]
     basis = taught(values).basis("step")
-    last = sorted(values[-WINDOW:])
-    assert (basis.count, basis.p99_s, basis.p999_s) == (WINDOW, last[989], last[998])
+    last = sorted(values[-learned_limits.WINDOW :])
+    assert (basis.count, basis.p99_s, basis.p999_s) == (learned_limits.WINDOW, last[989], last[998])
 
 
 def test_other_phases_keep_their_configured_limits_and_a_wait_has_its_own() -> None:
-    learner = taught(WINDOW * [0.5], "evaluation")
+    learner = taught(learned_limits.WINDOW * [0.5], "evaluation")
     assert learner.limit("evaluation").seconds == 1800.0
     assert learner.limit("shutdown").seconds == math.inf
-    waits = taught(ENOUGH * [10.0])
-    for _ in range(ENOUGH):
-        waits.record(WAIT, 0.1)
-    assert waits.limit(WAIT).seconds == 30.0, "longer than a slowed down step of another rank"
+    waits = taught(learned_limits.ENOUGH * [10.0])
+    for _ in range(learned_limits.ENOUGH):
+        waits.record(learned_limits.WAIT, 0.1)
+    assert waits.limit(learned_limits.WAIT).seconds == 30.0, "longer than a slowed down step of another rank"
 
 
 def test_next_generation_believes_the_last_one_after_some_steps() -> None:
-    known = {"step": taught(ENOUGH * [4.0]).known("step")}
-    learner = taught((SETTLED - 1) * [0.5], ranks=4, before=to_text(known, 4))
+    known = {"step": taught(learned_limits.ENOUGH * [4.0]).known("step")}
+    learner = taught((learned_limits.SETTLED - 1) * [0.5], ranks=4, before=learned_limits.to_text(known, 4))
     assert not learner.limit("step").learned
-    assert learner.known("step").count == ENOUGH + SETTLED - 1, "a fault in these steps forgets nothing"
+    assert learner.known("step").count == learned_limits.ENOUGH + learned_limits.SETTLED - 1, (
+        "a fault in these steps forgets nothing"
+    )
     learner.record("step", 0.5)
     assert learner.limit("step").seconds == 24.0
     learner.record("step", 5.0)
     assert learner.limit("step").seconds == 30.0, "slower steps of its own count at once"
-    other = taught(SETTLED * [0.5], ranks=3, before=to_text(known, 4))
+    other = taught(learned_limits.SETTLED * [0.5], ranks=3, before=learned_limits.to_text(known, 4))
     assert not other.limit("step").learned, "a generation of another size learns anew"
 
 
 def test_generations_of_few_steps_learn_together() -> None:
     text = ""
     for _ in range(4):
-        learner = taught((FEWEST - 1) * [0.5], ranks=4, before=text)
-        text = to_text({"step": learner.known("step")}, 4)
-    assert learner.limit("step").seconds == pytest.approx(FLOOR_S * ENOUGH / (4 * (FEWEST - 1)))
+        learner = taught((learned_limits.FEWEST - 1) * [0.5], ranks=4, before=text)
+        text = learned_limits.to_text({"step": learner.known("step")}, 4)
+    assert learner.limit("step").seconds == pytest.approx(
+        learned_limits.FLOOR_S * learned_limits.ENOUGH / (4 * (learned_limits.FEWEST - 1))
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,10 @@ class Rank:
         self.now = 1000.0
         self.memory: mmap.mmap = heartbeat.make(folder)
         self.heartbeat = Heartbeat.open({"CLIPSHIP_RANK_DIR": str(folder)})
-        self.heartbeat.limits, self.heartbeat.learner = CEILINGS, LimitLearner(CEILINGS, ranks=2)
+        self.heartbeat.limits, self.heartbeat.learner = (
+            CEILINGS,
+            learned_limits.LimitLearner(CEILINGS, ranks=2),
+        )
 
     def steps(self, first: int, count: int) -> None:
         """Steps of 0.1 s of data, 0.5 s of work and 0.2 s of waiting; ends at the begin of a step."""
@@ -152,9 +158,15 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rank:
 
 def test_late_rank_says_that_its_limit_was_learned_and_from_what(rank: Rank) -> None:
     state = rank.seen
-    assert (state.limit_s, state.ceiling_s, state.wait_limit_s) == (FLOOR_S, 300.0, FLOOR_S)
+    assert (state.limit_s, state.ceiling_s, state.wait_limit_s) == (
+        learned_limits.FLOOR_S,
+        300.0,
+        learned_limits.FLOOR_S,
+    )
     assert (state.late, state.ranks) == (False, 2)
-    following = taught(SETTLED * [0.7], ranks=2, before=to_text(state.learned, state.ranks))
+    following = taught(
+        learned_limits.SETTLED * [0.7], ranks=2, before=learned_limits.to_text(state.learned, state.ranks)
+    )
     assert following.limit("step").learned, "the supervisor tells the next generation"
     rank.now += 12.5
     assert rank.seen.late_text == (
@@ -186,8 +198,8 @@ def test_suspension_of_the_machine_counts_for_no_limit(rank: Rank) -> None:
     assert rank.seen.late
     assert not rank.seen.resumed_after(lambda since: 3600.0).late
     rank.heartbeat.set_waiting(False)
-    rank.steps(151, WINDOW - 150)
-    assert rank.seen.limit_s == FLOOR_S, "one leaves what was learned"
+    rank.steps(151, learned_limits.WINDOW - 150)
+    assert rank.seen.limit_s == learned_limits.FLOOR_S, "one leaves what was learned"
 
 
 def test_unusual_work_gets_the_configured_limit_and_teaches_nothing(rank: Rank) -> None:
@@ -195,7 +207,7 @@ def test_unusual_work_gets_the_configured_limit_and_teaches_nothing(rank: Rank) 
     assert (rank.seen.limit_s, rank.seen.wait_limit_s) == (300.0, math.inf)
     rank.now += 200
     rank.steps(152, 1)
-    assert rank.seen.limit_s == FLOOR_S
+    assert rank.seen.limit_s == learned_limits.FLOOR_S
 
 
 # The benchmark of hangs.

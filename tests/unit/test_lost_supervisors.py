@@ -18,9 +18,9 @@ import pytest
 from tests.support.stub_world import LIMITS, StubGeneration, StubWorld, four_nodes, until
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord, record_exit
+from trainer.supervise import messages
 from trainer.supervise.coordinate import presence
 from trainer.supervise.coordinate.membership import exclusions_text
-from trainer.supervise.messages import Start
 from trainer.world.condemned import condemn
 
 FEWER = replace(LIMITS, min_nodes=1)
@@ -195,7 +195,7 @@ async def test_supervisor_that_was_taken_for_lost_ends_its_rank_before_it_starts
     world = await four_nodes(tmp_path)
     its, rank = world.members[7], rank_of(world, 7)
     assert its.tree is not None
-    its.tree.from_above(Start(2, {}, "0 1 n0\n2 3 n1\n4 5 n2\n6 7 n3"))
+    its.tree.from_above(messages.Start(2, {}, "0 1 n0\n2 3 n1\n4 5 n2\n6 7 n3"))
     await until(lambda: its.rank is not None and its.rank.number == 2)
     assert rank.ended
     world.lose(*range(8))

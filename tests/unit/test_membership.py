@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from trainer.supervise.coordinate import membership
-from trainer.supervise.coordinate.membership import Exclusion, Membership, WorldPlan
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -18,23 +17,23 @@ def joined(
     fewest: int | None = None,
     sizes: tuple[int, ...] = SIZES,
     even_nodes: bool = False,
-) -> Membership:
+) -> membership.Membership:
     """Members on these nodes, one letter each, who are all there; the last ones are spares."""
     wanted = len(nodes) - spares
     fewest = wanted if fewest is None else fewest
-    its = Membership(range(len(nodes)), wanted, fewest, sizes, even_nodes=even_nodes)
+    its = membership.Membership(range(len(nodes)), wanted, fewest, sizes, even_nodes=even_nodes)
     for member, node in enumerate(nodes):
         its.join(member, node)
     return its
 
 
-def world_of(its: Membership) -> WorldPlan:
+def world_of(its: membership.Membership) -> membership.WorldPlan:
     world = its.next_world()
     assert world is not None
     return world
 
 
-def numbers(its: Membership) -> tuple[int, ...] | None:
+def numbers(its: membership.Membership) -> tuple[int, ...] | None:
     world = its.next_world()
     return None if world is None else world.numbers
 
@@ -42,52 +41,31 @@ def numbers(its: Membership) -> tuple[int, ...] | None:
 TWELVE: dict[str, Any] = {"nodes": "aaaabbbbcccc", "fewest": 3, "sizes": (1, 2, 3, 4, 6, 12)}
 
 
-@pytest.mark.parametrize(
-    ("of", "lost", "world"),
-    [
-        ({}, [], (0, 1, 2, 3, 4, 5, 6, 7)),
-        ({}, [3], None),
-        ({"spares": 4}, [], (0, 1, 2, 3)),
-        ({"spares": 4}, [0, 1], (2, 3, 4, 5)),
-        ({"spares": 4}, [3], (0, 1, 4, 5)),
-        ({"spares": 4}, [0, 1, 2], (4, 5, 6, 7)),
-        ({"fewest": 2}, [2, 3], (0, 1, 4, 5)),
-        ({"fewest": 2}, [1], (2, 3, 4, 5)),
-        ({"fewest": 2}, [1, 3, 5, 7], (0, 2, 4, 6)),
-        ({"fewest": 4}, [0, 1, 2, 3, 4], None),
-        ({"fewest": 2}, [0, 1, 2, 3, 4], (6, 7)),
-        ({"fewest": 1, "sizes": ()}, [0], None),
-        # Nodes with as many ranks each.
-        ({**TWELVE, "even_nodes": True}, [], tuple(range(12))),
-        ({**TWELVE, "even_nodes": True}, [8, 9, 10, 11], (0, 1, 2, 4, 5, 6)),
-        (TWELVE, [8, 9, 10, 11], (0, 1, 2, 3, 4, 5)),
-        ({**TWELVE, "even_nodes": True}, [1, 8, 9, 10, 11], (0, 2, 3, 4, 5, 6)),
-        ({**TWELVE, "even_nodes": True}, [0, 1, 2, 7, 8, 9, 10, 11], (4, 5, 6)),
-        ({**TWELVE, "even_nodes": True}, [0, 1, 2, 5, 6, 7, 9, 10, 11], (3, 4, 8)),
-        ({**TWELVE, "even_nodes": True}, [0, 1, 2, 3, 5, 6, 7, 9, 10, 11], None),
-    ],
-    ids=[
-        "all",
-        "one lost, no fewer allowed",
-        "spares wait",
-        "spare node takes the place of a node",
-        "of a node that lost one member, the whole spare node takes the place",
-        "both spare nodes",
-        "half of the ranks, which can share the batch",
-        "whole nodes before others",
-        "one of each node",
-        "too few",
-        "fewest",
-        "sizes that are not known",
-        "even: all",
-        "even: a node",
-        "not even: a node",
-        "even: one of a node, too",
-        "even: a node of three",
-        "even: one of each",
-        "even: too few",
-    ],
-)
+EVEN = {**TWELVE, "even_nodes": True}
+LOSSES: dict[str, tuple[dict[str, Any], list[int], tuple[int, ...] | None]] = {
+    "all": ({}, [], (0, 1, 2, 3, 4, 5, 6, 7)),
+    "one lost, no fewer allowed": ({}, [3], None),
+    "spares wait": ({"spares": 4}, [], (0, 1, 2, 3)),
+    "spare node takes the place of a node": ({"spares": 4}, [0, 1], (2, 3, 4, 5)),
+    "the whole spare node takes the place of one that lost one": ({"spares": 4}, [3], (0, 1, 4, 5)),
+    "both spare nodes": ({"spares": 4}, [0, 1, 2], (4, 5, 6, 7)),
+    "half of the ranks, which can share the batch": ({"fewest": 2}, [2, 3], (0, 1, 4, 5)),
+    "whole nodes before others": ({"fewest": 2}, [1], (2, 3, 4, 5)),
+    "one of each node": ({"fewest": 2}, [1, 3, 5, 7], (0, 2, 4, 6)),
+    "too few": ({"fewest": 4}, [0, 1, 2, 3, 4], None),
+    "fewest": ({"fewest": 2}, [0, 1, 2, 3, 4], (6, 7)),
+    "sizes that are not known": ({"fewest": 1, "sizes": ()}, [0], None),
+    "even: all": (EVEN, [], tuple(range(12))),
+    "even: a node": (EVEN, [8, 9, 10, 11], (0, 1, 2, 4, 5, 6)),
+    "not even: a node": (TWELVE, [8, 9, 10, 11], (0, 1, 2, 3, 4, 5)),
+    "even: one of a node, too": (EVEN, [1, 8, 9, 10, 11], (0, 2, 3, 4, 5, 6)),
+    "even: a node of three": (EVEN, [0, 1, 2, 7, 8, 9, 10, 11], (4, 5, 6)),
+    "even: one of each": (EVEN, [0, 1, 2, 5, 6, 7, 9, 10, 11], (3, 4, 8)),
+    "even: too few": (EVEN, [0, 1, 2, 3, 5, 6, 7, 9, 10, 11], None),
+}
+
+
+@pytest.mark.parametrize(("of", "lost", "world"), LOSSES.values(), ids=LOSSES)
 def test_world_after_losses(of: dict[str, Any], lost: list[int], world: tuple[int, ...] | None) -> None:
     its = joined(**{"nodes": "aabbccdd", **of})
     for member in lost:
@@ -136,7 +114,7 @@ def test_node_with_two_faults_is_left_out_of_even_nodes_too(
     assert its.unused(world).keys() == set(bad) - used.keys()
 
 
-WORLD = WorldPlan(((0, "a"), (1, "a"), (2, "b"), (5, "c"), (6, "c"), (7, "c")))
+WORLD = membership.WorldPlan(((0, "a"), (1, "a"), (2, "b"), (5, "c"), (6, "c"), (7, "c")))
 
 
 def test_place_in_a_world() -> None:
@@ -153,8 +131,8 @@ def test_place_in_a_world() -> None:
 
 def test_world_travels_as_runs_of_members() -> None:
     assert WORLD.to_text() == "0 1 a\n2 2 b\n5 7 c"
-    assert WorldPlan.from_text(WORLD.to_text()) == WORLD
-    large = WorldPlan(tuple((member, f"n{member // 8}") for member in range(10_000)))
+    assert membership.WorldPlan.from_text(WORLD.to_text()) == WORLD
+    large = membership.WorldPlan(tuple((member, f"n{member // 8}") for member in range(10_000)))
     assert len(large.to_text()) < 25_000
 
 
@@ -175,7 +153,7 @@ def test_world_goes_on_from_the_newest_step_in_its_own_memory_or_on_disk(
     kept: dict[int, int], world: dict[int, str], saved: int, source: tuple[int, int | None]
 ) -> None:
     nodes = {0: "a", 1: "a", 2: "b", 3: "c"}
-    assert membership.source_of(kept, nodes, WorldPlan(tuple(world.items())), saved) == source
+    assert membership.source_of(kept, nodes, membership.WorldPlan(tuple(world.items())), saved) == source
 
 
 # Who is left out, as restarts.json has it and as people read it.
@@ -187,13 +165,13 @@ def test_each_row_says_who_why_and_since_when() -> None:
     its = joined("aabbccdd", spares=2, fewest=4, sizes=(4, 6))
     its.lose(2)
     first = membership.exclusions(its, world_of(its), (), 100.0)
-    assert first == (Exclusion("b", "gone", "gone", (2,), 100.0),)
+    assert first == (membership.Exclusion("b", "gone", "gone", (2,), 100.0),)
     its.lose(3)
     its.exclude("a", "condemned", SLOW)
     its.lose(7)
     assert membership.exclusions(its, world_of(its), first, 200.0) == (
-        Exclusion("b", "gone", "gone", (2, 3), 100.0),
-        Exclusion("d", "gone", "gone", (7,), 200.0),
+        membership.Exclusion("b", "gone", "gone", (2, 3), 100.0),
+        membership.Exclusion("d", "gone", "gone", (7,), 200.0),
     ), "a condemned node is used if no other can take its place"
 
 
@@ -204,16 +182,18 @@ def test_condemned_node_is_left_out_and_named() -> None:
     world = world_of(its)
     assert world.numbers == (2, 3, 4, 5, 6, 7)
     assert its.unused(world) == {"a": SLOW}
-    assert membership.exclusions(its, world, (), 5.0) == (Exclusion("a", "condemned", SLOW, (), 5.0),)
+    assert membership.exclusions(its, world, (), 5.0) == (
+        membership.Exclusion("a", "condemned", SLOW, (), 5.0),
+    )
 
 
 def test_member_that_never_joined_is_gone_without_a_node() -> None:
-    its = Membership(range(3), 3, 2, (2, 3))
+    its = membership.Membership(range(3), 3, 2, (2, 3))
     for member in range(2):
         its.join(member, f"n{member}")
     its.lose(2)
     (row,) = membership.exclusions(its, world_of(its), (), 5.0)
-    assert row == Exclusion("", "gone", "gone", (2,), 5.0)
+    assert row == membership.Exclusion("", "gone", "gone", (2,), 5.0)
     assert membership.exclusions_text([row.__dict__]) == ["1 supervisor not seen yet: gone"]
 
 

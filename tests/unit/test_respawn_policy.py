@@ -14,16 +14,17 @@ from trainer.launch.ranks.localrun import start_here, start_on
 from trainer.launch.ranks.started_ranks import run_ranks
 from trainer.run.retry import Backoff
 from trainer.world import restart_policy
-from trainer.world.restart_policy import CUT_OFF, LEAVE_S, RespawnPolicy
 
 BY_KILL = -signal.SIGKILL
 
 
-def end(plan: RespawnPolicy, member: int, code: int, now: float = 0.0, lived_s: float = 1.0) -> float | None:
+def end(
+    plan: restart_policy.RespawnPolicy, member: int, code: int, now: float = 0.0, lived_s: float = 1.0
+) -> float | None:
     return plan.record_end(member, code, now, lived_s=lived_s)
 
 
-def again(plan: RespawnPolicy, member: int, code: int, now: float, **how: float) -> float:
+def again(plan: restart_policy.RespawnPolicy, member: int, code: int, now: float, **how: float) -> float:
     """Ends a member that is started again; returns the wait until then."""
     wait = end(plan, member, code, now, **how)
     assert wait is not None
@@ -33,7 +34,7 @@ def again(plan: RespawnPolicy, member: int, code: int, now: float, **how: float)
     return wait
 
 
-def waits_of(plan: RespawnPolicy, member: int, code: int, times: int) -> list[float]:
+def waits_of(plan: restart_policy.RespawnPolicy, member: int, code: int, times: int) -> list[float]:
     now, waits = 0.0, list[float]()
     for _ in range(times):
         waits.append(again(plan, member, code, now))
@@ -42,7 +43,7 @@ def waits_of(plan: RespawnPolicy, member: int, code: int, times: int) -> list[fl
 
 
 def test_a_killed_supervisor_is_started_again_after_a_wait_that_doubles() -> None:
-    plan = RespawnPolicy(2)
+    plan = restart_policy.RespawnPolicy(2)
     longest_s = restart_policy.KILLED.longest_s
     assert waits_of(plan, 1, BY_KILL, 8) == [1, 2, 4, 8, 16, 32, longest_s, longest_s]
     assert not plan.is_over
@@ -50,16 +51,24 @@ def test_a_killed_supervisor_is_started_again_after_a_wait_that_doubles() -> Non
 
 
 def test_one_that_cannot_join_is_started_less_and_less_often() -> None:
-    plan = RespawnPolicy(3)
+    plan = restart_policy.RespawnPolicy(3)
     waits = waits_of(plan, 2, 124, 7)
-    assert waits == [30, 60, 120, 240, 480, CUT_OFF.longest_s, CUT_OFF.longest_s]
+    assert waits == [
+        30,
+        60,
+        120,
+        240,
+        480,
+        restart_policy.CUT_OFF.longest_s,
+        restart_policy.CUT_OFF.longest_s,
+    ]
     assert plan.in_vain(2) == 6
-    assert again(plan, 2, 124, 1e5, lived_s=restart_policy.JOINED_S + 1) == CUT_OFF.first_s
+    assert again(plan, 2, 124, 1e5, lived_s=restart_policy.JOINED_S + 1) == restart_policy.CUT_OFF.first_s
     assert plan.in_vain(2) == 0, "it had joined"
 
 
 def test_nobody_is_started_again_when_the_last_one_is_gone() -> None:
-    plan = RespawnPolicy(2)
+    plan = restart_policy.RespawnPolicy(2)
     assert end(plan, 0, BY_KILL) == 1.0
     assert end(plan, 1, -signal.SIGTERM) is None
     assert plan.due(1000.0) == []
@@ -68,7 +77,7 @@ def test_nobody_is_started_again_when_the_last_one_is_gone() -> None:
 
 
 def test_nobody_is_started_again_while_the_run_ends() -> None:
-    plan = RespawnPolicy(5)
+    plan = restart_policy.RespawnPolicy(5)
     end(plan, 3, BY_KILL)
     end(plan, 0, 75)
     end(plan, 1, 75)
@@ -82,35 +91,35 @@ def test_nobody_is_started_again_while_the_run_ends() -> None:
 
 
 def test_one_that_comes_back_in_vain_does_not_end_the_run_of_the_other() -> None:
-    plan = RespawnPolicy(2)
+    plan = restart_policy.RespawnPolicy(2)
     again(plan, 1, BY_KILL, 0.0)
     for number in range(1, 5):
         again(plan, 1, 1, 1e3 * number)
         assert not plan.is_ending
-    assert not plan.is_overdue(1e4 + 10 * LEAVE_S)
+    assert not plan.is_overdue(1e4 + 10 * restart_policy.LEAVE_S)
 
 
 @pytest.mark.parametrize("code", [0, 2, 75, 76])
 def test_a_supervisor_that_leaves_with_the_whole_run_is_not_started_again(code: int) -> None:
-    plan = RespawnPolicy(2)
+    plan = restart_policy.RespawnPolicy(2)
     assert end(plan, 0, code) is None
-    assert plan.due(10 * CUT_OFF.first_s) == []
+    assert plan.due(10 * restart_policy.CUT_OFF.first_s) == []
 
 
 def test_of_two_that_left_with_different_codes_the_latest_counts() -> None:
-    plan = RespawnPolicy(2)
+    plan = restart_policy.RespawnPolicy(2)
     end(plan, 1, 1)  # cut off
     end(plan, 0, 0, 500.0)
     assert plan.exit_code == 0
 
 
 def test_those_that_stay_long_after_the_end_are_overdue() -> None:
-    plan = RespawnPolicy(3)
+    plan = restart_policy.RespawnPolicy(3)
     end(plan, 0, 0, 10.0)
-    assert not plan.is_overdue(10.0 + 2 * LEAVE_S)  # one of three
+    assert not plan.is_overdue(10.0 + 2 * restart_policy.LEAVE_S)  # one of three
     end(plan, 1, 0, 20.0)
-    assert not plan.is_overdue(20.0 + LEAVE_S)
-    assert plan.is_overdue(20.1 + LEAVE_S)
+    assert not plan.is_overdue(20.0 + restart_policy.LEAVE_S)
+    assert plan.is_overdue(20.1 + restart_policy.LEAVE_S)
 
 
 def test_a_supervisor_that_leaves_in_vain_is_spoken_of_once(

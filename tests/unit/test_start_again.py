@@ -14,10 +14,10 @@ from tests.support.jobs import tiny_job
 from tests.support.stub_supervisor import STOP, Story, done, failed, lost
 from trainer.launch import local
 from trainer.launch.start_again import asked_after, run_generations
+from trainer.run import launcher_word
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
-from trainer.run.launcher_word import StartRequest
-from trainer.supervise.messages import Ended, Message, Regroup, Start, Stop
+from trainer.supervise import messages
 from trainer.world.rendezvous import Rendezvous
 
 AGAIN = 76
@@ -48,11 +48,11 @@ def columns(story: Story, *names: str) -> list[tuple[Any, ...]]:
 async def test_after_a_fault_all_supervisors_leave_and_ask_to_be_started_again(tmp_path: Path) -> None:
     story = begun(tmp_path)
     await story.tell(failed(1, at=7.0))
-    await story.heard(Regroup)
-    assert story.said == [Regroup(generation=2)]
+    await story.heard(messages.Regroup)
+    assert story.said == [messages.Regroup(generation=2)]
     await story.tell(1.0)
     assert story.code is None, "the ranks have not ended"
-    await story.tell(Ended(2, 0), Ended(2, 1))
+    await story.tell(messages.Ended(2, 0), messages.Ended(2, 1))
     assert await story.left() == AGAIN
     assert [asked_after(tmp_path, start, 1) for start in ("now", "another")] == [2, 0]
     assert story.asked_after(2) == 0
@@ -122,14 +122,14 @@ async def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_agai
     generation = 3 if moment == "during the wait" else 2
     if generation == 3:  # the first restart without a new step does not wait
         await story.tell(failed(0, 1, cause="first"))
-        await story.heard(Regroup)
-        await story.tell(Ended(2, 0), Ended(2, 1))
+        await story.heard(messages.Regroup)
+        await story.tell(messages.Ended(2, 0), messages.Ended(2, 1))
         await story.restarted(2)
     await story.tell(failed(0, generation - 1))
     await story.regrouped(generation)
-    await story.tell(Ended(generation, 0))
+    await story.tell(messages.Ended(generation, 0))
     if generation == 3:
-        await story.tell(Ended(3, 1))
+        await story.tell(messages.Ended(3, 1))
         await story.until(lambda: len(story.restarts) == 2)
     await story.tell(lost(1), STOP)
     await story.until(lambda: "lost" in [row["kind"] for row in story.restarts])
@@ -150,7 +150,7 @@ async def test_signals_of_a_launcher_that_ends_all_after_a_loss_during_a_restart
     await story.tell(failed(0, 2))
     await story.until(lambda: len(story.lines) == 2)
     await story.tell(lost(1), 0.5, STOP)
-    assert Regroup(4) not in story.said, "it still looks for the newest checkpoint"
+    assert messages.Regroup(4) not in story.said, "it still looks for the newest checkpoint"
     assert await story.left() == AGAIN
 
 
@@ -160,8 +160,8 @@ async def test_a_rank_and_its_supervisor_that_are_lost_are_one_fault(tmp_path: P
     story = begun(tmp_path, "lost", max_restarts=1)
     await story.tell(failed(1))
     if ending:
-        await story.heard(Regroup)
-        await story.tell(Ended(2, 0))
+        await story.heard(messages.Regroup)
+        await story.tell(messages.Ended(2, 0))
     await story.tell(lost(1))
     assert await story.left() == AGAIN
     generation = 3 if ending else 2
@@ -181,7 +181,7 @@ async def test_supervisors_that_were_started_again_let_ranks_save_what_is_in_mem
     await story.its.begin()
     await story.tell(STOP)
     if in_memory:
-        await story.heard(Stop)
+        await story.heard(messages.Stop)
         assert story.code is None
     else:
         assert (await story.ended()).exit_code == 75
@@ -196,11 +196,11 @@ async def test_launcher_is_asked_in_the_moment_of_a_loss(tmp_path: Path) -> None
     story.its.close()
     story = begun(tmp_path / "while ranks are being ended", "lost")
     await story.tell(failed(0))
-    await story.heard(Regroup)
+    await story.heard(messages.Regroup)
     story.checkpoint_read_s = 1e3
     await story.tell(lost(1))
     await story.until(lambda: story.asked_after(1))
-    assert (story.asked_after(1), story.said) == (3, [Regroup(2)])
+    assert (story.asked_after(1), story.said) == (3, [messages.Regroup(2)])
     story.its.close()
 
 
@@ -265,7 +265,9 @@ async def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_kill
 
 
 @pytest.mark.parametrize("message", [STOP, done(0)], ids=["stop", "done"])
-async def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, message: Message) -> None:
+async def test_a_run_that_is_about_to_end_withdraws_that_request(
+    tmp_path: Path, message: messages.Message
+) -> None:
     story = begun(tmp_path)
     await begin_and_ask(story)
     await story.tell(message)
@@ -279,10 +281,10 @@ async def test_a_persons_stop_between_generations_counts_where_mpi_signals_all(
 ) -> None:
     story = begun(tmp_path)
     await story.tell(failed(1))
-    await story.heard(Regroup)
-    await story.tell(replace(STOP, outside=outside), Ended(2, 0), Ended(2, 1))
+    await story.heard(messages.Regroup)
+    await story.tell(replace(STOP, outside=outside), messages.Ended(2, 0), messages.Ended(2, 1))
     assert await story.left() == (75 if outside else AGAIN)
-    assert Start not in story.kinds
+    assert messages.Start not in story.kinds
 
 
 @pytest.mark.parametrize(
@@ -329,7 +331,7 @@ def test_clipship_run_starts_mpirun_again_with_the_same_token(
         record = ExitRecord(1, "n", 1, "killed", 1.0, generation=generation + 1)
         if generation < 3:
             (exits / "rank-00001.json").write_text(json.dumps(asdict(record)))
-            asyncio.run(files.request_start(StartRequest(record)))
+            asyncio.run(files.request_start(launcher_word.StartRequest(record)))
         return AGAIN if generation < 3 else 75
 
     monkeypatch.setattr(local, "supervise", supervise)

@@ -11,9 +11,9 @@ import pytest
 
 from trainer.launch import processes
 from trainer.run.exit_record import first_cause
+from trainer.supervise import messages
 from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
-from trainer.supervise.messages import Joined, Message, Stop, StopRequest
 from trainer.supervise.supervisor import Supervisor
 from trainer.sysinfo.addresses import free_port
 from trainer.world import heartbeat
@@ -96,31 +96,26 @@ def meeting() -> dict[str, str]:
     return dict(Rendezvous("127.0.0.1", free_port("127.0.0.1"), "a token").variables())
 
 
-@pytest.mark.parametrize(
-    ("harm", "rank", "env", "code", "said"),
-    [
-        (BROKEN, "raise SystemExit(3)", {}, 1, FAILED),
-        (BROKEN_CALLBACK, ASKS, {}, 1, FAILED),
-        (NO_THREADS, "raise SystemExit(3)", {}, 3, "exited with code 3"),
-        (FULL_DISK, "raise SystemExit(75)", {"CLIPSHIP_EXIT_DIR": "/tmp"}, 75, ""),
-        (STOPPED_EARLY, WAITS_FOR_STOP, {}, 75, ""),
-        (STOPPED_EARLY, WAITS_FOR_STOP, meeting(), 75, ""),
-        (UNJOINED, WAITS_FOR_STOP, meeting(), 130, TWICE),
-        (LARGER_CHILD, KILLED.format(9), {}, 1, "the rank held 0.0 GiB at its peak"),
-        ("", KILLED.format(35), {}, 1, "killed by signal 35 in"),
-    ],
-    ids=[
-        "an error in a task of its own",
-        "an error in a callback of its own",
-        "no thread that was not there before",
-        "a full disk of the launcher",
-        "a stop that comes while it starts",
-        "a stop that comes while it starts where others would meet it",
-        "a second signal before it has joined the others",
-        "a killed rank beside a larger child",
-        "a signal without a name",
-    ],
-)
+ENDS: dict[str, tuple[str, str, Mapping[str, str], int, str]] = {
+    "an error in a task of its own": (BROKEN, "raise SystemExit(3)", {}, 1, FAILED),
+    "an error in a callback of its own": (BROKEN_CALLBACK, ASKS, {}, 1, FAILED),
+    "no thread that was not there before": (NO_THREADS, "raise SystemExit(3)", {}, 3, "exited with code 3"),
+    "a full disk of the launcher": (FULL_DISK, "raise SystemExit(75)", {"CLIPSHIP_EXIT_DIR": "/tmp"}, 75, ""),
+    "a stop that comes while it starts": (STOPPED_EARLY, WAITS_FOR_STOP, {}, 75, ""),
+    "such a stop where others would meet it": (STOPPED_EARLY, WAITS_FOR_STOP, meeting(), 75, ""),
+    "a second signal before it has joined the others": (UNJOINED, WAITS_FOR_STOP, meeting(), 130, TWICE),
+    "a killed rank beside a larger child": (
+        LARGER_CHILD,
+        KILLED.format(9),
+        {},
+        1,
+        "held 0.0 GiB at its peak",
+    ),
+    "a signal without a name": ("", KILLED.format(35), {}, 1, "killed by signal 35 in"),
+}
+
+
+@pytest.mark.parametrize(("harm", "rank", "env", "code", "said"), ENDS.values(), ids=ENDS)
 def test_a_supervisor_ends_with_a_code_and_says_why(
     harm: str, rank: str, env: Mapping[str, str], code: int, said: str, tmp_path: Path
 ) -> None:
@@ -161,8 +156,8 @@ async def test_a_supervisor_says_when_it_joins_whether_it_got_the_request_to_sto
     if signalled:
         its.on_signal(signal.SIGINT)
     else:
-        its._receive(Stop())
-    assert its._joined() == Joined(1, "n1", idle=True, asked=True, signalled=signalled)
+        its._receive(messages.Stop())
+    assert its._joined() == messages.Joined(1, "n1", idle=True, asked=True, signalled=signalled)
 
 
 async def test_a_second_signal_waits_for_the_next_parent_where_one_was_lost(
@@ -170,14 +165,14 @@ async def test_a_second_signal_waits_for_the_next_parent_where_one_was_lost(
 ) -> None:
     its = member_1()
     its._has_joined = True
-    sent: list[Message] = []
+    sent: list[messages.Message] = []
     monkeypatch.setattr(its._context.tree, "up", sent.append)
     its.on_signal(signal.SIGINT)
     its.on_signal(signal.SIGINT)
     assert not sent, "what came at once is one request, of which it tells when it joins"
     monkeypatch.setattr("trainer.supervise.supervisor.REPEAT_S", 0.0)
     its.on_signal(signal.SIGINT)
-    assert sent == [StopRequest(2, 1, "n1", again=True)]
+    assert sent == [messages.StopRequest(2, 1, "n1", again=True)]
 
 
 AS_IT_IMPORTS = """

@@ -11,20 +11,9 @@ import pytest
 
 from tests.listeners import listeners, outer_address
 from tests.support import clock
+from trainer.supervise import messages
 from trainer.supervise.background import on_error, spawn
 from trainer.supervise.machine import Machine
-from trainer.supervise.messages import (
-    Done,
-    End,
-    Joined,
-    Late,
-    Lost,
-    Message,
-    Orphaned,
-    Stop,
-    StopRequest,
-    to_line,
-)
 from trainer.supervise.network.link import send_stop_request
 from trainer.supervise.network.tree import Tree
 from trainer.supervise.network.tree_plan import TreePlan
@@ -47,18 +36,18 @@ def single(place: Rendezvous, rank: int = 1, node: str = "b", silence_s: float =
 
 async def grown(
     place: Rendezvous, nodes: list[str], silence_s: float = 60.0
-) -> tuple[list[Tree], list[Message]]:
+) -> tuple[list[Tree], list[messages.Message]]:
     """A tree with a rank on each of the nodes, and what its root hears."""
     trees = [single(place, rank, node, silence_s) for rank, node in enumerate(nodes)]
-    heard: list[Message] = []
+    heard: list[messages.Message] = []
     trees[0].at_root = heard.append
     for tree in trees:
         await tree.join(10.0)
     return trees, heard
 
 
-def losses(heard: list[Message]) -> list[Lost]:
-    return [message for message in heard if isinstance(message, Lost)]
+def losses(heard: list[messages.Message]) -> list[messages.Lost]:
+    return [message for message in heard if isinstance(message, messages.Lost)]
 
 
 async def left(trees: list[Tree]) -> None:
@@ -76,15 +65,15 @@ async def test_messages_reach_the_root_and_everybody() -> None:
     trees, heard = await grown(rendezvous(), ["a", "a", "b", "c", "c", "d"])
     told: list[int] = []
 
-    def note(rank: int, message: Message) -> None:
+    def note(rank: int, message: messages.Message) -> None:
         told.append(rank)
 
     for tree in trees:
         tree.from_above = partial(note, tree.rank)
-        tree.up(Done(1, tree.rank, 0))
-    await until(lambda: len([message for message in heard if isinstance(message, Done)]) == 6)
-    assert {message.member for message in heard if isinstance(message, Joined)} == {1, 2, 3, 4, 5}
-    trees[0].down(Stop())
+        tree.up(messages.Done(1, tree.rank, 0))
+    await until(lambda: len([message for message in heard if isinstance(message, messages.Done)]) == 6)
+    assert {message.member for message in heard if isinstance(message, messages.Joined)} == {1, 2, 3, 4, 5}
+    trees[0].down(messages.Stop())
     await until(lambda: sorted(told) == [0, 1, 2, 3, 4, 5])
     await left(trees)
 
@@ -92,12 +81,12 @@ async def test_messages_reach_the_root_and_everybody() -> None:
 async def test_messages_sent_before_joining_are_not_lost() -> None:
     place = rendezvous()
     early = single(place)
-    early.up(Done(1, 1, 0))
+    early.up(messages.Done(1, 1, 0))
     joining = asyncio.create_task(early.join(10.0))
     await asyncio.sleep(0.3)  # the root comes later than the others
     trees, heard = await grown(place, ["a"])
     await joining
-    await until(lambda: Done(1, 1, 0) in heard)
+    await until(lambda: messages.Done(1, 1, 0) in heard)
     await left([*trees, early])
 
 
@@ -131,21 +120,21 @@ def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> No
 
 async def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
     trees, _ = await grown(rendezvous(), ["a", "b", "b"])
-    heard: dict[int, list[Message]] = {1: [], 2: []}
+    heard: dict[int, list[messages.Message]] = {1: [], 2: []}
     for rank, its in heard.items():
         trees[rank].from_above = its.append
     trees[0].ending = True
     await trees[0].leave()
     await until(lambda: all(heard.values()))
-    assert heard[1] == [Orphaned(0, "a", "its connection closed", cut=False, relayed=False)]
-    assert heard[2][0] == Orphaned(0, "a", "its connection closed", relayed=True)
+    assert heard[1] == [messages.Orphaned(0, "a", "its connection closed", cut=False, relayed=False)]
+    assert heard[2][0] == messages.Orphaned(0, "a", "its connection closed", relayed=True)
     await left(trees[1:])
 
 
 def guess(nonce: str) -> bytes:
     """What a peer says that has another token."""
     hello = signed("guess", "newcomer", (nonce, "own"), {"rank": 1, "node": "x", "port": 1, "nonce": "own"})
-    return json.dumps(hello).encode() + b"\n" + to_line(StopRequest(15, 0, "x"))
+    return json.dumps(hello).encode() + b"\n" + messages.to_line(messages.StopRequest(15, 0, "x"))
 
 
 NONSENSE: dict[str, bytes | Callable[[str], bytes]] = {
@@ -174,7 +163,7 @@ async def test_stranger_that_talks_nonsense_does_no_harm(
     writer.close()
     other = single(place)
     await other.join(5.0)
-    await until(lambda: [type(message) for message in heard] == [Joined])
+    await until(lambda: [type(message) for message in heard] == [messages.Joined])
     await left([*trees, other])
     assert caplog.text == "", "nothing of the stranger's reaches the output"
 
@@ -196,15 +185,15 @@ async def test_a_stranger_at_the_roots_port_is_not_taken_for_it(name: str) -> No
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'{"nonce": "fixed"}\n')
         hello = json.loads(await reader.readline())
-        writer.write(WELCOMES[name](hello) + b"\n" + to_line(End(0)))
+        writer.write(WELCOMES[name](hello) + b"\n" + messages.to_line(messages.End(0)))
         told.append(await reader.read())
         writer.close()
 
     server = await asyncio.start_server(greet, place.host, place.port)
     tree = single(place)
-    heard: list[Message] = []
+    heard: list[messages.Message] = []
     tree.from_above = heard.append
-    tree.up(Late(1, "what"))
+    tree.up(messages.Late(1, "what"))
     with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}") as refused:
         await tree.join(0.5)
     why = "another program answers there, which does not know this run's token"
@@ -237,7 +226,7 @@ async def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss(
     assert not send_stop_request(place, 15), "no supervisor is there"
     trees, heard = await grown(place, ["a", "b"])
     assert await asyncio.to_thread(send_stop_request, place, 15)
-    await until(lambda: StopRequest(15, 0, place.host, outside=True) in heard)
+    await until(lambda: messages.StopRequest(15, 0, place.host, outside=True) in heard)
     assert not await asyncio.to_thread(send_stop_request, Rendezvous(place.host, place.port, "guess"), 15)
     await asyncio.sleep(0.2)
     assert not losses(heard)
@@ -268,12 +257,12 @@ async def test_what_raises_over_a_message_of_another_supervisor_is_heard() -> No
     trees, _ = await grown(rendezvous(), ["a", "b"])
     raised: list[BaseException] = []
 
-    def at_root(message: Message) -> None:
+    def at_root(message: messages.Message) -> None:
         raise RuntimeError("broken on purpose")
 
     on_error(raised.append)
     trees[0].at_root = at_root
-    trees[1].up(Late(1, "what"))
+    trees[1].up(messages.Late(1, "what"))
     await until(lambda: raised)
     assert [str(error) for error in raised] == ["broken on purpose"]
     await left(trees)
