@@ -5,7 +5,7 @@ The subjects: the first cause, exit codes, requests to stop, diagnoses, claims o
 
 import asyncio
 import json
-import sys
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from tests.support.stub_supervisor import STOP, Story, done, failed, lost
-from tests.support.terminal import LostConsole
 from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.supervise import messages
+from trainer.supervise.coordinate import states
 from trainer.supervise.coordinate.coordinator_host import ParentLoss
-from trainer.supervise.machine import Machine
 
 NO_RESTARTS: dict[str, Any] = {"max_restarts": 0, "checkpoint_s": 0.3, "shutdown_s": 0.3}
 OTHER_STOP = messages.StopRequest(15, 1, "n1")
@@ -277,13 +276,6 @@ async def test_a_lost_spare_ends_nothing_and_is_named(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_lost_console_keeps_no_coordinator_from_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    console = LostConsole()
-    monkeypatch.setattr(sys, "stderr", console)
-    Machine().say("clipship: restart 1 of 3")
-    assert console.lost == "clipship: restart 1 of 3"
-
-
 @pytest.mark.parametrize("has_rank", [False, True])
 async def test_loss_above_one_that_has_had_no_rank_is_not_the_run_s_end(
     tmp_path: Path, has_rank: bool
@@ -305,3 +297,51 @@ async def test_loss_above_one_that_has_had_no_rank_is_not_the_run_s_end(
     loss.handle(messages.Orphaned(0, "n0", "its connection closed"))
     await asyncio.sleep(1.0)
     assert ways == ["alone" if has_rank else "unjoined"]
+
+
+# The table of states; what follows from it in any order of events, the simulated world shows.
+
+
+def test_an_event_that_a_state_does_not_have_is_refused_by_name() -> None:
+    assert states.following(states.State.RUNNING, states.Event.FAULT) is states.State.DECIDING
+    with pytest.raises(RuntimeError, match=r"START \(every supervisor is told .*\) in state RUNNING"):
+        states.following(states.State.RUNNING, states.Event.START)
+
+
+def test_every_state_is_reached_from_the_first_and_leads_to_the_end() -> None:
+    reached = {states.State.STARTING}
+    for _ in states.State:
+        reached |= {after for state in reached for after in states.TABLE[state].leads_to.values()}
+    assert reached == set(states.State) == set(states.TABLE)
+    for state in set(states.State) - {states.State.ENDED}:
+        assert {states.Event.END, states.Event.CUT_OFF} <= states.TABLE[state].leads_to.keys()
+    assert not states.TABLE[states.State.ENDED].leads_to
+    assert not states.TABLE[states.State.ENDED].takes
+
+
+def test_ranks_run_between_a_start_and_a_fault_only() -> None:
+    assert set(states.State) == {
+        *states.WITH_RANKS,
+        states.State.DECIDING,
+        *states.BETWEEN,
+        states.State.ENDED,
+    }
+    for state, row in states.TABLE.items():
+        for event, after in row.leads_to.items():
+            if after in states.WITH_RANKS and state not in states.WITH_RANKS:
+                assert event is states.Event.START
+            if after in states.BETWEEN and state not in states.BETWEEN:
+                assert event is states.Event.RESTART
+
+
+def test_whatever_is_told_about_ranks_is_taken_in_some_state() -> None:
+    taken = set().union(*(row.takes for row in states.TABLE.values()))
+    assert set(messages.AboutRank.__subclasses__()) <= taken
+
+
+def test_page_on_architecture_draws_each_state_and_event() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    drawn = page.partition("### States of a run")[2].partition("### The life of a fault")[0]
+    assert [
+        each.name for each in (*states.State, *states.Event) if each.name not in re.findall(r"[A-Z_]+", drawn)
+    ] == []

@@ -158,14 +158,6 @@ async def test_restart_counts_seconds_until_a_step_that_no_generation_had_done(t
     assert story.restarts[0]["seconds"] == round(sum(parts.values()), 1)
 
 
-async def test_ranks_that_leave_for_a_planned_restart_count_as_no_step(tmp_path: Path) -> None:
-    story = Story(tmp_path, step=float("inf"))
-    await story.tell(failed(1))
-    await story.restarted(2)
-    story.step = 6.0
-    await story.until(lambda: "redone" in story.restarts[0]["parts"])
-
-
 async def test_parts_of_a_restart_come_from_rank_0_where_the_coordinator_does_not_have_it(
     tmp_path: Path,
 ) -> None:

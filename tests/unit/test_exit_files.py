@@ -125,16 +125,6 @@ def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert launcher_word.requested_start(tmp_path, "another") is None
 
 
-def test_a_request_for_the_case_that_all_are_killed_counts_once_the_launcher_takes_it(tmp_path: Path) -> None:
-    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=True)
-    assert launcher_word.requested_start(tmp_path, "now") is None
-    with (tmp_path / launcher_word.WORD).open("a") as file:
-        file.write("word=again\ntime=99\n")
-    assert launcher_word.requested_start(tmp_path, "now") == replace(
-        REQUEST, record=replace(RECORD, time=99.0)
-    )
-
-
 def test_it_takes_nothing_back_and_only_itself_is_withdrawn(tmp_path: Path) -> None:
     launcher_word.ask(tmp_path, "now", REQUEST, if_killed=False)
     launcher_word.ask(tmp_path, "now", REQUEST, if_killed=True)

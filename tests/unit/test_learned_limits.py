@@ -37,27 +37,21 @@ def test_configured_limit_holds_until_enough_is_known() -> None:
     assert [taught(steps * [0.5], period=200).limit("step").learned for steps in (599, 600)] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("durations", "limit_s"),
-    [
-        (learned_limits.ENOUGH * [4.0], 24.0),
-        (990 * [1.0] + 10 * [9.0], 18.0),
-        (980 * [1.0] + 20 * [9.0], 54.0),
-        (999 * [1.0] + [90.0], learned_limits.FLOOR_S),
-        (learned_limits.ENOUGH * [70.0], 300.0),
-        (learned_limits.WINDOW * [20.0], 120.0),
-        (learned_limits.WINDOW * [20.0] + learned_limits.WINDOW * [0.5], learned_limits.FLOOR_S),
-    ],
-    ids=[
-        "usual",
-        "rare pauses",
-        "pauses that are usual",
-        "one pause of 1,000",
-        "ceiling",
-        "slow steps",
-        "slow ones that are forgotten",
-    ],
-)
+DURATIONS = {
+    "usual": (learned_limits.ENOUGH * [4.0], 24.0),
+    "rare pauses": (990 * [1.0] + 10 * [9.0], 18.0),
+    "pauses that are usual": (980 * [1.0] + 20 * [9.0], 54.0),
+    "one pause of 1,000": (999 * [1.0] + [90.0], learned_limits.FLOOR_S),
+    "ceiling": (learned_limits.ENOUGH * [70.0], 300.0),
+    "slow ones": (learned_limits.WINDOW * [20.0], 120.0),
+    "forgotten ones": (
+        learned_limits.WINDOW * [20.0] + learned_limits.WINDOW * [0.5],
+        learned_limits.FLOOR_S,
+    ),
+}
+
+
+@pytest.mark.parametrize(("durations", "limit_s"), DURATIONS.values(), ids=DURATIONS)
 def test_limit_follows_usual_steps_and_rare_pauses(durations: list[float], limit_s: float) -> None:
     assert taught(durations).limit("step").seconds == limit_s
 

@@ -171,23 +171,19 @@ UNTIL_AGAIN = "while [ ! -e again ]; do sleep 0.05; done"
 COMES_BACK = [UNTIL_AGAIN, UNTIL_AGAIN, KILLED_ONCE]
 
 
-@pytest.mark.parametrize(
-    ("scripts", "keep_going", "asked", "code", "said"),
-    [
-        (COMES_BACK, True, [], 0, "rank 2's supervisor ended by SIGKILL; it is started again in 1 s"),
-        ([SLEEPS, "kill -9 $$"], False, [], 137, "rank 1 ended by SIGKILL, so the other ranks were stopped"),
-        ([SLEEPS, "kill -35 $$"], False, [], 163, "rank 1 ended by signal 35, so the other ranks were stop"),
-        ([SLEEPS, "touch rank-00001.json; exit 3"], False, [], 3, ""),
-        ([SLEEPS, SLEEPS], True, [signal.SIGTERM], 143, ""),
-    ],
-    ids=[
-        "the others go on and the dead one comes back",
-        "the first death ends the others",
-        "by a signal without a name",
-        "a death whose cause is known is not told twice",
-        "a signal ends all even where the others would go on",
-    ],
-)
+STOPPED = "so the other ranks were stopped"
+DEATHS: dict[str, tuple[list[str], bool, list[int], int, str]] = {
+    "the others go on and the dead one comes back": (
+        COMES_BACK, True, [], 0, "rank 2's supervisor ended by SIGKILL; it is started again in 1 s",
+    ),
+    "the first ends the others": ([SLEEPS, "kill -9 $$"], False, [], 137, f"ended by SIGKILL, {STOPPED}"),
+    "a signal without a name": ([SLEEPS, "kill -35 $$"], False, [], 163, f"ended by signal 35, {STOPPED}"),
+    "a known cause is not told twice": ([SLEEPS, "touch rank-00001.json; exit 3"], False, [], 3, ""),
+    "a signal ends all": ([SLEEPS, SLEEPS], True, [signal.SIGTERM], 143, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("scripts", "keep_going", "asked", "code", "said"), DEATHS.values(), ids=DEATHS)
 def test_what_becomes_of_the_others_when_a_supervisor_ends(
     scripts: list[str],
     keep_going: bool,

@@ -196,6 +196,10 @@ def header(
     return state_parts.Header(start, "0123456789abcdef", buffer, step, part, parts, "sum")
 
 
+def newest(folder: Path) -> int:
+    return state_parts.newest_step(folder, RUN.start)
+
+
 def test_supervisors_of_a_node_share_a_private_folder_and_the_last_removes_it(tmp_path: Path) -> None:
     with in_the(tmp_path) as first, state_folder.state_folder(ENV, "b", tmp_path) as elsewhere:
         assert elsewhere is not None
@@ -215,16 +219,6 @@ def test_folder_of_killed_supervisors_is_removed_by_the_next_start(tmp_path: Pat
         with in_the(tmp_path) as own:
             assert own.path.is_dir()
             assert not folder.exists()
-
-
-def test_folder_that_was_just_made_is_not_swept(tmp_path: Path) -> None:
-    folder = tmp_path / state_folder.folder_name("another start", "a")
-    folder.mkdir()
-    state_folder.sweep(tmp_path)
-    assert folder.is_dir(), "its supervisor has not taken the lock yet"
-    os.utime(folder, (1.0, 1.0))
-    state_folder.sweep(tmp_path)
-    assert not folder.exists()
 
 
 def test_what_others_put_there_is_not_used(tmp_path: Path) -> None:
@@ -275,33 +269,27 @@ def test_launcher_that_starts_again_keeps_the_folder_of_a_failed_run_for_a_while
 
 
 def test_step_is_whole_when_every_part_of_it_is_there(tmp_path: Path) -> None:
-    def newest() -> int:
-        return state_parts.newest_step(tmp_path, RUN.start)
-
-    assert state_parts.newest_step(tmp_path / "missing", RUN.start) == 0
+    assert newest(tmp_path / "missing") == 0
     state_parts.write_header(tmp_path, header(3, 0, 2))
-    assert newest() == 0
+    assert newest(tmp_path) == 0
     state_parts.write_header(tmp_path, header(3, 1, 2))
-    assert newest() == 3
+    assert newest(tmp_path) == 3
     state_parts.write_header(tmp_path, header(4, 0, 2, buffer=1))
-    assert newest() == 3, "rank 1 was killed while it wrote step 4"
+    assert newest(tmp_path) == 3, "rank 1 was killed while it wrote step 4"
     state_parts.write_header(tmp_path, header(4, 1, 2, buffer=1))
     assert [whole.step for whole in state_parts.whole_steps(tmp_path, RUN.start)] == [4, 3]
     state_parts.write_header(tmp_path, header(5, 0, 2))
-    assert newest() == 4
+    assert newest(tmp_path) == 4
     assert [each.part for each in state_parts.whole_steps(tmp_path, RUN.start)[0].headers] == [0, 1]
 
 
 def test_headers_of_another_start_and_damaged_ones_do_not_count(tmp_path: Path) -> None:
-    def newest() -> int:
-        return state_parts.newest_step(tmp_path, RUN.start)
-
     state_parts.write_header(tmp_path, header(9, start="another"))
     damaged = header(8, buffer=1)
     (tmp_path / damaged.name).write_text('{"start": "')
-    assert newest() == 0
+    assert newest(tmp_path) == 0
     state_parts.write_header(tmp_path, damaged)
     (tmp_path / damaged.name).rename(tmp_path / header(8).name)
-    assert newest() == 0, "it says that it is of the other buffer"
+    assert newest(tmp_path) == 0, "it says that it is of the other buffer"
     (tmp_path / header(7).name).write_text(json.dumps({**asdict(header(7)), "part": "0"}))
-    assert newest() == 0, "its part is no number"
+    assert newest(tmp_path) == 0, "its part is no number"

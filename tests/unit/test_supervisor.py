@@ -249,26 +249,15 @@ def test_a_rank_says_why_it_ends_also_if_it_cannot_record_it(
     assert out or not done.stdout
 
 
-@pytest.mark.parametrize(
-    ("received", "since_first_s", "at_keyboard", "meant"),
-    [
-        ([2], 0.0, True, False),
-        ([2, 2], 0.1, True, True),
-        ([2, 2], 0.1, False, False),
-        ([2, 2], 6.0, False, True),
-        ([15, 2], 6.0, True, False),
-        ([2, 15], 6.0, True, False),
-    ],
-)
-def test_a_second_ctrl_c_is_meant_at_a_keyboard_or_after_a_while(
-    received: list[int],
-    since_first_s: float,
-    at_keyboard: bool,
-    meant: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(os, "isatty", lambda _: at_keyboard)
-    assert processes.is_second(received, since_first_s) is meant
+def test_a_second_ctrl_c_is_meant_at_a_keyboard_or_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_meant(received: list[int], since_first_s: float, *, at_keyboard: bool) -> bool:
+        monkeypatch.setattr(os, "isatty", lambda _: at_keyboard)
+        return processes.is_second(received, since_first_s)
+
+    assert is_meant([2, 2], 0.1, at_keyboard=True)
+    assert is_meant([2, 2], 6.0, at_keyboard=False)
+    assert not is_meant([2, 2], 0.1, at_keyboard=False)
+    assert not any(is_meant(other, 6.0, at_keyboard=True) for other in ([2], [15, 2], [2, 15]))
 
 
 LAUNCHER = """

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -59,23 +58,6 @@ def test_the_rendezvous_is_restored_from_its_variables() -> None:
     for place in (Rendezvous("node-1", 4711, "t"), Rendezvous("fd00::2", 1, "t")):
         assert Rendezvous.from_env(place.variables()) == place
     assert Rendezvous.from_env({}) is None
-
-
-async def test_messages_reach_the_root_and_everybody() -> None:
-    trees, heard = await grown(rendezvous(), ["a", "a", "b", "c", "c", "d"])
-    told: list[int] = []
-
-    def note(rank: int, message: messages.Message) -> None:
-        told.append(rank)
-
-    for tree in trees:
-        tree.from_above = partial(note, tree.rank)
-        tree.up(messages.Done(1, tree.rank, 0))
-    await until(lambda: len([message for message in heard if isinstance(message, messages.Done)]) == 6)
-    assert {message.member for message in heard if isinstance(message, messages.Joined)} == {1, 2, 3, 4, 5}
-    trees[0].down(messages.Stop())
-    await until(lambda: sorted(told) == [0, 1, 2, 3, 4, 5])
-    await left(trees)
 
 
 async def test_messages_sent_before_joining_are_not_lost() -> None:

@@ -11,48 +11,29 @@ from trainer.errors import InputError
 from trainer.world import launchers
 from trainer.world.launchers import SINGLE, World, detect
 
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "TORCHELASTIC_RUN_ID": "none",
-}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "5",
-    "OMPI_COMM_WORLD_SIZE": "8",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-    "PMIX_RANK": "5",
-}
-HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
-HOROVODRUN = {"HOROVOD_RANK": "5", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4"}
-SRUN = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "5",
-    "SLURM_NTASKS": "8",
-    "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
-}
-BATCH_SHELL = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_PROCID": "0",
-    "SLURM_NTASKS": "8",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_TASKS_PER_NODE": "4(x2)",
-}
+
+def env_of(text: str) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in text.split())
+
+
+TORCHRUN = env_of("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 TORCHELASTIC_RUN_ID=none")
+OPEN_MPI = env_of(
+    "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4 "
+    "PMIX_RANK=5"
+)
+HYDRA = env_of("PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4")
+HOROVODRUN = env_of("HOROVOD_RANK=5 HOROVOD_SIZE=8 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=4")
+SRUN = env_of(
+    "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 "
+    "SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=4(x2)"
+)
+BATCH_SHELL = env_of(
+    "SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=4(x2)"
+)
 BY_HAND = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-ONE_TASK_A_NODE = {
-    **SRUN,
-    "SLURM_PROCID": "1",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_LOCALID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-}
+ONE_TASK_A_NODE = SRUN | env_of(
+    "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1(x2)"
+)
 
 
 @pytest.mark.parametrize(
@@ -152,13 +133,8 @@ def test_variables_that_make_no_world_are_refused_by_name(env: dict[str, str], n
 
 @pytest.mark.parametrize(("node", "tasks"), [("0", 4), ("1", 4), ("2", 3), ("3", 1)])
 def test_slurm_tasks_per_node_are_counted_in_its_short_form(node: str, tasks: int) -> None:
-    env = {
-        **SRUN,
-        "SLURM_STEP_NUM_TASKS": "12",
-        "SLURM_STEP_TASKS_PER_NODE": "4(x2),3,1",
-        "SLURM_NODEID": node,
-        "SLURM_LOCALID": "0",
-    }
+    twelve = env_of("SLURM_STEP_NUM_TASKS=12 SLURM_STEP_TASKS_PER_NODE=4(x2),3,1 SLURM_LOCALID=0")
+    env = {**SRUN, **twelve, "SLURM_NODEID": node}
     assert detect(env, "n").local_size == tasks
 
 
@@ -244,12 +220,7 @@ def test_rendezvous_is_what_the_launcher_exports_and_never_this_host(
     assert message in str(refused.value)
 
 
-GIVEN = {
-    "CLIPSHIP_RANK": "2",
-    "CLIPSHIP_RANKS": "3",
-    "CLIPSHIP_LOCAL_RANK": "0",
-    "CLIPSHIP_LOCAL_SIZE": "1",
-}
+GIVEN = env_of("CLIPSHIP_RANK=2 CLIPSHIP_RANKS=3 CLIPSHIP_LOCAL_RANK=0 CLIPSHIP_LOCAL_SIZE=1")
 
 
 @pytest.mark.parametrize("env", [TORCHRUN, OPEN_MPI, HOROVODRUN, SRUN, BY_HAND])
