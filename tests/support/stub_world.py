@@ -17,10 +17,10 @@ from trainer.supervise.network.tree import Tree
 from trainer.supervise.rank.generation import RankOfGeneration
 from trainer.supervise.supervisor import Supervisor
 from trainer.sysinfo.addresses import free_port
+from trainer.world import launchers
 from trainer.world.heartbeat import Heartbeat
-from trainer.world.launchers import World, detect, first_world
+from trainer.world.launchers import World
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNED, RESPAWNS, SPARE_NODES
 
 LIMITS = Limits(
     init_s=20.0, silence_s=60.0, max_restarts=20, backoff_s=0.0, world_sizes=tuple(range(1, 20_000))
@@ -65,7 +65,7 @@ class StubGeneration(RankOfGeneration):
     @property
     def place(self) -> World:
         """Place that the rank finds in its environment."""
-        return detect(self.env, "here")
+        return launchers.detect(self.env, "here")
 
     def fail(self) -> None:
         """Ends as a rank does that somebody killed."""
@@ -107,6 +107,8 @@ class StubWorld:
     limits: Limits = LIMITS
     spares: int = 0
     respawns: bool = False
+    launcher: str = "CLIPSHIP_KEEPS_GOING"
+    """What the launcher does when one is gone, as a variable."""
     members: dict[int, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,8 +124,8 @@ class StubWorld:
         world = World(member, len(self.nodes), member - lowest, each, node, "clipship run")
         env = {
             **self.rendezvous.variables(),
-            KEEPS_GOING: "1",
-            SPARE_NODES: str(self.spares),
+            self.launcher: "1",
+            "CLIPSHIP_SPARE_NODES": str(self.spares),
             "CLIPSHIP_STARTED_HERE": "1",
             "RANK": str(member),
             "WORLD_SIZE": str(len(self.nodes)),
@@ -131,14 +133,14 @@ class StubWorld:
             "LOCAL_WORLD_SIZE": str(world.local_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "1",
-            **({RESPAWNS: "1"} if self.respawns else {}),
-            **({RESPAWNED: again} if again else {}),
+            **({"CLIPSHIP_RESPAWNS": "1"} if self.respawns else {}),
+            **({"CLIPSHIP_RESPAWNED": again} if again else {}),
         }
 
         def start(number: int, env: Mapping[str, str], is_root: bool) -> StubGeneration:
-            return StubGeneration(number, env={**env, GENERATION: str(number)}, is_root=is_root)
+            return StubGeneration(number, env={**env, "CLIPSHIP_GENERATION": str(number)}, is_root=is_root)
 
-        first = None if again else first_world(world, env)
+        first = None if again else launchers.first_world(world, env)
         generation: Any = None if first is None else start(1, env, first.rank == 0)
         starter: Any = start
         supervisor = Supervisor(world, generation, starter, self.limits, env, Machine())

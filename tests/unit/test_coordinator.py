@@ -252,9 +252,12 @@ async def test_a_rank_that_does_not_end_is_left_behind_by_those_that_can_go_on(t
     story = Story(tmp_path, "keeps", **FEWER, obedient=False)
     await story.tell(failed(1))
     await story.heard(messages.Regroup)
+    began = asyncio.get_running_loop().time()
     await story.tell(messages.Ended(2, 0), messages.Ended(2, 1), 25.0)
     assert messages.Start not in story.kinds
     assert (await story.restarted(2)).world == WITHOUT_2
+    waited_s = asyncio.get_running_loop().time() - began
+    assert waited_s > 32.5, "until the other part of a cut network has surely ended its rank"
     assert "2 ranks of 3" in story.lines[-1]
     await story.tell(messages.Joined(2, "n2"), 10.0)
     assert story.kinds[-1] is messages.Start, "it has found its way back, and its rank lives still"

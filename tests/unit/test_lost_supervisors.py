@@ -282,31 +282,6 @@ async def test_supervisor_that_cannot_join_leaves_a_run_that_goes_on_alone(
     assert goes_on or "rank 0's supervisor does not answer" in record(world, "exit.json")["reason"]
 
 
-async def test_run_folder_that_does_not_answer_for_a_while_ends_nothing(
-    tmp_path: Path, capfd: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries = []
-    claim = ExitFiles.claim
-
-    async def answers_late(self: ExitFiles, its: Any) -> Any:
-        if its.generation == 1:  # when the first of the others comes
-            return await claim(self, its)
-        tries.append(its.generation)
-        if len(tries) == 2:  # the file is made after all, once nobody waits for the answer
-            await claim(self, its)
-        if len(tries) <= 2:
-            raise TimeoutError("the run folder does not answer")
-        return await claim(self, its)
-
-    monkeypatch.setattr(ExitFiles, "claim", answers_late)
-    world = await four_nodes(tmp_path, limits=FEWER)
-    world.lose(2)
-    await world.agreed(3, 7)
-    assert await world.end() == [0] * 7
-    assert tries == [2, 2, 2, 3], "the first number is taken, though by this coordinator"
-    assert capfd.readouterr().err.count("the run folder does not answer; waiting up to 20 s") == 1
-
-
 async def test_a_disk_that_is_full_during_a_restart_is_named_at_once_and_ends_nothing(
     tmp_path: Path, capfd: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

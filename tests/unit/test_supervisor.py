@@ -16,7 +16,6 @@ from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
 from trainer.supervise.supervisor import Supervisor
 from trainer.sysinfo.addresses import free_port
-from trainer.world import heartbeat
 from trainer.world.launchers import World
 from trainer.world.rendezvous import Rendezvous
 
@@ -225,22 +224,15 @@ run_rank(sys.stdout, work)
 
 
 @pytest.mark.parametrize(
-    ("error", "supervised", "code", "out", "err"),
+    ("error", "code", "out", "err"),
     [
-        ("InputError('no data')", True, 2, "", "ended the run with exit code 2: no data"),
-        ("InputError('no data')", False, 2, "", "clipship: no data"),
-        ("Preempted('asked to stop')", False, 75, "preempted    asked to stop", ""),
-        ("ValueError('no such class')", False, 1, "on n7 failed\nTraceback (most", ""),
-        ("ValueError('no such class')", True, 1, "", "ended the run with exit code 1: ValueError: no such"),
+        ("InputError('no data')", 2, "", "clipship: no data"),
+        ("Preempted('asked to stop')", 75, "preempted    asked to stop", ""),
+        ("ValueError('no such class')", 1, "on n7 failed\nTraceback (most", ""),
     ],
 )
-def test_a_rank_says_why_it_ends_also_if_it_cannot_record_it(
-    error: str, supervised: bool, code: int, out: str, err: str, tmp_path: Path
-) -> None:
-    heartbeat.make(tmp_path)
-    (tmp_path / "rank-00000.json").mkdir()  # nothing takes its place
-    told = {"CLIPSHIP_RANK_DIR": str(tmp_path)} if supervised else {}
-    env = {**os.environ, "CLIPSHIP_NODE": "n7", **told}
+def test_a_rank_without_a_supervisor_says_why_it_ends(error: str, code: int, out: str, err: str) -> None:
+    env = {**os.environ, "CLIPSHIP_NODE": "n7"}
     command = [sys.executable, "-c", RANK.format(error=error)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == code
