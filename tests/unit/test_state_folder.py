@@ -45,7 +45,7 @@ with {folder} as folder:
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "_TRIES", 3)
 
@@ -138,6 +138,7 @@ def test_a_lock_that_is_no_plain_file_delays_no_start(tmp_path: Path, lock: str)
     within_limit(lambda: rank_process.sweep(tmp_path, tmp_path))
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
 def test_another_users_folder_is_neither_opened_nor_removed(tmp_path: Path) -> None:
     """A FIFO there would hold up every start, and a stranger's file is none to lock."""
@@ -221,6 +222,7 @@ def test_folder_of_killed_supervisors_is_removed_by_the_next_start(tmp_path: Pat
             assert not folder.exists()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_what_others_put_there_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / state_folder.folder_name(RUN.start, "a")
     (tmp_path / "elsewhere").mkdir()

@@ -228,10 +228,14 @@ async def test_call_that_a_dying_root_cuts_off_is_repeated_before_its_death_is_i
 
     server = await asyncio.start_server(dies, place.host, place.port)
     trees[1].lose_parent()
+    heard: list[messages.Message] = []
+    trees[1].at_root = heard.append
+    trees[1].up(messages.Late(1, "what"))
     own = 1, trees[1].address
     assert await trees[1].rejoin([(0, (place.host, place.port)), own], 10.0) == {0}
     assert len(calls) == 1
     assert trees[1].is_root
+    assert heard == [messages.Late(1, "what")], "what it had to tell comes to itself now"
     await trees[1].leave()
 
 
