@@ -1,48 +1,209 @@
-"""Stands for the supervisor of a coordinator in tests that tell it messages: it records and answers."""
+"""A coordinator that a test tells messages: what it says, shows and writes is there to be looked at."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trainer.run.exit_files import ExitFiles
+from trainer.launch.start_again import asked_after
+from trainer.run import launcher_word
+from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
-from trainer.run.generations import GenerationClaim
+from trainer.safe_io.values import read_values
+from trainer.supervise import messages
 from trainer.supervise.context import SupervisorContext
-from trainer.supervise.coordinate.membership import Membership
-from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.coordinate.coordinator_host import CoordinatorHost
 from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
-from trainer.supervise.messages import Message
 from trainer.supervise.network.tree_plan import TreePlan
 from trainer.world.launchers import World
-from trainer.world.variables import STARTS_AGAIN
+
+MEETING = {"MASTER_PORT": "4711"}
+STOP = messages.StopRequest(signal=15, rank=0, node="n0")
+_KEEPS = {"CLIPSHIP_KEEPS_GOING": "1"}
+_LAUNCHERS = {"keeps": _KEEPS, "respawns": {**_KEEPS, "CLIPSHIP_RESPAWNS": "1"}}
 
 
-@dataclass
-class StubSupervisor(Machine):
-    """Machine, rank, end and connections of a supervisor; without `has_tree` it has no connections."""
+def failed(
+    rank: int, generation: int = 1, *, code: int = 1, cause: str = "killed", at: float = 1.0, **of: Any
+) -> messages.Failed:
+    """The rank on the node of the same number has failed, in step 6 if nothing else is said."""
+    record = ExitRecord(rank, f"n{rank}", code, f"{cause}; and a hint", at, "a trace")
+    return messages.Failed(**{"generation": generation, "record": record, "step": 6, **of})
 
-    step: float = 1.0
-    begun: bool = True
-    kept: int = 0
-    reached: dict[str, float] = field(default_factory=dict)
-    has_tree: bool = False
-    said: list[Message] = field(default_factory=list)
-    records: list[ExitRecord] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
 
-    def broadcast(self, message: Message) -> None:
-        self.said.append(message)
+def lost(member: int) -> messages.Lost:
+    """The supervisor on the node of the same number is gone."""
+    return messages.Lost(member, f"n{member}", "its connection closed")
 
-    # Its machine.
+
+def done(rank: int, code: int = 0, generation: int = 1, reason: str = "") -> messages.Done:
+    """The rank has left as it should."""
+    return messages.Done(generation, rank, code, reason)
+
+
+class Story(Machine):
+    """A coordinator on n0 of members on n0, n1 and so on, which have joined it.
+
+    The story stands for all that is around it: machine, rank, end and connections of its supervisor.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        launcher: str = "",
+        *,
+        members: int = 2,
+        joined: Iterable[int] | None = None,
+        member: int = 0,
+        spares: int = 0,
+        generation: int = 1,
+        **of: Any,
+    ) -> None:
+        """`launcher` keeps the others ("keeps"), starts lost ones again, too ("respawns"), starts all again
+        ("lost", "always"), or ends all. `of` are attributes of the story, and limits."""
+        self.folder = folder
+        self.step, self.kept, self.begun = 5.0, 0, True
+        """Of its own rank: the last step, that in memory, and whether it has done anything."""
+        self.reached: Mapping[str, float] = {}
+        """Moments of its rank's start."""
+        self.obedient = True
+        """Every supervisor confirms at once that its rank has ended."""
+        self.meets_after_s, self.no_port = 0.0, False
+        """How long it chooses where the ranks meet, and whether it finds nothing."""
+        self.checkpoint_read_s = 0.0
+        """Seconds that the run folder takes to say which checkpoint is the newest."""
+        own = {name: of.pop(name) for name in list(of) if name in vars(self)}
+        vars(self).update(own)
+        self.said: list[messages.Message] = []
+        self.rosters: list[messages.Roster] = []
+        self.lines: list[str] = []
+        self.shown: list[ExitRecord] = []
+        self.left_to: list[str] = []
+        limits = Limits(run_folder=str(folder), **{"max_restarts": 2, "backoff_s": 0.0, **of})
+        env = {"CLIPSHIP_SPARE_NODES": str(spares)}
+        env |= _LAUNCHERS.get(launcher, {"CLIPSHIP_STARTS_AGAIN": launcher})
+        self.plan, self.address, self.ending = TreePlan(f"n{member}"), ("h", 1), False
+        its: Any = self
+        self.context = SupervisorContext(
+            World(member, members, 0, 1, f"n{member}", "clipship run", generation),
+            limits,
+            env,
+            _Files(self),
+            self,
+            its,
+            keeps_going=launcher in _LAUNCHERS and limits.max_restarts > 0,
+            send_up=lambda message: None,
+        )
+        self.host = CoordinatorHost(self.context, its, its, self.broadcast)
+        self.its = self.host.take()
+        self.there = set(range(members) if joined is None else joined)
+        for each in self.there:
+            self.its.receive(messages.Joined(each, f"n{each}"))
+
+    # What a test does.
+
+    async def tell(self, *what: messages.Message | float) -> None:
+        """Tells the coordinator messages; a number stands for seconds that pass."""
+        for each in what:
+            if isinstance(each, messages.Lost):
+                self.there.discard(each.member)
+            if isinstance(each, messages.Message):
+                self.its.receive(each)
+            else:
+                await asyncio.sleep(each)
+
+    async def request(self, record: ExitRecord, **of: int) -> None:
+        """Asks the launcher to start all again, as another supervisor has done before this generation."""
+        its = replace(record, generation=self.context.world.generation)
+        await self.context.exit_files.request_start(launcher_word.StartRequest(its, **of))
+
+    async def until(self, arrived: Callable[[], object]) -> None:
+        while not arrived():
+            await asyncio.sleep(0.1)
+
+    async def heard(self, kind: type[messages.Message]) -> None:
+        """Waits until a message of this kind has been said."""
+        await self.until(lambda: kind in self.kinds)
+
+    async def regrouped(self, generation: int) -> None:
+        """Waits until all are told to end their ranks, so that this generation can start."""
+        await self.until(lambda: messages.Regroup(generation) in self.said)
+
+    async def restarted(self, generation: int) -> messages.Start:
+        """Waits for the start of a generation, and returns the message that starts it."""
+        await self.until(lambda: self._start(generation) or self.code is not None)
+        start = self._start(generation)
+        assert start is not None, self.shown
+        return start
+
+    async def left(self) -> int:
+        """Waits until all are told to leave; returns the exit code."""
+        await self.until(lambda: self.code is not None)
+        assert self.code is not None
+        return self.code
+
+    async def ended(self) -> ExitRecord:
+        """Waits for the end of the run; returns its record in the run folder."""
+        code = await self.left()
+        record = exit_record_of(self.folder, "now")
+        assert record is not None
+        assert record.exit_code == code
+        return record
+
+    @property
+    def kinds(self) -> list[type[messages.Message]]:
+        return [type(message) for message in self.said]
+
+    @property
+    def code(self) -> int | None:
+        """Exit code with which all were told to leave."""
+        codes = [message.code for message in self.said if isinstance(message, messages.End)]
+        assert len(codes) < 2, "the run ends twice"
+        return codes[0] if codes else None
+
+    @property
+    def restarts(self) -> list[dict[str, Any]]:
+        """Restarts in the run folder; none before the file is there."""
+        file = self.folder / "restarts.json"
+        rows: list[dict[str, Any]] = json.loads(file.read_text())["restarts"] if file.exists() else []
+        return rows
+
+    @property
+    def word(self) -> dict[str, str]:
+        """The last word to the launcher, as a batch script reads it."""
+        return read_values(self.folder / launcher_word.WORD)
+
+    def asked_after(self, generation: int) -> int:
+        """Returns the generation that the launcher starts after this one; 0 if none."""
+        return asked_after(self.folder, "now", generation)
+
+    def _start(self, generation: int) -> messages.Start | None:
+        starts = [each for each in self.said if isinstance(each, messages.Start)]
+        return next((start for start in starts if start.generation == generation), None)
+
+    # Its machine, and the other supervisors.
 
     def say(self, line: str) -> None:
         self.lines.append(line)
 
     def newest_kept(self, env: Mapping[str, str]) -> int:
         return self.kept
+
+    def broadcast(self, message: messages.Message) -> None:
+        self.said.append(message)
+        if isinstance(message, messages.Regroup) and self.obedient:
+            for member in self.there:
+                self.its.receive(messages.Ended(message.generation, member))
+
+    def down(self, message: messages.Roster) -> None:
+        self.rosters.append(message)
+
+    def drop(self, member: int) -> None:
+        """It has no connections."""
 
     # Its rank.
 
@@ -57,64 +218,25 @@ class StubSupervisor(Machine):
         return self.reached
 
     async def choose_meeting(self) -> Mapping[str, str]:
-        return {}
+        await asyncio.sleep(self.meets_after_s)
+        if self.no_port:
+            raise OSError("no free port")
+        return MEETING
 
     # Its end.
 
+    def show(self, record: ExitRecord) -> None:
+        self.shown.append(record)
+
     def leave(self, reason: str) -> None:
-        self.left.append(reason)
-
-    def finish(self, record: ExitRecord) -> None:
-        self.records.append(record)
-
-    async def claim(self, generation: int, world: str) -> GenerationClaim | None:
-        return None
+        self.left_to.append(reason)
 
 
-class StubTree:
-    """It knows no addresses, and sends nothing."""
+class _Files(ExitFiles):
+    def __init__(self, story: Story) -> None:
+        super().__init__(str(story.folder), "now")
+        self._story = story
 
-    ending = False
-    address = "", 0
-
-    def __init__(self) -> None:
-        self.plan = TreePlan("")
-
-    def drop(self, member: int) -> None:
-        """It has no connections."""
-
-    def down(self, message: Message) -> None:
-        """It sends no roster."""
-
-
-def run_state(
-    ranks: Iterable[int],
-    limits: Limits,
-    exit_files: ExitFiles,
-    stub: StubSupervisor,
-    membership: Membership | None = None,
-    *,
-    member: int = 0,
-    keeps_going: bool = False,
-    starts_again: str = "",
-    generation: int = 1,
-) -> RunState:
-    """Returns the state of a run whose coordinator is a part of the stub."""
-    members = tuple(ranks)
-    its: Any = stub
-    tree: Any = StubTree() if stub.has_tree else None
-    context = SupervisorContext(
-        World(member, max(2, len(members)), 0, 1, f"n{member}", "clipship run", generation),
-        limits,
-        {STARTS_AGAIN: starts_again},
-        exit_files,
-        its,
-        tree,
-        keeps_going=keeps_going and limits.max_restarts > 0 and stub.has_tree,
-        send_up=lambda message: None,
-    )
-    everybody = membership or Membership(members, len(members), len(members))
-    run: Any = RunState(context, its, its, stub.broadcast, everybody, members)
-    run.finish, run.claim = stub.finish, stub.claim
-    state: RunState = run
-    return state
+    async def newest_checkpoint(self) -> int | None:
+        await asyncio.sleep(self._story.checkpoint_read_s)
+        return await super().newest_checkpoint()

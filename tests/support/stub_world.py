@@ -1,6 +1,7 @@
 """Real supervisors with stub ranks, many in one process: they meet on loopback, and each may be lost."""
 
 import asyncio
+import json
 import mmap
 import secrets
 from collections import Counter
@@ -16,10 +17,10 @@ from trainer.supervise.network.tree import Tree
 from trainer.supervise.rank.generation import RankOfGeneration
 from trainer.supervise.supervisor import Supervisor
 from trainer.sysinfo.addresses import free_port
+from trainer.world import launchers
 from trainer.world.heartbeat import Heartbeat
-from trainer.world.launchers import World, detect, first_world
+from trainer.world.launchers import World
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.variables import GENERATION, KEEPS_GOING, RESPAWNED, RESPAWNS, SPARE_NODES
 
 LIMITS = Limits(
     init_s=20.0, silence_s=60.0, max_restarts=20, backoff_s=0.0, world_sizes=tuple(range(1, 20_000))
@@ -64,7 +65,7 @@ class StubGeneration(RankOfGeneration):
     @property
     def place(self) -> World:
         """Place that the rank finds in its environment."""
-        return detect(self.env, "here")
+        return launchers.detect(self.env, "here")
 
     def fail(self) -> None:
         """Ends as a rank does that somebody killed."""
@@ -106,6 +107,8 @@ class StubWorld:
     limits: Limits = LIMITS
     spares: int = 0
     respawns: bool = False
+    launcher: str = "CLIPSHIP_KEEPS_GOING"
+    """What the launcher does when one is gone, as a variable."""
     members: dict[int, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,8 +124,8 @@ class StubWorld:
         world = World(member, len(self.nodes), member - lowest, each, node, "clipship run")
         env = {
             **self.rendezvous.variables(),
-            KEEPS_GOING: "1",
-            SPARE_NODES: str(self.spares),
+            self.launcher: "1",
+            "CLIPSHIP_SPARE_NODES": str(self.spares),
             "CLIPSHIP_STARTED_HERE": "1",
             "RANK": str(member),
             "WORLD_SIZE": str(len(self.nodes)),
@@ -130,14 +133,14 @@ class StubWorld:
             "LOCAL_WORLD_SIZE": str(world.local_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "1",
-            **({RESPAWNS: "1"} if self.respawns else {}),
-            **({RESPAWNED: again} if again else {}),
+            **({"CLIPSHIP_RESPAWNS": "1"} if self.respawns else {}),
+            **({"CLIPSHIP_RESPAWNED": again} if again else {}),
         }
 
         def start(number: int, env: Mapping[str, str], is_root: bool) -> StubGeneration:
-            return StubGeneration(number, env={**env, GENERATION: str(number)}, is_root=is_root)
+            return StubGeneration(number, env={**env, "CLIPSHIP_GENERATION": str(number)}, is_root=is_root)
 
-        first = None if again else first_world(world, env)
+        first = None if again else launchers.first_world(world, env)
         generation: Any = None if first is None else start(1, env, first.rank == 0)
         starter: Any = start
         supervisor = Supervisor(world, generation, starter, self.limits, env, Machine())
@@ -179,6 +182,12 @@ class StubWorld:
         assert rank is not None
         rank.fail()
 
+    def restarts(self) -> list[dict[str, Any]]:
+        """Returns the restarts in the run folder; none before the file is there."""
+        file = self.folder / "restarts.json"
+        rows: list[dict[str, Any]] = json.loads(file.read_text())["restarts"] if file.exists() else []
+        return rows
+
     def world(self) -> dict[int, int]:
         """Returns the rank of each living supervisor that has one."""
         return {
@@ -200,12 +209,16 @@ class StubWorld:
 
         await until(is_so)
 
+    async def codes(self) -> list[int]:
+        """Waits for the end; returns the exit codes of the supervisors."""
+        return await asyncio.gather(*(node.task for node in self.members.values()))
+
     async def end(self) -> list[int]:
         """Lets all ranks be done; returns the exit codes of the supervisors."""
         for node in self.members.values():
             if node.rank is not None:
                 node.rank.rank.code = 0
-        return await asyncio.gather(*(node.task for node in self.members.values()))
+        return await self.codes()
 
 
 async def until(condition: Callable[[], object], step_s: float = 0.02) -> None:

@@ -2,36 +2,36 @@
 
 from dataclasses import replace
 
-from trainer.supervise.coordinate.diagnosis import Diagnosis, Missing, late_ranks, text
+import pytest
+
+from trainer.supervise.coordinate import diagnosis
 from trainer.supervise.rank.rank_report import RankReport
 
 WAITING = RankReport(0, "n1", 10, "step", 7, 300.5, 300.0, 31, "all_gather", True, "sleeping", "futex_wait")
 COMPUTING = replace(WAITING, rank=1, node="n2", collectives=30, waiting=False, state="running", kernel="")
 
 
-def ranks(reports: list[RankReport]) -> list[int]:
-    return [report.rank for report in reports]
-
-
-def test_rank_that_has_begun_fewer_collectives_is_late() -> None:
-    assert ranks(late_ranks([WAITING, COMPUTING, replace(WAITING, rank=2)])) == [1]
-
-
-def test_stopped_rank_is_late_whatever_it_has_begun() -> None:
-    stopped = replace(WAITING, rank=2, state="stopped by a signal")
-    assert ranks(late_ranks([WAITING, stopped])) == [2]
-
-
-def test_of_equal_ranks_those_that_wait_in_no_collective_are_late() -> None:
-    assert ranks(late_ranks([WAITING, replace(COMPUTING, collectives=31)])) == [1]
-
-
-def test_where_all_wait_in_the_same_collective_all_are_named() -> None:
-    assert ranks(late_ranks([WAITING, replace(WAITING, rank=1)])) == [0, 1]
+@pytest.mark.parametrize(
+    ("reports", "late"),
+    [
+        ([WAITING, COMPUTING, replace(WAITING, rank=2)], [1]),
+        ([WAITING, replace(WAITING, rank=2, state="stopped by a signal")], [2]),
+        ([WAITING, replace(COMPUTING, collectives=31)], [1]),
+        ([WAITING, replace(WAITING, rank=1)], [0, 1]),
+    ],
+    ids=[
+        "one that has begun fewer collectives",
+        "a stopped one, whatever it has begun",
+        "of equal ones those that wait in no collective",
+        "all, where all wait in the same collective",
+    ],
+)
+def test_late_ranks_are_named(reports: list[RankReport], late: list[int]) -> None:
+    assert diagnosis.Diagnosis("what", reports, []).to_json(124, {})["late"] == late
 
 
 def test_where_a_supervisor_is_missing_its_rank_is_late_and_no_other() -> None:
-    found = Diagnosis("what", [WAITING, COMPUTING], [Missing(2, "n3")])
+    found = diagnosis.Diagnosis("what", [WAITING, COMPUTING], [diagnosis.Missing(2, "n3")])
     assert found.late_or_missing() == [(2, "n3")]
     assert found.to_json(124, {})["late"] == [2]
 
@@ -39,7 +39,9 @@ def test_where_a_supervisor_is_missing_its_rank_is_late_and_no_other() -> None:
 def test_text_names_rank_node_phase_step_collective_and_stack() -> None:
     others = 'Thread 0x1 (most recent call first):\n  File "a.py", line 3 in wait\n\n'
     stack = others + 'Current thread 0x2 (most recent call first):\n  File "b.py", line 9 in load'
-    shown = text(Diagnosis("what", [WAITING, COMPUTING], []), {1: stack}, "runs/x/diagnosis.json")
+    shown = diagnosis.text(
+        diagnosis.Diagnosis("what", [WAITING, COMPUTING], []), {1: stack}, "runs/x/diagnosis.json"
+    )
     assert shown.splitlines() == [
         (
             "  late: rank 1 on n2 (process 10, running), 300 s in step, step 7; "
@@ -57,7 +59,9 @@ def test_text_names_rank_node_phase_step_collective_and_stack() -> None:
 
 def test_text_ends_with_the_limit_and_how_to_go_on() -> None:
     what = "evaluation, step 4, lasts longer than timeouts.eval_s = 600 s (noticed on rank 0)"
-    shown = text(Diagnosis(what, [COMPUTING], []), {1: "a stack"}, "runs/x/diagnosis.json")
+    shown = diagnosis.text(
+        diagnosis.Diagnosis(what, [COMPUTING], []), {1: "a stack"}, "runs/x/diagnosis.json"
+    )
     assert shown.splitlines()[-2:] == [
         f"  {what}",
         "  if it needs longer: clipship resume runs/x --set timeouts.eval_s=SECONDS",
@@ -65,7 +69,9 @@ def test_text_ends_with_the_limit_and_how_to_go_on() -> None:
 
 
 def test_text_tells_a_node_that_is_gone_from_a_rank_that_never_came() -> None:
-    shown = text(Diagnosis("what", [WAITING], [Missing(1, "n2"), Missing(2, "")]), {}, "")
+    shown = diagnosis.text(
+        diagnosis.Diagnosis("what", [WAITING], [diagnosis.Missing(1, "n2"), diagnosis.Missing(2, "")]), {}, ""
+    )
     assert (
         "late: rank 1 on n2: its supervisor does not answer; "
         "the node has failed, is frozen or has lost the network"
@@ -75,4 +81,4 @@ def test_text_tells_a_node_that_is_gone_from_a_rank_that_never_came() -> None:
 
 def test_thousands_of_late_ranks_do_not_fill_the_console() -> None:
     reports = [replace(WAITING, rank=rank) for rank in range(2000)]
-    assert len(text(Diagnosis("what", reports, []), {}, "").splitlines()) < 20
+    assert len(diagnosis.text(diagnosis.Diagnosis("what", reports, []), {}, "").splitlines()) < 20

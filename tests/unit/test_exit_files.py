@@ -1,51 +1,161 @@
-"""Files that a start leaves when it ends: the first record counts, not one of an earlier start.
+"""Files that a start leaves in its run folder: how it ended, its word to the launcher, claims of generations.
 
-A file system that hangs delays nobody.
+The first record counts, not one of an earlier start. A file system that hangs delays nobody.
 """
 
 import asyncio
+import errno
 import json
+import os
+import resource
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from trainer.run import launcher_word
+from trainer.run import generations, launcher_word
 from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
-from trainer.run.file_work import THREADS
-from trainer.run.launcher_word import StartRequest
-from trainer.run.layout import ARTEFACTS, EXIT_FILE, GOODPUT_FILE
-from trainer.safe_io.values import read_values
-
-
-def record(reason: str) -> dict[str, object]:
-    return asdict(ExitRecord(0, "n0", 1, reason, 0.0))
+from trainer.run.file_work import FileWork
+from trainer.safe_io.values import last_values, read_values, value_lines
 
 
 def keep(files: ExitFiles, reason: str) -> str:
-    return asyncio.run(files.write(EXIT_FILE, record(reason)))
+    return asyncio.run(files.write("exit.json", asdict(ExitRecord(0, "n0", 1, reason, 0.0))))
+
+
+def kept(folder: Path, start: str = "now") -> str | None:
+    record = exit_record_of(folder, start)
+    return None if record is None else record.reason
 
 
 @pytest.mark.parametrize("start", ["now", ""], ids=["by a launcher", "by hand"])
 def test_the_first_exit_record_of_a_start_is_not_overwritten(tmp_path: Path, start: str) -> None:
-    (tmp_path / GOODPUT_FILE).touch()
-    assert keep(ExitFiles(str(tmp_path), start), "first") == str(tmp_path / EXIT_FILE)
+    (tmp_path / "goodput.jsonl").touch()
+    assert keep(ExitFiles(str(tmp_path), start), "first") == str(tmp_path / "exit.json")
     keep(ExitFiles(str(tmp_path), start), "second")
-    found = exit_record_of(tmp_path, start)
-    assert found is not None
-    assert found.reason == "first"
-    assert {path.name for path in tmp_path.iterdir()} == {EXIT_FILE, GOODPUT_FILE, ARTEFACTS}
-    assert len((tmp_path / GOODPUT_FILE).read_text().splitlines()) == 1
+    assert kept(tmp_path, start) == "first"
+    assert {path.name for path in tmp_path.iterdir()} == {"exit.json", "goodput.jsonl", "artefacts"}
+    assert len((tmp_path / "goodput.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_exit_record_of_an_older_start_is_replaced_and_never_used(tmp_path: Path) -> None:
+    keep(ExitFiles(str(tmp_path), "before"), "old")
+    assert kept(tmp_path) is None
+    keep(ExitFiles(str(tmp_path), "now"), "new")
+    assert kept(tmp_path) == "new"
+    by_hand = ExitFiles(str(tmp_path))
+    asyncio.run(by_hand.remove_old())
+    keep(by_hand, "by hand")
+    assert json.loads((tmp_path / "exit.json").read_text())["reason"] == "by hand"
+    for text in ("", "[]", '{"start": "now"}', '{"start": "now", "colour": 1}'):
+        (tmp_path / "exit.json").write_text(text)
+        assert kept(tmp_path) is None
+
+
+def test_a_folder_is_made_where_the_ranks_never_met_and_one_that_takes_no_file_is_no_error(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "runs" / "one"
+    assert keep(ExitFiles(str(folder), "now"), "refused") == str(folder / "exit.json")
+    assert {path.name for path in folder.iterdir()} == {"exit.json", "artefacts"}, "it has not begun"
+    assert keep(ExitFiles(""), "x") == ""
+    (tmp_path / "file").write_text("")
+    assert keep(ExitFiles(str(tmp_path / "file"), "now"), "x") == ""
+    (tmp_path / "exit.json").mkdir()
+    assert keep(ExitFiles(str(tmp_path), "now"), "x") == ""
+
+
+def test_file_work_that_hangs_is_left_behind() -> None:
+    begin = time.monotonic()
+    assert asyncio.run(FileWork().within(0.1, lambda: time.sleep(60))) is None
+    assert time.monotonic() - begin < 30
+
+
+def test_a_task_is_cancelled_also_in_the_moment_in_which_its_result_comes() -> None:
+    async def work() -> str:
+        task = asyncio.create_task(FileWork().within(60.0, event.wait))
+        await asyncio.sleep(0.1)
+        event.set()
+        time.sleep(0.3)  # the result has come, and the task has not been resumed since
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        return "cancelled" if task.cancelled() else "gone on"
+
+    event = threading.Event()
+    assert asyncio.run(work()) == "cancelled"
+
+
+def test_file_work_waits_for_a_busy_thread_if_there_can_be_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, done, busy = FileWork(), threading.Semaphore(0), threading.Event()
+    workers.prepare()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    def wait() -> None:
+        busy.wait(30)
+
+    workers.do(wait)
+    for _ in range(2):
+        workers.do(done.release)
+    busy.set()
+    assert all(done.acquire(timeout=30) for _ in range(2))
+
+
+# The word to whoever has started it, in lines that bash reads.
+
+RECORD = ExitRecord(1, "n1", 1, "killed: a\nb=c", 5.0, details="a stack\nof lines", generation=2)
+REQUEST = launcher_word.StartRequest(RECORD, steps_done=7, in_memory=6, fault_step=8)
+
+
+def word(folder: Path) -> str | None:
+    return read_values(folder / launcher_word.WORD).get("word")
+
+
+def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
+    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=False)
+    assert launcher_word.requested_start(tmp_path, "now") == REQUEST
+    assert launcher_word.requested_start(tmp_path, "another") is None
+
+
+def test_it_takes_nothing_back_and_only_itself_is_withdrawn(tmp_path: Path) -> None:
+    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=False)
+    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=True)
+    launcher_word.withdraw(tmp_path, "now")
+    assert word(tmp_path) == "again"
+    launcher_word.ask(tmp_path, "now", replace(REQUEST, record=replace(RECORD, generation=3)), if_killed=True)
+    launcher_word.withdraw(tmp_path, "another")
+    assert word(tmp_path) == "again-if-killed"
+    launcher_word.withdraw(tmp_path, "now")
+    assert word(tmp_path) is None
+
+
+def test_the_end_is_the_last_word_of_its_start(tmp_path: Path) -> None:
+    reason = "its supervisor is gone: silent"
+    end = ExitRecord(2, "n2", 1, reason, 1.0, left_out=("a", "b"))
+    asyncio.run(ExitFiles(str(tmp_path), "now").write("exit.json", asdict(end)))
+    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=False)
+    told = (tmp_path / "artefacts" / "launcher.env").read_text()
+    assert told == (
+        f"start=now\nword=end\nexit_code=1\nrank=2\nnode=n2\nreason={reason}\n"
+        "left_out=a\nleft_out=b\nsaved=yes\nlost=yes\n"
+    )
+    launcher_word.ask(tmp_path, "the next", REQUEST, if_killed=False)
+    assert word(tmp_path) == "again"
 
 
 def test_the_end_is_told_though_a_request_is_being_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = ExitFiles(str(tmp_path), "now")
-    asyncio.run(files.request_start(StartRequest(ExitRecord(0, "n0", 1, "killed", 0.0)), if_killed=True))
+    asyncio.run(files.request_start(REQUEST, if_killed=True))
     end = threading.Thread(target=keep, args=(files, "done"))
 
     def read_while_another_ends(path: Path) -> dict[str, str]:
@@ -58,71 +168,98 @@ def test_the_end_is_told_though_a_request_is_being_withdrawn(
     monkeypatch.setattr(launcher_word, "read_values", read_while_another_ends)
     asyncio.run(files.withdraw_start())
     end.join()
-    assert read_values(tmp_path / launcher_word.WORD)["word"] == "end"
+    assert word(tmp_path) == "end"
+
+
+def test_what_another_start_has_asked_for_is_not_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ExitFiles(str(tmp_path), "now")
+    asyncio.run(files.request_start(REQUEST, if_killed=True))
+    holder = SimpleNamespace(start="another")
+    monkeypatch.setattr("trainer.run.exit_files.who_holds", lambda folder: holder)
+    asyncio.run(files.withdraw_start())
+    assert word(tmp_path) == "again-if-killed"
 
 
 def test_the_exit_record_is_there_though_the_launcher_cannot_be_told(tmp_path: Path) -> None:
     (tmp_path / launcher_word.WORD).mkdir(parents=True)
-    assert keep(ExitFiles(str(tmp_path), "now"), "failed") == str(tmp_path / EXIT_FILE)
-    assert exit_record_of(tmp_path, "now") is not None
+    assert keep(ExitFiles(str(tmp_path), "now"), "failed") == str(tmp_path / "exit.json")
+    assert kept(tmp_path) == "failed"
 
 
-def test_the_end_of_a_run_that_did_not_begin_leaves_no_goodput_file(tmp_path: Path) -> None:
-    keep(ExitFiles(str(tmp_path), "now"), "refused")
-    assert {path.name for path in tmp_path.iterdir()} == {EXIT_FILE, ARTEFACTS}
+AGAIN = "start=now\nword=again\nrequest="
 
 
-def test_a_start_by_hand_removes_the_exit_files_of_the_previous_one(tmp_path: Path) -> None:
-    keep(ExitFiles(str(tmp_path)), "old")
-    files = ExitFiles(str(tmp_path))
-    asyncio.run(files.remove_old())
-    keep(files, "new")
-    assert json.loads((tmp_path / EXIT_FILE).read_text())["reason"] == "new"
+@pytest.mark.parametrize("text", ["", "word=again", "\0", AGAIN + "\n", AGAIN + "{}\n", AGAIN + "null\n"])
+def test_a_word_that_cannot_be_read_asks_for_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / launcher_word.WORD).parent.mkdir()
+    (tmp_path / launcher_word.WORD).write_text(text)
+    assert launcher_word.requested_start(tmp_path, "now") is None
 
 
-def test_an_exit_record_of_an_older_start_is_replaced_and_never_used(tmp_path: Path) -> None:
-    keep(ExitFiles(str(tmp_path), "before"), "old")
-    assert exit_record_of(tmp_path, "now") is None
-    keep(ExitFiles(str(tmp_path), "now"), "new")
-    assert json.loads((tmp_path / EXIT_FILE).read_text())["reason"] == "new"
+def test_a_value_stays_on_its_line_whatever_it_holds() -> None:
+    text = value_lines({"a": "x\ny=z\x1b[1m", "b": None, "c": [1, 2], "d": False, "e": ""})
+    assert text == "a=x y=z [1m\nc=1\nc=2\nd=no\ne=\n"
+    assert last_values(text) == {"a": "x y=z [1m", "c": "2", "d": "no", "e": ""}
 
 
-def test_a_file_that_is_no_exit_record_is_ignored(tmp_path: Path) -> None:
-    for text in ("", "[]", '{"start": "now"}', '{"start": "now", "colour": 1}'):
-        (tmp_path / EXIT_FILE).write_text(text)
-        assert exit_record_of(tmp_path, "now") is None
+# Claims of generations: one coordinator gets each number.
 
 
-def test_folder_is_made_where_the_ranks_never_met(tmp_path: Path) -> None:
-    assert keep(ExitFiles(str(tmp_path / "runs" / "one"), "now"), "x") == str(
-        tmp_path / "runs" / "one" / EXIT_FILE
-    )
+def its(generation: int, member: int = 0, start: str = "now") -> generations.GenerationClaim:
+    return generations.GenerationClaim(start, generation, member, f"n{member}", "h", 7)
 
 
-def test_folder_that_is_not_known_or_takes_no_file_is_no_error(tmp_path: Path) -> None:
-    assert keep(ExitFiles(""), "x") == ""
-    (tmp_path / "file").write_text("")
-    assert keep(ExitFiles(str(tmp_path / "file"), "now"), "x") == ""
-    (tmp_path / EXIT_FILE).mkdir()
-    assert keep(ExitFiles(str(tmp_path), "now"), "x") == ""
+def newest(folder: Path) -> generations.GenerationClaim | None:
+    return asyncio.run(ExitFiles(str(folder), "now").newest_claim())
 
 
-def test_file_work_that_hangs_is_left_behind() -> None:
-    begin = time.monotonic()
-    assert asyncio.run(THREADS.within(0.1, lambda: time.sleep(60))) is None
-    assert time.monotonic() - begin < 30
+def test_second_claim_of_a_generation_learns_whose_it_is(tmp_path: Path) -> None:
+    assert newest(tmp_path) is None
+    generations.claim(tmp_path, its(9, start="before"))
+    assert generations.claim(tmp_path, its(2)) is None
+    assert generations.claim(tmp_path, its(2, 5)) == its(2)
+    assert generations.claim(tmp_path, its(3, 5)) is None
+    assert newest(tmp_path) == its(3, 5), "those of earlier starts do not count"
+    generations.remove_claims(tmp_path, "now")
+    assert sorted(path.name for path in (tmp_path / "generations").iterdir()) == ["00002.json", "00003.json"]
 
 
-def test_a_task_is_cancelled_also_in_the_moment_in_which_its_result_comes() -> None:
-    async def work() -> str:
-        task = asyncio.create_task(THREADS.within(60.0, event.wait))
-        await asyncio.sleep(0.1)
-        event.set()
-        time.sleep(0.3)  # the result has come, and the task has not been resumed since
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        return "cancelled" if task.cancelled() else "gone on"
+def test_an_empty_claim_belongs_to_somebody_and_is_void_after_some_seconds(tmp_path: Path) -> None:
+    """A file system without links shows one if its maker dies before it has written it."""
+    path = tmp_path / "generations" / "00002.json"
+    path.parent.mkdir()
+    path.touch()
+    with pytest.raises(OSError, match=r"00002\.json, which another supervisor has made, cannot be read"):
+        generations.claim(tmp_path, its(2))
+    assert newest(tmp_path) is None
+    os.utime(path, (0, 0))
+    for member in (0, 5):
+        assert generations.claim(tmp_path, its(2, member)) == its(2, member), (
+            "its own, which each passes over"
+        )
 
-    event = threading.Event()
-    assert asyncio.run(work()) == "cancelled"
+
+def refused(*_: object) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_claim_that_cannot_be_written_leaves_its_number_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", refused)
+    (tmp_path / "generations").mkdir()
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most[1]))  # as on a disk without room
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            generations.claim(tmp_path, its(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert os.listdir(tmp_path / "generations") == []
+    assert generations.claim(tmp_path, its(2, 5)) is None
+    assert generations.claim(tmp_path, its(2)) == its(2, 5)
+    assert os.listdir(tmp_path / "generations") == ["00002.json"]

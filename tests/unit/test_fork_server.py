@@ -1,12 +1,14 @@
-"""Ranks of a fork server are like those started anew: same parent, session, signals, streams and ends."""
+"""Processes of ranks: those of a fork server are like those started anew, and generations share nothing."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from typing import Any
 import pytest
 
 from tests.support.processes import ended_on_failure
-from trainer.supervise.rank.fork_server import ForkServer, may_fork
+from trainer.supervise.rank import generation
+from trainer.supervise.rank.fork_server import ForkServer
+from trainer.supervise.rank.generation import RankOfGeneration, fresh_variables
 from trainer.sysinfo.forks import adopt_orphans
-from trainer.world.rank_process import RankProcess, end_rank, reap_group
+from trainer.world import heartbeat, rank_process
 
 PROGRAM = """
 import json, os, signal, sys, threading, time
@@ -85,8 +89,8 @@ def until(arrived: Callable[[], Any], limit_s: float = 30.0) -> Any:
 
 def begin(
     fork_server: ForkServer, says: Path, keep: Any = None, **variables: str
-) -> tuple[RankProcess, dict[str, Any]]:
-    """Starts a rank; returns it and what it says about itself. `keep` is told it while it starts."""
+) -> tuple[Any, dict[str, Any]]:
+    """Starts a rank; returns it and what it says about itself. `keep` is told to the server meanwhile."""
     says.unlink(missing_ok=True)
     rank = fork_server.start({**os.environ, "CLIPSHIP_SAYS": str(says), **variables})
     if keep is not None:
@@ -97,11 +101,18 @@ def begin(
     return rank, facts
 
 
+def said(fork_server: ForkServer, says: Path, **variables: str) -> dict[str, Any]:
+    """Starts and ends a rank; returns what it said."""
+    rank, facts = begin(fork_server, says, **variables)
+    rank_process.end_rank(rank)
+    return facts
+
+
 def first(fork_server: ForkServer, says: Path, **variables: str) -> dict[str, Any]:
-    """Starts and ends a rank that leaves a fork server behind; returns what it said."""
+    """Likewise, of a rank that leaves a fork server behind."""
     rank, facts = begin(fork_server, says, **variables)
     until(fork_server._is_ready)
-    end_rank(rank)
+    rank_process.end_rank(rank)
     return facts
 
 
@@ -115,8 +126,7 @@ def lives(pid: int) -> bool:
 def test_a_forked_rank_is_like_one_that_was_started(fork_server: ForkServer, tmp_path: Path) -> None:
     says = tmp_path / "says"
     started = first(fork_server, says, CLIPSHIP_A="1", CLIPSHIP_B="2")
-    rank, forked = begin(fork_server, says, CLIPSHIP_A="other", CLIPSHIP_C="3")
-    end_rank(rank)
+    forked = said(fork_server, says, CLIPSHIP_A="other", CLIPSHIP_C="3")
     assert (started["forked"], started["imported here"]) == (False, True)
     assert (forked["forked"], forked["imported here"]) == (True, False)
     for facts in (started, forked):
@@ -130,98 +140,72 @@ def test_a_forked_rank_is_like_one_that_was_started(fork_server: ForkServer, tmp
     assert forked["environ"] == {**started["environ"], "CLIPSHIP_A": "other", "CLIPSHIP_C": "3"}
 
 
-@pytest.mark.parametrize(
-    ("deed", "code"), [("exit:0", 0), ("exit:7", 7), ("signal:9", -9), ("signal:11", -11)]
-)
-def test_supervisor_gets_the_exit_code_of_a_forked_rank(
-    fork_server: ForkServer, tmp_path: Path, deed: str, code: int
-) -> None:
+def test_supervisor_gets_the_exit_code_of_a_forked_rank(fork_server: ForkServer, tmp_path: Path) -> None:
     first(fork_server, tmp_path / "says")
     told: list[int] = []
     before = signal.signal(signal.SIGCHLD, lambda *_: told.append(1))
     try:
-        rank, facts = begin(fork_server, tmp_path / "says", CLIPSHIP_DEED=deed)
-        assert facts["forked"]
-        assert rank.wait(20) == rank.poll() == rank.returncode == code
-        assert told
+        for deed, code in {"exit:0": 0, "exit:7": 7, "signal:9": -9, "signal:11": -11}.items():
+            told.clear()
+            rank, facts = begin(fork_server, tmp_path / "says", CLIPSHIP_DEED=deed)
+            assert facts["forked"]
+            assert rank.wait(20) == rank.poll() == rank.returncode == code
+            assert told
     finally:
         signal.signal(signal.SIGCHLD, before)
-
-
-def test_waiting_for_a_forked_rank_that_lives_ends_in_time(fork_server: ForkServer, tmp_path: Path) -> None:
-    first(fork_server, tmp_path / "says")
-    rank, facts = begin(fork_server, tmp_path / "says")
-    assert facts["forked"]
-    assert rank.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        rank.wait(0.05)
-    end_rank(rank)
-    assert rank.returncode == -signal.SIGKILL
 
 
 def test_many_generations_come_from_one_fork_server(fork_server: ForkServer, tmp_path: Path) -> None:
     before = children()
     first(fork_server, tmp_path / "says")
-    for number in range(5):
+    for number in range(3):
         rank, facts = begin(fork_server, tmp_path / "says", CLIPSHIP_GENERATION=str(number))
         assert (facts["forked"], facts["environ"]["CLIPSHIP_GENERATION"]) == (True, str(number))
-        end_rank(rank)
+        assert rank.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            rank.wait(0.05)
+        rank_process.end_rank(rank)
+        assert rank.returncode == -signal.SIGKILL
     fork_server.close()
     assert children() == before, "neither the fork server nor a rank is left, not even as a zombie"
 
 
-def test_a_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_fork_server_delays_a_start_and_does_not_prevent_it(
+    fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     first(fork_server, tmp_path / "says")
-    os.kill(fork_server._pid, signal.SIGKILL)
+    os.kill(fork_server._pid, number)
+    if number == signal.SIGSTOP:
+        monkeypatch.setattr("trainer.supervise.rank.fork_server._ANSWER_S", 0.2)
     assert not first(fork_server, tmp_path / "says")["forked"]
-    rank, facts = begin(fork_server, tmp_path / "says")
-    end_rank(rank)
-    assert facts["forked"]
-
-
-def test_a_stopped_fork_server_delays_a_start_and_does_not_prevent_it(
-    fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.supervise.rank.fork_server._ANSWER_S", 0.2)
-    first(fork_server, tmp_path / "says")
-    os.kill(fork_server._pid, signal.SIGSTOP)
-    rank, facts = begin(fork_server, tmp_path / "says")
-    end_rank(rank)
-    assert not facts["forked"]
-
-
-def test_variables_that_libraries_read_when_imported_need_a_new_process(
-    fork_server: ForkServer, tmp_path: Path
-) -> None:
-    first(fork_server, tmp_path / "says", OMP_NUM_THREADS="1")
-    rank, facts = begin(fork_server, tmp_path / "says", OMP_NUM_THREADS="2")
-    end_rank(rank)
-    assert (facts["forked"], facts["environ"]["OMP_NUM_THREADS"]) == (False, "2")
+    monkeypatch.setattr("trainer.supervise.rank.fork_server._ANSWER_S", 60.0)
+    assert said(fork_server, tmp_path / "says")["forked"], "the next one has another"
 
 
 @pytest.mark.parametrize(
-    ("changed", "may"),
+    ("before", "then", "forked"),
     [
-        ({"MASTER_PORT": "2"}, True),
-        ({"RANK": "1", "WORLD_SIZE": "3", "HOROVOD_SIZE": "3"}, True),
-        ({"CLIPSHIP_GENERATION": "2"}, True),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, False),
-        ({"RANKS": "1"}, False),
-        ({"PYTORCH_ALLOC_CONF": "x"}, False),
-        ({}, True),
+        ({"MASTER_PORT": "1"}, {"MASTER_PORT": "2", "HOROVOD_SIZE": "3", "CLIPSHIP_GENERATION": "2"}, True),
+        ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}, False),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, {}, False),
+        ({}, {"RANKS": "1"}, False),
     ],
 )
-def test_only_known_variables_may_differ(changed: dict[str, str], may: bool) -> None:
-    before = {"MASTER_PORT": "1", "PATH": "/bin"}
-    assert may_fork(before, {**before, **changed}) == may
-    assert may_fork({**before, **changed}, before) == may
+def test_variables_that_libraries_read_when_imported_need_a_new_process(
+    fork_server: ForkServer, tmp_path: Path, before: dict[str, str], then: dict[str, str], forked: bool
+) -> None:
+    first(fork_server, tmp_path / "says", **before)
+    facts = said(fork_server, tmp_path / "says", **then)
+    assert facts["forked"] is forked
+    assert then.items() <= facts["environ"].items()
 
 
 def test_a_process_with_a_thread_leaves_none_and_goes_on(fork_server: ForkServer, tmp_path: Path) -> None:
     rank, _ = begin(fork_server, tmp_path / "says", THREAD="yes")
     assert not fork_server._is_ready()
     assert rank.poll() is None
-    end_rank(rank)
+    rank_process.end_rank(rank)
 
 
 def test_a_run_without_restarts_keeps_no_fork_server(fork_server: ForkServer, tmp_path: Path) -> None:
@@ -230,7 +214,7 @@ def test_a_run_without_restarts_keeps_no_fork_server(fork_server: ForkServer, tm
     rank, facts = begin(fork_server, tmp_path / "says", keep=False)
     assert "CLIPSHIP_FORK_SERVER" not in facts["environ"]
     assert children() - before == {rank.pid}
-    end_rank(rank)
+    rank_process.end_rank(rank)
 
 
 def test_a_spare_supervisor_has_a_fork_server_and_no_rank(fork_server: ForkServer, tmp_path: Path) -> None:
@@ -238,9 +222,7 @@ def test_a_spare_supervisor_has_a_fork_server_and_no_rank(fork_server: ForkServe
     fork_server.fill({**os.environ, "CLIPSHIP_SAYS": str(says)})
     until(fork_server._is_ready)
     assert not says.exists()
-    rank, facts = begin(fork_server, says)
-    end_rank(rank)
-    assert facts["forked"]
+    assert said(fork_server, says)["forked"]
     fork_server.close()
     assert children() == before
 
@@ -248,7 +230,9 @@ def test_a_spare_supervisor_has_a_fork_server_and_no_rank(fork_server: ForkServe
 SUPERVISOR = f"""
 import json, os, sys, time
 from pathlib import Path
+from trainer.supervise.rank import generation
 from trainer.supervise.rank.fork_server import ForkServer
+from trainer.supervise.rank.generation import RankOfGeneration, fresh_variables
 fork_server = ForkServer({COMMAND!r})
 fork_server.keep_if(True)
 says = Path(sys.argv[1])
@@ -291,7 +275,7 @@ def test_processes_of_an_ended_rank_leave_no_zombie(tmp_path: Path) -> None:
         assert child in children()
         os.killpg(rank.pid, signal.SIGKILL)
         until(lambda: not lives(child))
-        reap_group(rank)
+        rank_process.reap_group(rank)
         assert child not in children()
 
 
@@ -302,3 +286,117 @@ def children() -> set[int]:
         with suppress(FileNotFoundError):  # a thread that has just ended
             found.update(map(int, (task / "children").read_text().split()))
     return found
+
+
+# A generation of ranks shares nothing with the one before it: process, folder, heartbeat, meeting place.
+
+RANK = """
+import os, subprocess, sys, time
+subprocess.Popen(["sleep", "600"])
+open(os.environ["CLIPSHIP_RANK_DIR"] + "/says", "w").write(os.environ["CLIPSHIP_GENERATION"])
+time.sleep(600)
+"""
+
+
+def generation_of(env: Mapping[str, str], number: int, program: str = RANK) -> RankOfGeneration:
+    command = ForkServer([sys.executable, "-c", program], use=False)
+    return RankOfGeneration(number, command, env, is_root=True)
+
+
+def says(generation: RankOfGeneration) -> str:
+    """Waits until the rank has said its generation."""
+    file = generation.folder / "says"
+    while not (file.exists() and file.read_text()):
+        assert generation.rank.poll() is None
+        time.sleep(0.02)
+    return file.read_text()
+
+
+def is_group(pid: int) -> bool:
+    """Returns whether a process of the group is left."""
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_next_generation_has_a_process_a_folder_and_a_heartbeat_of_its_own(tmp_path: Path) -> None:
+    env = {**os.environ, "CLIPSHIP_EXIT_DIR": str(tmp_path)}
+    first = generation_of(env, 1)
+    try:
+        assert says(first) == "1"
+        heartbeat.request_stop(first.memory)
+        asyncio.run(asyncio.wait_for(first.end(), 20))
+        assert first.rank.returncode == -9
+        limit = time.monotonic() + 20
+        while is_group(first.rank.pid):  # what the rank started ends with it
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        assert not first.folder.exists()
+        assert heartbeat.published_state(tmp_path) == (None, True)
+    finally:
+        first.close()
+    second = generation_of(env, 2)
+    try:
+        assert says(second) == "2"
+        assert second.folder != first.folder
+        assert not heartbeat.Heartbeat(second.memory, {}).stop_requested
+        assert os.readlink(tmp_path / "heartbeat") == str(second.folder / "heartbeat")
+        assert not second.ending
+    finally:
+        second.close()
+    assert not second.folder.exists()
+
+
+STUCK = """
+import ctypes, os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+open(os.environ["CLIPSHIP_RANK_DIR"] + "/says", "w").write("stuck")
+ctypes.PyDLL(None).pause()
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_rank_that_can_do_nothing_itself_is_ended(stopped: bool) -> None:
+    """No thread of it runs Python any more and it takes no signal, as in a library that hangs."""
+    its = generation_of(os.environ, 1, STUCK)
+    try:
+        assert says(its) == "stuck"
+        os.kill(its.rank.pid, signal.SIGTERM)
+        if stopped:
+            os.kill(its.rank.pid, signal.SIGSTOP)
+        asyncio.run(asyncio.wait_for(its.end(), 20))
+        assert its.rank.returncode == -signal.SIGKILL
+    finally:
+        its.close()
+
+
+def test_rank_that_cannot_be_started_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    make = tempfile.mkdtemp
+
+    def noted(**where: Any) -> str:
+        made.append(make(**where))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
+    with pytest.raises(OSError, match="no-such-program"):
+        RankOfGeneration(1, ForkServer(["/no-such-program"], use=False), os.environ, is_root=False)
+    assert [Path(folder).exists() for folder in made] == [False]
+
+
+def test_ranks_meet_at_a_new_port_that_rank_0_serves() -> None:
+    agents = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    variables = fresh_variables(agents)
+    assert int(variables.pop("MASTER_PORT")) > 1
+    assert variables == {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    assert fresh_variables({}) == {}
+
+
+def test_ranks_of_horovod_meet_at_an_address_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "own_ipv4", lambda: "127.0.0.1")
+    lost = {"MASTER_ADDR": "192.0.2.7", "MASTER_PORT": "1"}
+    assert fresh_variables(lost, "::1")["MASTER_ADDR"] == "::1"
+    assert fresh_variables({**lost, "CLIPSHIP_MEETS": "1"}, "::1")["MASTER_ADDR"] == "127.0.0.1"
+    assert fresh_variables({**lost, "CLIPSHIP_MEETS": "1"}, "127.0.0.2")["MASTER_ADDR"] == "127.0.0.2"

@@ -1,171 +1,297 @@
-"""The folder of a node in which ranks keep their newest steps: who makes it, who removes it."""
+"""Folders of supervisors in /dev/shm: of a rank, and of a node whose ranks keep their newest steps.
 
+The next supervisor removes the folder of one that was killed, but not that of a living one.
+"""
+
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
+from typing import IO, Any
 
 import pytest
 
+from tests.support.processes import ended_on_failure
 from trainer.safe_io import folders
-from trainer.world import state_folder as module
+from trainer.world import rank_process, state_folder, state_parts
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.state_folder import (
-    STATE_DIR,
-    folder_name,
-    newest_kept,
-    state_folder,
-    sweep,
-    with_state_folder,
-)
-from trainer.world.state_parts import Header, newest_step, whole_steps, write_header
-from trainer.world.variables import STARTS_AGAIN
 
 RUN = Rendezvous("here", 4711, "secret")
 ENV = RUN.variables()
 OTHER = Rendezvous("here", 4711, "another secret").variables()
-HOLD = (
-    "import sys, time; from pathlib import Path\n"
-    "from trainer.world.state_folder import state_folder\n"
-    "env = dict(CLIPSHIP_SUPERVISORS='here:4711', CLIPSHIP_TOKEN=sys.argv[2])\n"
-    "with state_folder(env, 'a', Path(sys.argv[1])) as folder:\n"
-    "    print(folder.path, flush=True); time.sleep(600)"
+OF_A_NODE, OF_A_RANK = (
+    f"""
+import sys, time
+from pathlib import Path
+from trainer.world import rank_process, state_folder
+env = dict(CLIPSHIP_SUPERVISORS="here:4711", CLIPSHIP_TOKEN="old secret")
+with {folder} as folder:
+    print(getattr(folder, "path", folder), flush=True)
+    time.sleep(600)
+"""
+    for folder in (
+        'state_folder.state_folder(env, "a", Path(sys.argv[1]))',
+        "rank_process.rank_folder(Path(sys.argv[1]))",
+    )
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "_TRIES", 3)
 
 
-def header(step: int, part: int = 0, parts: int = 1, start: str = RUN.start, buffer: int = 0) -> Header:
-    return Header(start, "0123456789abcdef", buffer, step, part, parts, "sum")
+@contextmanager
+def held(program: str, place: Path) -> Iterator[tuple[Any, Path]]:
+    """A process that has such a folder, and the folder."""
+    started: Any = subprocess.Popen(
+        [sys.executable, "-c", program, str(place)], stdout=subprocess.PIPE, text=True
+    )
+    with ended_on_failure(started) as process:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+        process.kill()
+
+
+def killed(process: Any) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def within_limit(work: Callable[[], None]) -> None:
+    """In a thread of its own: an open that blocks cannot be ended."""
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20.0)
+    assert not thread.is_alive(), "it waits for a stranger"
+
+
+def in_the(place: Path) -> Any:
+    """The folder of a node's supervisors; None if there cannot be one."""
+    return state_folder.state_folder(ENV, "a", place)
+
+
+# The folder of a supervisor and its rank.
+
+
+def test_killed_supervisors_folder_is_swept_with_its_semaphores_and_a_living_ones_is_not(
+    tmp_path: Path,
+) -> None:
+    others = {"sem.mp-abcdefgh", "sem.clipship-rank-other-1", "another"}
+    for name in others:
+        (tmp_path / name).touch()
+    with held(OF_A_RANK, tmp_path) as (process, folder), rank_process.rank_folder(tmp_path) as own:
+        left, lasting = (tmp_path / f"sem.{its.name}-abcdefgh" for its in (folder, own))
+        left.touch()
+        lasting.touch()
+        rank_process.sweep(tmp_path, tmp_path)
+        assert folder.exists()
+        killed(process)
+        assert folder.exists()
+        with rank_process.rank_folder(tmp_path):
+            assert not folder.exists(), "the next one sweeps"
+        rank_process.sweep(tmp_path, tmp_path)
+        assert not left.exists()
+        assert lasting.exists(), "its supervisor lives"
+    assert {path.name for path in tmp_path.iterdir()} == others
+
+
+def test_folder_without_lock_is_swept_only_when_it_is_old(tmp_path: Path) -> None:
+    young, old = tmp_path / "clipship-rank-young", tmp_path / "clipship-rank-old"
+    for folder in (young, old):
+        folder.mkdir()
+    os.utime(old, (time.time() - 3600,) * 2)
+    rank_process.sweep(tmp_path, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["clipship-rank-young"]
+
+
+def test_supervisors_that_start_together_keep_each_others_folders(tmp_path: Path) -> None:
+    def start(_: int) -> bool:
+        with rank_process.rank_folder(tmp_path) as folder:
+            (folder / "heartbeat").touch()
+            return (folder / "heartbeat").exists()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(start, range(200)))
+
+
+@pytest.mark.parametrize("lock", ["fifo", "link to a fifo", "folder"])
+def test_a_lock_that_is_no_plain_file_delays_no_start(tmp_path: Path, lock: str) -> None:
+    folder = tmp_path / "clipship-rank-x"
+    folder.mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    if lock == "folder":
+        (folder / "supervisor").mkdir()
+    elif lock == "fifo":
+        os.mkfifo(folder / "supervisor")
+    else:
+        (folder / "supervisor").symlink_to(tmp_path / "fifo")
+    within_limit(lambda: rank_process.sweep(tmp_path, tmp_path))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
+def test_another_users_folder_is_neither_opened_nor_removed(tmp_path: Path) -> None:
+    """A FIFO there would hold up every start, and a stranger's file is none to lock."""
+    folder = tmp_path / "clipship-rank-x"
+    folder.mkdir()
+    os.mkfifo(folder / "supervisor")
+    (folder / "kept").touch()
+    for name in (state_folder.folder_name(start, "a") for start in (RUN.start, "an old start")):
+        (tmp_path / name).mkdir(mode=0o700)
+    for each in tmp_path.iterdir():
+        os.chown(each, 65534, 65534)
+        os.utime(each, (time.time() - 3600,) * 2)
+    within_limit(lambda: rank_process.sweep(tmp_path, tmp_path))
+    with in_the(tmp_path) as own:
+        assert own is None
+    assert (folder / "kept").exists()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_link_to_a_folder_of_ones_own_is_not_followed(tmp_path: Path) -> None:
+    elsewhere, place = tmp_path / "elsewhere", tmp_path / "shm"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    place.mkdir()
+    (place / "clipship-rank-x").symlink_to(elsewhere)
+    os.utime(elsewhere, (time.time() - 3600,) * 2)
+    rank_process.sweep(place, place)
+    assert (elsewhere / "kept").exists()
+
+
+def test_folder_made_again_while_its_old_lock_is_taken_is_not_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock, made = tmp_path / "clipship-rank-again", fcntl.flock, list[IO[str]]()
+    folders.hold(path, "supervisor").close()
+
+    def late(file: IO[str], how: int) -> None:
+        if not made:  # another process has swept the folder, and its supervisor has made it again
+            folders.remove_tree(path)
+            monkeypatch.setattr(fcntl, "flock", flock)
+            made.append(folders.hold(path, "supervisor"))
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    rank_process.sweep(tmp_path, tmp_path)
+    made[0].close()
+    assert path.is_dir()
+
+
+# The folder of a node, in which ranks keep their newest steps.
+
+
+def header(
+    step: int, part: int = 0, parts: int = 1, start: str = RUN.start, buffer: int = 0
+) -> state_parts.Header:
+    return state_parts.Header(start, "0123456789abcdef", buffer, step, part, parts, "sum")
+
+
+def newest(folder: Path) -> int:
+    return state_parts.newest_step(folder, RUN.start)
 
 
 def test_supervisors_of_a_node_share_a_private_folder_and_the_last_removes_it(tmp_path: Path) -> None:
-    with state_folder(ENV, "a", tmp_path) as first, state_folder(ENV, "b", tmp_path) as elsewhere:
-        assert first is not None
+    with in_the(tmp_path) as first, state_folder.state_folder(ENV, "b", tmp_path) as elsewhere:
         assert elsewhere is not None
         assert first.path != elsewhere.path
         assert first.path.stat().st_mode & 0o777 == 0o700
-        with state_folder(ENV, "a", tmp_path) as second:
-            assert second is not None
+        with in_the(tmp_path) as second:
             assert second.path == first.path
         assert first.path.is_dir(), "the first one still holds it"
     assert not list(tmp_path.iterdir())
 
 
 def test_folder_of_killed_supervisors_is_removed_by_the_next_start(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path), "old secret"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        folder = Path(process.stdout.readline().strip())
-        sweep(tmp_path)
+    with held(OF_A_NODE, tmp_path) as (process, folder):
+        state_folder.sweep(tmp_path)
         assert folder.is_dir(), "it is held"
-        process.kill()
-    with state_folder(ENV, "a", tmp_path) as own:
-        assert own is not None
-        assert not folder.exists()
+        killed(process)
+        with in_the(tmp_path) as own:
+            assert own.path.is_dir()
+            assert not folder.exists()
 
 
-def test_folder_that_was_just_made_is_not_swept(tmp_path: Path) -> None:
-    folder = tmp_path / folder_name("another start", "a")
-    folder.mkdir()
-    sweep(tmp_path)
-    assert folder.is_dir(), "its supervisor has not taken the lock yet"
-    os.utime(folder, (1.0, 1.0))
-    sweep(tmp_path)
-    assert not folder.exists()
-
-
+@pytest.mark.usefixtures("impatient")
 def test_what_others_put_there_is_not_used(tmp_path: Path) -> None:
-    name = folder_name(RUN.start, "a")
+    path = tmp_path / state_folder.folder_name(RUN.start, "a")
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    with state_folder(ENV, "a", tmp_path) as folder:
+    path.symlink_to(tmp_path / "elsewhere")
+    with in_the(tmp_path) as folder:
         assert folder is None
-    (tmp_path / name).unlink()
-    (tmp_path / name).mkdir()
-    (tmp_path / name).chmod(0o777)
-    with state_folder(ENV, "a", tmp_path) as folder:
+    path.unlink()
+    path.mkdir()
+    path.chmod(0o777)
+    with in_the(tmp_path) as folder:
         assert folder is None, "others could write in it"
-    (tmp_path / name).chmod(0o700)
-    os.mkfifo(tmp_path / name / "supervisors")
-    with state_folder(ENV, "a", tmp_path) as folder:
+    path.chmod(0o700)
+    os.mkfifo(path / "supervisors")
+    with in_the(tmp_path) as folder:
         assert folder is None
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_folder_of_another_user_is_not_used_and_not_removed(tmp_path: Path) -> None:
-    for name in (folder_name(RUN.start, "a"), folder_name("an old start", "a")):
-        (tmp_path / name).mkdir(mode=0o700)
-        os.chown(tmp_path / name, 4711, 4711)
-        os.utime(tmp_path / name, (1.0, 1.0))
-    with state_folder(ENV, "a", tmp_path) as folder:
-        assert folder is None
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_start_without_an_id_or_without_memory_has_none(tmp_path: Path) -> None:
-    with state_folder({}, "a", tmp_path) as folder:
-        assert folder is None
-    with state_folder(ENV, "a", tmp_path / "missing") as folder:
-        assert folder is None
-    assert with_state_folder({STATE_DIR: "/an/outer/runs", "OTHER": "1"}, None) == {"OTHER": "1"}
+    with state_folder.state_folder({}, "a", tmp_path) as folder, in_the(tmp_path / "missing") as other:
+        assert (folder, other) == (None, None)
+    outer = {state_folder.STATE_DIR: "/an/outer/runs", "OTHER": "1"}
+    assert state_folder.with_state_folder(outer, None) == {"OTHER": "1"}
 
 
 def test_launcher_that_starts_again_keeps_the_folder_of_a_failed_run_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looped = {**ENV, STARTS_AGAIN: "always"}
-    with state_folder(looped, "a", tmp_path) as folder:
+    looped = {**ENV, "CLIPSHIP_STARTS_AGAIN": "always"}
+    with state_folder.state_folder(looped, "a", tmp_path) as folder:
         assert folder is not None
-        write_header(folder.path, header(7))
+        state_parts.write_header(folder.path, header(7))
         folder.failed = True
-    with state_folder(OTHER, "a", tmp_path):
+    with state_folder.state_folder(OTHER, "a", tmp_path):
         assert folder.path.is_dir(), "the same start may come again"
-    with state_folder(looped, "a", tmp_path) as again:
+    with state_folder.state_folder(looped, "a", tmp_path) as again:
         assert again is not None
-        env = with_state_folder(looped, again)
-        assert newest_kept(env) == 7
+        assert state_folder.newest_kept(state_folder.with_state_folder(looped, again)) == 7
         again.failed = True
-    monkeypatch.setattr(module, "KEPT_S", 0.0)
+    monkeypatch.setattr(state_folder, "KEPT_S", 0.0)
     time.sleep(0.01)
-    sweep(tmp_path)
+    state_folder.sweep(tmp_path)
     assert not folder.path.exists(), "it did not come"
-
-
-def test_launcher_that_starts_again_leaves_nothing_of_a_run_that_is_done(tmp_path: Path) -> None:
-    with state_folder({**ENV, STARTS_AGAIN: "always"}, "a", tmp_path):
+    with state_folder.state_folder(looped, "a", tmp_path):
         pass
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()), "nothing is left of a run that is done"
 
 
 def test_step_is_whole_when_every_part_of_it_is_there(tmp_path: Path) -> None:
-    assert newest_step(tmp_path / "missing", RUN.start) == 0
-    write_header(tmp_path, header(3, 0, 2))
-    assert newest_step(tmp_path, RUN.start) == 0
-    write_header(tmp_path, header(3, 1, 2))
-    assert newest_step(tmp_path, RUN.start) == 3
-    write_header(tmp_path, header(4, 0, 2, buffer=1))
-    assert newest_step(tmp_path, RUN.start) == 3, "rank 1 was killed while it wrote step 4"
-    write_header(tmp_path, header(4, 1, 2, buffer=1))
-    assert [whole.step for whole in whole_steps(tmp_path, RUN.start)] == [4, 3]
-    write_header(tmp_path, header(5, 0, 2))
-    assert newest_step(tmp_path, RUN.start) == 4
-    assert [each.part for each in whole_steps(tmp_path, RUN.start)[0].headers] == [0, 1]
+    assert newest(tmp_path / "missing") == 0
+    state_parts.write_header(tmp_path, header(3, 0, 2))
+    assert newest(tmp_path) == 0
+    state_parts.write_header(tmp_path, header(3, 1, 2))
+    assert newest(tmp_path) == 3
+    state_parts.write_header(tmp_path, header(4, 0, 2, buffer=1))
+    assert newest(tmp_path) == 3, "rank 1 was killed while it wrote step 4"
+    state_parts.write_header(tmp_path, header(4, 1, 2, buffer=1))
+    assert [whole.step for whole in state_parts.whole_steps(tmp_path, RUN.start)] == [4, 3]
+    state_parts.write_header(tmp_path, header(5, 0, 2))
+    assert newest(tmp_path) == 4
+    assert [each.part for each in state_parts.whole_steps(tmp_path, RUN.start)[0].headers] == [0, 1]
 
 
 def test_headers_of_another_start_and_damaged_ones_do_not_count(tmp_path: Path) -> None:
-    write_header(tmp_path, header(9, start="another"))
+    state_parts.write_header(tmp_path, header(9, start="another"))
     damaged = header(8, buffer=1)
     (tmp_path / damaged.name).write_text('{"start": "')
-    assert newest_step(tmp_path, RUN.start) == 0
-    write_header(tmp_path, damaged)
+    assert newest(tmp_path) == 0
+    state_parts.write_header(tmp_path, damaged)
     (tmp_path / damaged.name).rename(tmp_path / header(8).name)
-    assert newest_step(tmp_path, RUN.start) == 0, "it says that it is of the other buffer"
+    assert newest(tmp_path) == 0, "it says that it is of the other buffer"
     (tmp_path / header(7).name).write_text(json.dumps({**asdict(header(7)), "part": "0"}))
-    assert newest_step(tmp_path, RUN.start) == 0, "its part is no number"
+    assert newest(tmp_path) == 0, "its part is no number"

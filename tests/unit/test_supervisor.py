@@ -1,23 +1,82 @@
-"""One supervisor with a rank of its own, both real processes."""
+"""One supervisor with a rank of its own, both real processes: it ends, whatever fails in them."""
 
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from trainer.launch import processes
+from trainer.run.exit_record import first_cause
+from trainer.supervise import messages
 from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
-from trainer.supervise.messages import Joined, Message, Stop, StopRequest
-from trainer.supervise.rank.generation import RankOfGeneration
 from trainer.supervise.supervisor import Supervisor
 from trainer.sysinfo.addresses import free_port
 from trainer.world.launchers import World
 from trainer.world.rendezvous import Rendezvous
 
-RANK = """
+SUPERVISOR = """
+import os, signal, subprocess, sys, threading, time
+from errno import ENOSPC
+from trainer.run import exit_record
+from trainer.supervise.coordinate import coordinator
+from trainer.supervise import supervisor
+from trainer.supervise.limits import Limits
+from trainer.world.launchers import World
+
+number = 0
+def limits():
+    return Limits(init_s=20.0, run_folder=sys.argv[2])
+{harm}
+command = [sys.executable, "-c", sys.argv[1]]
+world = World(number, number + 1, 0, 1, "here", "by hand")
+sys.exit(supervisor.supervise(world, command, os.environ, limits))
+"""
+BROKEN = """
+async def broken(self, *_):
+    raise RuntimeError("broken on purpose")
+coordinator.Coordinator._decide_on_first_cause = broken
+"""
+BROKEN_CALLBACK = """
+def broken(self, number):
+    raise RuntimeError("broken on purpose")
+supervisor.Supervisor.on_signal = broken
+"""
+NO_THREADS = """
+started = []
+def no_more(thread):
+    if started:
+        raise RuntimeError("can't start new thread")
+    started.append(thread)
+    start(thread)
+start, threading.Thread.start = threading.Thread.start, no_more
+"""
+FULL_DISK = """
+def full(path, value):
+    raise OSError(ENOSPC, "No space left on device", str(path))
+exit_record.write_json = full
+"""
+STOPPED_EARLY = """
+def limits():
+    os.kill(os.getpid(), signal.SIGTERM)
+    return Limits()
+"""
+LARGER_CHILD = """
+subprocess.run([sys.executable, "-c", "bytearray(b'x' * 2**28)"], check=True)
+"""
+UNJOINED = """
+def ask():
+    for _ in range(2):
+        time.sleep(0.7)
+        os.kill(os.getpid(), signal.SIGINT)
+number, supervisor.REPEAT_S = 1, 0.5
+threading.Thread(target=ask, daemon=True).start()
+"""
+WAITS_FOR_STOP = """
 import os, sys, time
 from trainer.world.heartbeat import Heartbeat
 heartbeat = Heartbeat.open(os.environ)
@@ -26,109 +85,93 @@ while not heartbeat.stop_requested and time.monotonic() < end:
     time.sleep(0.02)
 sys.exit(75 if heartbeat.stop_requested else 3)
 """
-SUPERVISOR = """
-import os, signal, sys
-from trainer.supervise.limits import Limits
-from trainer.supervise.supervisor import supervise
-from trainer.world.launchers import World
-
-def limits():
-    os.kill(os.getpid(), signal.SIGTERM)
-    return Limits()
-
-command = [sys.executable, "-c", sys.argv[1]]
-sys.exit(supervise(World(0, 1, 0, 1, "here", "by hand"), command, os.environ, limits))
-"""
+KILLED = "import os, time; time.sleep(0.8); os.kill(os.getpid(), {})"
+ASKS = "import os, time; os.kill(os.getppid(), 15); time.sleep(60)"
+FAILED = "its supervisor failed: RuntimeError: broken on purpose"
+TWICE = "a second signal (2) came before it had joined the others"
 
 
-@pytest.mark.parametrize("meets", [False, True], ids=["alone", "where others would meet it"])
-def test_a_stop_that_comes_while_the_supervisor_starts_reaches_a_single_rank(meets: bool) -> None:
-    rendezvous = Rendezvous("127.0.0.1", free_port("127.0.0.1"), "a token").variables() if meets else {}
-    done = subprocess.run(
-        [sys.executable, "-c", SUPERVISOR, RANK],
-        env={**os.environ, **rendezvous},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 75, done.stderr
+def meeting() -> dict[str, str]:
+    return dict(Rendezvous("127.0.0.1", free_port("127.0.0.1"), "a token").variables())
 
 
-BESIDE_A_LARGER_CHILD = """
-import os, subprocess, sys
-from trainer.supervise.limits import Limits
-from trainer.supervise.supervisor import supervise
-from trainer.world.launchers import World
+ENDS: dict[str, tuple[str, str, Mapping[str, str], int, str]] = {
+    "an error in a task of its own": (BROKEN, "raise SystemExit(3)", {}, 1, FAILED),
+    "an error in a callback of its own": (BROKEN_CALLBACK, ASKS, {}, 1, FAILED),
+    "no thread that was not there before": (NO_THREADS, "raise SystemExit(3)", {}, 3, "exited with code 3"),
+    "a full disk of the launcher": (FULL_DISK, "raise SystemExit(75)", {"CLIPSHIP_EXIT_DIR": "/tmp"}, 75, ""),
+    "a stop that comes while it starts": (STOPPED_EARLY, WAITS_FOR_STOP, {}, 75, ""),
+    "such a stop where others would meet it": (STOPPED_EARLY, WAITS_FOR_STOP, meeting(), 75, ""),
+    "a second signal before it has joined the others": (UNJOINED, WAITS_FOR_STOP, meeting(), 130, TWICE),
+    "a killed rank beside a larger child": (
+        LARGER_CHILD,
+        KILLED.format(9),
+        {},
+        1,
+        "held 0.0 GiB at its peak",
+    ),
+    "a signal without a name": ("", KILLED.format(35), {}, 1, "killed by signal 35 in"),
+}
 
-subprocess.run([sys.executable, "-c", "bytearray(b'x' * 2**30)"], check=True)
-command = ["sh", "-c", "sleep 2; kill -KILL $$"]
-sys.exit(supervise(World(0, 1, 0, 1, "here", "by hand"), command, os.environ, Limits))
-"""
+
+@pytest.mark.parametrize(("harm", "rank", "env", "code", "said"), ENDS.values(), ids=ENDS)
+def test_a_supervisor_ends_with_a_code_and_says_why(
+    harm: str, rank: str, env: Mapping[str, str], code: int, said: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", SUPERVISOR.format(harm=harm), rank, str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=100)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "its supervisor failed" not in done.stderr or said == FAILED
+    assert "Traceback" not in done.stderr or said == FAILED
+    if harm is not STOPPED_EARLY:  # it has not heard of the run folder
+        assert said in (tmp_path / "exit.json").read_text()
 
 
-def test_a_killed_ranks_peak_is_its_own_and_not_that_of_the_largest_child() -> None:
-    done = subprocess.run([sys.executable, "-c", BESIDE_A_LARGER_CHILD], capture_output=True, text=True)
-    assert "killed by SIGKILL" in done.stderr
-    assert "the rank held 0.0 GiB at its peak" in done.stderr
+@pytest.mark.parametrize("console", ["full", "gone"])
+def test_a_console_that_is_lost_changes_no_exit_code(console: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SUPERVISOR.format(harm=""), "raise SystemExit(75)", str(tmp_path)]
+    env = {**os.environ, "CLIPSHIP_EXIT_DIR": str(tmp_path)}
+    reader, gone = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "w") as full, open(gone, "w") as pipe:
+        done = subprocess.run(command, stderr=full if console == "full" else pipe, env=env, timeout=100)
+    assert done.returncode == 75
+    cause = first_cause(tmp_path)
+    assert cause is not None
+    assert cause.exit_code == 75
+
+
+def member_1() -> Supervisor:
+    env = Rendezvous("127.0.0.1", 1, "a token").variables()
+    return Supervisor(World(1, 2, 0, 1, "n1", "by hand"), None, pytest.fail, Limits(), env, Machine())
 
 
 @pytest.mark.parametrize("signalled", [True, False])
 async def test_a_supervisor_says_when_it_joins_whether_it_got_the_request_to_stop_itself(
     signalled: bool,
 ) -> None:
-    env = Rendezvous("127.0.0.1", 1, "a token").variables()
-    its = Supervisor(World(1, 2, 0, 1, "n1", "by hand"), None, RankOfGeneration, Limits(), env, Machine())
+    its = member_1()
     if signalled:
         its.on_signal(signal.SIGINT)
     else:
-        its._receive(Stop())
-    assert its._joined() == Joined(1, "n1", idle=True, asked=True, signalled=signalled)
-
-
-UNJOINED = """
-import os, signal, sys, threading, time
-from trainer.supervise import supervisor
-from trainer.supervise.limits import Limits
-from trainer.world.launchers import World
-
-def ask():
-    for _ in range(2):
-        time.sleep(1.0)
-        os.kill(os.getpid(), signal.SIGINT)
-
-supervisor.REPEAT_S = 0.5
-threading.Thread(target=ask, daemon=True).start()
-command = [sys.executable, "-c", sys.argv[1]]
-limits = Limits(init_s=20.0, run_folder=sys.argv[2])
-sys.exit(supervisor.supervise(World(1, 2, 0, 1, "here", "by hand"), command, os.environ, lambda: limits))
-"""
-
-
-def test_a_second_signal_ends_a_supervisor_that_has_not_joined_the_others(tmp_path: Path) -> None:
-    rendezvous = Rendezvous("127.0.0.1", free_port("127.0.0.1"), "a token").variables()
-    done = subprocess.run(
-        [sys.executable, "-c", UNJOINED, RANK, str(tmp_path)],
-        env={**os.environ, **rendezvous},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 130, done.stderr
-    assert "a second signal (2) came before it had joined the others" in done.stderr
+        its._receive(messages.Stop())
+    assert its._joined() == messages.Joined(1, "n1", idle=True, asked=True, signalled=signalled)
 
 
 async def test_a_second_signal_waits_for_the_next_parent_where_one_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    env = Rendezvous("127.0.0.1", 1, "a token").variables()
-    its = Supervisor(World(1, 2, 0, 1, "n1", "by hand"), None, RankOfGeneration, Limits(), env, Machine())
+    its = member_1()
     its._has_joined = True
-    sent: list[Message] = []
+    sent: list[messages.Message] = []
     monkeypatch.setattr(its._context.tree, "up", sent.append)
     its.on_signal(signal.SIGINT)
     its.on_signal(signal.SIGINT)
     assert not sent, "what came at once is one request, of which it tells when it joins"
     monkeypatch.setattr("trainer.supervise.supervisor.REPEAT_S", 0.0)
     its.on_signal(signal.SIGINT)
-    assert sent == [StopRequest(2, 1, "n1", again=True)]
+    assert sent == [messages.StopRequest(2, 1, "n1", again=True)]
 
 
 AS_IT_IMPORTS = """
@@ -166,20 +209,76 @@ def test_spare_nodes_that_leave_no_rank_are_refused_in_a_sentence() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-REPEATED = """
-import os, signal, sys, tempfile
-from pathlib import Path
-from trainer.launch.processes import supervise
+# The end of a rank, and of the launcher of supervisors.
 
-with tempfile.TemporaryDirectory() as folder:
-    env = {**os.environ, "SIGNALS": str(os.getpid())}
-    ask = lambda number: True
-    code = supervise(["sh", "-c", "kill -TERM $SIGNALS; sleep 0.5; exit 75"], env, Path(folder), ask)
-os.kill(os.getpid(), signal.SIGTERM)
-print(code, "and it can still say so")
+RANK = """
+import sys
+from trainer.errors import InputError, Preempted
+from trainer.world.console import run_rank
+
+def work(world, heartbeat):
+    raise {error}
+
+run_rank(sys.stdout, work)
 """
 
 
-def test_a_signal_that_is_repeated_when_the_run_has_ended_changes_nothing() -> None:
-    done = subprocess.run([sys.executable, "-c", REPEATED], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, "143 and it can still say so"), done.stderr
+@pytest.mark.parametrize(
+    ("error", "code", "out", "err"),
+    [
+        ("InputError('no data')", 2, "", "clipship: no data"),
+        ("Preempted('asked to stop')", 75, "preempted    asked to stop", ""),
+        ("ValueError('no such class')", 1, "on n7 failed\nTraceback (most", ""),
+    ],
+)
+def test_a_rank_without_a_supervisor_says_why_it_ends(error: str, code: int, out: str, err: str) -> None:
+    env = {**os.environ, "CLIPSHIP_NODE": "n7"}
+    command = [sys.executable, "-c", RANK.format(error=error)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == code
+    assert out in done.stdout
+    assert err in done.stderr
+    assert out or not done.stdout
+
+
+def test_a_second_ctrl_c_is_meant_at_a_keyboard_or_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_meant(received: list[int], since_first_s: float, *, at_keyboard: bool) -> bool:
+        monkeypatch.setattr(os, "isatty", lambda _: at_keyboard)
+        return processes.is_second(received, since_first_s)
+
+    assert is_meant([2, 2], 0.1, at_keyboard=True)
+    assert is_meant([2, 2], 6.0, at_keyboard=False)
+    assert not is_meant([2, 2], 0.1, at_keyboard=False)
+    assert not any(is_meant(other, 6.0, at_keyboard=True) for other in ([2], [15, 2], [2, 15]))
+
+
+LAUNCHER = """
+import os, signal, sys
+from pathlib import Path
+from trainer.launch import processes
+
+os.isatty, processes.SECOND_S = lambda _: True, 0.1
+folder = Path(sys.argv[2])
+heard = folder / "heard"
+env = {**os.environ, "LAUNCHER": str(os.getpid()), "HEARD": str(heard), "MARK": str(folder)}
+code = processes.supervise(["sh", "-c", sys.argv[1]], env, folder, lambda _: heard.touch() is None)
+os.kill(os.getpid(), signal.SIGTERM)
+print(code, "and it can still say so")
+"""
+TWICE_MEANT = (
+    "kill -INT $LAUNCHER; until [ -e $HEARD ]; do sleep 0.05; done; kill -INT $LAUNCHER; exec sleep 1000"
+)
+ENDS_ITSELF = "kill -TERM $LAUNCHER; sleep 0.5; exit 75"
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [(TWICE_MEANT, 130), (ENDS_ITSELF, 143)],
+    ids=["supervisors that take requests and do nothing", "a signal that is repeated after the end"],
+)
+def test_signals_end_the_launcher_of_supervisors_with_their_code(
+    program: str, code: int, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", LAUNCHER, program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, f"{code} and it can still say so\n"), done.stderr

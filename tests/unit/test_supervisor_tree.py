@@ -3,30 +3,19 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.listeners import listeners, outer_address
 from tests.support import clock
+from trainer.supervise import messages
+from trainer.supervise.background import on_error, spawn
 from trainer.supervise.machine import Machine
-from trainer.supervise.messages import (
-    Done,
-    End,
-    Joined,
-    Late,
-    Lost,
-    Message,
-    Orphaned,
-    Stop,
-    StopRequest,
-    to_line,
-)
 from trainer.supervise.network.link import send_stop_request
 from trainer.supervise.network.tree import Tree
+from trainer.supervise.network.tree_plan import TreePlan
 from trainer.sysinfo.addresses import free_port
 from trainer.world.rendezvous import Rendezvous, signed
 
@@ -40,20 +29,24 @@ async def until(condition: Any) -> None:
         await asyncio.sleep(0.01)
 
 
+def single(place: Rendezvous, rank: int = 1, node: str = "b", silence_s: float = 60.0) -> Tree:
+    return Tree(place, rank, node, silence_s, Machine())
+
+
 async def grown(
     place: Rendezvous, nodes: list[str], silence_s: float = 60.0
-) -> tuple[list[Tree], list[Message]]:
+) -> tuple[list[Tree], list[messages.Message]]:
     """A tree with a rank on each of the nodes, and what its root hears."""
-    trees = [Tree(place, rank, node, silence_s, Machine()) for rank, node in enumerate(nodes)]
-    heard: list[Message] = []
+    trees = [single(place, rank, node, silence_s) for rank, node in enumerate(nodes)]
+    heard: list[messages.Message] = []
     trees[0].at_root = heard.append
     for tree in trees:
         await tree.join(10.0)
     return trees, heard
 
 
-def losses(heard: list[Message]) -> list[Lost]:
-    return [message for message in heard if isinstance(message, Lost)]
+def losses(heard: list[messages.Message]) -> list[messages.Lost]:
+    return [message for message in heard if isinstance(message, messages.Lost)]
 
 
 async def left(trees: list[Tree]) -> None:
@@ -67,32 +60,15 @@ def test_the_rendezvous_is_restored_from_its_variables() -> None:
     assert Rendezvous.from_env({}) is None
 
 
-async def test_messages_reach_the_root_and_everybody() -> None:
-    trees, heard = await grown(rendezvous(), ["a", "a", "b", "c", "c", "d"])
-    told: list[int] = []
-
-    def note(rank: int, message: Message) -> None:
-        told.append(rank)
-
-    for tree in trees:
-        tree.from_above = partial(note, tree.rank)
-        tree.up(Done(1, tree.rank, 0))
-    await until(lambda: len([message for message in heard if isinstance(message, Done)]) == 6)
-    assert {message.member for message in heard if isinstance(message, Joined)} == {1, 2, 3, 4, 5}
-    trees[0].down(Stop())
-    await until(lambda: sorted(told) == [0, 1, 2, 3, 4, 5])
-    await left(trees)
-
-
 async def test_messages_sent_before_joining_are_not_lost() -> None:
     place = rendezvous()
-    early = Tree(place, 1, "b", 60.0, Machine())
-    early.up(Done(1, 1, 0))
+    early = single(place)
+    early.up(messages.Done(1, 1, 0))
     joining = asyncio.create_task(early.join(10.0))
     await asyncio.sleep(0.3)  # the root comes later than the others
     trees, heard = await grown(place, ["a"])
     await joining
-    await until(lambda: Done(1, 1, 0) in heard)
+    await until(lambda: messages.Done(1, 1, 0) in heard)
     await left([*trees, early])
 
 
@@ -126,31 +102,25 @@ def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> No
 
 async def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
     trees, _ = await grown(rendezvous(), ["a", "b", "b"])
-    heard: dict[int, list[Message]] = {1: [], 2: []}
+    heard: dict[int, list[messages.Message]] = {1: [], 2: []}
     for rank, its in heard.items():
         trees[rank].from_above = its.append
     trees[0].ending = True
     await trees[0].leave()
     await until(lambda: all(heard.values()))
-    assert heard[1] == [Orphaned(0, "a", "its connection closed", cut=False, relayed=False)]
-    assert heard[2][0] == Orphaned(0, "a", "its connection closed", relayed=True)
+    assert heard[1] == [messages.Orphaned(0, "a", "its connection closed", cut=False, relayed=False)]
+    assert heard[2][0] == messages.Orphaned(0, "a", "its connection closed", relayed=True)
     await left(trees[1:])
 
 
-async def test_a_peer_without_the_token_is_refused() -> None:
-    place = rendezvous()
-    trees, heard = await grown(place, ["a"])
-    reader, writer = await asyncio.open_connection(place.host, place.port)
-    nonce = json.loads(await reader.readline())["nonce"]
+def guess(nonce: str) -> bytes:
+    """What a peer says that has another token."""
     hello = signed("guess", "newcomer", (nonce, "own"), {"rank": 1, "node": "x", "port": 1, "nonce": "own"})
-    writer.write(json.dumps(hello).encode() + b"\n" + to_line(StopRequest(15, 0, "x")))
-    assert await reader.read() == b""
-    writer.close()
-    assert heard == []
-    await left(trees)
+    return json.dumps(hello).encode() + b"\n" + messages.to_line(messages.StopRequest(15, 0, "x"))
 
 
-NONSENSE = {
+NONSENSE: dict[str, bytes | Callable[[str], bytes]] = {
+    "another token": guess,
     "http": b"GET / HTTP/1.1\r\n\r\n" + b"\xff" * 100,
     "deep": b"[" * 200_000,
     "deep answer": b'{"proof": "x", "nonce": ' + b"[" * 900 + b"]" * 900 + b"}",
@@ -162,90 +132,59 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in NONSENSE.items()])
+@pytest.mark.parametrize("said", NONSENSE.values(), ids=NONSENSE)
 async def test_stranger_that_talks_nonsense_does_no_harm(
-    line: bytes, caplog: pytest.LogCaptureFixture
+    said: bytes | Callable[[str], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     place = rendezvous()
     trees, heard = await grown(place, ["a"])
     reader, writer = await asyncio.open_connection(place.host, place.port)
-    await reader.readline()
-    writer.write(line + b"\n")
+    nonce = json.loads(await reader.readline())["nonce"]
+    writer.write((said if isinstance(said, bytes) else said(nonce)) + b"\n")
     assert await reader.read() == b"", "it is sent away"
     writer.close()
-    other = Tree(place, 1, "b", 60.0, Machine())
+    other = single(place)
     await other.join(5.0)
-    await until(lambda: [type(message) for message in heard] == [Joined])
+    await until(lambda: [type(message) for message in heard] == [messages.Joined])
     await left([*trees, other])
     assert caplog.text == "", "nothing of the stranger's reaches the output"
 
 
-@asynccontextmanager
-async def squatter(place: Rendezvous, answer: bytes) -> AsyncIterator[list[bytes]]:
-    """A stranger at the port where rank 0's supervisor should be, who lets everybody in.
+ROOT = {"parent": None, "rank": 0, "node": "a"}
+WELCOMES: dict[str, Callable[[dict[str, Any]], bytes]] = {
+    "no proof": lambda hello: json.dumps(ROOT).encode(),
+    "a guess": lambda hello: json.dumps(signed("guess", "host", ("fixed", "x"), ROOT)).encode(),
+    "its own proof": lambda hello: json.dumps({**hello, "parent": None}).encode(),
+    "nonsense": lambda hello: b"[" * 100_000,
+}
 
-    Gives the messages that the stranger received after that.
-    """
+
+@pytest.mark.parametrize("name", WELCOMES)
+async def test_a_stranger_at_the_roots_port_is_not_taken_for_it(name: str) -> None:
+    place = rendezvous()
     told: list[bytes] = []
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'{"nonce": "fixed"}\n')
-        await reader.readline()
-        writer.write(answer + b"\n" + to_line(End(0)))
+        hello = json.loads(await reader.readline())
+        writer.write(WELCOMES[name](hello) + b"\n" + messages.to_line(messages.End(0)))
         told.append(await reader.read())
         writer.close()
 
     server = await asyncio.start_server(greet, place.host, place.port)
-    try:
-        yield told
-    finally:
-        server.close()
-
-
-WELCOMES = {
-    "no proof": b'{"parent": null, "rank": 0, "node": "a"}',
-    "a guess": json.dumps(
-        signed("guess", "host", ("fixed", "x"), {"parent": None, "rank": 0, "node": "a"})
-    ).encode(),
-    "nonsense": b"[" * 100_000,
-}
-
-
-@pytest.mark.parametrize("answer", [pytest.param(answer, id=name) for name, answer in WELCOMES.items()])
-async def test_a_stranger_at_the_roots_port_is_not_taken_for_it(answer: bytes) -> None:
-    place = rendezvous()
-    async with squatter(place, answer) as told:
-        tree = Tree(place, 1, "b", 60.0, Machine())
-        heard: list[Message] = []
-        tree.from_above = heard.append
-        tree.up(Late(1, "what"))
-        with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}"):
-            await tree.join(0.5)
-        assert not await asyncio.to_thread(send_stop_request, place, 15)
-        await tree.leave()
-        await until(lambda: len(told) >= 2)
-        assert set(told) == {b""}, "it is told nothing of the run"
-        assert heard == [], "and what it says is not done"
-
-
-async def test_a_stranger_that_sends_ones_own_proof_back_is_not_taken_for_the_root() -> None:
-    place = rendezvous()
-
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'{"nonce": "fixed"}\n')
-        hello = json.loads(await reader.readline())
-        writer.write(json.dumps({**hello, "parent": None}).encode() + b"\n")
-        writer.write(json.dumps(hello).encode() + b"\n")
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(echo, place.host, place.port)
-    tree = Tree(place, 1, "b", 60.0, Machine())
-    with pytest.raises(
-        TimeoutError, match="another program answers there, which does not know this run's token"
-    ):
+    tree = single(place)
+    heard: list[messages.Message] = []
+    tree.from_above = heard.append
+    tree.up(messages.Late(1, "what"))
+    with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}") as refused:
         await tree.join(0.5)
+    why = "another program answers there, which does not know this run's token"
+    assert name == "nonsense" or why in str(refused.value)
+    assert not await asyncio.to_thread(send_stop_request, place, 15)
     await tree.leave()
+    await until(lambda: len(told) >= 2)
+    assert set(told) == {b""}, "it is told nothing of the run"
+    assert heard == [], "and what it says is not done"
     server.close()
 
 
@@ -266,17 +205,14 @@ async def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss(
 ) -> None:
     monkeypatch.setattr("trainer.supervise.network.link.ANSWER_S", 60.0)  # on a busy machine it comes late
     place = rendezvous()
+    assert not send_stop_request(place, 15), "no supervisor is there"
     trees, heard = await grown(place, ["a", "b"])
     assert await asyncio.to_thread(send_stop_request, place, 15)
-    await until(lambda: StopRequest(15, 0, place.host, outside=True) in heard)
+    await until(lambda: messages.StopRequest(15, 0, place.host, outside=True) in heard)
     assert not await asyncio.to_thread(send_stop_request, Rendezvous(place.host, place.port, "guess"), 15)
     await asyncio.sleep(0.2)
     assert not losses(heard)
     await left(trees)
-
-
-def test_a_stop_request_says_if_no_supervisor_is_there() -> None:
-    assert not send_stop_request(rendezvous(), 15)
 
 
 async def test_call_that_a_dying_root_cuts_off_is_repeated_before_its_death_is_in_doubt() -> None:
@@ -292,8 +228,91 @@ async def test_call_that_a_dying_root_cuts_off_is_repeated_before_its_death_is_i
 
     server = await asyncio.start_server(dies, place.host, place.port)
     trees[1].lose_parent()
+    heard: list[messages.Message] = []
+    trees[1].at_root = heard.append
+    trees[1].up(messages.Late(1, "what"))
     own = 1, trees[1].address
     assert await trees[1].rejoin([(0, (place.host, place.port)), own], 10.0) == {0}
     assert len(calls) == 1
     assert trees[1].is_root
+    assert heard == [messages.Late(1, "what")], "what it had to tell comes to itself now"
     await trees[1].leave()
+
+
+async def test_what_raises_over_a_message_of_another_supervisor_is_heard() -> None:
+    trees, _ = await grown(rendezvous(), ["a", "b"])
+    raised: list[BaseException] = []
+
+    def at_root(message: messages.Message) -> None:
+        raise RuntimeError("broken on purpose")
+
+    on_error(raised.append)
+    trees[0].at_root = at_root
+    trees[1].up(messages.Late(1, "what"))
+    await until(lambda: raised)
+    assert [str(error) for error in raised] == ["broken on purpose"]
+    await left(trees)
+
+
+async def test_a_caller_that_cannot_be_accepted_ends_no_supervisor() -> None:
+    heard: list[BaseException] = []
+    on_error(heard.append)
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    loop.call_exception_handler({"message": "accept failed", "exception": OSError(24, "files")})
+    spawn(asyncio.sleep(60), tasks)
+    next(iter(tasks)).cancel()
+    loop.call_soon(int, "x")
+    await asyncio.sleep(0.01)
+    assert [type(error) for error in heard] == [ValueError]
+
+
+# Who is whose child, as the root plans it.
+
+
+def planned(root: str, seats: list[tuple[int, str]]) -> tuple[TreePlan, list[int | None]]:
+    """A plan of members who come in this order, and the member below which each is seated."""
+    plan = TreePlan(root)
+    parents = [plan.parent(member, node, ("h", member)) for member, node in seats]
+    return plan, [None if parent is None else parent[1] for parent in parents]
+
+
+def test_first_of_each_node_is_below_the_root_and_has_the_others_of_its_node_below() -> None:
+    plan, parents = planned("n0", [(1, "n0"), (7, "n1"), (4, "n1"), (5, "n1"), (8, "n2"), (9, "n2")])
+    assert parents == [None, None, 7, 7, None, 8]
+    assert plan.parent(7, "n1", ("h", 7)) is None, "never its own parent"
+    assert [plan.below(member) for member in (7, 4, 1, 99)] == [{4, 5}, set(), set(), set()]
+
+
+def test_next_of_a_node_takes_the_place_of_its_first_that_is_lost() -> None:
+    plan, _ = planned("n0", [(4, "n1"), (5, "n1"), (6, "n1"), (7, "n1")])
+    plan.forget(5)
+    assert plan.parent(5, "n1", ("h", 55)) == ("h", 4), "another one's loss changes nobody's place"
+    assert plan.parent(6, "n1", ("h", 6)) == ("h", 4), "its loss is not known yet"
+    plan.forget(4)
+    assert plan.parent(6, "n1", ("h", 6)) is None
+    assert plan.parent(5, "n1", ("h", 5)) == ("h", 6)
+    assert plan.parent(4, "n1", ("h", 44)) == ("h", 6), "it comes back"
+    assert plan.below(6) == {4, 5}
+
+
+@pytest.mark.parametrize(
+    ("seats", "successors"),
+    [
+        ([(1, "a"), (2, "b"), (3, "b"), (4, "c"), (5, "c")], [2, 4, 1, 3]),
+        ([(3, "b"), (2, "b"), (1, "a")], [3, 1, 2]),  # rank 3's supervisor came first on its node
+    ],
+    ids=["different nodes first", "children of the root before those below them"],
+)
+def test_successors_are_reached_in_an_order_that_all_know(
+    seats: list[tuple[int, str]], successors: list[int]
+) -> None:
+    plan, _ = planned("a", seats)
+    assert plan.successors(4) == [(member, ("h", member)) for member in successors]
+
+
+def test_members_that_were_in_the_tree_before_are_adopted() -> None:
+    plan, _ = planned("n1", [])
+    plan.adopt(3, "n3", ("h", 3), 1)
+    plan.adopt(7, "n3", ("h", 7), 3)
+    assert plan.below(3) == {7}
+    assert plan.parent(99, "n3", ("h", 99)) == ("h", 3)
