@@ -10,7 +10,7 @@ import pytest
 
 from trainer.checkpoint import files
 from trainer.checkpoint.files import Folder
-from trainer.run.checkpoints import BEST, newest_step, newest_whole
+from trainer.run.checkpoints import newest_step, newest_whole
 
 
 def _content(path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_best_checkpoint_that_was_removed_counts_as_none(tmp_path: Path) -> No
 )
 def test_a_malformed_record_of_the_best_checkpoint_counts_as_none(tmp_path: Path, text: str) -> None:
     publish(tmp_path, 2)
-    (tmp_path / BEST).write_text(text)
+    (tmp_path / "best.json").write_text(text)
     assert files.best_so_far(tmp_path) is None
 
 
