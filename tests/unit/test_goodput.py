@@ -21,17 +21,9 @@ CAUSES = (
 Event = dict[str, Any]
 
 
-def begin(
-    at: float, *, start: str = "a", generation: int = 1, from_step: int = 0, began: float = 0.0
-) -> Event:
-    return {
-        "event": "begin",
-        "start": start,
-        "generation": generation,
-        "began": began or at,
-        "from_step": from_step,
-        "time": at,
-    }
+def begin(at: float, **more: Any) -> Event:
+    usual = {"event": "begin", "start": "a", "generation": 1, "began": at, "from_step": 0, "time": at}
+    return {**usual, **more}
 
 
 def steps(at: float, step: int, count: int, seconds: float, **parts: float) -> Event:

@@ -33,6 +33,7 @@ lines = [f"2026-01-01 00:00:00,000 INFO {start}", "2026-01-01 00:00:01,000 INFO 
 print("begun", flush=True)
 time.sleep(600)
 """
+Process = subprocess.Popen[bytes]
 HERE = os.uname().nodename
 LAST = "[0] 2026-01-01 00:00:01,000 INFO step 40/100 loss 1"
 STARTING = "starting: no rank has opened the run folder yet"
@@ -53,14 +54,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def rank_0(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def rank_0(folder: Path) -> Iterator[Process]:
     with rank_on(HERE, folder) as process:
         yield process
         process.kill()
 
 
 @contextmanager
-def rank_on(node: str, folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def rank_on(node: str, folder: Path) -> Iterator[Process]:
     command = [sys.executable, "-c", RANK_0, str(folder), node]
     with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE)) as process:
         assert process.stdout is not None
@@ -68,7 +69,7 @@ def rank_on(node: str, folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
         yield process
 
 
-def kill(process: "subprocess.Popen[bytes]") -> None:
+def kill(process: Process) -> None:
     process.kill()
     process.wait()
 
@@ -80,7 +81,7 @@ def aged(folder: Path, seconds: float) -> None:
 
 
 def test_a_run_whose_process_was_killed_is_dead_and_says_how_it_goes_on(
-    tmp_path: Path, folder: Path, rank_0: "subprocess.Popen[bytes]"
+    tmp_path: Path, folder: Path, rank_0: Process
 ) -> None:
     (folder / ".lock").chmod(0o444)  # as another user's
     rows = status(folder)
@@ -110,7 +111,7 @@ def test_a_run_whose_process_was_killed_is_dead_and_says_how_it_goes_on(
 
 
 def test_the_last_line_comes_from_the_log_with_an_error_and_not_from_a_copy(
-    folder: Path, rank_0: "subprocess.Popen[bytes]"
+    folder: Path, rank_0: Process
 ) -> None:
     kill(rank_0)
     (folder / "logs" / "rank-00000-copy.log").write_text("ERROR of another day\n")
@@ -140,7 +141,7 @@ def test_a_run_on_another_node_is_dead_once_its_files_are_older_than_its_limits_
 
 
 def test_a_process_that_holds_the_folder_and_is_silent_is_quiet_and_not_dead(
-    folder: Path, rank_0: "subprocess.Popen[bytes]"
+    folder: Path, rank_0: Process
 ) -> None:
     aged(folder, 100_000)
     rows = status(folder)
@@ -148,7 +149,7 @@ def test_a_process_that_holds_the_folder_and_is_silent_is_quiet_and_not_dead(
     assert "dead" not in rows
 
 
-def test_a_new_start_of_a_dead_run_is_starting(folder: Path, rank_0: "subprocess.Popen[bytes]") -> None:
+def test_a_new_start_of_a_dead_run_is_starting(folder: Path, rank_0: Process) -> None:
     kill(rank_0)
     aged(folder, 100)
     assert "dead" in status(folder)
@@ -168,7 +169,7 @@ def test_a_run_that_failed_or_was_stopped_says_how_it_goes_on_and_one_that_is_do
     assert not {"resume", "dead"} & status(folder).keys()
 
 
-def test_logs_of_a_dead_run_end_and_say_so(folder: Path, rank_0: "subprocess.Popen[bytes]") -> None:
+def test_logs_of_a_dead_run_end_and_say_so(folder: Path, rank_0: Process) -> None:
     command = [sys.executable, "-m", "trainer.cli.main", "logs", "-f", str(folder)]
     logs = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with ended_on_failure(logs) as following:
@@ -198,7 +199,7 @@ OTHER = "[2.0] Memory cgroup out of memory: Killed process 9 (cc1plus)"
     ],
 )
 def test_the_kernels_log_names_the_rank_that_memory_ran_out_for(
-    folder: Path, rank_0: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch, dmesg: str, said: str
+    folder: Path, rank_0: Process, monkeypatch: pytest.MonkeyPatch, dmesg: str, said: str
 ) -> None:
     kill(rank_0)
     (folder / "logs" / "rank-00003.log").write_text(
@@ -211,7 +212,7 @@ def test_the_kernels_log_names_the_rank_that_memory_ran_out_for(
 
 
 def test_a_run_that_may_restart_its_ranks_is_not_dead_while_none_of_them_lives(
-    folder: Path, rank_0: "subprocess.Popen[bytes]"
+    folder: Path, rank_0: Process
 ) -> None:
     with (folder / "job.toml").open("a") as job:
         job.write("[recovery]\nmax_restarts = 3\n")

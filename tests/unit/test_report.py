@@ -57,6 +57,7 @@ def test_finished_run_is_done_with_its_numbers_in_front(tmp_path: Path) -> None:
         "GPU-hours": ("2.73", "one GPU per rank"),
     }
     assert tiles(page).items() >= expected.items()
+    assert "No step has been logged yet" in shown(written(tmp_path / "empty"))
     for absent in ("first line of rank", "<h2>Time</h2>", "<h2>Suite", "time left"):
         assert absent not in page
     assert "HF_TOKEN" in page
@@ -97,10 +98,6 @@ def test_stopped_run_can_go_on(tmp_path: Path) -> None:
     page = shown(folder)
     assert ended(page) == "stopped"
     assert "asked to stop. The same command resumes" in page
-
-
-def test_run_without_a_step_has_a_page(tmp_path: Path) -> None:
-    assert "No step has been logged yet" in shown(written(tmp_path / "run"))
 
 
 BROKEN = (
@@ -185,12 +182,11 @@ def test_loss_that_no_chart_can_show_is_told(tmp_path: Path, loss: str) -> None:
     assert "The loss is NaN or infinite at step 2." in shown(tmp_path)
 
 
-def test_evaluation_that_only_the_result_has_is_shown(tmp_path: Path) -> None:
+def test_best_value_is_named_where_the_last_is_worse_and_one_that_only_the_result_has_is_shown(
+    tmp_path: Path,
+) -> None:
     page = shown(long_run(tmp_path / "run", steps=40, every=20))
     assert ["zero-shot top-1", "70.0 %", "70.0 % at step 40"] in table(page, "metrics")
-
-
-def test_best_value_is_named_where_the_last_is_worse(tmp_path: Path) -> None:
     lines = ({"step": 1, "zero_shot_top1": 0.75}, {"step": 2, "zero_shot_top1": 0.5})
     found = tiles(shown(written(tmp_path, *lines)))
     assert found == {"zero-shot top-1": ("50.0 %", "best 75.0 % at step 1")}
@@ -356,8 +352,7 @@ def test_run_on_cpus_has_no_gpu_hours(tmp_path: Path, device: str, hours: float 
 )
 def test_energy_is_the_sum_of_the_records(tmp_path: Path, joules: float, told: str | None) -> None:
     lines = [{**LOSS, "step": step, "gpu_joules": joules / 2} for step in (1, 2)]
-    page = shown(written(tmp_path, *lines))
-    assert values(page).get("energy of GPUs") == told
+    assert values(shown(written(tmp_path, *lines))).get("energy of GPUs") == told
 
 
 PETS = {
