@@ -355,6 +355,12 @@ def test_energy_is_the_sum_of_the_records(tmp_path: Path, joules: float, told: s
     assert values(shown(written(tmp_path, *lines))).get("energy of GPUs") == told
 
 
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (61.4, "1:01"), (3723, "1:02:03")])
+def test_duration_reads_like_a_clock(tmp_path: Path, seconds: float, text: str) -> None:
+    (written(tmp_path) / "result.json").write_text(json.dumps({"reason": "done", "seconds": seconds}))
+    assert values(shown(tmp_path))["time"] == text
+
+
 PETS = {
     "name": "vtab/pets", "title": "Oxford-IIIT Pet", "metric": "mean_per_class_recall",
     "metric_title": "mean per-class recall", "value": 0.75, "samples": 3669, "seconds": 1.0,

@@ -49,9 +49,8 @@ def write_sweep(folder: Path, output: Path | None = None, reload_s: float | None
     With `reload_s`, a browser loads it again every so many seconds. Raises InputError if the sweep has no
     record that can be read.
     """
-    return write_page(
-        output or folder / SWEEP_REPORT_FILE, page(read_sweep(folder), runs_of(folder), reload_s)
-    )
+    path = output if output is not None else folder / SWEEP_REPORT_FILE
+    return write_page(path, page(read_sweep(folder), runs_of(folder), reload_s))
 
 
 def runs_of(folder: Path) -> dict[str, Path]:

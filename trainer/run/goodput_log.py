@@ -54,8 +54,7 @@ def read(run_folder: Path) -> list[dict[str, Any]]:
         events = [line if _STEPS in line else _event(line) for line in read_lines(path)]
     except OSError:
         return []
-    told = [event.get("from_step") for event in events if isinstance(event, dict)]
-    begins = {step for step in told if isinstance(step, int)}
+    begins = {at for its in events if isinstance(its, dict) and isinstance(at := its.get("from_step"), int)}
     found: list[dict[str, Any]] = []
     waiting: list[bytes] = []
     for event in (*events, {"event": "begin"}):
