@@ -4,16 +4,29 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from tests.support.jobs import tiny_job
+from trainer.config import Job
 from trainer.data.shard_files import write_shards
 from trainer.model.build import Clip, untrained
 
 COLOURS = {"red": (250, 5, 5), "green": (5, 250, 5), "blue": (5, 5, 250), "white": (250, 250, 250)}
+
+
+def suite_job(
+    names: Any, root: Path | None = None, *folders: Path, on_bad_sample: str = "skip", **more: Any
+) -> Job:
+    """A job that asks for suites, in a folder of public data sets and in own ones."""
+    suite = {"names": names, "folders": tuple(map(str, folders))}
+    return tiny_job(
+        eval={"batch_size": 4, **more, "suite": suite | ({"root": str(root)} if root else {})},
+        data={"on_bad_sample": on_bad_sample},
+    )
 
 
 def picture(colour: str) -> bytes:

@@ -16,6 +16,7 @@ class Webhook:
 
     address: str = ""
     status: int = 200
+    location: str = ""
     answer: bytes = b"ok"
     got: list[dict[str, Any]] = field(default_factory=list)
 
@@ -32,6 +33,8 @@ def webhook() -> Iterator[Webhook]:
 
         def do_GET(self) -> None:
             self.send_response(its.status)
+            if its.location:
+                self.send_header("Location", its.location)
             self.end_headers()
             self.wfile.write(its.answer)
 

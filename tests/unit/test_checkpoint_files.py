@@ -10,7 +10,7 @@ import pytest
 
 from trainer.checkpoint import files
 from trainer.checkpoint.files import Folder
-from trainer.run.checkpoints import BEST, newest_step, newest_whole
+from trainer.run.checkpoints import newest_step, newest_whole
 
 
 def _content(path: Path) -> None:
@@ -53,11 +53,7 @@ def test_a_run_that_goes_back_keeps_what_it_writes_and_what_it_left(tmp_path: Pa
     ("locked", "left"), [("step-00000002", "step-00000002"), ("held", ".step-00000002.removed")]
 )
 def test_a_checkpoint_that_cannot_be_removed_is_told_once_and_stops_nothing(
-    locked: str,
-    left: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    locked: str, left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refusing(change: Callable[..., None]) -> Callable[..., None]:
         def changed(path: Any, *rest: Any, **more: Any) -> None:
@@ -94,19 +90,18 @@ def test_the_best_checkpoint_is_forgotten_if_its_step_is_set_aside(tmp_path: Pat
     assert files.best_so_far(tmp_path) is None
 
 
-def test_a_best_checkpoint_that_was_removed_counts_as_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"step": "2"}', '{"step": 2, "metric": "loss", "value": "low"}', "removed"]
+)
+def test_a_record_of_the_best_checkpoint_that_is_malformed_or_without_it_counts_as_none(
+    tmp_path: Path, text: str
+) -> None:
     publish(tmp_path, 2, 4)
     files.record_best(tmp_path, 2, "zero_shot_top1", 0.5)
-    files.remove(tmp_path / "step-00000002")
-    assert files.best_so_far(tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"step": "2"}', '{"step": 2, "metric": "loss", "value": "low"}']
-)
-def test_a_malformed_record_of_the_best_checkpoint_counts_as_none(tmp_path: Path, text: str) -> None:
-    publish(tmp_path, 2)
-    (tmp_path / BEST).write_text(text)
+    if text == "removed":
+        files.remove(tmp_path / "step-00000002")
+    else:
+        (tmp_path / "best.json").write_text(text)
     assert files.best_so_far(tmp_path) is None
 
 

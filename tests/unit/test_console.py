@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
-from trainer.run.exit_record import EXIT_DIR, RANK_DIR, ExitRecord, record_cause
+from trainer.run.exit_record import ExitRecord, record_cause
 from trainer.world import heartbeat
 from trainer.world.console import rank_formatter
-from trainer.world.launchers import SINGLE, World
+from trainer.world.launchers import World
 
 RANK = """
 import resource, sys
@@ -26,7 +25,7 @@ def work(world, heartbeat):
 
 exit_now(run_rank(sys.stderr, work))
 """
-ALONE = World(0, 1, 0, 1, "a", SINGLE)
+ALONE = World(0, 1, 0, 1, "a", "test")
 
 
 @pytest.mark.parametrize(
@@ -54,12 +53,12 @@ def test_what_is_wrong_names_its_generation_from_the_second_on(
     [
         (
             "Preempted('asked to stop: step 2 of 4 is saved')",
-            EXIT_PREEMPTED,
+            75,
             "clipship: asked to stop: step 2 of 4 is saved (exit code 75)",
         ),
         (
             "InputError('data.train: no such file')",
-            EXIT_BAD_INPUT,
+            2,
             "clipship: rank 0 on here ended the run with exit code 2: data.train: no such file",
         ),
     ],
@@ -68,7 +67,7 @@ def test_a_rank_that_cannot_record_its_end_says_it_and_keeps_its_exit_code(
     error: str, code: int, line: str, tmp_path: Path
 ) -> None:
     heartbeat.make(tmp_path)
-    env = {**os.environ, RANK_DIR: str(tmp_path), "CLIPSHIP_NODE": "here"}
+    env = {**os.environ, "CLIPSHIP_RANK_DIR": str(tmp_path), "CLIPSHIP_NODE": "here"}
     command = [sys.executable, "-c", RANK.format(error=error)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
@@ -84,5 +83,7 @@ def test_a_cause_that_cannot_be_recorded_counts_as_not_recorded(
 
     monkeypatch.setattr("trainer.run.exit_record.write_json", full)
     record = ExitRecord(3, "b", 1, "a reason", 1.0)
-    assert not record_cause(record, {EXIT_DIR: str(tmp_path)}), "the supervisor would keep the details back"
+    assert not record_cause(record, {"CLIPSHIP_EXIT_DIR": str(tmp_path)}), (
+        "the supervisor would keep the details back"
+    )
     assert "why rank 3 on b ends cannot be recorded: [Errno 28] No space" in capsys.readouterr().err

@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trainer.evaluate import ranking
 from trainer.evaluate.ranking import Pairs, ahead, exact
-from trainer.evaluate.retrieval import Retrieval, median
+from trainer.evaluate.retrieval import Retrieval
+
+STEP = 2.0**-24
 
 
 def brute_force(pairs: Pairs) -> tuple[list[int], list[int]]:
     """Places from 0 in a stable sort of the whole matrix; Python's integers, so that nothing is rounded."""
-    images, texts = (
-        (rows.double() / ranking.STEP).long().tolist() for rows in (pairs.images_ND, pairs.texts_TD)
-    )
+    images, texts = ((rows.double() / STEP).long().tolist() for rows in (pairs.images_ND, pairs.texts_TD))
     image_of = pairs.image_of_T.tolist()
     cosines: NDArray[np.object_] = np.array(
         [[sum(a * b for a, b in zip(i, t, strict=True)) for t in texts] for i in images], dtype=object
@@ -48,8 +47,8 @@ def last(counts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Ten
     return list(counts)[-1]
 
 
-def in_shares(pairs: Pairs, world_size: int) -> tuple[list[int], list[int]]:
-    images, size = len(pairs.images_ND), ranking.ROWS
+def in_shares(pairs: Pairs, world_size: int, size: int) -> tuple[list[int], list[int]]:
+    images = len(pairs.images_ND)
     every = world_size * size
     shares = [
         last(ahead(pairs, range(rank * size, images + rank * size, every))) for rank in range(world_size)
@@ -72,19 +71,19 @@ def test_ranks_are_those_of_a_stable_sort_of_all_pairs_in_any_cut(
 ) -> None:
     pairs = make_pairs(len(captions), captions, seed, alphabet)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking, "ROWS", rows)
-        patch.setattr(ranking, "COLUMNS", columns)
-        assert in_shares(pairs, world_size) == brute_force(pairs)
+        patch.setattr("trainer.evaluate.ranking.ROWS", rows)
+        patch.setattr("trainer.evaluate.ranking.COLUMNS", columns)
+        assert in_shares(pairs, world_size, rows) == brute_force(pairs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_exact_features_are_whole_steps_near_the_unit_vector(dtype: torch.dtype) -> None:
     given = torch.randn(50, 512, generator=torch.Generator().manual_seed(1)).to(dtype)
     rounded = exact(given).double()
-    steps = rounded / ranking.STEP
+    steps = rounded / STEP
     assert torch.equal(steps, steps.round())
     unit = torch.nn.functional.normalize(given.double(), dim=1)
-    assert float((rounded - unit).abs().max()) <= ranking.STEP / 2
+    assert float((rounded - unit).abs().max()) <= STEP / 2
 
 
 def test_cosines_do_not_depend_on_the_order_of_adding() -> None:
@@ -120,7 +119,14 @@ def test_metrics_are_shares_of_images_and_of_texts() -> None:
 
 @given(st.lists(st.integers(1, 10**6), min_size=1))
 def test_the_median_is_that_of_numpy(ranks: list[int]) -> None:
-    assert median(torch.tensor(ranks)) == np.median(ranks)
+    metrics = Retrieval(torch.tensor(ranks), torch.tensor([1])).metrics()
+    assert metrics["retrieval_i2t_median_rank"] == np.median(ranks)
+
+
+def test_a_query_of_several_images_is_found_by_the_nearest_of_them() -> None:
+    """Texts 0, 2 and 3 are one query, which images at the places 7, 2 and 9 answer."""
+    ranks = Retrieval(torch.tensor([1, 1]), torch.tensor([7, 1, 2, 9]), torch.tensor([40, 12, 40, 40]))
+    assert sorted(ranks.of_queries().tolist()) == [1, 2]
 
 
 MEMORY = """

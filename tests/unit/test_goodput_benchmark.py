@@ -24,31 +24,23 @@ def kinds(faults: Sequence[Fault]) -> list[str]:
     return [fault.kind for fault in faults]
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_each_run_has_a_fault_of_a_node_and_one_of_a_rank(seed: int) -> None:
-    for minutes, runs in ((1, 1), (3, 2), (FAULTS, 1), (FAULTS, 2), (40, 2)):
-        for hand in deal(seed, minutes, runs):
-            assert {kind in OF_NODES for kind in kinds(hand)} == {True, False}
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_every_kind_comes_once_over_both_runs_at_one_fault_in_a_minute(seed: int) -> None:
-    hands = deal(seed, FAULTS, 2)
-    assert Counter(kind for hand in hands for kind in kinds(hand)) == dict.fromkeys(KINDS, 1)
-    for hand in hands:
-        number = made(kinds(hand))
-        assert number in (FAULTS // 2, FAULTS // 2 + 1)
-        assert [fault.at_s for fault in hand] == sorted(fault.at_s for fault in hand)
-        assert hand[-1].at_s < (number - 0.4) * EVERY_S, "the run is still under way then"
+def test_each_run_has_a_fault_of_a_node_and_one_of_a_rank_and_both_runs_every_kind_once() -> None:
+    for seed in range(50):
+        for minutes, runs in ((1, 1), (3, 2), (FAULTS, 1), (40, 2)):
+            for hand in deal(seed, minutes, runs):
+                assert {kind in OF_NODES for kind in kinds(hand)} == {True, False}
+        hands = deal(seed, FAULTS, 2)  # one fault in a minute
+        assert Counter(kind for hand in hands for kind in kinds(hand)) == dict.fromkeys(KINDS, 1)
+        for hand in hands:
+            number = made(kinds(hand))
+            assert number in (FAULTS // 2, FAULTS // 2 + 1)
+            assert [fault.at_s for fault in hand] == sorted(fault.at_s for fault in hand)
+            assert hand[-1].at_s < (number - 0.4) * EVERY_S, "the run is still under way then"
+    assert deal(1, 20, 2) == deal(1, 20, 2) != deal(2, 20, 2)
 
 
 def test_every_kind_can_be_made() -> None:
     assert _COMMIT.keys() == {*KINDS, *EXTRA_KINDS}
-
-
-def test_seed_decides_faults_and_victims() -> None:
-    first, again, other = (deal(seed, 20, 2) for seed in (1, 1, 2))
-    assert first == again != other
 
 
 def test_chosen_kinds_come_in_turns_until_there_are_enough() -> None:
@@ -60,24 +52,23 @@ def story(*seen: tuple[float, int, int, int]) -> Story:
     return Story(seen=[Seen(*each) for each in seen])
 
 
-def test_recovery_ends_with_the_first_new_step_of_new_ranks() -> None:
-    """Step 4 is recorded after the kill, step 4 comes again, and step 5 is new."""
-    told = story((1, 1, 1, 3), (2.1, 1, 1, 4), (6, 1, 2, 4), (7, 1, 2, 5), (8, 1, 2, 6))
-    assert told.recovery_s(Moment(2.0, "rank killed", False)) == 5.0
-
-
-def test_recovery_of_a_run_that_was_started_again_counts_its_generations_anew() -> None:
-    told = story((1, 1, 2, 30), (60, 2, 1, 30), (61, 2, 1, 31))
-    assert told.recovery_s(Moment(2.0, "node lost", True)) == 59.0
-
-
-def test_fault_in_a_recovery_is_measured_to_the_same_step() -> None:
-    told = story((1, 1, 1, 3), (9, 1, 3, 4))
-    assert [told.recovery_s(Moment(at_s, "", False)) for at_s in (2.0, 5.0)] == [7.0, 4.0]
-
-
-def test_run_that_never_went_on_has_no_recovery() -> None:
-    assert story((1, 1, 1, 3), (2.5, 1, 1, 4)).recovery_s(Moment(2.0, "", False)) is None
+@pytest.mark.parametrize(
+    ("seen", "recovery_s"),
+    [
+        # Step 4 is recorded after the kill, step 4 comes again, and step 5 is new.
+        (((1, 1, 1, 3), (2.1, 1, 1, 4), (6, 1, 2, 4), (7, 1, 2, 5), (8, 1, 2, 6)), 5.0),
+        # The run was started again, and counts its generations anew.
+        (((1, 1, 2, 30), (60, 2, 1, 30), (61, 2, 1, 31)), 59.0),
+        # Another fault came in the recovery.
+        (((1, 1, 1, 3), (9, 1, 3, 4)), 7.0),
+        (((1, 1, 1, 3), (2.5, 1, 1, 4)), None),
+    ],
+    ids=["new ranks", "started again", "twice", "never"],
+)
+def test_recovery_ends_with_the_first_new_step_of_new_ranks(
+    seen: tuple[tuple[float, int, int, int], ...], recovery_s: float | None
+) -> None:
+    assert story(*seen).recovery_s(Moment(2.0, "rank killed", False)) == recovery_s
 
 
 def test_median_of_recoveries_is_unknown_if_the_run_did_not_recover() -> None:
@@ -178,13 +169,9 @@ def test_samples_are_counted_by_position_and_loss(
     assert samples(side(tmp_path / "ours", steps), whole) == (lost * BATCH, twice * BATCH)
 
 
-def test_side_is_as_long_as_it_is_asked_to_be(tmp_path: Path) -> None:
-    side(tmp_path / "one", [])
-    assert (tmp_path / "one" / "one.toml").read_text() == "steps = 3\n"
-
-
 def test_last_step_is_that_of_the_newest_record(tmp_path: Path) -> None:
     run = side(tmp_path / "one", [(1, 0.3), (2, 0.2)])
+    assert (tmp_path / "one" / "one.toml").read_text() == "steps = 3\n", "as long as it is asked to be"
     assert run.last_step() == (1, 2)
     with open(run.run_folder / "metrics.jsonl", "a") as file:
         file.write(

@@ -3,7 +3,6 @@
 A real process holds the lock and is killed, and `status` and `logs` say so.
 """
 
-import asyncio
 import json
 import os
 import subprocess
@@ -12,17 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.processes import ended_on_failure
-from trainer.cli.main import main
-from trainer.report.folder import read_run
-from trainer.report.liveness import inspect, is_dead, killed_for_memory
-from trainer.run.exit_files import ExitFiles, remove_exit_files
-from trainer.run.layout import LOCK
-from trainer.run.lock import is_held
+from tests.support.report_pages import status, written
+from trainer.report.liveness import is_dead
 
 RANK_0 = """
 import json, os, sys, time
@@ -39,13 +33,16 @@ lines = [f"2026-01-01 00:00:00,000 INFO {start}", "2026-01-01 00:00:01,000 INFO 
 print("begun", flush=True)
 time.sleep(600)
 """
+Process = subprocess.Popen[bytes]
 HERE = os.uname().nodename
+LAST = "[0] 2026-01-01 00:00:01,000 INFO step 40/100 loss 1"
+STARTING = "starting: no rank has opened the run folder yet"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "runs" / "mine"
-    (folder / "logs").mkdir(parents=True)
+    folder = written(tmp_path / "runs" / "mine")
+    (folder / "logs").mkdir()
     (folder / "job.toml").write_text(
         'name = "mine"\n[optim]\nsteps = 100\n[timeouts]\ninit_s = 300.0\nfirst_step_s = 600.0\n'
         "eval_s = 90.0\n"
@@ -57,14 +54,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def rank_0(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def rank_0(folder: Path) -> Iterator[Process]:
     with rank_on(HERE, folder) as process:
         yield process
         process.kill()
 
 
 @contextmanager
-def rank_on(node: str, folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def rank_on(node: str, folder: Path) -> Iterator[Process]:
     command = [sys.executable, "-c", RANK_0, str(folder), node]
     with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE)) as process:
         assert process.stdout is not None
@@ -72,14 +69,9 @@ def rank_on(node: str, folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
         yield process
 
 
-def kill(process: "subprocess.Popen[bytes]") -> None:
+def kill(process: Process) -> None:
     process.kill()
     process.wait()
-
-
-def status(capsys: pytest.CaptureFixture[str], name: str) -> dict[str, str]:
-    assert main(["status", name]) == 0
-    return {line[:12].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
 
 
 def aged(folder: Path, seconds: float) -> None:
@@ -88,85 +80,59 @@ def aged(folder: Path, seconds: float) -> None:
         os.utime(path, (time.time() - seconds,) * 2)
 
 
-def checkpoint(folder: Path, step: int) -> None:
-    path = folder / "checkpoints" / f"step-{step:08d}"
-    path.mkdir(parents=True)
-    (path / "manifest.json").write_text("{}")
-
-
 def test_a_run_whose_process_was_killed_is_dead_and_says_how_it_goes_on(
-    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, folder: Path, rank_0: Process
 ) -> None:
-    rows = status(capsys, str(folder))
+    (folder / ".lock").chmod(0o444)  # as another user's
+    rows = status(folder)
     assert rows["time left"] == "0:30"
     assert not {"dead", "resume", "quiet"} & rows.keys()
     kill(rank_0)
-    checkpoint(folder, 30)
-    (folder / "checkpoints" / "aside-step-00000090").mkdir()
-    (folder / "checkpoints" / "step-00000099").mkdir()  # without a manifest it is not whole
-    days = {time.strftime("since %F")}
-    rows = status(capsys, str(folder))
-    days.add(time.strftime("since %F"))
-    assert "time left" not in rows
-    assert f"its process {rank_0.pid} on {HERE} is gone, and no rank recorded why it ended" in rows["dead"]
-    assert rows["dead"].startswith(tuple(days))
-    assert "memory" in rows["why"]
-    assert rows["last line"] == "[0] 2026-01-01 00:00:01,000 INFO step 40/100 loss 1"
-    assert rows["resume"] == f"`clipship resume {folder}`; it resumes at step 30"
-    assert rows["checkpoint"] == "step 30, step-00000030"  # though metrics.jsonl does not name it yet
-
-
-def test_the_command_names_the_run_folder_also_where_the_user_named_the_job_file(
-    tmp_path: Path, folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
-) -> None:
     job = tmp_path / "job.toml"
     job.write_text(
         f'name = "mine"\n[data]\nformat = "synthetic"\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
         f'[logging]\nruns = "{folder.parent}"\n'
     )
-    kill(rank_0)
-    assert (
-        status(capsys, str(job))["resume"]
-        == f"`clipship resume {folder}`; no checkpoint was saved: it starts from the beginning"
-    )
+    resume = status(job)["resume"]  # the run folder is named also where the user named the job file
+    assert resume == f"`clipship resume {folder}`; no checkpoint was saved: it starts from the beginning"
+    for name in ("step-00000030", "aside-step-00000090", "step-00000099"):
+        (folder / "checkpoints" / name).mkdir(parents=True)
+    (folder / "checkpoints" / "step-00000030" / "manifest.json").write_text("{}")  # the others are not whole
+    days = {time.strftime("since %F")}
+    rows = status(folder)
+    days.add(time.strftime("since %F"))
+    assert "time left" not in rows
+    assert f"its process {rank_0.pid} on {HERE} is gone, and no rank recorded why it ended" in rows["dead"]
+    assert rows["dead"].startswith(tuple(days))
+    assert "memory" in rows["why"]
+    assert rows["last line"] == LAST
+    assert rows["resume"] == f"`clipship resume {folder}`; it resumes at step 30"
+    assert rows["checkpoint"] == "step 30, step-00000030"  # though metrics.jsonl does not name it yet
 
 
-def test_the_last_line_comes_from_the_log_with_an_error(
-    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
-) -> None:
-    kill(rank_0)
-    (folder / "logs" / "rank-00001.log").write_text(
-        "2026-01-01 00:00:02,000 ERROR CUDA error: an illegal memory access\n"
-    )
-    os.utime(folder / "logs" / "rank-00001.log", (1, 1))
-    assert (
-        status(capsys, str(folder))["last line"]
-        == "[1] 2026-01-01 00:00:02,000 ERROR CUDA error: an illegal memory access"
-    )
-
-
-def test_a_copy_of_a_log_is_no_ranks_log(
-    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+def test_the_last_line_comes_from_the_log_with_an_error_and_not_from_a_copy(
+    folder: Path, rank_0: Process
 ) -> None:
     kill(rank_0)
     (folder / "logs" / "rank-00000-copy.log").write_text("ERROR of another day\n")
-    assert status(capsys, str(folder))["last line"] == "[0] 2026-01-01 00:00:01,000 INFO step 40/100 loss 1"
+    assert status(folder)["last line"] == LAST
+    (folder / "logs" / "rank-00001.log").write_text("2026-01-01 00:00:02,000 ERROR CUDA error: no access\n")
+    os.utime(folder / "logs" / "rank-00001.log", (1, 1))
+    assert status(folder)["last line"] == "[1] 2026-01-01 00:00:02,000 ERROR CUDA error: no access"
 
 
-def test_a_run_on_another_node_is_dead_once_its_files_are_older_than_its_limits_allow(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_on_another_node_is_dead_once_its_files_are_older_than_its_limits_allow(folder: Path) -> None:
     """A lock that is free here may be one that does not reach here."""
     with rank_on("far-away", folder) as process:
         process.kill()
-    assert "time left" in status(capsys, str(folder))
+    assert "time left" in status(folder)
     aged(folder, 300)
-    rows = status(capsys, str(folder))
+    rows = status(folder)
     assert rows["quiet"].startswith("the run has written nothing for 5:0")
     assert f"process {process.pid} on far-away holds the run folder" in rows["quiet"]
     assert not {"dead", "time left"} & rows.keys()
     aged(folder, 300 + 600 + 90 + 1800 + 10)
-    rows = status(capsys, str(folder))
+    rows = status(folder)
     assert (
         f"process {process.pid} on far-away, another machine, has written nothing since, "
         f"for longer than [timeouts] allows, and no rank"
@@ -175,45 +141,35 @@ def test_a_run_on_another_node_is_dead_once_its_files_are_older_than_its_limits_
 
 
 def test_a_process_that_holds_the_folder_and_is_silent_is_quiet_and_not_dead(
-    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+    folder: Path, rank_0: Process
 ) -> None:
     aged(folder, 100_000)
-    rows = status(capsys, str(folder))
+    rows = status(folder)
     assert f"process {rank_0.pid} on {HERE} holds the run folder" in rows["quiet"]
     assert "dead" not in rows
 
 
-def test_a_new_start_of_a_dead_run_is_starting(
-    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_start_of_a_dead_run_is_starting(folder: Path, rank_0: Process) -> None:
     kill(rank_0)
     aged(folder, 100)
-    assert inspect(folder, read_run(folder)).state == "dead"
-    remove_exit_files(folder, "second")  # as rank 0's supervisor does first
-    assert status(capsys, str(folder))["state"] == "starting: no rank has opened the run folder yet"
+    assert "dead" in status(folder)
+    (folder / ".lock").touch()  # as rank 0's supervisor does first
+    assert status(folder)["state"] == STARTING
     aged(folder, 100_000)
-    assert inspect(folder, read_run(folder)).state == "dead", "a start that never came so far"
+    assert "dead" in status(folder), "a start that never came so far"
 
 
 def test_a_run_that_failed_or_was_stopped_says_how_it_goes_on_and_one_that_is_done_does_not(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path,
 ) -> None:
-    cause: dict[str, Any] = {
-        "rank": 1,
-        "node": "n2",
-        "exit_code": 1,
-        "reason": "no space left",
-        "time": 0.0,
-        "details": "",
-    }
-    (folder / "exit.json").write_text(json.dumps(cause))
-    assert status(capsys, str(folder))["resume"].startswith(f"`clipship resume {folder}`;")
+    (folder / "exit.json").write_text('{"rank": 1, "node": "n2", "exit_code": 1, "reason": "no space left"}')
+    assert status(folder)["resume"].startswith(f"`clipship resume {folder}`;")
     (folder / "exit.json").unlink()
-    (folder / "result.json").write_text(json.dumps({"reason": "done"}))
-    assert not {"resume", "dead"} & status(capsys, str(folder)).keys()
+    (folder / "result.json").write_text('{"reason": "done"}')
+    assert not {"resume", "dead"} & status(folder).keys()
 
 
-def test_logs_of_a_dead_run_end_and_say_so(folder: Path, rank_0: "subprocess.Popen[bytes]") -> None:
+def test_logs_of_a_dead_run_end_and_say_so(folder: Path, rank_0: Process) -> None:
     command = [sys.executable, "-m", "trainer.cli.main", "logs", "-f", str(folder)]
     logs = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with ended_on_failure(logs) as following:
@@ -229,55 +185,64 @@ def test_logs_of_a_dead_run_end_and_say_so(folder: Path, rank_0: "subprocess.Pop
     assert f"the run has died: `clipship status {folder}` says when, why, and how to resume it" in errors
 
 
-def test_another_users_lock_can_be_inspected(folder: Path, rank_0: "subprocess.Popen[bytes]") -> None:
-    (folder / LOCK).chmod(0o444)
-    held, holder = is_held(folder)
-    assert (held, holder.process, holder.node) == (True, rank_0.pid, HERE)
-    assert is_held(folder / "logs") == (None, type(holder)())
+RANK_3 = "[1.0] Out of memory: Killed process 4711 (python) total-vm:1kB"
+OTHER = "[2.0] Memory cgroup out of memory: Killed process 9 (cc1plus)"
 
 
-def test_the_kernels_log_names_the_rank_that_memory_ran_out_for(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("dmesg", "said"),
+    [
+        (f"echo '{RANK_3}'; echo '{OTHER}'", "the kernel killed rank 3, process 4711 (python)"),
+        (f"echo '{OTHER}'", "it names process 9 (cc1plus), for which memory ran out"),
+        ("true", "the kernel's log names no rank"),
+        ("exit 1", "only root may read"),
+    ],
+)
+def test_the_kernels_log_names_the_rank_that_memory_ran_out_for(
+    folder: Path, rank_0: Process, monkeypatch: pytest.MonkeyPatch, dmesg: str, said: str
+) -> None:
+    kill(rank_0)
     (folder / "logs" / "rank-00003.log").write_text(
         "2026 INFO ---- start of rank 3 of 4 on n1, process 4711, by clipship run\n"
     )
-    kernel = (
-        "[1.0] Out of memory: Killed process 4711 (python) total-vm:1kB\n"
-        "[2.0] Memory cgroup out of memory: Killed process 9 (cc1plus)\n"
-    )
-    assert "the kernel killed rank 3, process 4711 (python)" in killed_for_memory(folder, kernel)
-    assert "it names process 9 (cc1plus), for which memory ran out" in killed_for_memory(
-        folder, kernel.splitlines()[1]
-    )
-    assert "names no rank" in killed_for_memory(folder, "")
-    assert "only root may read" in killed_for_memory(folder, None)
+    (folder / "dmesg").write_text(f"#!/bin/sh\n{dmesg}\n")
+    (folder / "dmesg").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    assert said in status(folder)["why"]
 
 
 def test_a_run_that_may_restart_its_ranks_is_not_dead_while_none_of_them_lives(
-    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+    folder: Path, rank_0: Process
 ) -> None:
     with (folder / "job.toml").open("a") as job:
         job.write("[recovery]\nmax_restarts = 3\n")
     kill(rank_0)
-    assert not is_dead(folder)
-    assert "starting" in status(capsys, str(folder))["state"]
+    assert not is_dead(folder), "and `logs` goes on"
+    assert status(folder)["state"] == STARTING
     aged(folder, 20.0)
     assert is_dead(folder)
-    assert "dead" in status(capsys, str(folder))
-    restart = {"rank": 1, "node": "n1", "cause": "killed by SIGKILL in step, step 41", "from_step": 30}
-    files = ExitFiles(str(folder), "first")
-    asyncio.run(files.update_restarts([{**restart, "seconds": None}]))
-    assert not is_dead(folder), "its supervisors have just said that they start the ranks again"
-    assert status(capsys, str(folder))["restart"] == (
+    assert "dead" in status(folder)
+    cause = {"rank": 1, "node": "n1", "cause": "killed by SIGKILL in step, step 41"}
+
+    def restarted(*restarts: dict[str, object]) -> dict[str, str]:
+        """Status when supervisors have just said that they start the ranks again."""
+        told = {"restarts": [{**cause, **restart} for restart in restarts]}
+        (folder / "restarts.json").write_text(json.dumps(told))
+        (folder / ".lock").touch()
+        assert not is_dead(folder)
+        return status(folder)
+
+    rows = restarted({"from_step": 30, "seconds": None})
+    assert "dead" not in rows
+    assert rows["restart"] == (
         "rank 1 on n1: killed by SIGKILL in step, step 41; all ranks went on from step 30, no new step yet"
     )
-    took = {"seconds": 7.5, "parts": {"end": 0.01, "start": 5.2, "restore": 2.29}}
-    asyncio.run(files.update_restarts([{**restart, "from_step": 0, **took}] * 5))
-    rows = status(capsys, str(folder))
+    took = {"from_step": 0, "seconds": 7.5, "parts": {"end": 0.01, "start": 5.2, "restore": 2.29}}
+    rows = restarted(*[took] * 5)
     assert rows["restarts"] == "5 in this start, of which the last 3:"
     assert rows["restart"].endswith(
         "all ranks started again from the beginning, new step after 7.5 s (starting processes 5.2 s, "
         "restoring 2.3 s)"
     )
     gone = {"node": "n1", "kind": "gone", "reason": "gone", "members": [2], "since": 1.0}
-    asyncio.run(files.update_restarts([{**restart, **took, "left_out": [gone]}]))
-    assert status(capsys, str(folder))["left out"] == "1 supervisor on n1: gone"
+    assert restarted({**took, "left_out": [gone]})["left out"] == "1 supervisor on n1: gone"

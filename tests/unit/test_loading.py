@@ -16,7 +16,7 @@ from tests.support.ready import models
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.evaluate import rank, trained
+from trainer.evaluate.rank import evaluate
 from trainer.model.build import untrained
 from trainer.model.loading import loading
 
@@ -84,6 +84,7 @@ import sys, time
 time.sleep = lambda _: None  # between the tries of the hub's client
 from tests.support.jobs import tiny_job
 from trainer.model.build import untrained
+from trainer.model.loading import loading
 from trainer.errors import InputError, StorageError
 job = tiny_job(config=sys.argv[1])
 if len(sys.argv) > 2:
@@ -132,7 +133,7 @@ def test_an_evaluation_blames_the_user_for_nothing_that_the_machines_did(
     def build(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(trained, "build_model", build)
+    monkeypatch.setattr("trainer.evaluate.trained.build_model", build)
     with pytest.raises(type(error)) as raised:
-        rank.evaluate(tiny_job(), alone)
+        evaluate(tiny_job(), alone)
     assert raised.value is error

@@ -7,6 +7,7 @@ import signal
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from io import BytesIO
@@ -17,22 +18,16 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.support.jobs import tiny_job
+from tests.support.jobs import TOY_JOB, tiny_job
 from tests.support.webhook import webhook
 from tests.unit.test_telemetry import RECORD
+from trainer.cli.main import main
 from trainer.config import Job
-from trainer.config.loader import job_from_table
 from trainer.errors import InputError
-from trainer.plan.check import check_job
 from trainer.report.board import Text, row, write_board
-from trainer.sysinfo.addresses import free_port
-from trainer.telemetry import swanlab_writer, wandb_writer
-from trainer.telemetry import writers as metric_writers
-from trainer.telemetry.figures import tag
 from trainer.telemetry.metrics import Telemetry
 from trainer.telemetry.pictures import Picture
-from trainer.telemetry.swanlab_writer import SwanLab
-from trainer.telemetry.writers import check_installed, open_writers
+from trainer.telemetry.writers import open_writers
 from trainer.train.loop import eval_pictures
 
 OFFLINE = {"wandb": "offline", "wandb_project": "digits"}
@@ -46,6 +41,12 @@ def log_events(job: Job, folder: Path, events: list[dict[str, Any]], steps_done:
     ) as telemetry:
         for event in events:
             telemetry.event(event)
+
+
+def nobody() -> str:
+    """An address at which no server answers."""
+    with webhook() as service:
+        return service.address.partition("/hook")[0]
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -63,7 +64,22 @@ def test_tensorboard_gets_records_and_evaluations_under_the_names_of_metrics_jso
     found = scalars(tmp_path)
     assert {step for points in found.values() for step, _ in points} == {20}
     assert {name.partition("/")[2]: points[0][1] for name, points in found.items()} == pytest.approx(wanted)
-    assert {name.partition("/")[0] for name in found} >= {"train", "eval", "perf"}
+
+
+def test_figures_are_grouped_by_what_they_tell_and_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
+    groups = {
+        "train": ("loss", "lr", "samples"),
+        "perf": ("samples_per_s", "comm_s_min", "something_new"),
+        "eval": ("retrieval_i2t_r1",),
+        "goodput": ("lost_data_s",),
+        "health": ("rss_bytes_max", "slowest_by"),
+    }
+    (board,) = open_writers(tiny_job(), tmp_path, 0)
+    board.write({"step": 1, **{name: 3.0 for names in groups.values() for name in names}})
+    assert scalars(tmp_path) == {
+        f"{group}/{name}": [(1, 3.0)] for group, names in groups.items() for name in names
+    }
+    board.close(None)
 
 
 def test_tensorboard_shows_the_job_of_each_start_without_its_environment(tmp_path: Path) -> None:
@@ -141,10 +157,65 @@ def test_a_board_that_is_missing_or_damaged_shows_no_picture(tmp_path: Path) -> 
         assert eval_pictures(tmp_path) == []
 
 
+def test_job_may_do_without_tensorboard(tmp_path: Path) -> None:
+    assert open_writers(tiny_job(logging={"tensorboard": False}), tmp_path, 0) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ('wandb = "offline"', "python -m pip install 'clipship[wandb]'"),
+        ('wandb = "online"', "--set logging.wandb=off"),
+        ('mlflow = "mlflow.example.org"', "logging.mlflow"),
+        ('mlflow = "https://user:a-pass-word@mlflow.example.org"', "logging.mlflow"),
+    ],
+)
+def test_a_job_whose_service_cannot_be_used_is_refused_before_it_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    settings: str,
+    said: str,
+) -> None:
+    """A package that is missing, or an address without a scheme or with a password."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    path = tmp_path / "job.toml"
+    path.write_text(f'{TOY_JOB}[logging]\nruns = "{tmp_path}"\n')
+    assert main(["check", str(path)]) == 0
+    path.write_text(f'{TOY_JOB}[logging]\nruns = "{tmp_path}"\n{settings}\n')
+    capsys.readouterr()
+    assert main(["check", str(path)]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert said in told
+    assert "a-pass-word" not in told
+
+
 @has_wandb
-def test_wandb_gets_the_pictures_as_a_table(tmp_path: Path) -> None:
-    with Telemetry(None, 10, 0, open_writers(tiny_job(logging=OFFLINE), tmp_path, 0)) as telemetry:
-        telemetry.show(2, _pictures(tmp_path))
+def test_starts_of_one_run_are_one_run_of_wandb_with_the_job_but_not_its_environment(tmp_path: Path) -> None:
+    """A rank that fails leaves what was logged offline; pictures are a table."""
+    job = tiny_job(logging=OFFLINE).model_copy(update={"env": {"HF_TOKEN": "a-secret"}})
+    first = Telemetry(tmp_path / "metrics.jsonl", 10, 0, open_writers(job, tmp_path, 0))
+    with suppress(ValueError), first:
+        first.event({"step": 1, "loss": 2.5})
+        first.event({"step": 1, "zero_shot_top1": 0.5})
+        raise ValueError
+    with Telemetry(tmp_path / "metrics.jsonl", 10, 1, open_writers(job, tmp_path, 1)) as second:
+        second.event({"step": 2, "loss": 2.0})
+        second.show(2, _pictures(tmp_path))
+    paths = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    lines = [line for path in paths for line in history(path) if "health/generation" in line]
+    assert sorted(lines, key=lambda line: (line["step"], "train/loss" not in line)) == [
+        {"step": 1, "train/loss": 2.5, "health/generation": 1},
+        {"step": 1, "eval/zero_shot_top1": 0.5, "health/generation": 1},
+        {"step": 2, "train/loss": 2.0, "health/generation": 1},
+    ]
+    found = [record.run for path in paths for record in records(path) if record.run.run_id]
+    name = (tmp_path / "wandb-id").read_text().strip()
+    assert {(run.run_id, run.project, run.display_name) for run in found} == {(name, "digits", "tiny")}
+    config = {entry.key: entry.value_json for run in found for entry in run.config.update}
+    assert json.loads(config["optim"])["global_batch_size"] == 16
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and b"a-secret" in path.read_bytes()] == []
     (file,) = tmp_path.rglob("nearest_texts_*.table.json")
     table = json.loads(file.read_text())
     assert table["columns"] == ["picture", "own caption", "its place", "nearest texts"]
@@ -152,90 +223,6 @@ def test_wandb_gets_the_pictures_as_a_table(tmp_path: Path) -> None:
         ["a dog", 1, "a dog\na cat"],
         ["token=***", 7, "| *x* <b>\n"],
     ]
-
-
-def test_events_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
-    (board,) = open_writers(tiny_job(), tmp_path, 0)
-    board.write({"step": 1, "loss": 3.0})
-    assert scalars(tmp_path) == {"train/loss": [(1, 3.0)]}
-    board.close(None)
-
-
-def test_job_may_do_without_tensorboard(tmp_path: Path) -> None:
-    assert open_writers(tiny_job(logging={"tensorboard": False}), tmp_path, 0) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_wandb_that_is_not_installed_is_refused_with_the_way_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metric_writers, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'clipship\[wandb\]'"):
-        check_installed(tiny_job(logging={"wandb": "offline"}).logging)
-    with pytest.raises(InputError, match=r"--set logging\.wandb=off"):
-        check_job(tiny_job(model={"name": "ViT-B-32"}, logging={"wandb": "online", "runs": str(tmp_path)}), 1)
-    check_installed(tiny_job().logging)
-
-
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        ("loss", "train"),
-        ("lr", "train"),
-        ("samples", "train"),
-        ("samples_per_s", "perf"),
-        ("comm_s_min", "perf"),
-        ("retrieval_i2t_r1", "eval"),
-        ("lost_data_s", "goodput"),
-        ("rss_bytes_max", "health"),
-        ("slowest_by", "health"),
-        ("something_new", "perf"),
-    ],
-)
-def test_figures_are_grouped_by_what_they_tell(name: str, group: str) -> None:
-    assert tag(name) == f"{group}/{name}"
-
-
-@has_wandb
-def test_wandb_offline_has_what_metrics_jsonl_has(tmp_path: Path) -> None:
-    events = [{"step": 1, "loss": 2.5}, {"step": 1, "zero_shot_top1": 0.5}, {"step": 2, "loss": 2.0}]
-    log_events(tiny_job(logging=OFFLINE), tmp_path, events)
-    (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert [{name: row[name] for name in row if not name.startswith("_")} for row in history(run)] == [
-        {"step": 1, "train/loss": 2.5, "health/generation": 1},
-        {"step": 1, "eval/zero_shot_top1": 0.5, "health/generation": 1},
-        {"step": 2, "train/loss": 2.0, "health/generation": 1},
-    ]
-
-
-@has_wandb
-def test_starts_of_one_run_are_one_run_of_wandb_with_the_job_but_not_its_environment(tmp_path: Path) -> None:
-    job = tiny_job(logging=OFFLINE).model_copy(update={"env": {"HF_TOKEN": "a-secret"}})
-    log_events(job, tmp_path, [{"step": 1, "loss": 2.5}])
-    log_events(job, tmp_path, [{"step": 2, "loss": 2.0}], steps_done=1)
-    found = [
-        record.run
-        for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-        for record in records(path)
-        if record.run.run_id
-    ]
-    name = (tmp_path / "wandb-id").read_text().strip()
-    assert {(run.run_id, run.project, run.display_name) for run in found} == {(name, "digits", "tiny")}
-    config = {entry.key: entry.value_json for run in found for entry in run.config.update}
-    assert json.loads(config["optim"])["global_batch_size"] == 16
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and b"a-secret" in path.read_bytes()] == []
-
-
-@has_wandb
-def test_rank_that_fails_leaves_what_was_logged_offline(tmp_path: Path) -> None:
-    telemetry = Telemetry(
-        tmp_path / "metrics.jsonl", 10, 0, open_writers(tiny_job(logging=OFFLINE), tmp_path, 0)
-    )
-    with suppress(ValueError), telemetry:
-        telemetry.event({"step": 1, "loss": 2.5})
-        raise ValueError
-    (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert [row["train/loss"] for row in history(run)] == [2.5]
 
 
 @has_wandb
@@ -253,7 +240,7 @@ def test_wandb_that_cannot_be_reached_is_logged_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nowhere(monkeypatch, tmp_path, key="0" * 40)
-    monkeypatch.setattr(wandb_writer, "WAIT_S", 1.0)
+    monkeypatch.setattr("trainer.telemetry.wandb_writer.WAIT_S", 1.0)
     log_events(tiny_job(logging={"wandb": "online"}), tmp_path, [{"step": 1, "loss": 2.5}])
     assert "W&B cannot be reached" in caplog.text
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
@@ -262,17 +249,18 @@ def test_wandb_that_cannot_be_reached_is_logged_offline(
 
 def nowhere(monkeypatch: pytest.MonkeyPatch, home: Path, key: str) -> None:
     """A server that refuses connections, and a home folder without a login."""
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{free_port('127.0.0.1')}")
+    monkeypatch.setenv("WANDB_BASE_URL", nobody())
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("WANDB_API_KEY", key)
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """The logged rows of a W&B file."""
+    """The logged rows of a W&B file, without those that it adds itself."""
     rows = [record.history.item for record in records(path) if record.history.item]
-    return [
+    named = [
         {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in row} for row in rows
     ]
+    return [{name: row[name] for name in row if not name.startswith("_")} for row in named]
 
 
 def records(path: Path) -> Iterator[Any]:
@@ -297,17 +285,23 @@ def records(path: Path) -> Iterator[Any]:
 def test_mlflow_has_one_run_with_the_job_for_all_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLflow's client, and in place of a server its store in files."""
+    """MLflow's client, and in place of a server its store in files; a second start fails."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     store = (tmp_path / "store").as_uri()
     job = mlflow_job(store, experiment="digits").model_copy(update={"env": {"HF_TOKEN": "a-secret"}})
     log_events(job, tmp_path, [{"step": 1, "loss": 2.5}, {"step": 1, "zero_shot_top1": 0.5}])
-    log_events(job, tmp_path, [{"step": 2, "loss": 2.0, "bad": float("nan")}], steps_done=1)
-    client = mlflow.MlflowClient(store)
+    client, name = mlflow.MlflowClient(store), (tmp_path / "mlflow-run").read_text().strip()
+    assert client.get_run(name).info.status == "FINISHED"
+    second = Telemetry(tmp_path / "metrics.jsonl", 10, 1, open_writers(job, tmp_path, 1))
+    with suppress(ValueError), second:
+        second.event({"step": 2, "loss": 2.0, "bad": float("nan")})
+        second.show(2, _pictures(tmp_path))
+        raise ValueError
     (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
-    assert run.info.run_id == (tmp_path / "mlflow-run").read_text().strip()
-    assert (run.info.run_name, run.info.status) == ("tiny", "FINISHED")
+    assert (run.info.run_id, run.info.run_name, run.info.status) == (name, "tiny", "FAILED")
+    files = {file.path for file in client.list_artifacts(name, "eval")}
+    assert files == {"eval/pictures.png", "eval/nearest_texts-00000002.md"}
     losses = client.get_metric_history(run.info.run_id, "train/loss")
     assert [(point.step, point.value) for point in losses] == [(1, 2.5), (2, 2.0)]
     assert run.data.metrics.keys() == {"train/loss", "eval/zero_shot_top1", "health/generation"}
@@ -315,29 +309,12 @@ def test_mlflow_has_one_run_with_the_job_for_all_starts(
     assert not any("secret" in value for value in run.data.params.values())
 
 
-def test_mlflow_shows_the_pictures_and_how_a_run_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    store = (tmp_path / "store").as_uri()
-    telemetry = Telemetry(None, 10, 0, open_writers(mlflow_job(store), tmp_path, 0))
-    with suppress(ValueError), telemetry:
-        telemetry.show(2, _pictures(tmp_path))
-        raise ValueError
-    client = mlflow.MlflowClient(store)
-    name = (tmp_path / "mlflow-run").read_text().strip()
-    files = {file.path for file in client.list_artifacts(name, "eval")}
-    assert files == {"eval/pictures.png", "eval/nearest_texts-00000002.md"}
-    assert client.get_run(name).info.status == "FAILED"
-
-
 def test_a_server_of_mlflow_that_is_gone_stops_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    address = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    address = nobody()
     # The error has the address of the request: a number in it is not the server's answer.
     job = tiny_job(logging={"tensorboard": False, "mlflow": address, "mlflow_experiment": "run-403"})
     log_events(job, tmp_path, [{"step": 1, "loss": 2.5}])
@@ -352,13 +329,6 @@ def test_a_server_of_mlflow_that_denies_access_is_bad_input(tmp_path: Path) -> N
         job = tiny_job(logging={"tensorboard": False, "mlflow": service.address})
         with pytest.raises(InputError, match=r"MLFLOW_TRACKING_TOKEN.*logging\.mlflow=off"):
             open_writers(job, tmp_path, 0)
-
-
-@pytest.mark.parametrize("address", ["mlflow.example.org", "https://user:a-pass-word@mlflow.example.org"])
-def test_an_address_of_mlflow_without_a_scheme_or_with_a_password_is_refused(address: str) -> None:
-    with pytest.raises(InputError, match=r"logging\.mlflow") as raised:
-        job_from_table({"name": "tiny", "logging": {"mlflow": address}}, "job.toml")
-    assert "a-pass-word" not in str(raised.value)
 
 
 def mlflow_job(store: str, experiment: str = "clipship") -> Job:
@@ -424,17 +394,18 @@ def test_swanlab_that_never_takes_the_end_of_a_run_keeps_it_no_longer_than_a_lim
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     swanlab = pytest.importorskip("swanlab")
-    monkeypatch.setattr(swanlab_writer, "WAIT_S", 0.1)
+    monkeypatch.setattr("trainer.telemetry.swanlab_writer.WAIT_S", 0.1)
     interrupt = signal.getsignal(signal.SIGINT)
     job = tiny_job(logging={"tensorboard": False, "swanlab": "offline"})
-    writer = SwanLab(job, tmp_path)
+    (writer,) = open_writers(job, tmp_path, 0)
     assert signal.getsignal(signal.SIGINT) is interrupt, "the rank's own signals stay its own"
     answers, finish = threading.Event(), swanlab.Run.finish
     monkeypatch.setattr(swanlab.Run, "finish", lambda run: answers.wait(60) and finish(run))
     writer.close(None)
     log_events(job, tmp_path, [{"step": 2, "loss": 2.0}])
     answers.set()
-    writer._thread.shutdown()
+    while swanlab.has_run():
+        time.sleep(0.01)
     assert "it gets nothing of this one" in caplog.text
     assert (
         f"did not get all of this start in 0 s; `swanlab sync` uploads what is in {tmp_path}" in caplog.text

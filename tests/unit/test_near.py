@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cli import main as cli
-from trainer.run.find import remember, run_hint
+from trainer.cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +37,7 @@ def test_a_mistyped_word_of_a_command_names_near_ones(
     capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     Path("job.toml").write_text("")
-    assert cli.main(words) == 2
+    assert main(words) == 2
     assert said in capsys.readouterr().err
 
 
@@ -46,15 +45,21 @@ def test_a_mistyped_word_of_a_command_names_near_ones(
 def test_a_mistyped_run_names_near_ones(capsys: pytest.CaptureFixture[str], command: str) -> None:
     a_run("runs", "first-run")
     options = ["--data", "0.tar"] if command == "eval" else []
-    assert cli.main([command, "fist-run", *options]) == 2
+    assert main([command, "fist-run", *options]) == 2
     assert "; did you mean first-run?\n" in capsys.readouterr().err
 
 
-def test_a_run_is_named_where_it_is(tmp_path: Path) -> None:
+def test_a_run_is_named_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     elsewhere = a_run(str(tmp_path), "scratch", "runs", "night")
-    assert run_hint("night") == ""
-    remember(elsewhere.parent)
-    assert run_hint("night") == f"; did you mean {elsewhere}?"
-    assert run_hint("scratch/runs/nihgt") == "; did you mean scratch/runs/night?"
-    (tmp_path / "scratch" / "runs" / "notes").mkdir()
-    assert run_hint("scratch/runs/note") == "", "a folder that is no run is not named"
+    (elsewhere.parent / "notes").mkdir()
+
+    def said(name: str) -> str:
+        assert main(["status", name]) == 2
+        return capsys.readouterr().err
+
+    assert "did you mean" not in said("night")
+    Path("cache/clipship/runs").mkdir(parents=True)
+    Path("cache/clipship/runs/0").symlink_to(elsewhere.parent)  # as a start of a run leaves it
+    assert said("night").endswith(f"; did you mean {elsewhere}?\n")
+    assert said("scratch/runs/nihgt").endswith("; did you mean scratch/runs/night?\n")
+    assert "did you mean" not in said("scratch/runs/note"), "a folder that is no run is not named"

@@ -4,25 +4,20 @@ import asyncio
 import json
 import socketserver
 from collections.abc import Iterator
-from dataclasses import asdict
-from email.message import Message
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.error import HTTPError
 
 import pytest
 
 from tests.support.webhook import Webhook, webhook
 from trainer.errors import InputError
-from trainer.run import notify
 from trainer.run.exit_files import ExitFiles
-from trainer.run.exit_record import ExitRecord
-from trainer.run.layout import EXIT_FILE, LOCK
-from trainer.run.notify import ADDRESS, Notifier, _body, check_address
-from trainer.supervise.restarts import Restart
+from trainer.run.notify import Notifier, check_address
 
+ADDRESS = "CLIPSHIP_NOTIFY_URL"
 BOTH = ("fault", "end")
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -31,18 +26,33 @@ def service() -> Iterator[Webhook]:
         yield its
 
 
+@pytest.fixture
+def anywhere(service: Webhook, monkeypatch: pytest.MonkeyPatch) -> Webhook:
+    """A proxy: it answers in place of every service in the world."""
+    monkeypatch.setenv("http_proxy", service.address.partition("/hook")[0])
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setattr("urllib.request._opener", None)  # which keeps the proxies of its first request
+    return service
+
+
 def files(folder: Path, service: Webhook, about: tuple[str, ...] = BOTH) -> ExitFiles:
-    (folder / LOCK).touch()
+    (folder / ".lock").touch()
     return ExitFiles(str(folder), "now", Notifier("demo", about, {ADDRESS: service.address}))
 
 
+def tell(address: str) -> None:
+    Notifier("demo", BOTH, {ADDRESS: address}).tell("end", "t")
+
+
 def end(reason: str) -> dict[str, Any]:
-    return asdict(ExitRecord(3, "n1", 1, reason, 1.0, generation=2))
+    return {
+        "rank": 3, "node": "n1", "exit_code": 1, "reason": reason, "time": 1.0, "details": "", "generation": 2
+    }  # fmt: skip
 
 
 def test_the_end_is_told_once_with_its_facts(tmp_path: Path, service: Webhook) -> None:
-    asyncio.run(files(tmp_path, service).write(EXIT_FILE, end("no space left")))
-    asyncio.run(files(tmp_path, service).write(EXIT_FILE, end("a consequence")))
+    asyncio.run(files(tmp_path, service).write("exit.json", end("no space left")))
+    asyncio.run(files(tmp_path, service).write("exit.json", end("a consequence")))
     assert service.got == [
         {
             "text": "demo: rank 3 on n1, generation 2, ended the run with exit code 1: no space left",
@@ -55,17 +65,15 @@ def test_the_end_is_told_once_with_its_facts(tmp_path: Path, service: Webhook) -
 
 
 def test_each_restart_is_told_once(tmp_path: Path, service: Webhook) -> None:
-    restarts = [
-        Restart(2, "killed by SIGKILL", 1, "n1", 7, 6),
-        Restart(3, "is back", 0, "n2", 9, 9, kind="taken in"),
-    ]
+    killed = {"generation": 2, "cause": "killed by SIGKILL", "rank": 1, "node": "n1", "from_step": 6}
+    back = {"generation": 3, "cause": "is back", "rank": 0, "node": "n2", "from_step": 9, "kind": "taken in"}
 
     async def story() -> None:
         its = files(tmp_path, service)
-        await its.update_restarts([restarts[0].to_json()])
-        await its.update_restarts([{**restarts[0].to_json(), "seconds": 3.0}])
-        await its.update_restarts([each.to_json() for each in restarts])
-        await its.write(EXIT_FILE, end("x"))
+        await its.update_restarts([killed])
+        await its.update_restarts([{**killed, "seconds": 3.0}])
+        await its.update_restarts([killed, back])
+        await its.write("exit.json", end("x"))
         while len(service.got) < 3:
             await asyncio.sleep(0.01)
 
@@ -79,93 +87,70 @@ def test_each_restart_is_told_once(tmp_path: Path, service: Webhook) -> None:
 
 def test_only_what_the_job_asks_for_is_told(tmp_path: Path, service: Webhook) -> None:
     its = files(tmp_path, service, about=("fault",))
-    asyncio.run(its.write(EXIT_FILE, end("x")))
+    asyncio.run(its.write("exit.json", end("x")))
     assert service.got == []
 
 
 @pytest.mark.parametrize(
     ("host", "body"),
     [
-        ("open.feishu.cn", {"msg_type": "text", "content": {"text": "t"}}),
-        ("oapi.dingtalk.com", {"msgtype": "text", "text": {"content": "t"}}),
-        ("qyapi.weixin.qq.com", {"msgtype": "text", "text": {"content": "t"}}),
-        ("discord.com", {"content": "t"}),
-        ("hooks.slack.com", {"text": "t", "event": "end"}),
+        ("open.feishu.cn", {"msg_type": "text", "content": {"text": "demo: t"}}),
+        ("oapi.dingtalk.com", {"msgtype": "text", "text": {"content": "demo: t"}}),
+        ("qyapi.weixin.qq.com", {"msgtype": "text", "text": {"content": "demo: t"}}),
+        ("discord.com", {"content": "demo: t"}),
+        ("hooks.slack.com", {"text": "demo: t", "event": "end", "run": "demo"}),
     ],
 )
-def test_each_chat_gets_the_form_that_it_reads(host: str, body: dict[str, Any]) -> None:
-    assert _body(f"https://{host}/hook/x", "t", {"event": "end"}) == body
+def test_each_chat_gets_the_form_that_it_reads(
+    anywhere: Webhook, capsys: Capture, host: str, body: dict[str, Any]
+) -> None:
+    tell(f"http://{host}/hook/x")
+    assert anywhere.got == [body]
+    assert not capsys.readouterr().err
+
+
+REFUSED = json.dumps({"errcode": 310000, "errmsg": "keywords not in content"}).encode()
 
 
 @pytest.mark.parametrize(
-    ("status", "answer", "why"),
+    ("address", "answer", "why"),
     [
-        (404, b"", "HTTP 404 Not Found"),
-        (
-            200,
-            json.dumps({"errcode": 310000, "errmsg": "keywords not in content"}).encode(),
-            "keywords not in content",
-        ),
+        ("http://x/a-secret-token", (404, "", b""), "HTTP 404 Not Found"),
+        ("http://oapi.dingtalk.com/a-secret-token", (200, "", REFUSED), "keywords not in content"),
+        ("http://x/a-secret-token", (302, "file:///a-secret-token", b""), "HTTP 302 Found\n"),
+        ("https://127.0.0.1/x a-secret-token", (200, "", b""), f"the address in {ADDRESS} has"),
+        ("https://me:a-secret-token@127.0.0.1/x", (200, "", b""), f"the address in {ADDRESS} has"),
     ],
+    ids=["no such page", "refused", "elsewhere", "no address", "a password"],
 )
-def test_a_message_that_is_refused_is_said_without_the_address(
-    service: Webhook,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
-    answer: bytes,
-    why: str,
+def test_a_message_that_is_not_sent_is_said_without_the_address(
+    anywhere: Webhook, capsys: Capture, address: str, answer: tuple[int, str, bytes], why: str
 ) -> None:
-    monkeypatch.setattr(notify, "_FORMS", {("127.0.0.1",): lambda text: {"msgtype": "text"}})
-    service.status, service.answer = status, answer
-    Notifier("demo", BOTH, {ADDRESS: service.address}).tell("end", "done")
+    anywhere.status, anywhere.location, anywhere.answer = answer
+    tell(address)
     said = capsys.readouterr().err
-    assert "the message about the run's end was not sent" in said
+    assert "the message about the run's end was not sent: " in said
     assert why in said
     assert "a-secret-token" not in said
 
 
-@pytest.mark.parametrize(
-    "address", ["https://127.0.0.1/x a-secret-token", "https://me:a-secret-token@127.0.0.1/x"]
-)
-def test_an_address_that_is_none_is_not_shown(capsys: pytest.CaptureFixture[str], address: str) -> None:
-    Notifier("demo", BOTH, {ADDRESS: address}).tell("end", "done")
-    said = capsys.readouterr().err
-    assert f"the message about the run's end was not sent: the address in {ADDRESS} has" in said
-    assert "a-secret-token" not in said
-
-
-def test_a_redirection_is_told_without_its_address(
-    service: Webhook, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def post(address: str, body: object) -> None:
-        raise HTTPError(address, 302, "Found - Redirection to url 'ftp://x/a-secret-token'", Message(), None)
-
-    monkeypatch.setattr(notify, "_post", post)
-    Notifier("demo", BOTH, {ADDRESS: service.address}).tell("end", "done")
-    assert "was not sent: HTTP 302 Found\n" in capsys.readouterr().err
-
-
-def test_a_code_in_the_answer_of_another_service_is_no_refusal(
-    service: Webhook, capsys: pytest.CaptureFixture[str]
-) -> None:
-    service.answer = json.dumps({"code": 200, "data": "kept"}).encode()
-    Notifier("demo", BOTH, {ADDRESS: service.address}).tell("end", "done")
+@pytest.mark.parametrize("answer", [REFUSED, b"[" * 10_000], ids=["a code", "depth"])
+def test_an_answer_of_another_service_is_no_refusal(service: Webhook, capsys: Capture, answer: bytes) -> None:
+    service.answer = answer
+    tell(service.address)
     assert not capsys.readouterr().err
     assert len(service.got) == 1
 
 
-def test_an_answer_that_is_none_of_a_web_service_stops_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_answer_that_is_none_of_a_web_service_stops_nothing(tmp_path: Path, capsys: Capture) -> None:
     """A supervisor writes exit.json and sends the message on its way out, which no error may cut short."""
     with socketserver.TCPServer(("127.0.0.1", 0), Garbage) as server:
         thread = Thread(target=server.handle_request)
         thread.start()
         notifier = Notifier("demo", BOTH, {ADDRESS: f"http://127.0.0.1:{server.server_address[1]}/"})
-        written = asyncio.run(ExitFiles(str(tmp_path), "now", notifier=notifier).write(EXIT_FILE, end("x")))
+        written = asyncio.run(ExitFiles(str(tmp_path), "now", notifier=notifier).write("exit.json", end("x")))
         thread.join()
-    assert written == str(tmp_path / EXIT_FILE)
+    assert written == str(tmp_path / "exit.json")
     assert "was not sent" in capsys.readouterr().err
 
 
@@ -175,10 +160,10 @@ class Garbage(socketserver.StreamRequestHandler):
         self.wfile.write(b"no HTTP\r\n\r\n")
 
 
-def test_a_service_that_is_gone_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_service_that_is_gone_stops_nothing(capsys: Capture) -> None:
     with webhook() as its:
         address = its.address
-    Notifier("demo", BOTH, {ADDRESS: address}).tell("end", "done")
+    tell(address)
     assert "Connection refused" in capsys.readouterr().err
 
 
@@ -190,12 +175,3 @@ def test_a_job_that_tells_needs_an_address() -> None:
     assert "secret" not in str(raised.value).replace("secret:SECRET:KEY", "")
     check_address(BOTH, {ADDRESS: "https://hooks.example.org/secret"})
     check_address((), {})
-
-
-def test_an_answer_that_is_nested_deeply_stops_nothing(
-    service: Webhook, capsys: pytest.CaptureFixture[str]
-) -> None:
-    service.answer = b"[" * 10_000
-    Notifier("demo", BOTH, {ADDRESS: service.address}).tell("end", "done")
-    assert len(service.got) == 1
-    assert not capsys.readouterr().err

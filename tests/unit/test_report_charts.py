@@ -1,106 +1,112 @@
-"""The drawings of the report: where values stand, what is written beside them."""
+"""The drawings of the report: where values stand, what is written beside them, and in which colours."""
 
-import json
 import math
 import re
+from collections.abc import Sequence
 from importlib.resources import files
+from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainer.report.charts import MOST_POINTS, Scale, Series, line_chart, scale_of
-from trainer.report.figures import evaluation_charts, share_chart, training_charts
-from trainer.report.wording import large, metric_text, metric_title, number, percent, ranks, tick
+from tests.support.report_pages import LOSS, Drawn, charts, shown, table, tiles, written
+from trainer.report.charts import scale_of
+from trainer.report.times import CAUSE_COLORS
+
+CSS = files("trainer.report").joinpath("page.css").read_text()
+POINTS = 300
+RATE = "Learning rate"
 
 
-def hover(chart: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(chart.hover)
-    return found
+def drawn(folder: Path, *lines: dict[str, Any]) -> dict[str, Drawn]:
+    """Charts of a run with these lines of metrics.jsonl."""
+    return charts(shown(written(folder / "run", *lines)))
 
 
-def test_line_goes_through_its_values() -> None:
-    chart = line_chart("loss", [Series("loss", [0, 5, 10], [0.0, 1.0, 2.0])], floor=0.0)
+def rates(folder: Path, **values: float) -> Drawn:
+    """A chart whose axis begins at 0; the steps are those of the words such as s5."""
+    lines = ({**LOSS, "step": int(step[1:]), "lr": value} for step, value in values.items())
+    return drawn(folder, *lines)[RATE]
+
+
+def test_line_goes_through_its_values(tmp_path: Path) -> None:
+    chart = rates(tmp_path, s0=0.0, s5=1.0, s10=2.0)
     (line,) = re.findall(r'class="line c1" d="M([^"]+)"', chart.svg)
     (x0, y0), (x1, y1), (x2, y2) = (map(float, place.split()) for place in line.split("L"))
     assert (x0, x1, x2) == (0, 500, 1000)
     assert y0 == 300
     assert y1 == pytest.approx((y0 + y2) / 2, abs=0.1)
-    assert hover(chart)["texts"] == [["0", "1", "2"]]
-    assert [label.text for label in chart.y_labels] == ["0", "1", "2"]
+    assert chart.hover["texts"] == [["0", "1", "2"]]
+    assert chart.y_labels == ["0", "1", "2"]
 
 
-def test_line_is_broken_where_a_value_is_not_finite() -> None:
-    chart = line_chart("loss", [Series("loss", [1, 2, 3, 4], [1.0, math.nan, 2.0, 3.0])])
+def test_line_is_broken_where_a_value_is_not_finite(tmp_path: Path) -> None:
+    chart = rates(tmp_path, s1=1.0, s2=math.nan, s3=2.0, s4=3.0)
     assert chart.svg.count('class="line') == 2
-    assert hover(chart)["texts"] == [["1", "not finite", "2", "3"]]
-    assert hover(chart)["y"][0][1] is None
+    assert chart.hover["texts"] == [["1", "not finite", "2", "3"]]
+    assert chart.hover["y"][0][1] is None
 
 
-def test_long_line_is_drawn_through_means_with_a_band_of_its_extremes() -> None:
-    values = [float(step % 2) for step in range(100 * MOST_POINTS)]
-    chart = line_chart("loss", [Series("loss", range(len(values)), values)])
-    assert len(hover(chart)["x"]) == MOST_POINTS
-    assert hover(chart)["head"][0] == "steps 0-99"
-    assert set(hover(chart)["texts"][0]) == {"0.5 (0 to 1)"}
+def test_long_line_is_drawn_through_means_with_a_band_of_its_extremes(tmp_path: Path) -> None:
+    lines = [{"step": step, "loss": step % 2} for step in range(10 * POINTS)]
+    chart = drawn(tmp_path, *lines)["Loss"]
+    assert len(chart.hover["x"]) == POINTS
+    assert chart.hover["head"][0] == "steps 0-9"
+    assert set(chart.hover["texts"][0]) == {"0.5 (0 to 1)"}
     assert chart.svg.count('class="band') == 1
 
 
-def test_axis_is_logarithmic_where_values_span_much_and_none_is_zero() -> None:
-    wide = [Series("norm", [1, 2, 3], [0.01, 1.0, 100.0])]
-    assert line_chart("norm", wide, may_be_log=True).note == "logarithmic"
-    assert line_chart("norm", wide).note == ""
-    assert line_chart("norm", [Series("norm", [1, 2], [0.0, 100.0])], may_be_log=True).note == ""
+def test_axis_is_logarithmic_where_values_span_much_and_none_is_zero(tmp_path: Path) -> None:
+    wide = [{**LOSS, "step": n, "lr": 100.0**n, "grad_norm": 100.0**n} for n in (1, 2)]
+    found = drawn(tmp_path, *wide)
+    assert (found["Gradient norm"].note, found[RATE].note) == ("before clipping, logarithmic", "")
+    found = drawn(tmp_path, {**wide[0], "grad_norm": 0.0}, wide[1])
+    assert found["Gradient norm"].note == "before clipping"
 
 
-def test_shares_stand_on_one_another_as_wide_as_the_steps_they_cover() -> None:
-    parts = [Series("compute", [1, 10], [1.0, 3.0], 1), Series("data", [1, 10], [3.0, 1.0], 2)]
-    chart = share_chart("time", parts)
-    compute, data = re.findall(r'class="area c\d" d="([^"]+)"', chart.svg)
+def test_shares_stand_on_one_another_as_wide_as_the_steps_they_cover(tmp_path: Path) -> None:
+    parts = {"comm_s": 0.0, "checkpoint_s": 0.0}
+    lines = [{**LOSS, **parts, "step": n, "compute_s": c, "data_s": 4 - c} for n, c in ((1, 1.0), (10, 3.0))]
+    chart = drawn(tmp_path, *lines)["Step time"]
+    compute, data, *_ = re.findall(r'class="area c\d" d="([^"]+)"', chart.svg)
     assert compute == "M0 300V225H100V75H1000V300H100V300H0Z"
     assert data == "M0 300V0H100V0H1000V75H100V225H0Z"
-    assert hover(chart)["head"] == ["step 1", "steps 2-10"]
-    assert hover(chart)["texts"] == [["25.0 %, 1.0 s", "75.0 %, 3.0 s"], ["75.0 %, 3.0 s", "25.0 %, 1.0 s"]]
+    assert chart.hover["head"] == ["step 1", "steps 2-10"]
+    assert chart.hover["texts"][:2] == [
+        ["25.0 %, 1.0 s", "75.0 %, 3.0 s"],
+        ["75.0 %, 3.0 s", "25.0 %, 1.0 s"],
+    ]
 
 
-def test_no_record_makes_no_chart_and_a_field_that_is_missing_none_of_its_own() -> None:
-    assert training_charts([]) == []
-    assert [chart.title for chart in training_charts([{"step": 1, "loss": 1.0}])] == ["Loss"]
-    assert len(hover(training_charts([{"step": 1, "loss": math.nan}])[0])["x"]) == 1
+def test_a_field_that_is_missing_has_no_chart(tmp_path: Path) -> None:
+    found = drawn(tmp_path, {**LOSS, "loss": math.nan})
+    assert list(found) == ["Loss"]
+    assert len(found["Loss"].hover["x"]) == 1
 
 
-def test_metrics_that_belong_together_share_a_chart_and_constant_counts_have_none() -> None:
-    metrics = [
+def test_metrics_that_belong_together_share_a_chart_and_constant_counts_have_none(tmp_path: Path) -> None:
+    shares = [
         "zero_shot_top5",
         "zero_shot_top1",
         *(f"retrieval_{way}_r{k}" for way in ("i2t", "t2i") for k in (10, 1, 5)),
     ]
-    medians = {"retrieval_i2t_median_rank": 3.0, "retrieval_t2i_median_rank": 4.5}
-    first = {"step": 1, "zero_shot_samples": 355, **dict.fromkeys(metrics, 0.25), **medians}
-    found = evaluation_charts(
-        [first, {**first, "step": 2, "retrieval_i2t_median_rank": 2.0, "retrieval_t2i_median_rank": 2.0}]
-    )
-    assert {chart.title: hover(chart)["names"] for chart in found} == {
+    ranks = ("retrieval_i2t_median_rank", "retrieval_t2i_median_rank")
+    first = {"step": 1, "zero_shot_samples": 355, "my_own_score": 7.0, **dict.fromkeys(shares, 0.25)}
+    lines = [{**first, ranks[0]: 3.0, ranks[1]: 4.5}, {**first, "step": 2, **dict.fromkeys(ranks, 1.0)}]
+    page = shown(written(tmp_path / "run", *lines))
+    assert {title: chart.hover["names"] for title, chart in charts(page).items()} == {
         "zero-shot": ["top-1", "top-5"],
         "retrieval image to text": ["R@1", "R@5", "R@10"],
         "retrieval text to image": ["R@1", "R@5", "R@10"],
         "retrieval median rank": ["image to text", "text to image"],
     }
-
-
-def test_a_median_rank_of_1_is_no_share() -> None:
-    found = [{"step": 1, "retrieval_i2t_median_rank": 1.0, "retrieval_i2t_r1": 1.0}]
-    assert metric_text("retrieval_i2t_median_rank", 1.0, found) == "1"
-    assert metric_text("retrieval_i2t_r1", 1.0, found) == "100.0 %"
-
-
-def test_one_evaluation_makes_no_chart() -> None:
-    assert evaluation_charts([{"step": 1, "zero_shot_top1": 0.5}]) == []
-
-
-def test_unknown_metrics_keep_their_name() -> None:
-    assert metric_title("my_own_score") == "my own score"
+    told = {title: last for title, last, _ in table(page, "metrics")}
+    assert told["retrieval image to text median rank"] == "1", "is no share"
+    assert told["my own score"] == "7"
+    assert drawn(tmp_path, lines[0]) == {}, "of one evaluation"
 
 
 finite = st.floats(-1e12, 1e12).map(lambda value: float(f"{value:.9g}"))
@@ -110,6 +116,9 @@ finite = st.floats(-1e12, 1e12).map(lambda value: float(f"{value:.9g}"))
 @example([5e-324], False, None)
 @example([1.0, 1.0000000000000002], False, None)
 @example([1e-310, 1e-305], True, None)
+@example([1e-12, 60e-12], True, None)
+@example([1e-12, 1e20], True, None)
+@example([3.0, 3e7], True, None)
 def test_scale_holds_all_values_and_its_labels_lie_on_it_in_order(
     values: list[float], may_be_log: bool, floor: float | None
 ) -> None:
@@ -121,52 +130,82 @@ def test_scale_holds_all_values_and_its_labels_lie_on_it_in_order(
     assert all(0 <= scale.place(value) <= 1 for value in [*ticks, *values])
 
 
-@given(st.floats(1e-12, 1e12), st.floats(60, 1e20))
-def test_logarithmic_scale_has_labels(low: float, ratio: float) -> None:
-    assert 1 <= len(Scale(low, low * ratio, log=True).ticks()) <= 6
-
-
-def test_the_largest_numbers_have_an_axis() -> None:
+def test_axis_labels_are_round_and_the_largest_numbers_have_an_axis() -> None:
+    assert scale_of([0.13, 0.88]).ticks() == [0.25, 0.5, 0.75]
+    assert scale_of([0.6, 33], may_be_log=True).ticks() == [1, 3, 10, 30]
     scale = scale_of([-1.7e308, 1.7e308])
     assert (scale.place(-1.7e308), scale.place(1.7e308)) == pytest.approx((0, 1), abs=0.1)
     assert len(scale.ticks()) > 1
 
 
-def test_axis_labels_are_round() -> None:
-    assert scale_of([0.13, 0.88]).ticks() == [0.25, 0.5, 0.75]
-    assert Scale(0.5, 40, log=True).ticks() == [1, 3, 10, 30]
+def test_numbers_have_what_people_read(tmp_path: Path) -> None:
+    values = (33792, 2.02636, 8.39e-07, 12345.6, 0, math.nan)
+    chart = rates(tmp_path, **{f"s{step}": value for step, value in enumerate(values)})
+    assert chart.hover["texts"] == [["33,792", "2.026", "8.39e-07", "12,346", "0", "not finite"]]
+    for largest, label in ((1, "0.5"), (10_000, "5k"), (1e7, "5M"), (1e-3, "5e-4")):
+        assert label in rates(tmp_path, s1=0.0, s2=largest).y_labels
+    for samples, text in ((10_240_000, "10.24 M"), (3, "3")):
+        page = shown(written(tmp_path / "run", {**LOSS, "samples": samples}))
+        assert tiles(page)["samples"] == (text, "")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (33792, "33,792"),
-        (2.02636, "2.026"),
-        (8.39e-07, "8.39e-07"),
-        (12345.6, "12,346"),
-        (0, "0"),
-        (math.nan, "not finite"),
-    ],
-)
-def test_numbers_have_what_people_read(value: float, text: str) -> None:
-    assert number(value) == text
-
-
-def test_words_for_shares_sizes_and_ranks() -> None:
-    assert [percent(0.98309), large(10_240_000), large(3), large(math.inf)] == [
-        "98.3 %",
-        "10.24 M",
-        "3",
-        "not finite",
-    ]
-    assert [tick(value) for value in (0, 0.5, 5000, 2.5e6, 5e-4)] == ["0", "0.5", "5k", "2.5M", "5e-4"]
-    assert [ranks([3]), ranks([3, 0, 1, 7, 2])] == ["rank 3", "ranks 0-3, 7"]
-
-
-def test_a_single_value_is_a_dot_that_can_be_seen() -> None:
+def test_a_single_value_is_a_dot_that_can_be_seen(tmp_path: Path) -> None:
     """Runs that are evaluated once, and the runs of short sweeps, have charts of nothing else."""
-    one = line_chart("top-1", [Series("a", [20], [0.5]), Series("b", [10, 20], [0.5, 0.6], 2)])
-    assert re.findall(r'class="([a-z ]*line[a-z ]*) c\d"', one.svg) == ["line dot", "line"]
-    css = files("trainer.report").joinpath("page.css").read_text()
-    widths = [float(width) for width in re.findall(r"\.line\.dot \{ stroke-width: (\d+)", css)]
+    one, two = (written(tmp_path / name, *lines) for name, lines in (
+        ("a", [LOSS]), ("b", [LOSS, {"step": 2, "loss": 0.5}])
+    ))  # fmt: skip
+    chart = charts(shown(one, two))["Loss"]
+    assert re.findall(r'class="([a-z ]*line[a-z ]*) c\d"', chart.svg) == ["line dot", "line"]
+    widths = [float(width) for width in re.findall(r"\.line\.dot \{ stroke-width: (\d+)", CSS)]
     assert min(widths) >= 6
+
+
+SEEN: dict[str, Sequence[Sequence[float]]] = {
+    "usual": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": (
+        (0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)
+    ),
+    "deuteranopia": (
+        (0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)
+    ),
+    "tritanopia": (
+        (1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)
+    ),
+}  # fmt: skip
+"""Linear RGB as such an eye sees it: Machado, Oliveira and Fernandes 2009, severity 1."""
+APART = 10
+"""Least distance of two colours in CIELAB; about 2 is the least that people notice."""
+
+
+def colors(scheme: str) -> dict[int, str]:
+    """The page's colours by number, in the light or the dark scheme."""
+    light, dark = CSS.split("@media (prefers-color-scheme: dark)")
+    return {
+        int(n): color for n, color in re.findall(r"--c(\d+): #(\w{6})", dark if scheme == "dark" else light)
+    }
+
+
+def lab(color: str, eye: str) -> tuple[float, float, float]:
+    """CIELAB of a colour as that eye sees it."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    r, g, b = (min(1.0, max(0.0, sum(f * v for f, v in zip(row, linear, strict=True)))) for row in SEEN[eye])
+    xyz = (
+        (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505,
+        0.2126 * r + 0.7152 * g + 0.0722 * b,
+        (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089,
+    )
+    x, y, z = (value ** (1 / 3) if value > 0.008856 else 7.787 * value + 16 / 116 for value in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("eye", SEEN)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_colour_blind_eye_tells_eight_runs_and_neighbours_in_the_time_of_a_run_apart(
+    scheme: str, eye: str
+) -> None:
+    found = colors(scheme)
+    assert sorted(found) == list(range(1, 11))
+    pairs = {*combinations(range(1, 9), 2), *pairwise(CAUSE_COLORS.values())}
+    distances = {pair: math.dist(*(lab(found[number], eye) for number in pair)) for pair in pairs}
+    assert {pair: far for pair, far in distances.items() if far < APART} == {}

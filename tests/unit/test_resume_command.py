@@ -2,13 +2,13 @@
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer.cli import submit
 from trainer.cli.main import main
 from trainer.config import Job
 from trainer.config.learning_rate import learning_rate
@@ -16,17 +16,8 @@ from trainer.config.loader import dump_job, load_job
 from trainer.config.resume_rule import differences
 from trainer.data.shard_files import write_shard
 from trainer.errors import InputError
-from trainer.launch.hosts import Host, hosts_text
-from trainer.launch.submission import Submission, make_artefacts_folder, record
 from trainer.run.job_limits import job_of, rank_job
-from trainer.run.start_job import (
-    StartRecord,
-    new_start_job,
-    read_start,
-    remove_start_jobs,
-    write_start,
-    write_start_job,
-)
+from trainer.run.start_job import remove_start_jobs
 
 Starts = list[dict[str, Any]]
 Capture = pytest.CaptureFixture[str]
@@ -75,8 +66,8 @@ def test_run_goes_on_with_its_own_job_and_as_many_ranks(tmp_path: Path, started:
     assert main(["resume", str(its)]) == 0
     (start,) = started
     assert (start["job"], start["nproc"]) == (load_job(its / "job.toml"), 2)
-    assert main(["resume", str(its), "--nproc", "4"]) == 0
-    assert started[1]["nproc"] == 4
+    assert main(["resume", str(its), "--nproc", "4", "--set", "timeouts.eval_s=7200"]) == 0
+    assert (started[1]["nproc"], started[1]["job"].timeouts.eval_s) == (4, 7200)
 
 
 def test_moved_folder_goes_on_where_it_is_and_begins_nothing_anew(tmp_path: Path, started: Starts) -> None:
@@ -120,7 +111,8 @@ def stopped_early(tmp_path: Path, ranks: int = 2, hosts: str = "") -> Path:
     job = JOB.format(runs=tmp_path / "runs", resume="auto").replace("steps = 5", "steps = 5\nlr = 0.002")
     (its / "artefacts").mkdir(parents=True)
     (its / "artefacts" / "start-1.toml").write_text(job)
-    write_start(its, StartRecord("start-1.toml", ranks, hosts))
+    of_start = {"job": "start-1.toml", "ranks": ranks, "hosts": hosts}
+    (its / ".start.json").write_text(json.dumps(of_start))
     (its / "exit.json").write_text(json.dumps({"exit_code": 75, "reason": "asked to stop", "rank": 0}))
     return its
 
@@ -140,12 +132,11 @@ def test_run_that_was_stopped_before_its_first_step_goes_on_with_what_it_was_giv
 def test_run_on_hosts_goes_on_with_the_same_hosts(tmp_path: Path, started: Starts) -> None:
     its = stopped_early(tmp_path, ranks=0, hosts="a:1,[fd00::2]:1")
     assert main(["resume", str(its)]) == 0
-    assert started[0]["hosts"] == (Host("a", 1), Host("fd00::2", 1))
-    assert hosts_text(started[0]["hosts"]) == "a:1,[fd00::2]:1"
+    assert [(host.name, host.slots) for host in started[0]["hosts"]] == [("a", 1), ("fd00::2", 1)]
 
 
 def test_a_start_reads_its_own_job_whatever_becomes_of_the_file_that_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Starts
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Starts, capsys: Capture
 ) -> None:
     monkeypatch.undo()  # the start itself is tried
     path, its = tmp_path / "job.toml", tmp_path / "runs" / "one"
@@ -165,10 +156,12 @@ def test_a_start_reads_its_own_job_whatever_becomes_of_the_file_that_was_given(
     path.write_text(JOB.format(runs="runs", resume="auto"))
     words = ["--set", "optim.lr=0.002", "--set", "env.A=secret"]
     assert main(["run", str(path), "--nproc", "2", *words]) == 75
-    assert read_start(its) == StartRecord(read[0].name, 2)
+    of_start = {"job": read[0].name, "ranks": 2, "hosts": ""}
+    assert json.loads((its / ".start.json").read_text()) == of_start
     assert read[0].exists(), "no rank came to write the run's own file: resume needs this one"
     (its / ".start.json").write_text('{"job": 1}')
-    assert read_start(its) is None
+    assert main(["resume", str(its)]) == 2
+    assert "has no job.toml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -179,7 +172,7 @@ def test_a_rank_that_finds_no_job_says_why(
 ) -> None:
     monkeypatch.setattr("trainer.run.start_job.APPEARS_S", 0.0)
     with pytest.raises(InputError, match=says):
-        rank_job(new_start_job(tmp_path), (), node)
+        rank_job(tmp_path / "artefacts" / "start-1.toml", (), node)
 
 
 def test_a_rank_and_those_that_it_forks_read_their_job_once(
@@ -198,13 +191,15 @@ def test_a_rank_and_those_that_it_forks_read_their_job_once(
 def asked(monkeypatch: pytest.MonkeyPatch) -> Starts:
     """The runs that would have been submitted."""
     words: Starts = []
-    monkeypatch.setattr(submit.command, "callback", lambda **given: words.append(given))
+    monkeypatch.setattr("trainer.cli.submit.command.callback", lambda **given: words.append(given))
     return words
 
 
 def submitted(its: Path) -> None:
-    make_artefacts_folder(its, "")
-    record(its, Submission("slurm", "7", "now"))
+    (its / "artefacts").mkdir()
+    (its / "artefacts" / "submission.json").write_text(
+        json.dumps({"to": "slurm", "id": "7", "at": "now", "details": {}})
+    )
 
 
 def test_submitted_run_is_submitted_again(tmp_path: Path, asked: Starts, capsys: Capture) -> None:
@@ -218,11 +213,13 @@ def test_submitted_run_is_submitted_again(tmp_path: Path, asked: Starts, capsys:
     assert "--no-check is for a run that is submitted again" in capsys.readouterr().err
 
 
-def test_name_of_a_run_is_an_option(tmp_path: Path, started: Starts) -> None:
+def test_name_and_length_of_a_run_are_options(tmp_path: Path, started: Starts) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB.format(runs="runs", resume="auto"))
     assert main(["run", str(path), "--nproc", "1", "--name", '"try" # 2']) == 0
     assert started[0]["job"].name == '"try" # 2', "as it was typed"
+    assert main(["run", str(folder(tmp_path) / "job.toml"), "--nproc", "1", "--longer", "epochs=7"]) == 0
+    assert (started[1]["job"].optim.steps, started[1]["job"].optim.epochs) == (None, 7)
 
 
 def test_longer_goes_on_with_a_run_that_is_done(tmp_path: Path, started: Starts, capsys: Capture) -> None:
@@ -318,8 +315,6 @@ def test_a_run_ends_at_no_step_that_it_has_done(tmp_path: Path, started: Starts,
     for number, says in (("6", "has done 6 steps, and 6 are not more"), ("21", "21 are not fewer")):
         assert main(["resume", str(its), "--shorter", f"steps={number}"]) == 2
         assert says in capsys.readouterr().err
-    assert main(["resume", str(its), "--shorter", "steps=9", "--longer", "steps=30"]) == 2
-    assert "give either --longer or --shorter" in capsys.readouterr().err
     assert not started
 
 
@@ -336,24 +331,24 @@ def test_a_run_that_is_submitted_again_says_what_its_new_length_does(
     assert len(asked) == 1
 
 
-def test_longer_in_epochs_takes_the_place_of_steps(tmp_path: Path, started: Starts) -> None:
-    assert main(["run", str(folder(tmp_path) / "job.toml"), "--nproc", "1", "--longer", "epochs=7"]) == 0
-    assert (started[0]["job"].optim.steps, started[0]["job"].optim.epochs) == (None, 7)
-
-
 @pytest.mark.parametrize(
-    ("longer", "says"),
+    ("words", "says"),
     [
-        ("steps=4", "has 5 steps already; 4 are not more (--shorter is for the other way)"),
-        ("20000", "give the new length of the whole run, as steps=20000"),
-        ("steps=0", "give the new length"),
-        ("steps=5; epochs=2", "give the new length"),
+        (("steps=4",), "has 5 steps already; 4 are not more (--shorter is for the other way)"),
+        (("20000",), "give the new length of the whole run, as steps=20000"),
+        (("steps=0",), "give the new length"),
+        (("steps=5; epochs=2",), "give the new length"),
+        (("steps=30", "--shorter", "steps=9"), "give either --longer or --shorter"),
+        (("steps=9", "--fresh"), "give either --longer or --fresh"),
+        (("steps=9", "--set", "name=two"), "--longer goes on with a run, and"),
     ],
 )
 def test_longer_that_is_not_longer_is_refused(
-    tmp_path: Path, started: Starts, capsys: Capture, longer: str, says: str
+    tmp_path: Path, started: Starts, capsys: Capture, words: tuple[str, ...], says: str
 ) -> None:
-    assert main(["resume", str(folder(tmp_path)), "--longer", longer]) == 2
+    its = folder(tmp_path)
+    run = ["run", str(its / "job.toml")] if "--fresh" in words or "--set" in words else ["resume", str(its)]
+    assert main([*run, "--longer", *words]) == 2
     assert says in capsys.readouterr().err
     assert not started
 
@@ -390,35 +385,25 @@ def test_a_start_that_no_rank_took_over_is_what_goes_on(
     (its / "result.json").write_text('{"reason": "done", "steps": 5}')
     os.utime(its / "job.toml", (1, 1))
     assert main(["resume", str(its), "--longer", "steps=9"]) == 0
-    of_start = new_start_job(its)
+    of_start = its / "artefacts" / "start-1.toml"
     of_start.parent.mkdir(exist_ok=True)
-    write_start_job(of_start, started[0]["job"])
-    write_start(its, StartRecord(of_start.name, 2))
+    of_start.write_text(dump_job(started[0]["job"]))
+    (its / ".start.json").write_text(json.dumps({"job": of_start.name, "ranks": 2, "hosts": ""}))
+    others = [of_start.with_name(f"start-{number}.toml") for number in (2, 3)]
+    for other in others:  # one may be between two generations; one was left behind long ago
+        other.write_text(of_start.read_text())
+    os.utime(others[1], (time.time() - 40 * 86400,) * 2)
     remove_start_jobs(its, of_start)
+    assert [path.exists() for path in (of_start, *others)] == [True, True, False]
     assert main(["resume", str(its)]) == 0
     assert started[1]["job"].optim.steps == 9
 
     (its / "job.toml").write_text(dump_job(started[1]["job"]))
     remove_start_jobs(its, of_start)
     assert not of_start.exists(), "a rank has written it as the run's own"
+    assert others[0].exists()
     (its / "result.json").write_text('{"reason": "done", "steps": 9}')
     capsys.readouterr()
     assert main(["resume", str(its)]) == 0
     assert "this run is done" in capsys.readouterr().out
     assert len(started) == 2
-
-
-def test_resume_takes_changes(tmp_path: Path, started: Starts) -> None:
-    its = folder(tmp_path)
-    assert main(["resume", str(its), "--set", "timeouts.eval_s=7200"]) == 0
-    assert started[0]["job"].timeouts.eval_s == 7200
-
-
-def test_longer_needs_a_run_and_no_fresh_one(tmp_path: Path, started: Starts, capsys: Capture) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text(JOB.format(runs=tmp_path / "runs", resume="auto"))
-    assert main(["run", str(job), "--longer", "steps=9"]) == 2
-    assert "--longer goes on with a run, and" in capsys.readouterr().err
-    assert main(["run", str(job), "--longer", "steps=9", "--fresh"]) == 2
-    assert "give either --longer or --fresh" in capsys.readouterr().err
-    assert not started

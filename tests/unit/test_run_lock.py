@@ -12,16 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import tiny_job
+from tests.support.jobs import TOY_JOB, tiny_job
 from tests.support.processes import ended_on_failure
 from trainer.cli.main import main
 from trainer.comm.protocol import Comm
-from trainer.config.loader import dump_job
 from trainer.errors import InputError, MachineError, Preempted
-from trainer.run import lock
 from trainer.run.exit_files import ExitFiles, remove_other_exit_files
 from trainer.run.folder import move_aside
-from trainer.run.layout import EXIT_FILE, LOCK
 from trainer.run.lock import hold, who_holds
 from trainer.train.run_folder import open_run
 
@@ -56,7 +53,7 @@ def other_start(folder: Path, node: str = "n1") -> "Iterator[subprocess.Popen[by
 def test_later_generation_of_the_same_start_takes_the_lock_of_a_lost_rank_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "FENCED_S", 0.2)
+    monkeypatch.setattr("trainer.run.lock.FENCED_S", 0.2)
     with other_start(tmp_path) as other:
         with pytest.raises(MachineError):
             hold(tmp_path, "n2", "first", 0.5, lambda _: None, generation=1)
@@ -70,6 +67,8 @@ def test_later_generation_of_the_same_start_takes_the_lock_of_a_lost_rank_0(
 
 def test_another_start_is_refused_by_name_until_the_first_is_killed(tmp_path: Path) -> None:
     said: list[str] = []
+    assert who_holds(tmp_path) is None
+    assert not (tmp_path / ".lock").exists()
     with other_start(tmp_path) as other:
         words = rf"process {other.pid} on n1 since 20\S+ is writing to .*{tmp_path.name}"
         with pytest.raises(MachineError, match=words):
@@ -88,21 +87,20 @@ def test_another_start_is_refused_by_name_until_the_first_is_killed(tmp_path: Pa
 def test_a_second_start_on_the_same_machine_is_refused_at_once_by_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = tiny_job(logging={"runs": str(tmp_path)})
-    (tmp_path / "job.toml").write_text(dump_job(job))
-    (tmp_path / job.name).mkdir()
-    with other_start(tmp_path / job.name, os.uname().nodename) as other:
+    (tmp_path / "job.toml").write_text(f'{TOY_JOB}[logging]\nruns = "{tmp_path}"\n')
+    (tmp_path / "toy").mkdir()
+    with other_start(tmp_path / "toy", os.uname().nodename) as other:
         assert main(["run", str(tmp_path / "job.toml"), "--nproc", "1"]) == 1
         said = " ".join(capsys.readouterr().err.split())
         assert f"process {other.pid} on {os.uname().nodename} since 20" in said
-        assert f"is writing to the run folder {tmp_path / job.name}: stop that start of the run first" in said
+        assert f"is writing to the run folder {tmp_path / 'toy'}: stop that start of the run first" in said
         other.kill()
 
 
 def test_a_start_waits_for_the_end_of_the_one_before(tmp_path: Path) -> None:
     with other_start(tmp_path) as other:
         hold(tmp_path, "n1", "second", 60.0, lambda _: other.kill())
-    assert '"start": "second"' in (tmp_path / LOCK).read_text()
+    assert '"start": "second"' in (tmp_path / ".lock").read_text()
 
 
 def test_a_start_waits_no_longer_than_its_limit_allows(
@@ -131,17 +129,17 @@ def test_a_waiting_start_obeys_a_request_to_stop(tmp_path: Path) -> None:
 def test_only_the_start_that_holds_the_folder_writes_and_keeps_exit_files(tmp_path: Path) -> None:
     with other_start(tmp_path) as other:
         end = {"reason": "refused"}
-        assert asyncio.run(ExitFiles(str(tmp_path), "second").write(EXIT_FILE, end)) == ""
-        assert asyncio.run(ExitFiles(str(tmp_path), "first").write(EXIT_FILE, end)) == str(
-            tmp_path / EXIT_FILE
+        assert asyncio.run(ExitFiles(str(tmp_path), "second").write("exit.json", end)) == ""
+        assert asyncio.run(ExitFiles(str(tmp_path), "first").write("exit.json", end)) == str(
+            tmp_path / "exit.json"
         )
         asyncio.run(ExitFiles(str(tmp_path), "second").remove_old())
-        assert (tmp_path / EXIT_FILE).exists()
+        assert (tmp_path / "exit.json").exists()
         other.kill()
     remove_other_exit_files(tmp_path, "first")
-    assert (tmp_path / EXIT_FILE).exists()
+    assert (tmp_path / "exit.json").exists()
     remove_other_exit_files(tmp_path, "second")
-    assert not (tmp_path / EXIT_FILE).exists()
+    assert not (tmp_path / "exit.json").exists()
 
 
 READER = """
@@ -169,14 +167,9 @@ def test_whoever_looks_at_the_lock_never_counts_as_its_holder(tmp_path: Path, lo
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"looks\n"
         assert who_holds(tmp_path) is None
-        written = asyncio.run(ExitFiles(str(tmp_path), "second").write(EXIT_FILE, {"reason": "done"}))
-        assert written == str(tmp_path / EXIT_FILE)
+        written = asyncio.run(ExitFiles(str(tmp_path), "second").write("exit.json", {"reason": "done"}))
+        assert written == str(tmp_path / "exit.json")
         said: list[str] = []
         hold(tmp_path, "n2", "third", 0.0, said.append)
         assert not said
         reader.kill()
-
-
-def test_a_folder_that_was_never_locked_has_no_holder(tmp_path: Path) -> None:
-    assert who_holds(tmp_path) is None
-    assert not (tmp_path / LOCK).exists()

@@ -3,22 +3,13 @@
 import io
 from pathlib import Path
 
-import open_clip
 import pytest
-import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
 from tests.support.jobs import VIT
-from tests.support.search_index import serving, weights
-from tests.support.thread_ranks import run_ranks
+from tests.support.search_index import embedded, index_of_features, nearest, serving, weights
 from trainer.cli.main import main
-from trainer.data.shard_files import write_shard
-from trainer.errors import InputError
-from trainer.evaluate.embed import embed
-from trainer.plan.trained import embed_job, search_job
-from trainer.search.features import open_features
-from trainer.search.model import SearchModel
 
 Capture = pytest.CaptureFixture[str]
 COUNT = 20
@@ -33,20 +24,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return weights(tmp_path_factory.mktemp("weights"))
 
 
+def png(number: int) -> bytes:
+    file = io.BytesIO()
+    digit(number).save(file, "png")
+    return file.getvalue()
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
     """Two shards with digits, one of them broken, some with two captions, and their features beside them."""
+    samples = [
+        (f"{n:02d}", {"png": bytes(20) if n == 5 else png(n), "txt": b"a\nb" if n % 3 else b"a"})
+        for n in range(COUNT)
+    ]
     folder = tmp_path_factory.mktemp("shards")
-    for shard in range(2):
-        samples = []
-        for number in range(shard, COUNT, 2):
-            file = io.BytesIO()
-            digit(number).save(file, "png")
-            image = bytes(20) if number == 5 else file.getvalue()
-            samples.append((f"{number:02d}", {"png": image, "txt": b"a\nb" if number % 3 else b"a"}))
-        write_shard(samples, folder / f"{shard}.tar")
-    job = embed_job(str(trained), VIT, (f"{folder}/*.tar",), 1, ("data.workers=0",))
-    run_ranks(1, lambda comm: embed(job, comm, "fp16"))
+    embedded(trained, folder, **{"0": samples[::2], "1": samples[1::2]})
     return folder
 
 
@@ -57,23 +49,14 @@ def test_it_finds_the_samples_that_open_clip_itself_finds_nearest(
     folder = shards / "features"
     words = ["search", str(trained), "--model", VIT, "--features", str(folder), "--once", text, "--top", "4"]
     assert main(words) == 0
-    open_clip.add_model_config(VIT)
-    clip, _, transform = open_clip.create_model_and_transforms(Path(VIT).stem, pretrained=str(trained))
-    clip.eval()
     numbers = [number for number in range(COUNT) if number != 5]
-    with torch.no_grad():
-        pictures = clip.encode_image(
-            torch.stack([transform(digit(each)) for each in numbers]), normalize=True
-        )
-        wanted = clip.encode_text(open_clip.get_tokenizer(Path(VIT).stem)([text]), normalize=True)[0]
-    nearest = (pictures @ wanted).argsort(descending=True)[:4].tolist()
-    expected = [f"{shards}/{numbers[each] % 2}.tar/{numbers[each]:02d}" for each in nearest]
+    _, order = nearest(trained, [digit(each) for each in numbers], text)
+    expected = [f"{shards}/{numbers[each] % 2}.tar/{numbers[each]:02d}" for each in order[:4]]
     assert [line.split("  ")[1] for line in capsys.readouterr().out.splitlines()] == expected
 
 
 def test_the_page_shows_pictures_out_of_their_shards(trained: Path, shards: Path) -> None:
-    job = search_job(str(trained), VIT, ())
-    index = open_features(SearchModel(job), shards / "features", job)
+    index = index_of_features(trained, shards / "features")
     assert len(index) == COUNT - 1, "each picture once, and the broken one not at all"
     assert index.folder.decoded(f"{shards}/1.tar/07").tobytes() == digit(7).convert("RGB").tobytes()
     with serving(index) as server:
@@ -82,34 +65,25 @@ def test_the_page_shows_pictures_out_of_their_shards(trained: Path, shards: Path
 
 
 def test_each_picture_of_a_key_that_comes_twice_is_found(trained: Path, tmp_path: Path) -> None:
-    samples = []
-    for key, number in (("a", 1), ("b", 2), ("a", 3)):
-        file = io.BytesIO()
-        digit(number).save(file, "png")
-        samples.append((key, {"png": file.getvalue(), "txt": b"a"}))
-    write_shard(samples, tmp_path / "0.tar")
-    job = embed_job(str(trained), VIT, (f"{tmp_path}/0.tar",), 1, ("data.workers=0",))
-    run_ranks(1, lambda comm: embed(job, comm, "fp16"))
-    chosen = search_job(str(trained), VIT, ())
-    index = open_features(SearchModel(chosen), tmp_path / "features", chosen)
+    samples = [(key, {"png": png(number), "txt": b"a"}) for key, number in (("a", 1), ("b", 2), ("a", 3))]
+    index = index_of_features(trained, embedded(trained, tmp_path, **{"0": samples}))
     names = [f"{tmp_path}/0.tar/{name}" for name in ("a", "b", "a (row 2)")]
     assert (index.names, len(index)) == (names, 3)
     for name, number in zip(names, (1, 2, 3), strict=True):
         assert index.folder.decoded(name).tobytes() == digit(number).convert("RGB").tobytes()
 
 
-def test_features_of_other_weights_are_refused(trained: Path, shards: Path, tmp_path: Path) -> None:
+def test_features_that_do_not_fit_are_refused(
+    trained: Path, shards: Path, tmp_path: Path, capsys: Capture
+) -> None:
     other = tmp_path / "other.pt"
     other.write_bytes(trained.read_bytes())
-    job = search_job(str(other), VIT, ())
-    with pytest.raises(InputError, match=r"0.parquet holds features by tiny-vit.json with weights.pt"):
-        open_features(SearchModel(job), shards / "features", job)
-    with pytest.raises(InputError, match="no features of a picture are there"):
-        open_features(SearchModel(job), tmp_path, job)
-
-
-def test_pictures_and_features_exclude_each_other(trained: Path, shards: Path, capsys: Capture) -> None:
-    both = ["--images", str(shards), "--features", str(shards / "features")]
-    for words in ([], both):
-        assert main(["search", str(trained), "--model", VIT, *words]) == 2
-        assert "give either --images" in capsys.readouterr().err
+    features = ["--features", str(shards / "features")]
+    for weights_file, words, said in (
+        (other, features, "0.parquet holds features by tiny-vit.json with weights.pt"),
+        (trained, ["--features", str(tmp_path)], "no features of a picture are there"),
+        (trained, [], "give either --images"),
+        (trained, ["--images", str(shards), *features], "give either --images"),
+    ):
+        assert main(["search", str(weights_file), "--model", VIT, *words, "--once", "a"]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())

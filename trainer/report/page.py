@@ -36,8 +36,7 @@ def write_report(run_folder: Path, output: Path | None = None, reload_s: float |
     With `reload_s`, a browser loads it again every so many seconds. Raises InputError if the run cannot be
     read or the page cannot be written.
     """
-    path = output if output is not None else run_folder / REPORT_FILE
-    return write_page(path, page(read_run(run_folder), reload_s))
+    return write_page(output or run_folder / REPORT_FILE, page(read_run(run_folder), reload_s))
 
 
 def write_page(path: Path, text: str) -> Path:

@@ -26,7 +26,7 @@ from trainer.telemetry.goodput import CAUSES, GenerationTimes, Goodput, by_gener
 from trainer.text.wording import many
 
 USEFUL = "useful"
-_COLORS = {
+CAUSE_COLORS = {
     USEFUL: 2,
     "start": 1,
     "data": 7,
@@ -118,9 +118,9 @@ def _text(value: object) -> str:
 
 
 def _parts(times: Goodput) -> dict[str, float]:
-    """Returns seconds by part of the time, useful first; those of _COLORS and in their order."""
+    """Returns seconds by part of the time, useful first; those of CAUSE_COLORS and in their order."""
     seconds = {USEFUL: times.useful_s, **times.lost_s}
-    return {name: seconds.get(name, 0.0) for name in _COLORS}
+    return {name: seconds.get(name, 0.0) for name in CAUSE_COLORS}
 
 
 def _bar(whole: Goodput) -> Chart:
@@ -130,7 +130,7 @@ def _bar(whole: Goodput) -> Chart:
     ends = list(accumulate(parts.values()))
     starts = [end - seconds for end, seconds in zip(ends, parts.values(), strict=True)]
     svg = "".join(
-        f'<path class="area c{_COLORS[name]}" d="M{width(x, start):g} 0H{width(x, end):g}V{HEIGHT}'
+        f'<path class="area c{CAUSE_COLORS[name]}" d="M{width(x, start):g} 0H{width(x, end):g}V{HEIGHT}'
         f'H{width(x, start):g}Z"/>'
         for name, start, end in zip(parts, starts, ends, strict=True)
     )
@@ -142,7 +142,7 @@ def _bar(whole: Goodput) -> Chart:
         svg=svg,
         x_labels=[Label(100 * share, f"{share:.0%}") for share in (0, 0.25, 0.5, 0.75, 1)],
         y_labels=[],
-        legend=[(f"{name} {text}", _COLORS[name]) for name, text in zip(parts, texts, strict=True)],
+        legend=[(f"{name} {text}", CAUSE_COLORS[name]) for name, text in zip(parts, texts, strict=True)],
         hover=json.dumps(
             {
                 "x": middles,
@@ -166,7 +166,7 @@ def _columns(all_times: Sequence[GenerationTimes], times: Sequence[Goodput]) -> 
     )
     return stacked_chart(
         "Time by cause, for each start and generation",
-        list(_COLORS.items()),
+        list(CAUSE_COLORS.items()),
         columns,
         x,
         span,

@@ -54,7 +54,7 @@ def read(run_folder: Path) -> list[dict[str, Any]]:
         events = [line if _STEPS in line else _event(line) for line in read_lines(path)]
     except OSError:
         return []
-    begins = {event.get("from_step") for event in events if isinstance(event, dict)}
+    begins = {at for its in events if isinstance(its, dict) and isinstance(at := its.get("from_step"), int)}
     found: list[dict[str, Any]] = []
     waiting: list[bytes] = []
     for event in (*events, {"event": "begin"}):
@@ -62,8 +62,7 @@ def read(run_folder: Path) -> list[dict[str, Any]]:
             waiting.append(event)
         elif event is not None:
             if event["event"] in ("begin", "restart", "end"):
-                found += _merged(waiting, {step for step in begins if isinstance(step, int)})
-                waiting = []
+                found, waiting = found + _merged(waiting, begins), []
             found.append(event)
     return found[:-1]
 
