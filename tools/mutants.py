@@ -343,6 +343,7 @@ def main() -> int:
     try:
         os.chdir(copy)
         os.environ.update(PYTHONPATH=copy, PYTHONDONTWRITEBYTECODE="1")
+        os.environ["OMP_NUM_THREADS"] = "1"  # a fork has no threads of its parent, and would wait for them
         sys.path.insert(0, copy)
         if status := pytest.main([*options, *(args.tests or tests_of(args.room))], plugins=[judge]):
             return int(status)
