@@ -146,12 +146,7 @@ def test_what_carries_horovods_cpu_tensors_decides_what_connects_its_ranks(
     ],
 )
 def test_a_program_that_a_start_needs_is_named_with_the_way_to_get_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    launcher: str,
-    program: str,
-    script: str,
-    expected: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, program: str, script: str, expected: str
 ) -> None:
     """Of an interpreter with nothing beside it, and nothing on PATH but that folder."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))

@@ -105,11 +105,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "mirrored": {"mirrors": {"preset": "tuna", "registry": "mirror.example/hub"}},
     "arm64": {"stack": {"archs": ("9.0", "10.0")}, "platform": "linux/arm64"},
-    "plugins": {
-        "plugins": ("aws-ofi-nccl",),
-        "apt_packages": ("numactl",),
-        "site": {"sources": "/sources"},
-    },
+    "plugins": {"plugins": ("aws-ofi-nccl",), "apt_packages": ("numactl",), "site": {"sources": "/sources"}},
     "newer-nccl": {"stack": {"torch": "2.13.0", "nccl": "2.32.3"}, "site": {"pip_conf": "pip.conf"}},
     "older": {"stack": {"torch": "2.6.0"}, "base": "debian:13", "run": ("ldconfig",)},
     "own-torch": {
@@ -241,12 +237,7 @@ def test_hadolint_refuses_what_no_golden_may_have() -> None:
         ({"mirrors": {"pip": "index.example"}}, "not an address"),
         *(
             ({"mirrors": {"registry": name}}, "not a registry")
-            for name in (
-                "mirror",
-                "https://a.example",
-                "a.example/x:1",
-                "a.example/$(id)",
-            )
+            for name in ("mirror", "https://a.example", "a.example/x:1", "a.example/$(id)")
         ),
         ({"mirrors": {"registry": "a.example/\nRUN id"}}, "pattern"),
         ({"site": 0}, "valid dictionary"),

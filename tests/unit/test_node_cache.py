@@ -75,10 +75,7 @@ def test_kernels_are_kept_there_unless_the_environment_says_where(
     env: dict[str, str] = {}
     folder = own(tmp_path) / "kernels"
     assert keep_kernels(env) == str(folder)
-    kept = {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-    }
+    kept = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
     assert env == kept
     given = {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}
     assert keep_kernels(given) == "/elsewhere"

@@ -82,11 +82,7 @@ SLOW = timing(1 << 24, 0.1)
 @pytest.mark.parametrize(
     ("changed", "expected", "blamed"),
     [
-        (
-            {"wrong": ("all_reduce: 3 values",)},
-            "error collectives: rank 3 on n3: all_reduce: 3 values",
-            True,
-        ),
+        ({"wrong": ("all_reduce: 3 values",)}, "error collectives: rank 3 on n3: all_reduce: 3 values", True),
         ({"shm_bytes": 64 << 20}, "warning shared memory: n3: 64 MiB of /dev/shm are free", False),
         (
             {"open_files": 256},

@@ -122,10 +122,7 @@ def test_a_kernel_that_knows_no_nodes_binds_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "file"),
     [
-        (
-            "4:cpuset,cpu:/slurm/job_7\n1:memory:/other",
-            "cpuset/slurm/job_7/cpuset.effective_cpus",
-        ),
+        ("4:cpuset,cpu:/slurm/job_7\n1:memory:/other", "cpuset/slurm/job_7/cpuset.effective_cpus"),
         ("0::/kubepods/pod/inner", "kubepods/cpuset.cpus.effective"),  # the inner ones have no such file
     ],
 )
