@@ -209,9 +209,11 @@ def starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., i
     """Starts a job in whose place a function runs; returns the exit code of the start."""
 
     def start(runs: Callable[[Start], int], recovery: int = 0, **options: Any) -> int:
-        monkeypatch.setattr(
-            local, "supervise", lambda *given, **_: runs(Start(*given[:3], given[3], given[7]))
-        )
+        def supervise(*given: Any, **_: Any) -> int:
+            command, env, exits, request_stop, *_others = given
+            return runs(Start(command, env, exits, request_stop, given[7]))
+
+        monkeypatch.setattr(local, "supervise", supervise)
         spares = 1 if options.get("hosts") else 0
         job = tiny_job(recovery={"max_restarts": recovery, "spare_nodes": spares})
         where = {"nproc": 1, "hosts": None, "folder": tmp_path, **options}

@@ -28,36 +28,27 @@ REQUIRES = (
 )
 
 
-def test_a_row_that_says_what_the_wheel_says_has_no_difference() -> None:
-    assert list(compare(ROW, Release("2.14.1", ("3.10", "3.14"), "2.28", REQUIRES))) == []
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
+        ("", "", None),
         ("2.30.7", "2.31.2", "nccl is 2.30.7 in the table, 2.31.2 in the wheel"),
         ("==13.0.3", "==13.2.2", "cuda is 13.0 in the table, 13.2 in the wheel"),
         ("~=3.8.0", "~=3.9.0", "triton is 3.8.0"),
         ("9.24.0.43", "9.26.0.51", "cudnn is 9.24.0.43"),
         (">=77.0.3", "<82", "setuptools is >=77.0.3"),
+        ("2.28", "2.34", "glibc is 2.28 in the table, 2.34 in the wheel"),
+        ("3.10", "3.11", "python is 3.10 to 3.14 in the table, 3.11 to 3.14 in the wheel"),
     ],
 )
-def test_a_difference_names_both_sides(old: str, new: str, said: str) -> None:
-    changed = tuple(text.replace(old, new) for text in REQUIRES)
-    found = list(compare(ROW, Release("2.14.1", ("3.10", "3.14"), "2.28", changed)))
-    assert len(found) == 1
-    assert said in found[0]
+def test_a_difference_names_both_sides(old: str, new: str, said: str | None) -> None:
+    def changed(text: str) -> str:
+        return text.replace(old, new) if old else text
 
-
-def test_a_wheel_that_needs_another_glibc_is_a_difference() -> None:
-    found = list(compare(ROW, Release("2.14.1", ("3.10", "3.14"), "2.34", REQUIRES)))
-    assert found == ["torch 2.14.1: glibc is 2.28 in the table, 2.34 in the wheel"]
-
-
-def test_a_python_that_lost_its_wheels_is_a_difference() -> None:
-    assert list(compare(ROW, Release("2.14.1", ("3.11", "3.14"), "2.28", REQUIRES))) == [
-        "torch 2.14.1: python is 3.10 to 3.14 in the table, 3.11 to 3.14 in the wheel"
-    ]
+    release = Release("2.14.1", (changed("3.10"), "3.14"), changed("2.28"), tuple(map(changed, REQUIRES)))
+    found = list(compare(ROW, release))
+    assert len(found) == (said is not None)
+    assert all(text.startswith("torch 2.14.1: ") and str(said) in text for text in found)
 
 
 def test_the_parenthesised_form_of_old_wheels_is_read() -> None:
@@ -173,13 +164,8 @@ def test_the_table_is_held_against_an_index(
         shutil.rmtree(tmp_path / "torchvision")
         _publish(tmp_path, "torchvision", "0.29.2", ("cp310",), ["torch==2.14.0"])
         shutil.rmtree(tmp_path / "torch")
-        _publish(
-            tmp_path,
-            "torch",
-            "2.14.1",
-            ("cp310", "cp314"),
-            [text.replace("2.30.7", "2.31.0") for text in REQUIRES],
-        )
+        newer = [text.replace("2.30.7", "2.31.0") for text in REQUIRES]
+        _publish(tmp_path, "torch", "2.14.1", ("cp310", "cp314"), newer)
         assert _checked(monkeypatch, address) == 1
         assert capsys.readouterr().out.splitlines() == [
             "torch 2.14.1: nccl is 2.30.7 in the table, 2.31.0 in the wheel",

@@ -150,6 +150,11 @@ def test_nothing_is_found_where_all_is_well(every: dict[str, Any]) -> None:
     assert texts(readings(every=every)) == []
 
 
+def test_an_open_clip_that_was_not_tried_is_named_once() -> None:
+    (text,) = texts(readings(every={"open_clip": "4.0.1"}))
+    assert "open_clip_torch 4.0.1 is none of the releases" in text
+
+
 def test_nodes_that_all_fell_back_to_tcp_are_named_with_the_devices_that_they_have() -> None:
     devices = [f"mlx5_{number} 400 Gb/s" for number in range(8)]
     (text,) = texts(readings(every={"rdma": rdma(*devices)}))

@@ -297,7 +297,7 @@ def test_logs_come_in_the_order_of_time_with_their_rank(run: Path, capsys: Captu
 
 def _follow(run: Path, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], object]) -> int:
     """Follows the logs of a run to which this happens while the command sleeps; then it has ended."""
-    left = [*happens, lambda: (run / "result.json").write_text("{}")]
+    left: list[Callable[[], object]] = [*happens, lambda: (run / "result.json").write_text("{}")]
     monkeypatch.setattr("time.sleep", lambda _: left.pop(0)())
     return main(["logs", "-f", str(run)])
 
