@@ -10,13 +10,13 @@ import pytest
 
 from tests.support.kubernetes_jobs import FABRIC_KEYS, FABRIC_STACKS, kubernetes_job, objects_of
 from trainer.cli.main import main
-from trainer.config.fabrics import FABRICS, NcclRange
+from trainer.config import fabrics
 from trainer.config.loader import dump_job
 from trainer.errors import InputError
 from trainer.image.dockerfile import dockerfile
 from trainer.launch.kubernetes.manifest import manifest
 
-ONLY_2_28 = NcclRange("2.28", "2.28", "a reason", "a source")
+ONLY_2_28 = fabrics.NcclRange("2.28", "2.28", "a reason", "a source")
 Capture = pytest.CaptureFixture[str]
 
 
@@ -44,15 +44,15 @@ Render = Callable[..., tuple[int, str, str]]
 
 
 def test_a_job_may_name_the_rows_of_the_table() -> None:
-    assert [fabric_job(name).resources.fabric for name in FABRICS] == list(FABRICS)
-    assert set(FABRIC_KEYS) == set(FABRICS)
+    assert [fabric_job(name).resources.fabric for name in fabrics.FABRICS] == list(fabrics.FABRICS)
+    assert set(FABRIC_KEYS) == set(fabrics.FABRICS)
 
 
-@pytest.mark.parametrize("name", FABRICS)
+@pytest.mark.parametrize("name", fabrics.FABRICS)
 def test_each_line_has_its_reason_and_source(name: str, capsys: Capture) -> None:
     assert main(["fabrics", "explain", name]) == 0
     text = capsys.readouterr().out
-    for _, lines in FABRICS[name].sections:
+    for _, lines in fabrics.FABRICS[name].sections:
         for line in lines:
             assert line.why
             assert line.source
@@ -61,7 +61,7 @@ def test_each_line_has_its_reason_and_source(name: str, capsys: Capture) -> None
 
 def test_the_list_names_every_fabric(capsys: Capture) -> None:
     assert main(["fabrics"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["fabric", *FABRICS]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["fabric", *fabrics.FABRICS]
 
 
 def test_an_unknown_fabric_is_bad_input(capsys: Capture) -> None:
@@ -87,7 +87,7 @@ def test_every_text_of_a_stack_that_does_not_fit_is_refused(
     door: str, render: Render, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But the nodes' own Python is not compared with the stack."""
-    monkeypatch.setitem(FABRICS, "ib", replace(FABRICS["ib"], nccl=ONLY_2_28))
+    monkeypatch.setitem(fabrics.FABRICS, "ib", replace(fabrics.FABRICS["ib"], nccl=ONLY_2_28))
     job = fabric_job("ib", slurm={"container": "pyxis"})
     code, _, said = render(door, job)
     assert code == 2
@@ -177,7 +177,7 @@ def test_pods_without_the_networks_adapters_are_named(
 def test_ranges_compare_as_many_parts_as_they_have(
     oldest: str, newest: str, version: str, fits: bool
 ) -> None:
-    assert NcclRange(oldest, newest, "", "").fits(version) is fits
+    assert fabrics.NcclRange(oldest, newest, "", "").fits(version) is fits
 
 
 MULTUS = {"worker_annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0"}}
@@ -218,7 +218,7 @@ def test_the_images_own_library_path_has_the_folder_of_a_nodes_plugin() -> None:
     """The pod must not replace the variable: a base's own folders would be lost."""
     job = fabric_job("tcpxo", kubernetes={"kind": "job", **FABRIC_KEYS["tcpxo"]})
     assert "LD_LIBRARY_PATH" not in variables_of(job)
-    [folder] = [line.value for line in FABRICS["tcpxo"].folders if "nvidia" in line.value]
+    [folder] = [line.value for line in fabrics.FABRICS["tcpxo"].folders if "nvidia" in line.value]
     assert f"ENV LD_LIBRARY_PATH=${{LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}}{folder}\n" in dockerfile(job)
 
 
@@ -247,7 +247,7 @@ def lines_of_network(name: str, kind: str) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", ["trainjob", "mpijob"])
-@pytest.mark.parametrize("name", FABRICS)
+@pytest.mark.parametrize("name", fabrics.FABRICS)
 def test_a_network_adds_the_same_to_each_kind_as_to_the_job_that_is_a_golden(name: str, kind: str) -> None:
     assert lines_of_network(name, kind) == lines_of_network(name, "job")
     assert (name == "ethernet") or len(lines_of_network(name, kind)) > 4

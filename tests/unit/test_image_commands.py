@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.jobs import tiny_job
+from tests.support.pages import ROOT
 from tests.support.refusals import refusal
 from trainer.config.image import Site
 from trainer.config.stack_table import table
@@ -23,7 +24,6 @@ from trainer.image import build, builders, daemon, sbom, verify, wheelhouse
 from trainer.image.build_errors import likely_cause
 from trainer.image.builder import Stored
 from trainer.image.pins import pins
-from trainer.sysinfo.template_folder import FOLDER
 
 
 def test_a_name_with_a_digest_is_not_pushed() -> None:
@@ -198,14 +198,14 @@ def test_the_pins_of_a_stack_are_those_of_both_lock_files() -> None:
 
 
 def test_the_script_builds_the_table_s_horovod() -> None:
-    script = (FOLDER / "docker/build-horovod.sh").read_text()
+    script = (ROOT / "docker/build-horovod.sh").read_text()
     assert f"\nreadonly version={table().horovod}\n" in script
     assert table().horovod_sha256 in script
 
 
 def test_the_list_of_packages_has_four_columns_and_a_fixed_order() -> None:
     words = [sys.executable, "-P", "-m", "trainer.image.sbom"]
-    said = subprocess.run(words, cwd=FOLDER, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     rows = [line.split("\t") for line in said.splitlines()]
     assert rows == sorted(rows, key=lambda row: (row[0], row[1].lower(), row[2]))
     assert {len(row) for row in rows} == {4}
@@ -236,7 +236,7 @@ def test_packages_of_a_job_keep_installed_versions_and_bring_no_second_nccl(tmp_
         "Name: nvidia-nccl_cu12\nVersion: 2.21.5\n"
     )
     script = f"import sys; sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if 'packages' not in p)]"
-    code = f"{script}; exec(open({str(FOLDER / 'docker/constraints.py')!r}).read())"
+    code = f"{script}; exec(open({str(ROOT / 'docker/constraints.py')!r}).read())"
     printed = subprocess.run(
         [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True
     ).stdout

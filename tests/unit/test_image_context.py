@@ -16,9 +16,8 @@ from tests.support.jobs import tiny_job
 from trainer.config import Job
 from trainer.config.loader import dump_job, job_from_table, resolve_paths
 from trainer.errors import InputError
+from trainer.image import build, source
 from trainer.image import context as contexts
-from trainer.image import source
-from trainer.image.build import build
 from trainer.image.build_errors import likely_cause
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"
@@ -180,7 +179,7 @@ def test_a_site_s_files_that_are_missing_or_wrong_are_named(
 @pytest.mark.parametrize("secret", ["pip_conf", "apt_auth"])
 def test_a_file_with_passwords_that_is_missing_is_named_before_anything_is_built(secret: str) -> None:
     with pytest.raises(InputError, match=rf"image\.site\.{secret}: the file none does not exist"):
-        build(job_with({secret: "none"}))
+        build.build(job_with({secret: "none"}))
 
 
 def _files(root: Path) -> dict[Path, tuple[int, bytes]]:
@@ -207,7 +206,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 
 def test_an_image_without_a_name_is_not_built() -> None:
     with pytest.raises(InputError, match=r"image\.tag: missing"):
-        build(tiny_job())
+        build.build(tiny_job())
 
 
 def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:

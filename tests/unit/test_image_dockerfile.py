@@ -244,35 +244,28 @@ def test_what_cannot_be_said_in_a_dockerfile_is_refused(image: dict[str, Any], m
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("key", "values"),
     [
-        "localhost/x",
-        "ours:5000/x/y_z/a__b/c--d:T_1",
-        "[::1]:5000/x",
-        "127.0.0.1:65535/a.b",
-        128 * "x" + ":1",
-        "x@sha256:" + 64 * "0",
+        (
+            "tag",
+            (
+                *("localhost/x", "ours:5000/x/y_z/a__b/c--d:T_1", "[::1]:5000/x", "127.0.0.1:65535/a.b"),
+                *(128 * "x" + ":1", "x@sha256:" + 64 * "0"),
+            ),
+        ),
+        (  # addresses without a password
+            "pip_packages",
+            (
+                *(("git+https://host.example/x.git@v1",), ("git+ssh://git@host.example:22/x",)),
+                ("x @ https://host.example:8443/x@1.whl",),
+            ),
+        ),
+        ("mirrors", ({"pip": "https://index.example/_packaging/feed@Release/pypi/simple/"},)),
     ],
 )
-def test_every_name_that_docker_takes_is_taken(name: str) -> None:
-    assert image_job(tag=name).image.tag == name
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "git+https://host.example/x.git@v1",
-        "git+ssh://git@host.example:22/x",
-        "x @ https://host.example:8443/x@1.whl",
-    ],
-)
-def test_an_address_without_a_password_is_a_requirement(text: str) -> None:
-    assert image_job(pip_packages=(text,)).image.pip_packages == (text,)
-
-
-def test_an_index_may_have_an_at_in_its_path() -> None:
-    address = "https://index.example/_packaging/feed@Release/pypi/simple/"
-    assert image_job(mirrors={"pip": address}).image.mirrors.pip == address
+def test_what_docker_and_pip_take_is_taken(key: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        assert image_job(**{key: value})
 
 
 def test_apptainer_needs_the_image_s_name() -> None:

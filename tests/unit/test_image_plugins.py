@@ -10,17 +10,15 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from tests.support.kubernetes_jobs import FABRIC_KEYS, kubernetes_job
+from tests.support.pages import ROOT
 from tests.support.range_server import serving
 from trainer.cli.main import main
-from trainer.config import image_plugins
-from trainer.config.fabrics import FABRICS
+from trainer.config import fabrics, image_plugins
 from trainer.config.stack_table import table
 from trainer.errors import InputError
-from trainer.image.compatibility import check_stack
 from trainer.image.context import context
 from trainer.image.dockerfile import dockerfile
 from trainer.launch import fabric
-from trainer.sysinfo.template_folder import FOLDER
 
 OWN_BASE = {"base": "registry.example/nvidia/pytorch:1", "os": "ubuntu-24.04"}
 
@@ -37,10 +35,10 @@ def test_the_key_takes_the_rows_of_the_table() -> None:
 
 @pytest.mark.parametrize("row", image_plugins.PLUGINS.values(), ids=lambda row: row.name)
 def test_each_row_says_why_and_can_be_built(row: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert row.fabric in FABRICS
+    assert row.fabric in fabrics.FABRICS
     assert (row.origin == "node") == (not row.script)
     assert (row.origin == "archive") == (row.archive is not None)
-    assert not row.script or (FOLDER / "docker" / "plugins" / row.script).is_file()
+    assert not row.script or (ROOT / "docker" / "plugins" / row.script).is_file()
     assert set(row.systems) <= set(table().systems)
     assert main(["fabrics", "explain", row.fabric]) == 0
     said = capsys.readouterr().out
@@ -79,7 +77,7 @@ def test_an_nccl_that_the_plugin_does_not_know_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"aws-ofi-nccl needs NCCL 2\.17\.1 or newer, but the image has 2\.16"
     ):
-        check_stack(job)
+        dockerfile(job)
 
 
 def test_archives_of_the_site_go_along_and_a_missing_one_is_named(tmp_path: Path) -> None:
@@ -96,7 +94,7 @@ def test_archives_of_the_site_go_along_and_a_missing_one_is_named(tmp_path: Path
 
 
 def fetch(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(FOLDER / "docker" / "fetch.py"), *arguments]
+    command = [sys.executable, str(ROOT / "docker" / "fetch.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -117,7 +115,7 @@ def test_a_download_is_held_to_its_hash(tmp_path: Path) -> None:
 
 
 def test_a_base_without_sharp_fails_the_build_in_words(tmp_path: Path) -> None:
-    script = FOLDER / "docker" / "plugins" / "nccl-rdma-sharp.sh"
+    script = ROOT / "docker" / "plugins" / "nccl-rdma-sharp.sh"
     environment = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": f"/none:{tmp_path}"}
     without = subprocess.run(["sh", str(script)], capture_output=True, text=True, env=environment)
     assert without.returncode == 1

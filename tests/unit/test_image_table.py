@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import ROOT
 from tests.support.range_server import serving
 from tools import check_table
 from tools.check_table import compare, compare_arm64, compare_horovod
 from tools.wheel_index import Release
-from trainer.config.stack_table import MACHINES, StackRow, table
+from trainer.config.stack_table import table
 from trainer.image.pins import pins
-from trainer.sysinfo.template_folder import FOLDER
 
 ROW = table().row("2.14.1")
 REQUIRES = (
@@ -52,7 +52,7 @@ def test_a_difference_names_both_sides(old: str, new: str, said: str | None) -> 
 
 
 def test_the_parenthesised_form_of_old_wheels_is_read() -> None:
-    old: StackRow = table().row("2.6.0")
+    old = table().row("2.6.0")
     requires = (
         'setuptools ; python_version >= "3.12"',
         'nvidia-cuda-runtime-cu12 (==12.4.127) ; platform_system == "Linux"',
@@ -68,14 +68,14 @@ def test_each_cuda_whose_compiler_comes_from_the_package_index_has_its_pins() ->
     from_index = {row.cuda for row in known.rows if "pypi" in known.cuda[row.cuda].nvcc}
     assert from_index
     for cuda in from_index:
-        lock = (FOLDER / "docker" / f"requirements-cuda-{cuda}.txt").read_text()
+        lock = (ROOT / "docker" / f"requirements-cuda-{cuda}.txt").read_text()
         assert f"nvidia-cuda-nvcc=={cuda}." in lock
 
 
 def test_each_newer_nccl_has_its_pins_and_takes_the_place_of_older_ones_of_its_cuda() -> None:
     known = table()
     for version, release in known.nccl.items():
-        lock = (FOLDER / "docker" / f"requirements-nccl-{version}.txt").read_text()
+        lock = (ROOT / "docker" / f"requirements-nccl-{version}.txt").read_text()
         assert lock.startswith(f"nvidia-nccl-cu{release.cuda_major}=={version} ")
     [newest] = known.nccl
     row = known.stack("2.13.0", newest)
@@ -96,7 +96,7 @@ def test_torch_asks_for_the_nccl_that_takes_the_place_of_its_own(tmp_path: Path)
     pip.parent.mkdir()
     pip.write_text(f'#!/bin/sh\necho "$*" >{tmp_path}/asked\n')
     pip.chmod(0o755)
-    command = ["sh", str(FOLDER / "docker" / "nccl.sh"), str(tmp_path), "/docker/nccl.txt"]
+    command = ["sh", str(ROOT / "docker" / "nccl.sh"), str(tmp_path), "/docker/nccl.txt"]
     subprocess.run([*command, "nvidia-nccl-cu13", "2.32.3"], check=True)
     assert "--no-deps --require-hashes --requirement /docker/nccl.txt" in (tmp_path / "asked").read_text()
     text = metadata.read_text()
@@ -115,7 +115,7 @@ def _publish(
     name = package.replace("-", "_")
     metadata = "".join(f"Requires-Dist: {text}\n" for text in requires)
     with (folder / "index.html").open("a") as page:
-        for python, machine in product(pythons, MACHINES.values()):
+        for python, machine in product(pythons, ("x86_64", "aarch64")):
             wheel = f"{name}-{version}-{python}-{python}-manylinux_2_28_{machine}.whl"
             with zipfile.ZipFile(folder / wheel, "w") as archive:
                 archive.writestr(

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.resources import Resources
+from tests.support.jobs import tiny_job
 from trainer.errors import MachineError
 from trainer.preflight import host_probe, network_probe
 from trainer.preflight.check import PreflightReport, check_again, has_passed
@@ -293,7 +293,7 @@ def test_rates_of_a_gpu_without_a_row_are_told_as_a_job_takes_them(name: str, to
     given = "gpu_rates = { memory_gib = 24.0, tflops = 71, bandwidth_gb_s = 866 }"
     assert "GPU products   at least 71 TFLOP/s in bf16 (rank 0 on n0)" in text
     assert (given in text) == told
-    assert Resources.model_validate(tomllib.loads(given)).known_gpu is not None
+    assert tiny_job(resources=tomllib.loads(given)).resources.known_gpu is not None
 
 
 def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:
