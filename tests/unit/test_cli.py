@@ -14,7 +14,7 @@ import pytest
 
 from trainer.cli.main import cli, main
 from trainer.data.shard_files import write_shard
-from trainer.presets.files import preset_names, preset_text, schema_line
+from trainer.presets import files as presets
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,11 +57,11 @@ def files() -> list[str]:
     return sorted(str(path) for path in Path().rglob("*"))
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", presets.preset_names())
 def test_init_writes_the_preset_and_says_what_is_next(name: str, capsys: Capture) -> None:
     assert main(["init", "--preset", name, "my.toml"]) == 0
-    own_name = preset_text(name).replace("job.toml", "my.toml").replace("cc3m.toml", "my.toml")
-    assert Path("my.toml").read_text() == schema_line() + own_name
+    own_name = presets.preset_text(name).replace("job.toml", "my.toml").replace("cc3m.toml", "my.toml")
+    assert Path("my.toml").read_text() == presets.schema_line() + own_name
     assert capsys.readouterr() == ("", "wrote my.toml; next: clipship check my.toml\n")
 
 
@@ -71,7 +71,7 @@ def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
     assert Path("job.toml").read_text() == "mine"
     assert "--force" in capsys.readouterr().err
     assert main(["init", "--preset", "laptop", "--force"]) == 0
-    assert Path("job.toml").read_text() == schema_line() + preset_text("laptop")
+    assert Path("job.toml").read_text() == presets.schema_line() + presets.preset_text("laptop")
     assert files() == ["job.toml"]
 
 
@@ -410,7 +410,7 @@ def test_the_laptop_preset_passes_its_check_as_it_is(capsys: Capture) -> None:
 
 def test_init_lists_presets_on_stdout_and_makes_the_folders_of_a_job_file(capsys: Capture) -> None:
     assert main(["init", "--list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == preset_names()
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == presets.preset_names()
     assert main(["init", "--preset", "laptop", "sub/dir/job.toml"]) == 0
     assert Path("sub/dir/job.toml").is_file()
 

@@ -21,8 +21,8 @@ from trainer.errors import InputError
 from trainer.launch import local
 from trainer.launch.hosts import parse_hosts
 from trainer.launch.start_again import wait_for_hosts
+from trainer.run import generations
 from trainer.run.exit_record import ExitRecord, record_exit
-from trainer.run.generations import GenerationClaim, claim
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.variables import OF_A_START
 
@@ -306,8 +306,8 @@ def test_a_request_to_stop_reaches_the_coordinator_that_took_anothers_place(
 
     def supervise(start: Start) -> int:
         assert start.request_stop(15) is False, "nobody has taken its place"
-        claim(tmp_path, GenerationClaim("another start", 3, 1, "n", "n9", 1))
-        claim(tmp_path, GenerationClaim(start.name, 2, 1, "n", "n1", 4711))
+        generations.claim(tmp_path, generations.GenerationClaim("another start", 3, 1, "n", "n9", 1))
+        generations.claim(tmp_path, generations.GenerationClaim(start.name, 2, 1, "n", "n1", 4711))
         assert start.request_stop(15) is True
         return 75
 

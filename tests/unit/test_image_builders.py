@@ -20,8 +20,7 @@ from trainer.config import builders as abilities
 from trainer.config import image_name
 from trainer.config.loader import dump_job
 from trainer.errors import ClusterError, InputError
-from trainer.image import build, builders
-from trainer.image.source import revision
+from trainer.image import build, builders, source
 
 ID = "a" * 64
 IMAGE = f'[{{"Id": "{ID}", "Config": {{}}, "Size": 7}}]'
@@ -60,15 +59,20 @@ def test_every_builder_that_a_job_may_name_has_a_row() -> None:
 @pytest.mark.parametrize("name", ["auto", "classic", "buildkit", "podman", "buildah"])
 def test_the_printed_command_is_the_builder_s_own(name: str) -> None:
     first = {"podman": ["podman", "build"], "buildah": ["buildah", "build", "--layers", "--force-rm"]}
-    label = [f"--label=org.opencontainers.image.revision={revision()}"]
+    label = [f"--label=org.opencontainers.image.revision={source.revision()}"]
     assert build.build_command(tiny_job(image={"tag": "x:1", "builder": name}), Path("/a b")) == [
         *first.get(name, ["docker", "build"]),
         "--platform=linux/amd64",
         "--tag=x:1",
-        f"--build-arg=REVISION={revision()}",
+        f"--build-arg=REVISION={source.revision()}",
         *(label if name in first else []),
         "/a b",
     ]
+
+
+def test_the_printed_command_of_an_image_without_a_name_has_no_tag() -> None:
+    words = build.build_command(tiny_job(image={"builder": "podman"}), Path("x"))
+    assert [word for word in words if word.startswith("--tag")] == []
 
 
 def test_a_secret_goes_in_as_a_file_that_no_layer_keeps() -> None:

@@ -66,6 +66,7 @@ def test_every_row_names_a_known_cuda_and_sensible_bounds(row: Any) -> None:
         ),
         ("stack.torch=2.6.0 image.base=debian:13 image.toolkit=pypi", ['"pypi" has no nvcc']),
         ("stack.torch=base image.base=nvcr.io/nvidia/pytorch:25.09-py3", ["image.os", "ubuntu-24.04"]),
+        ("stack.torch=base image.base=ours/torch:1", ["set image.os to one of", "ubuntu-22.04"]),
         ("stack.torch=base image.base=debian:12-slim", ["debian:12-slim has no torch"]),
         (
             "stack.torch=base image.base=nvidia/cuda:13.0.2-devel-ubuntu24.04 image.os=ubuntu-24.04",

@@ -146,10 +146,12 @@ def test_a_wheelhouse_goes_along_with_what_its_links_lead_to_and_no_index_is_ask
     (tmp_path / "kept.whl").write_bytes(b"linked")
     link = tmp_path / "wheels/b-1-py3-none-any.whl"
     link.symlink_to(tmp_path / "kept.whl")
-    job = resolve_paths(job_with({"wheelhouse": "wheels"}), tmp_path)
+    (tmp_path / "ours.pem").write_text(CERTIFICATE)
+    job = resolve_paths(job_with({"wheelhouse": "wheels", "certificates": ("ours.pem",)}), tmp_path)
     entries = contexts.context(job)
     assert "site/wheelhouse/a-1-py3-none-any.whl" in entries
-    assert b"no-index = true" in bytes(entries["site/pip.conf"])
+    conf = bytes(entries["site/pip.conf"])
+    assert conf == b"[global]\ncert = /site/ca.pem\nno-index = true\nfind-links = /site/wheelhouse\n"
     contexts.write_folder(entries, tmp_path / "context")
     brought = tmp_path / "context/site/wheelhouse" / link.name
     assert not brought.is_symlink()

@@ -347,6 +347,45 @@ def test_status_has_the_last_word_of_any_pod_if_that_of_index_0_is_gone(
     assert "message     exit code 1: rank 1 ended the run\n" in told("status", "job.toml")[1]
 
 
+def test_status_of_an_mpijob_has_its_launcher_and_its_workers(cluster: StubCluster, told: Told) -> None:
+    ended = {"exitCode": 1, "message": "rank 3 ended the run"}
+    first, last = (
+        pod("l-0", containerStatuses=[{"state": {"terminated": ended}}]),
+        pod("l-1", phase="Running"),
+    )
+    for launcher in (first, last):
+        launcher["metadata"]["labels"] = {"training.kubeflow.org/job-role": "launcher"}
+    worker = pod("w-0", phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+    has(cluster, "mpijob", api_object("Created", "Running"), first, last, worker)
+    said = told("status", "job.toml")[1]
+    assert "launcher    l-1, running, number 2 of this job\n" in said
+    assert "message     exit code 1: rank 3 ended the run\n" in said
+    assert "workers     1 of 2 ready\n" in said
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (api_object(**STARTED), "is deleted; its ranks save and exit within 45 s (kubernetes.grace_s)"),
+        (api_object("Failed", **STARTED), "had ended; it is deleted, together with its pods' logs"),
+    ],
+    ids=["running", "ended"],
+)
+def test_cancel_deletes_the_job_with_what_kubectl_made_beside_it(
+    cluster: StubCluster, told: Told, found: dict[str, Any], said: str
+) -> None:
+    runs = pod("a")
+    runs["spec"]["terminationGracePeriodSeconds"] = 45
+    has(cluster, "job", found, runs)
+    cluster.says("get configmaps", config())
+    code, shown = told("cancel", "job.toml")
+    assert (code, f"Job team/first-run {said}" in shown) == (0, True), shown
+    changes = [each.asked for each in cluster.asked("patch configmaps", "delete jobs")]
+    assert changes == ["patch configmaps", "delete jobs"]
+    code, shown = told("cancel", "job.toml")
+    assert "Job team/first-run does not exist any more" in shown
+
+
 QUEUED = api_object("Suspended", metadata={"labels": LABELS | {"kueue.x-k8s.io/queue-name": "gpu-queue"}})
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.errors import MachineError
-from trainer.launch.local import start_ranks
+from trainer.launch import local
 from trainer.model.compile import keep_kernels
 from trainer.sysinfo import user_cache
 
@@ -71,7 +71,7 @@ def test_a_machine_without_a_folder_for_temporary_files_is_said_in_a_sentence(
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
     with pytest.raises(MachineError, match=r"no temporary folder can be made.*TMPDIR"):
-        start_ranks(["true"], tiny_job(), nproc=1, hosts=None)
+        local.start_ranks(["true"], tiny_job(), nproc=1, hosts=None)
 
 
 def test_kernels_are_kept_there_unless_the_environment_says_where(

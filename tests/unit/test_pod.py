@@ -23,9 +23,8 @@ import pytest
 from tests.support.jobs import tiny_job
 from tests.support.processes import ended_on_failure
 from trainer.config.loader import dump_job
-from trainer.launch.kubernetes.pod import launcher
+from trainer.launch.kubernetes.pod import launcher, rank
 from trainer.launch.kubernetes.pod.hosts import wait_for_all
-from trainer.launch.kubernetes.pod.rank import environment, read_environment
 from trainer.launch.kubernetes.pod.watch import Watch
 from trainer.launch.start_again import asked_after
 from trainer.run.exit_files import ExitFiles
@@ -54,7 +53,7 @@ def test_a_rank_has_its_pods_variables_and_what_mpirun_tells_it(key: Path) -> No
     pod = pod_of(key, PATH="/opt/clipship/bin", API_KEY="x", OMPI_COMM_WORLD_RANK="wrong", HOME="/root")
     told = {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
     again = {"CLIPSHIP_GENERATION": "3", "CLIPSHIP_STARTS_AGAIN": "always"}
-    found = environment(pod, {"PATH": "/usr/bin", "HOME": "/", "SSH_CLIENT": "x", **told, **again})
+    found = rank.environment(pod, {"PATH": "/usr/bin", "HOME": "/", "SSH_CLIENT": "x", **told, **again})
     own = {"PATH": "/opt/clipship/bin", "API_KEY": "x", "HOME": "/root", "SSH_CLIENT": "x", **told, **again}
     address = {"CLIPSHIP_SUPERVISORS": "127.0.0.1:29400"}
     assert {name: found[name] for name in (*own, *address)} == {**own, **address}
@@ -62,17 +61,17 @@ def test_a_rank_has_its_pods_variables_and_what_mpirun_tells_it(key: Path) -> No
 
 def test_values_of_several_lines_and_with_equal_signs_survive(tmp_path: Path) -> None:
     (tmp_path / "environ").write_bytes(b"A=1=2\0B=one\ntwo\0EMPTY=\0\xff=\xfe\0")
-    found = read_environment(tmp_path / "environ")
+    found = rank.read_environment(tmp_path / "environ")
     assert {name: found[name] for name in ("A", "B", "EMPTY")} == {"A": "1=2", "B": "one\ntwo", "EMPTY": ""}
 
 
 def test_all_pods_of_a_job_know_the_same_token_and_those_of_another_do_not(key: Path, tmp_path: Path) -> None:
-    token = environment(pod_of(key), {})["CLIPSHIP_TOKEN"]
+    token = rank.environment(pod_of(key), {})["CLIPSHIP_TOKEN"]
     assert len(token) == 64
-    assert environment(pod_of(key), {})["CLIPSHIP_TOKEN"] == token
+    assert rank.environment(pod_of(key), {})["CLIPSHIP_TOKEN"] == token
     other = tmp_path / "other"
     other.write_text("another key")
-    assert environment(pod_of(other), {})["CLIPSHIP_TOKEN"] != token
+    assert rank.environment(pod_of(other), {})["CLIPSHIP_TOKEN"] != token
 
 
 # What the launcher does
@@ -112,7 +111,7 @@ class Pods:
     def __init__(self, folder: Path, key: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.run, self._port = folder, folder / "runs" / "tiny", port
         self.pod = pod_of(key, CLIPSHIP_LAUNCHER_JOB="uid-1", PATH=f"{folder}/bin:/usr/bin:/bin")
-        rendezvous = Rendezvous.from_env(environment(self.pod, {}))
+        rendezvous = Rendezvous.from_env(rank.environment(self.pod, {}))
         assert rendezvous is not None
         self._start = rendezvous.start
         (folder / "bin").mkdir()

@@ -19,7 +19,7 @@ from tests.support.jobs import tiny_job
 from trainer.errors import EXIT_START_AGAIN
 from trainer.launch.kubernetes.pod import node
 from trainer.launch.kubernetes.pod.starts import open_start
-from trainer.launch.ranks.started_ranks import StartedRank, run_ranks
+from trainer.launch.ranks import started_ranks
 from trainer.run.exit_record import ExitRecord
 
 UID = "00000000-0000-0000-0000-00000000c11b"
@@ -74,7 +74,10 @@ def test_a_supervisor_that_starts_after_a_request_to_stop_hears_of_it(
     monkeypatch.setattr("subprocess.Popen", lambda command, **keys: popen(["sleep", "60"]))
 
     def run(
-        start_rank: Callable[..., StartedRank], *_others: object, asked: Callable[[], bool], **_keys: object
+        start_rank: Callable[..., started_ranks.StartedRank],
+        *_others: object,
+        asked: Callable[[], bool],
+        **_keys: object,
     ) -> int:
         assert asked()
         return start_rank(0, {}).process.wait()
@@ -96,10 +99,10 @@ def test_no_supervisor_is_started_again_once_the_ranks_were_asked_to_stop(
     ]
     started: list[int] = []
 
-    def start_rank(rank: int, _more: object) -> StartedRank:
+    def start_rank(rank: int, _more: object) -> started_ranks.StartedRank:
         started.append(rank)
-        return StartedRank(subprocess.Popen([sys.executable, "-c", programs[rank]]))
+        return started_ranks.StartedRank(subprocess.Popen([sys.executable, "-c", programs[rank]]))
 
-    assert run_ranks(start_rank, 2, (), "clipship", keep_going=True, asked=lambda: True) == 75
+    assert started_ranks.run_ranks(start_rank, 2, (), "clipship", keep_going=True, asked=lambda: True) == 75
     assert started == [0, 1]
     assert capsys.readouterr().err == "clipship: rank 0's supervisor ended by SIGTERM\n"
