@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.sysinfo.children import is_child, reap
+from trainer.sysinfo import children
 
 
 def ended(code: int) -> int:
@@ -19,14 +19,14 @@ def ended(code: int) -> int:
 
 def test_children_that_have_ended_are_reaped_with_their_codes() -> None:
     first, second = ended(3), ended(0)
-    assert reap(first) | reap(second) == {first: 3, second: 0}
-    assert not is_child(first)
+    assert children.reap(first) | children.reap(second) == {first: 3, second: 0}
+    assert not children.is_child(first)
 
 
 def test_one_of_others_is_left_to_those_who_wait_for_it() -> None:
     child = ended(4)
-    reap(but={child})
-    assert is_child(child)
+    children.reap(but={child})
+    assert children.is_child(child)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
 
 
@@ -43,13 +43,13 @@ def test_one_of_others_that_ends_meanwhile_is_left_to_them_too(monkeypatch: pyte
         return found
 
     monkeypatch.setattr(os, "waitid", look_and_end_own)
-    assert reap(but={own.pid}) == {orphan: 3}
+    assert children.reap(but={own.pid}) == {orphan: 3}
     assert own.wait() == -9
 
 
 def test_one_that_runs_is_not_waited_for() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        assert reap(process.pid) == {}
-        assert is_child(process.pid)
+        assert children.reap(process.pid) == {}
+        assert children.is_child(process.pid)
         process.kill()
-    assert reap(process.pid) == {}
+    assert children.reap(process.pid) == {}

@@ -31,23 +31,3 @@ def test_a_process_forks_unless_a_thread_would_be_lost(names: list[str], found: 
     program = PROGRAM.replace("NAMES", repr(names))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == f"{found}\n"
-
-
-@pytest.mark.parametrize("thread", [False, True])
-def test_the_server_of_loader_processes_is_a_fork_or_says_why_not(thread: bool) -> None:
-    program = f"""
-import logging, os, signal, sys, threading
-from pathlib import Path
-from trainer.data.processes import start_process_server
-logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
-if {thread}:
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-server = start_process_server()
-print("start_process_server" not in Path(f"/proc/{{server}}/cmdline").read_text())
-sys.stdout.flush()
-os.kill(server, signal.SIGKILL)
-os._exit(0)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ("a fork would lose 1 thread (python" in done.stdout) == thread, done.stdout
-    assert done.stdout.endswith(f"{thread}\n")

@@ -16,14 +16,11 @@ from click.testing import CliRunner
 from tests.support.jobs import tiny_job
 from tests.support.refusals import refusal
 from trainer.cli.main import cli
-from trainer.config.builders import ABILITIES, asked
-from trainer.config.image_name import bare_name, full_name, registry_host
+from trainer.config import builders as abilities
+from trainer.config import image_name
 from trainer.config.loader import dump_job
 from trainer.errors import ClusterError, InputError
-from trainer.image import builders
-from trainer.image.build import build, build_command
-from trainer.image.builders import BUILDERS, builder_here, found
-from trainer.image.source import revision
+from trainer.image import build, builders, source
 
 ID = "a" * 64
 IMAGE = f'[{{"Id": "{ID}", "Config": {{}}, "Size": 7}}]'
@@ -54,31 +51,36 @@ def _image(**keys: Any) -> Any:
 
 
 def test_every_builder_that_a_job_may_name_has_a_row() -> None:
-    assert set(ABILITIES) == set(BUILDERS)
-    for name in BUILDERS:
+    assert set(abilities.ABILITIES) == set(builders.BUILDERS)
+    for name in builders.BUILDERS:
         assert _image(builder=name).builder == name
 
 
 @pytest.mark.parametrize("name", ["auto", "classic", "buildkit", "podman", "buildah"])
 def test_the_printed_command_is_the_builder_s_own(name: str) -> None:
     first = {"podman": ["podman", "build"], "buildah": ["buildah", "build", "--layers", "--force-rm"]}
-    label = [f"--label=org.opencontainers.image.revision={revision()}"]
-    assert build_command(tiny_job(image={"tag": "x:1", "builder": name}), Path("/a b")) == [
+    label = [f"--label=org.opencontainers.image.revision={source.revision()}"]
+    assert build.build_command(tiny_job(image={"tag": "x:1", "builder": name}), Path("/a b")) == [
         *first.get(name, ["docker", "build"]),
         "--platform=linux/amd64",
         "--tag=x:1",
-        f"--build-arg=REVISION={revision()}",
+        f"--build-arg=REVISION={source.revision()}",
         *(label if name in first else []),
         "/a b",
     ]
 
 
+def test_the_printed_command_of_an_image_without_a_name_has_no_tag() -> None:
+    words = build.build_command(tiny_job(image={"builder": "podman"}), Path("x"))
+    assert [word for word in words if word.startswith("--tag")] == []
+
+
 def test_a_secret_goes_in_as_a_file_that_no_layer_keeps() -> None:
     job = tiny_job(image={"tag": "x:1", "builder": "buildah", "site": {"pip_conf": "/a/pip.conf"}})
-    assert "--secret=id=pip_conf,src=/a/pip.conf" in build_command(job, Path("x"))
+    assert "--secret=id=pip_conf,src=/a/pip.conf" in build.build_command(job, Path("x"))
     comma = tiny_job(image={"tag": "x:1", "builder": "podman", "site": {"pip_conf": "/a,b"}})
     with pytest.raises(InputError, match=r"site.pip_conf: /a,b has a comma, .* podman .*name a link"):
-        build_command(comma, Path("x"))
+        build.build_command(comma, Path("x"))
 
 
 @pytest.fixture
@@ -120,32 +122,32 @@ def test_statements_of_another_builder_are_refused(
 def test_statements_that_the_push_would_lose_are_refused() -> None:
     job = tiny_job(image={"tag": "x:1", "builder": "buildkit", "compression": "zstd"})
     with pytest.raises(InputError, match=r'image\.compression: "zstd" .* set it to "gzip"'):
-        build(job, attest=("--sbom=true",))
+        build.build(job, attest=("--sbom=true",))
 
 
 def test_without_a_daemon_auto_takes_podman_then_buildah_and_says_so(
     programs: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert refusal(builder_here, _image()) == NO_DAEMON
+    assert refusal(builders.builder_here, _image()) == NO_DAEMON
     for name in ("buildah", "podman"):  # podman comes first where both are
         programs(name, "exit 1")
-        assert builder_here(_image()) is BUILDERS[name]
+        assert builders.builder_here(_image()) is builders.BUILDERS[name]
         said = capsys.readouterr().err
         assert said == f'clipship: {NO_DAEMON}; {name} takes its place, as with image.builder = "{name}"\n'
     monkeypatch.setenv("DOCKER_HOST", "unix:///named.sock")
-    assert refusal(builder_here, _image()) == NO_DAEMON
-    assert builder_here(_image(builder="buildkit")) is BUILDERS["buildkit"]
+    assert refusal(builders.builder_here, _image()) == NO_DAEMON
+    assert builders.builder_here(_image(builder="buildkit")) is builders.BUILDERS["buildkit"]
 
 
 def test_an_image_is_found_where_it_is(
     programs: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs("podman", "echo 'Error: x:1: image not known' >&2; exit 125")
-    assert refusal(found, "x:1") == NO_DAEMON
-    assert "there is no image x:1 on this machine" in refusal(found, "x:1", "podman")
-    assert "buildah is not installed" in refusal(found, "x:1", "buildah")
+    assert refusal(builders.found, "x:1") == NO_DAEMON
+    assert "there is no image x:1 on this machine" in refusal(builders.found, "x:1", "podman")
+    assert "buildah is not installed" in refusal(builders.found, "x:1", "buildah")
     programs("podman", f"echo '{IMAGE}'")
-    holder, stored = found("x:1")
+    holder, stored = builders.found("x:1")
     assert (holder.name, stored.id, stored.size) == ("podman", f"sha256:{ID}", 7)
     assert capsys.readouterr().err == f"clipship: {NO_DAEMON}; podman has x:1\n"
 
@@ -158,7 +160,7 @@ def test_a_builder_that_is_not_installed_is_named_without_a_look_at_the_disk(
     for name, program in (("podman", "podman"), ("auto", "docker"), ("buildkit", "docker")):
         job = tiny_job(image={"tag": "x:1", "builder": name})
         for any_disk in (False, True):
-            assert f"{program} is not installed" in refusal(partial(build, job, any_disk=any_disk))
+            assert f"{program} is not installed" in refusal(partial(build.build, job, any_disk=any_disk))
 
 
 def test_podman_under_docker_s_name_is_not_taken_for_docker(
@@ -167,8 +169,8 @@ def test_podman_under_docker_s_name_is_not_taken_for_docker(
     monkeypatch.setattr(builders, "client", lambda: SimpleNamespace(close=lambda: None))
     programs("docker", "echo podman version 4.3.1")
     programs("podman", f"echo '{IMAGE}'")
-    assert 'image.builder = "podman"' in refusal(found, "x:1", "classic")
-    assert found("x:1")[0].name == "podman"
+    assert 'image.builder = "podman"' in refusal(builders.found, "x:1", "classic")
+    assert builders.found("x:1")[0].name == "podman"
 
 
 def test_nobody_is_told_to_remove_the_variable_that_clipship_sets(
@@ -178,7 +180,7 @@ def test_nobody_is_told_to_remove_the_variable_that_clipship_sets(
     lines = ("DEPRECATED: old.", told, "            environment-variable.", "", "Step 1/1")
     programs("docker", "\n".join(f'echo "{line}" >&2' for line in lines) + "\nexit $((1 + DOCKER_BUILDKIT))")
     with pytest.raises(ClusterError, match=r"code 1\nits last lines:\nDEPRECATED: old\.\nStep 1/1$"):
-        BUILDERS["classic"]._follow(["docker", "build", "."], str(tmp_path))
+        builders.BUILDERS["classic"]._follow(["docker", "build", "."], str(tmp_path))
     assert capsys.readouterr().err == "DEPRECATED: old.\nStep 1/1\n"
 
 
@@ -195,7 +197,7 @@ def test_an_export_that_nobody_reads_to_its_end_is_over_before_its_container_goe
             rm) ! kill -0 "$(/bin/cat exporting)" && echo "$4" > removed ;;
         esac""",
     )
-    with BUILDERS["podman"].export("x:1", b"a tar") as chunks:
+    with builders.BUILDERS["podman"].export("x:1", b"a tar") as chunks:
         assert next(chunks)
     assert (tmp_path / "removed").read_text() == "container\n", "podman would have waited for ever"
     assert (tmp_path / "added").read_bytes() == b"a tar"
@@ -244,7 +246,7 @@ def test_buildah_tells_the_digest_of_an_image_however_it_was_named(version: str)
 
 def test_another_failure_than_a_missing_image_is_told_as_it_is(programs: Callable[[str, str], None]) -> None:
     programs("podman", "echo 'Error: cannot set up namespace' >&2; exit 125")
-    assert "podman: Error: cannot set up namespace" in refusal(found, "x:1", "podman")
+    assert "podman: Error: cannot set up namespace" in refusal(builders.found, "x:1", "podman")
 
 
 @pytest.mark.parametrize(
@@ -274,11 +276,15 @@ def test_a_form_of_layers_that_the_builder_does_not_push_is_refused(keys: dict[s
     ],
 )
 def test_a_short_name_means_docker_hub_as_docker_has_it(name: str, full: str, host: str, bare: str) -> None:
-    assert (full_name(name), registry_host(name), bare_name(name)) == (full, host, bare)
+    assert (image_name.full_name(name), image_name.registry_host(name), image_name.bare_name(name)) == (
+        full,
+        host,
+        bare,
+    )
 
 
 def test_digests_are_asked_of_the_builder_that_has_the_image() -> None:
-    assert [asked(name)[0] for name in ("auto", "classic", "podman", "buildah")] == [
+    assert [abilities.asked(name)[0] for name in ("auto", "classic", "podman", "buildah")] == [
         "docker",
         "docker",
         "podman",

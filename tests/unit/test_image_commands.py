@@ -15,25 +15,20 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.jobs import tiny_job
+from tests.support.pages import ROOT
 from tests.support.refusals import refusal
 from trainer.config.image import Site
 from trainer.config.stack_table import table
 from trainer.errors import ClusterError, InputError
-from trainer.image import builders, daemon
-from trainer.image.build import check_disk, push
+from trainer.image import build, builders, daemon, sbom, verify, wheelhouse
 from trainer.image.build_errors import likely_cause
 from trainer.image.builder import Stored
-from trainer.image.builders import BUILDERS
 from trainer.image.pins import pins
-from trainer.image.sbom import _licences_of
-from trainer.image.verify import verify
-from trainer.image.wheelhouse import _index, fill
-from trainer.sysinfo.template_folder import FOLDER
 
 
 def test_a_name_with_a_digest_is_not_pushed() -> None:
     with pytest.raises(InputError, match="already been pushed"):
-        push(tiny_job(image={"tag": "registry.example/team/clipship@sha256:" + "0" * 64}))
+        build.push(tiny_job(image={"tag": "registry.example/team/clipship@sha256:" + "0" * 64}))
 
 
 def test_a_full_disk_is_told_before_the_build_with_its_numbers(
@@ -41,13 +36,13 @@ def test_a_full_disk_is_told_before_the_build_with_its_numbers(
 ) -> None:
     free_gb = shutil.disk_usage(tmp_path).free / 1e9
     _daemon_at(monkeypatch, "http+docker://localhost", tmp_path)
-    folder = BUILDERS["classic"].folder()
-    check_disk(folder, "podman system prune", needed_gb=0)
+    folder = builders.BUILDERS["classic"].folder()
+    build.check_disk(folder, "podman system prune", needed_gb=0)
     with pytest.raises(
         ClusterError,
         match=rf"{tmp_path} has \d+ GB free, but a build needs {free_gb + 1000:.0f}: `podman.*--any-disk",
     ):
-        check_disk(folder, "podman system prune", needed_gb=round(free_gb + 1000))
+        build.check_disk(folder, "podman system prune", needed_gb=round(free_gb + 1000))
 
 
 def test_the_disk_of_a_daemon_elsewhere_is_not_judged(
@@ -56,7 +51,9 @@ def test_the_disk_of_a_daemon_elsewhere_is_not_judged(
     here, elsewhere = "http+docker://localhost", "https://build-host:2376"
     for address, root in ((here, "/nowhere/docker"), (elsewhere, tmp_path)):
         _daemon_at(monkeypatch, address, root)
-        assert refusal(check_disk, BUILDERS["classic"].folder(), "prune", needed_gb=10**9) == ""
+        assert (
+            refusal(build.check_disk, builders.BUILDERS["classic"].folder(), "prune", needed_gb=10**9) == ""
+        )
 
 
 def _daemon_at(monkeypatch: pytest.MonkeyPatch, address: str, root: Path | str) -> None:
@@ -118,7 +115,7 @@ def test_a_damaged_configuration_of_docker_is_named(
     ],
 )
 def test_a_secret_s_path_is_one_field_whatever_is_in_it(path: str, option: str) -> None:
-    assert BUILDERS["buildkit"].secret("x", path) == option
+    assert builders.BUILDERS["buildkit"].secret("x", path) == option
 
 
 def test_a_self_test_that_fails_is_named_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,23 +125,25 @@ def test_a_self_test_that_fails_is_named_with_its_options(monkeypatch: pytest.Mo
     monkeypatch.setattr("trainer.image.verify.found", lambda *_: (holder, stored))
     program = r"/opt/clipship/bin/python -P -m trainer\.image\.selftest --torch 2\.14\.1 --compiler"
     with pytest.raises(ClusterError, match=f"^x:1: {program} ended with exit code 125:\nboom"):
-        verify("x:1", "auto")
+        verify.verify("x:1", "auto")
 
 
 def test_a_wheelhouse_is_filled_from_the_site_s_index(tmp_path: Path) -> None:
     (tmp_path / "ours.pem").write_text("-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n")
     site = Site(certificates=(str(tmp_path / "ours.pem"),))
-    asked = _index(site, "https://index.example/simple", tmp_path)
+    asked = wheelhouse._index(site, "https://index.example/simple", tmp_path)
     assert asked == {"PIP_INDEX_URL": "https://index.example/simple", "PIP_CERT": str(tmp_path / "ca.pem")}
     assert "MII" in (tmp_path / "ca.pem").read_text()
-    assert _index(Site(pip_conf="/etc/pip.conf"), None, tmp_path) == {"PIP_CONFIG_FILE": "/etc/pip.conf"}
-    assert _index(Site(), None, tmp_path) == {}
+    assert wheelhouse._index(Site(pip_conf="/etc/pip.conf"), None, tmp_path) == {
+        "PIP_CONFIG_FILE": "/etc/pip.conf"
+    }
+    assert wheelhouse._index(Site(), None, tmp_path) == {}
 
 
 def test_several_certificates_stay_apart_whatever_their_files_end_with(tmp_path: Path) -> None:
     for name in ("a.pem", "b.pem"):
         (tmp_path / name).write_text(f"-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----")
-    _index(Site(certificates=(str(tmp_path / "a.pem"), str(tmp_path / "b.pem"))), None, tmp_path)
+    wheelhouse._index(Site(certificates=(str(tmp_path / "a.pem"), str(tmp_path / "b.pem"))), None, tmp_path)
     assert (
         "-----END CERTIFICATE-----\n-----BEGIN CERTIFICATE-----\nb.pem\n-----END CERTIFICATE-----\n"
         in (tmp_path / "ca.pem").read_text()
@@ -158,7 +157,12 @@ def test_a_wheelhouse_that_the_job_names_already_can_be_filled(
     monkeypatch.setattr(
         "trainer.image.wheelhouse._pip", lambda _folder, _index, *words: asked.append(words[-1])
     )
-    assert fill(tiny_job(image={"tag": "clipship:1", "site": {"wheelhouse": str(tmp_path)}}), tmp_path) == 0
+    assert (
+        wheelhouse.fill(
+            tiny_job(image={"tag": "clipship:1", "site": {"wheelhouse": str(tmp_path)}}), tmp_path
+        )
+        == 0
+    )
     assert any(name.endswith("requirements.txt") for name in asked)
 
 
@@ -175,7 +179,7 @@ def test_markers_of_packages_are_judged_for_the_image_and_not_for_this_machine(
         "https://example.com/a-1-py3-none-any.whl",
     )
     image = {"tag": "clipship:1", "base": base, "platform": "linux/arm64", "pip_packages": packages}
-    fill(tiny_job(image=image), tmp_path)
+    wheelhouse.fill(tiny_job(image=image), tmp_path)
     (words,) = (words for words in asked if "--constraint" in words)
     first = "einops[x]==0.8.1" if python == "3.13" else "tomli"
     assert words[-3:] == (first, "grace", packages[-1])
@@ -184,7 +188,7 @@ def test_markers_of_packages_are_judged_for_the_image_and_not_for_this_machine(
 
 def test_a_wheelhouse_that_cannot_be_a_folder_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be filled"):
-        fill(tiny_job(image={"tag": "clipship:1"}), Path("/etc/passwd"))
+        wheelhouse.fill(tiny_job(image={"tag": "clipship:1"}), Path("/etc/passwd"))
 
 
 def test_the_pins_of_a_stack_are_those_of_both_lock_files() -> None:
@@ -194,14 +198,14 @@ def test_the_pins_of_a_stack_are_those_of_both_lock_files() -> None:
 
 
 def test_the_script_builds_the_table_s_horovod() -> None:
-    script = (FOLDER / "docker/build-horovod.sh").read_text()
+    script = (ROOT / "docker/build-horovod.sh").read_text()
     assert f"\nreadonly version={table().horovod}\n" in script
     assert table().horovod_sha256 in script
 
 
 def test_the_list_of_packages_has_four_columns_and_a_fixed_order() -> None:
     words = [sys.executable, "-P", "-m", "trainer.image.sbom"]
-    said = subprocess.run(words, cwd=FOLDER, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     rows = [line.split("\t") for line in said.splitlines()]
     assert rows == sorted(rows, key=lambda row: (row[0], row[1].lower(), row[2]))
     assert {len(row) for row in rows} == {4}
@@ -214,10 +218,10 @@ def test_licences_of_a_system_package_are_the_names_that_its_file_gives(tmp_path
         "Format: x\nLicense: GPL-2+\tor Artistic\n full text\n\nFiles: *\nLicense: Expat\n\nLicense: Expat\n"
         " text\n"
     )
-    assert _licences_of(file) == "GPL-2+ or Artistic, Expat"
+    assert sbom._licences_of(file) == "GPL-2+ or Artistic, Expat"
     file.write_text("This is free software.\n")
-    assert _licences_of(file) == f"see {file}"
-    assert _licences_of(tmp_path / "none") == "not stated"
+    assert sbom._licences_of(file) == f"see {file}"
+    assert sbom._licences_of(tmp_path / "none") == "not stated"
 
 
 def test_packages_of_a_job_keep_installed_versions_and_bring_no_second_nccl(tmp_path: Path) -> None:
@@ -232,7 +236,7 @@ def test_packages_of_a_job_keep_installed_versions_and_bring_no_second_nccl(tmp_
         "Name: nvidia-nccl_cu12\nVersion: 2.21.5\n"
     )
     script = f"import sys; sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if 'packages' not in p)]"
-    code = f"{script}; exec(open({str(FOLDER / 'docker/constraints.py')!r}).read())"
+    code = f"{script}; exec(open({str(ROOT / 'docker/constraints.py')!r}).read())"
     printed = subprocess.run(
         [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True
     ).stdout

@@ -16,10 +16,9 @@ from tests.support.jobs import tiny_job
 from trainer.config import Job
 from trainer.config.loader import dump_job, job_from_table, resolve_paths
 from trainer.errors import InputError
-from trainer.image.build import build
+from trainer.image import build, source
+from trainer.image import context as contexts
 from trainer.image.build_errors import likely_cause
-from trainer.image.context import context, write_folder
-from trainer.image.source import left_out, source_files
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"
 
@@ -31,16 +30,16 @@ def job_with(site: dict[str, Any], **image: Any) -> Job:
 def test_the_same_job_gives_the_same_folder_without_caches_whatever_the_umask_is(tmp_path: Path) -> None:
     umask = os.umask(0o077)
     try:
-        write_folder(context(job_with({})), tmp_path / "first")
+        contexts.write_folder(contexts.context(job_with({})), tmp_path / "first")
     finally:
         os.umask(umask)
-    write_folder(context(job_with({})), tmp_path / "second")
+    contexts.write_folder(contexts.context(job_with({})), tmp_path / "second")
     assert (found := _files(tmp_path / "first")) == _files(tmp_path / "second")
     assert not [path for path in found if "__pycache__" in path.parts]
 
 
 def test_all_that_the_dockerfile_copies_is_in_the_context() -> None:
-    entries = context(job_with({}, mirrors={"apt": "http://mirror.example/debian"}))
+    entries = contexts.context(job_with({}, mirrors={"apt": "http://mirror.example/debian"}))
     text = bytes(entries["Dockerfile"]).decode()
     lines = [line for line in text.splitlines() if line.startswith("COPY ") and "--from" not in line]
     copied = [word for line in lines for word in line.split()[1:-1]]
@@ -49,7 +48,7 @@ def test_all_that_the_dockerfile_copies_is_in_the_context() -> None:
 
 
 def test_links_to_the_templates_stay_links_that_lead_somewhere(tmp_path: Path) -> None:
-    write_folder(context(job_with({})), tmp_path / "context")
+    contexts.write_folder(contexts.context(job_with({})), tmp_path / "context")
     link = tmp_path / "context/trainer/templates/docker"
     assert link.is_symlink()
     assert (link / "stacks.toml").is_file()
@@ -59,7 +58,7 @@ def test_links_to_the_templates_stay_links_that_lead_somewhere(tmp_path: Path) -
 def checkout(tmp_path: Path) -> Path:
     """A copy of what git tracks here, with files beside it that are nobody's business."""
     folder = tmp_path / "checkout"
-    write_folder(source_files(), folder)
+    contexts.write_folder(source.source_files(), folder)
     strangers = "docker/token.txt trainer/id_rsa trainer/data/shard.tar trainer/scratch.py"
     for name in (*strangers.split(), "k8s/.env", "slurm/.env.partial"):
         (folder / name).write_text("hush")
@@ -73,35 +72,35 @@ def _commit(folder: Path, names: Iterable[str]) -> None:
 
 
 def test_untracked_files_of_a_checkout_stay_out_of_the_context(checkout: Path) -> None:
-    tracked = source_files()
+    tracked = source.source_files()
     _commit(checkout, tracked)
-    assert source_files(checkout).keys() == tracked.keys()
-    assert left_out(checkout) == ["docker/token.txt", "trainer/scratch.py"]
+    assert source.source_files(checkout).keys() == tracked.keys()
+    assert source.left_out(checkout) == ["docker/token.txt", "trainer/scratch.py"]
     (checkout / "trainer/world/launchers.py").unlink()
-    assert tracked.keys() - source_files(checkout).keys() == {"trainer/world/launchers.py"}
+    assert tracked.keys() - source.source_files(checkout).keys() == {"trainer/world/launchers.py"}
 
 
 def test_a_checkout_that_git_does_not_open_is_named(checkout: Path) -> None:
     (checkout / ".git").write_text("gitdir: nowhere\n")
     with pytest.raises(InputError, match="but git cannot list them: fatal: not a git repository"):
-        source_files(checkout)
+        source.source_files(checkout)
 
 
 def test_without_git_a_checkout_gives_files_of_the_kinds_that_clipship_has(checkout: Path) -> None:
-    more = source_files(checkout).keys() - source_files().keys()
+    more = source.source_files(checkout).keys() - source.source_files().keys()
     assert more == {"docker/token.txt", "trainer/scratch.py"}
-    assert source_files().keys() <= source_files(checkout).keys()
+    assert source.source_files().keys() <= source.source_files(checkout).keys()
 
 
 def test_an_installed_wheel_gives_the_files_of_its_checkout(tmp_path: Path) -> None:
     for name in ("checkout", "built"):  # building leaves files beside the source
-        write_folder(source_files(), tmp_path / name)
+        contexts.write_folder(source.source_files(), tmp_path / name)
     options = "--quiet --no-deps --no-index --no-build-isolation --no-compile --disable-pip-version-check"
     pip = [sys.executable, "-m", "pip", "install", *options.split(), "--root-user-action=ignore"]
     folders = ["--target", str(tmp_path / "site"), str(tmp_path / "built")]
     subprocess.run([*pip, *folders], check=True, timeout=240)
     (tmp_path / "site/trainer/scratch.py").write_text("hush")
-    write_folder(source_files(tmp_path / "site"), tmp_path / "from-wheel")
+    contexts.write_folder(source.source_files(tmp_path / "site"), tmp_path / "from-wheel")
     assert _contents(tmp_path / "from-wheel") == _contents(tmp_path / "checkout")
 
 
@@ -124,7 +123,7 @@ def test_certificates_and_mirrors_are_in_the_context_and_nowhere_else(tmp_path: 
         "apt_security": "http://mirror.example/debian-security",
     }
     job = job_with({"certificates": ("a.pem", "b.pem")}, mirrors=mirrors)
-    entries = context(resolve_paths(job, tmp_path))
+    entries = contexts.context(resolve_paths(job, tmp_path))
     assert bytes(entries["site/certificates.pem"]).count(b"BEGIN CERTIFICATE") == 2
     assert entries["site/apt-mirror"] == b"http://mirror.example/debian\n"
     assert entries["site/apt-security-mirror"] == b"http://mirror.example/debian-security\n"
@@ -137,7 +136,7 @@ def test_certificates_and_mirrors_are_in_the_context_and_nowhere_else(tmp_path: 
 def test_passwords_are_in_no_context(tmp_path: Path) -> None:
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://me:hush@index.example/simple\n")
     job = resolve_paths(job_with({"pip_conf": "pip.conf"}), tmp_path)
-    write_folder(context(job), tmp_path / "context")
+    contexts.write_folder(contexts.context(job), tmp_path / "context")
     assert not [path for path, (_, content) in _files(tmp_path / "context").items() if b"hush" in content]
 
 
@@ -147,17 +146,19 @@ def test_a_wheelhouse_goes_along_with_what_its_links_lead_to_and_no_index_is_ask
     (tmp_path / "kept.whl").write_bytes(b"linked")
     link = tmp_path / "wheels/b-1-py3-none-any.whl"
     link.symlink_to(tmp_path / "kept.whl")
-    job = resolve_paths(job_with({"wheelhouse": "wheels"}), tmp_path)
-    entries = context(job)
+    (tmp_path / "ours.pem").write_text(CERTIFICATE)
+    job = resolve_paths(job_with({"wheelhouse": "wheels", "certificates": ("ours.pem",)}), tmp_path)
+    entries = contexts.context(job)
     assert "site/wheelhouse/a-1-py3-none-any.whl" in entries
-    assert b"no-index = true" in bytes(entries["site/pip.conf"])
-    write_folder(entries, tmp_path / "context")
+    conf = bytes(entries["site/pip.conf"])
+    assert conf == b"[global]\ncert = /site/ca.pem\nno-index = true\nfind-links = /site/wheelhouse\n"
+    contexts.write_folder(entries, tmp_path / "context")
     brought = tmp_path / "context/site/wheelhouse" / link.name
     assert not brought.is_symlink()
     assert brought.read_bytes() == b"linked"
     (tmp_path / "kept.whl").unlink()
     with pytest.raises(InputError, match=r"b-1-py3-none-any.whl is a link to a missing file"):
-        context(job)
+        contexts.context(job)
 
 
 @pytest.mark.parametrize(
@@ -174,13 +175,13 @@ def test_a_site_s_files_that_are_missing_or_wrong_are_named(
     (tmp_path / "text").write_text("not a certificate")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=message):
-        context(resolve_paths(job_with(site), tmp_path))
+        contexts.context(resolve_paths(job_with(site), tmp_path))
 
 
 @pytest.mark.parametrize("secret", ["pip_conf", "apt_auth"])
 def test_a_file_with_passwords_that_is_missing_is_named_before_anything_is_built(secret: str) -> None:
     with pytest.raises(InputError, match=rf"image\.site\.{secret}: the file none does not exist"):
-        build(job_with({secret: "none"}))
+        build.build(job_with({secret: "none"}))
 
 
 def _files(root: Path) -> dict[Path, tuple[int, bytes]]:
@@ -196,18 +197,18 @@ def _files(root: Path) -> dict[Path, tuple[int, bytes]]:
 
 def test_a_context_where_nothing_can_be_written_is_refused() -> None:
     with pytest.raises(InputError, match="the context cannot be written to /proc/x"):
-        write_folder(context(job_with({})), Path("/proc/x"))
+        contexts.write_folder(contexts.context(job_with({})), Path("/proc/x"))
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(InputError, match="not empty"):
-        write_folder(context(job_with({})), tmp_path)
+        contexts.write_folder(contexts.context(job_with({})), tmp_path)
 
 
 def test_an_image_without_a_name_is_not_built() -> None:
     with pytest.raises(InputError, match=r"image\.tag: missing"):
-        build(tiny_job())
+        build.build(tiny_job())
 
 
 def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:

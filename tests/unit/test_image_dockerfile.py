@@ -105,11 +105,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "mirrored": {"mirrors": {"preset": "tuna", "registry": "mirror.example/hub"}},
     "arm64": {"stack": {"archs": ("9.0", "10.0")}, "platform": "linux/arm64"},
-    "plugins": {
-        "plugins": ("aws-ofi-nccl",),
-        "apt_packages": ("numactl",),
-        "site": {"sources": "/sources"},
-    },
+    "plugins": {"plugins": ("aws-ofi-nccl",), "apt_packages": ("numactl",), "site": {"sources": "/sources"}},
     "newer-nccl": {"stack": {"torch": "2.13.0", "nccl": "2.32.3"}, "site": {"pip_conf": "pip.conf"}},
     "older": {"stack": {"torch": "2.6.0"}, "base": "debian:13", "run": ("ldconfig",)},
     "own-torch": {
@@ -146,52 +142,44 @@ def test_apptainer_golden(golden: Callable[[str, str], None]) -> None:
     golden("apptainer.txt", definition(image_job()))
 
 
+PLAIN = instructions(dockerfile(image_job()))
+
+
 @given(name=st.text(min_size=1, max_size=40) | st.sampled_from([text for text in HOSTILE if text]))
 def test_any_name_that_a_job_may_have_leaves_the_dockerfile_as_it_is(name: str) -> None:
     try:
         job = tiny_job(name=name, image={"tag": TAG})
     except ValueError:
         return
-    plain, other = instructions(dockerfile(image_job())), instructions(dockerfile(job))
-    assert [part["instruction"] for part in other] == [part["instruction"] for part in plain]
+    other = instructions(dockerfile(job))
+    assert [part["instruction"] for part in other] == [part["instruction"] for part in PLAIN]
     title = next(part["value"] for part in other if "image.title" in part["value"])
     assert unquoted(title.partition("=")[2]) == f"Clipship for {name}"
 
 
-@given(value=one_line)
-def test_any_value_of_a_variable_reaches_the_image_as_it_is(value: str) -> None:
-    text = dockerfile(image_job(env={"MINE": value}))
-    assert variables(text)["MINE"] == value
-    assert len(instructions(text)) == len(instructions(dockerfile(image_job(env={"MINE": "x"}))))
-
-
-@given(text=one_line.filter(lambda text: text.strip() == text != "" and not text.startswith("-")))
-def test_any_requirement_stays_one_word_of_the_shell(text: str) -> None:
-    rendered = dockerfile(image_job(pip_packages=(text,)))
-    run = next(
-        part["value"]
-        for part in instructions(rendered)
-        if part["instruction"] == "RUN" and "constraints.txt" in part["value"] and "sh -c" in part["value"]
+PLAIN_WORDS = instructions(
+    dockerfile(
+        image_job(env={"MINE": "x"}, labels={"team": "x"}, run=("first", "x"), pip_packages=("x",)),
     )
-    inner = shlex.split(run)[-1]
-    assert shlex.split(inner)[-1] == text
+)
+a_word = one_line.filter(lambda text: text.strip() == text != "" and not text.startswith("-"))
 
 
-@given(text=one_line.filter(str.strip))
-def test_any_own_command_stays_one_word_of_its_step(text: str) -> None:
-    rendered = dockerfile(image_job(run=("first", text)))
-    steps = [part["value"] for part in instructions(rendered) if "layer.sh" in part["value"]]
-    [own] = [step for step in steps if "--more" in step]
-    assert shlex.split(own) == ["sh", "/docker/layer.sh", "--count", "--more", "sh", "-c", text]
-    assert len(instructions(rendered)) == len(instructions(dockerfile(image_job(run=("first", "x")))))
-
-
-@given(value=one_line)
-def test_any_value_of_a_label_reaches_the_image_as_it_is(value: str) -> None:
-    rendered = dockerfile(image_job(labels={"team": value}))
-    [label] = [part for part in instructions(rendered) if part["value"].startswith("team=")]
+@given(value=one_line, word=a_word)
+def test_any_value_reaches_the_image_as_it_is(value: str, word: str) -> None:
+    """Of a variable, a label, a requirement and a command of one's own: each stays where it stands."""
+    job = image_job(env={"MINE": value}, labels={"team": value}, run=("first", word), pip_packages=(word,))
+    text = dockerfile(job)
+    parts = instructions(text)
+    assert [part["instruction"] for part in parts] == [part["instruction"] for part in PLAIN_WORDS]
+    assert variables(text)["MINE"] == value
+    [label] = [part for part in parts if part["value"].startswith("team=")]
     assert unquoted(label["value"].partition("=")[2]) == value
-    assert len(instructions(rendered)) == len(instructions(dockerfile(image_job(labels={"team": "x"}))))
+    steps = [part["value"] for part in parts if part["instruction"] == "RUN"]
+    [own] = [step for step in steps if "layer.sh" in step and "--more" in step]
+    assert shlex.split(own) == ["sh", "/docker/layer.sh", "--count", "--more", "sh", "-c", word]
+    requirement = next(step for step in steps if "constraints.txt" in step and "sh -c" in step)
+    assert shlex.split(shlex.split(requirement)[-1])[-1] == word
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -241,12 +229,7 @@ def test_hadolint_refuses_what_no_golden_may_have() -> None:
         ({"mirrors": {"pip": "index.example"}}, "not an address"),
         *(
             ({"mirrors": {"registry": name}}, "not a registry")
-            for name in (
-                "mirror",
-                "https://a.example",
-                "a.example/x:1",
-                "a.example/$(id)",
-            )
+            for name in ("mirror", "https://a.example", "a.example/x:1", "a.example/$(id)")
         ),
         ({"mirrors": {"registry": "a.example/\nRUN id"}}, "pattern"),
         ({"site": 0}, "valid dictionary"),
@@ -261,35 +244,28 @@ def test_what_cannot_be_said_in_a_dockerfile_is_refused(image: dict[str, Any], m
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("key", "values"),
     [
-        "localhost/x",
-        "ours:5000/x/y_z/a__b/c--d:T_1",
-        "[::1]:5000/x",
-        "127.0.0.1:65535/a.b",
-        128 * "x" + ":1",
-        "x@sha256:" + 64 * "0",
+        (
+            "tag",
+            (
+                *("localhost/x", "ours:5000/x/y_z/a__b/c--d:T_1", "[::1]:5000/x", "127.0.0.1:65535/a.b"),
+                *(128 * "x" + ":1", "x@sha256:" + 64 * "0"),
+            ),
+        ),
+        (  # addresses without a password
+            "pip_packages",
+            (
+                *(("git+https://host.example/x.git@v1",), ("git+ssh://git@host.example:22/x",)),
+                ("x @ https://host.example:8443/x@1.whl",),
+            ),
+        ),
+        ("mirrors", ({"pip": "https://index.example/_packaging/feed@Release/pypi/simple/"},)),
     ],
 )
-def test_every_name_that_docker_takes_is_taken(name: str) -> None:
-    assert image_job(tag=name).image.tag == name
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "git+https://host.example/x.git@v1",
-        "git+ssh://git@host.example:22/x",
-        "x @ https://host.example:8443/x@1.whl",
-    ],
-)
-def test_an_address_without_a_password_is_a_requirement(text: str) -> None:
-    assert image_job(pip_packages=(text,)).image.pip_packages == (text,)
-
-
-def test_an_index_may_have_an_at_in_its_path() -> None:
-    address = "https://index.example/_packaging/feed@Release/pypi/simple/"
-    assert image_job(mirrors={"pip": address}).image.mirrors.pip == address
+def test_what_docker_and_pip_take_is_taken(key: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        assert image_job(**{key: value})
 
 
 def test_apptainer_needs_the_image_s_name() -> None:

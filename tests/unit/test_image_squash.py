@@ -329,34 +329,35 @@ def test_what_was_chosen_for_the_runs_of_a_sweep_is_said_once(
     assert capsys.readouterr().err.count("imports it") == 1
 
 
-def test_a_file_is_taken_if_the_daemon_here_has_the_same_image(
-    there: Path, images: Path, programs: Programs
-) -> None:
-    programs("docker", f"echo {ID} registry.example/team/clipship@{PUSHED}")
-    found, said = with_image_file(job(images))
-    assert found.slurm.image == str(there)
-    assert said.endswith("so that none of 2 nodes imports it")
-
-
+@pytest.mark.parametrize(
+    ("tag", "answer", "taken", "said"),
+    [
+        (TAG, f"echo {ID} registry.example/team/clipship@{PUSHED}", True, "none of 2 nodes imports it"),
+        (
+            TAG,
+            f"echo {OTHER}",
+            False,
+            f" has no file of {TAG} as docker has it here, {OTHER}: {{there}} is another, so that each of",
+        ),
+        (f"registry.example/team/clipship@{ID}", "", True, "imports it"),
+        (
+            f"registry.example/team/clipship@{OTHER}",
+            "",
+            False,
+            "has no file of registry.example/team/clipship@",
+        ),
+    ],
+    ids=["docker has the same", "docker has another", "its digest", "another digest"],
+)
 def test_the_file_of_another_image_of_that_name_is_not_taken_in_silence(
-    there: Path, images: Path, programs: Programs
+    there: Path, images: Path, programs: Programs, tag: str, answer: str, taken: bool, said: str
 ) -> None:
-    programs("docker", f"echo {OTHER}")
-    found, said = with_image_file(job(images))
-    assert found.slurm.image is None
-    assert said.startswith(
-        f"{images} has no file of {TAG} as docker has it here, {OTHER}: {there} is another, so that each "
-        "of 2 nodes imports the image from its registry"
-    )
-
-
-def test_a_digest_in_the_image_s_name_decides(there: Path, images: Path) -> None:
-    found, said = with_image_file(job(images, f"registry.example/team/clipship@{OTHER}"))
-    assert found.slurm.image is None
-    assert "has no file of registry.example/team/clipship@" in said
-    found, said = with_image_file(job(images, f"registry.example/team/clipship@{ID}"))
-    assert found.slurm.image == str(there)
-    assert said.endswith("imports it")
+    if answer:
+        programs("docker", answer)
+    found, told = with_image_file(job(images, tag))
+    assert found.slurm.image == (str(there) if taken else None)
+    assert said.format(there=there) in told
+    assert told.endswith("imports it") == taken
 
 
 def test_of_files_of_one_name_the_newest_is_taken(there: Path, images: Path, docker: Daemon) -> None:

@@ -7,11 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
-from trainer.config.phases import SILENT, Stage
+from trainer.config import phases
 from trainer.launch import live_line
-from trainer.launch.live_line import ENDING, START, LiveLine, Part, words
 from trainer.text import live
-from trainer.text.live import waiting
 from trainer.world.heartbeat import RankState
 
 LAST = {"preflight": 5.0, "checkpoint": 0.9, "evaluation": 200.0}
@@ -36,7 +34,7 @@ def lines(
 ) -> list[str]:
     """Returns what the line says at each of these times, in which rank 0 is in that state."""
     states: Iterator[RankState | None] = iter([each for _, each in shown])
-    line = LiveLine(lambda: (next(states), begun), 2, out=io.StringIO(), **options)
+    line = live_line.LiveLine(lambda: (next(states), begun), 2, out=io.StringIO(), **options)
     return [line.line(now) for now, _ in shown]
 
 
@@ -88,17 +86,15 @@ def test_steps_show_their_number_where_they_have_no_line_of_their_own() -> None:
     ],
 )
 def test_the_line_says_how_long_it_took_the_last_time(part: str, taken: float, said: str) -> None:
-    assert words(Part(part, 10.0), 10.0 + taken, LAST) == said
+    assert live_line.words(live_line.Part(part, 10.0), 10.0 + taken, LAST) == said
 
 
 def test_the_short_line_is_covered_by_any_line_of_a_rank() -> None:
-    parts = [*START, *SILENT, ENDING, *(f"step {step:,}" for step in (1, 999_999))]
-    longest = max(len(words(Part(part, 0.0), 99.0, {part: 99.0}, short=True)) for part in parts)
-    assert longest <= len("run folder   /runs/a1")
-
-
-def test_each_stage_has_room_in_the_heartbeat() -> None:
-    assert max(map(len, get_args(Stage))) <= 16
+    parts = [*live_line.START, *phases.SILENT, live_line.ENDING, "step 1", "step 999,999"]
+    for part in parts:
+        line = live_line.words(live_line.Part(part, 0.0), 99.0, {part: 99.0}, short=True)
+        assert len(line) <= len("run folder   /runs/a1")
+    assert max(map(len, get_args(phases.Stage))) <= 16, "the room of a stage in the heartbeat"
 
 
 def test_the_line_knows_how_long_the_last_evaluation_of_the_run_took() -> None:
@@ -111,7 +107,7 @@ def shown(out: Any, until: Callable[[], object], monkeypatch: pytest.MonkeyPatch
     """Returns what `out` gets from a line that stays until then."""
     monkeypatch.setattr(live_line, "FROM_S", 0.0)
     init = state("init", 0.0, stage="loading torch", stage_began=time.monotonic())
-    with LiveLine(lambda: (init, True), 2, out=out):
+    with live_line.LiveLine(lambda: (init, True), 2, out=out):
         while not until():
             time.sleep(0.01)
     text: str = out.getvalue()
@@ -129,7 +125,7 @@ def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(live, "FROM_S", 0.0)
     monkeypatch.setattr("trainer.text.live.time.monotonic", lambda: 0.0)
     terminal, file = Terminal(), io.StringIO()
-    with waiting("checking job.toml", terminal), waiting("checking job.toml", file):
+    with live.waiting("checking job.toml", terminal), live.waiting("checking job.toml", file):
         while not terminal.getvalue():
             time.sleep(0.01)
     assert terminal.getvalue() == "\r\x1b[Kchecking job.toml  0 s\r\r\x1b[K"

@@ -7,17 +7,16 @@ import torch
 
 from tests.support.jobs import tiny_job
 from trainer.sysinfo import memory
-from trainer.sysinfo.memory import hint, is_out_of_memory
 
 
 def test_out_of_memory_errors_of_every_library_are_recognized() -> None:
     with pytest.raises(RuntimeError) as found:
         torch.empty(2**55)
-    assert is_out_of_memory(found.value)
-    assert is_out_of_memory(MemoryError())
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA"))
-    assert is_out_of_memory(OSError(12, "Cannot allocate memory"))
-    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert memory.is_out_of_memory(found.value)
+    assert memory.is_out_of_memory(MemoryError())
+    assert memory.is_out_of_memory(torch.OutOfMemoryError("CUDA"))
+    assert memory.is_out_of_memory(OSError(12, "Cannot allocate memory"))
+    assert not memory.is_out_of_memory(RuntimeError("shape mismatch"))
 
 
 @pytest.mark.parametrize(
@@ -41,13 +40,16 @@ def test_the_smallest_limit_of_the_enclosing_cgroups_is_named(
         (groups / top / group).mkdir(parents=True, exist_ok=True)
         (groups / top / group / name).write_text(f"{limit}\n")
     monkeypatch.setattr(memory, "ROOT", tmp_path)
-    assert "its container or job is limited to 8.0 GiB" in hint()
+    assert "its container or job is limited to 8.0 GiB" in memory.hint()
     own.unlink()
-    assert "is limited to" not in hint()
+    assert "is limited to" not in memory.hint()
 
 
 def test_hint_has_numbers_and_advice() -> None:
-    for text, held in ((hint(), "the rank holds "), (hint(3 * 2**20), "the rank held 3.0 GiB at its peak")):
+    for text, held in (
+        (memory.hint(), "the rank holds "),
+        (memory.hint(3 * 2**20), "the rank held 3.0 GiB at its peak"),
+    ):
         assert held in text
         assert "available of" in text
         for key in ("optim.max_batch_size_per_gpu", "resources.mem_gb_per_gpu"):

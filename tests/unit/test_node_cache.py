@@ -3,17 +3,15 @@
 import os
 import stat
 import tempfile
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.errors import MachineError
-from trainer.launch.local import start_ranks
-from trainer.model import compile as compile_module
+from trainer.launch import local
 from trainer.model.compile import keep_kernels
-from trainer.sysinfo.user_cache import _node_disks, node_cache, user_cache
+from trainer.sysinfo import user_cache
 
 
 def own(disk: Path) -> Path:
@@ -21,11 +19,11 @@ def own(disk: Path) -> Path:
 
 
 def test_the_folder_is_made_for_this_user_alone_and_found_again(tmp_path: Path) -> None:
-    folder = node_cache("kernels", (tmp_path,))
+    folder = user_cache.node_cache("kernels", (tmp_path,))
     assert folder == own(tmp_path) / "kernels"
     assert stat.S_IMODE(own(tmp_path).stat().st_mode) == 0o700
     (folder / "kernel").touch()
-    assert node_cache("kernels", (tmp_path,)) == folder
+    assert user_cache.node_cache("kernels", (tmp_path,)) == folder
     assert (folder / "kernel").exists()
 
 
@@ -43,8 +41,8 @@ def test_a_folder_that_another_may_have_made_is_passed_over(tmp_path: Path, trap
     elif trap == "open":
         own(bad).mkdir()
         own(bad).chmod(0o777)
-    assert node_cache("kernels", (bad, good)) == own(good) / "kernels"
-    assert node_cache("kernels", (bad,)) is None
+    assert user_cache.node_cache("kernels", (bad, good)) == own(good) / "kernels"
+    assert user_cache.node_cache("kernels", (bad,)) is None
     assert list(elsewhere.iterdir()) == []
 
 
@@ -53,10 +51,18 @@ def test_the_folder_of_temporary_files_is_looked_for_when_it_is_needed(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)
     looked_in: list[str] = []
+    private = user_cache.private_folder
+
+    def elsewhere(place: Path) -> Path:
+        if place == Path("/var/tmp"):
+            raise PermissionError(place)
+        return private(place)
+
+    monkeypatch.setattr(user_cache, "private_folder", elsewhere)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: looked_in)
-    assert node_cache("kernels", islice(_node_disks(), 1, None)) is None
+    assert user_cache.node_cache("kernels") is None
     looked_in.append(str(tmp_path))
-    assert node_cache("kernels", islice(_node_disks(), 1, None)) == own(tmp_path) / "kernels"
+    assert user_cache.node_cache("kernels") == own(tmp_path) / "kernels"
 
 
 def test_a_machine_without_a_folder_for_temporary_files_is_said_in_a_sentence(
@@ -65,20 +71,18 @@ def test_a_machine_without_a_folder_for_temporary_files_is_said_in_a_sentence(
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
     with pytest.raises(MachineError, match=r"no temporary folder can be made.*TMPDIR"):
-        start_ranks(["true"], tiny_job(), nproc=1, hosts=None)
+        local.start_ranks(["true"], tiny_job(), nproc=1, hosts=None)
 
 
 def test_kernels_are_kept_there_unless_the_environment_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_module, "node_cache", lambda name: node_cache(name, (tmp_path,)))
+    node_cache = user_cache.node_cache
+    monkeypatch.setattr("trainer.model.compile.node_cache", lambda name: node_cache(name, (tmp_path,)))
     env: dict[str, str] = {}
     folder = own(tmp_path) / "kernels"
     assert keep_kernels(env) == str(folder)
-    kept = {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-    }
+    kept = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
     assert env == kept
     given = {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}
     assert keep_kernels(given) == "/elsewhere"
@@ -91,10 +95,10 @@ def test_a_cache_in_which_others_may_write_is_none(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    folder = user_cache("search")
+    folder = user_cache.user_cache("search")
     assert folder == tmp_path / ".cache" / "clipship" / "search"
     folder.mkdir(mode=0o700, parents=True)
-    assert user_cache("search") == folder
+    assert user_cache.user_cache("search") == folder
     if trap == "link":
         folder.rename(tmp_path / "other")
         folder.symlink_to(tmp_path / "other")
@@ -102,4 +106,4 @@ def test_a_cache_in_which_others_may_write_is_none(
         folder.chmod(0o777)
     else:
         monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
-    assert user_cache("search") is None
+    assert user_cache.user_cache("search") is None

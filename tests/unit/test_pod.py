@@ -1,39 +1,38 @@
-"""The first processes of pods: what a rank inherits, what follows from an end, how a worker goes.
+"""The first processes of pods: what a rank inherits, what the launcher makes of an end, how a worker goes.
 
 tests/cluster has real pods.
 """
 
 import asyncio
+import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.jobs import tiny_job
 from tests.support.processes import ended_on_failure
-from trainer.errors import InputError
-from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
-from trainer.launch.kubernetes.pod.launcher import ranks_command, told_variables
-from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
-from trainer.launch.kubernetes.pod.rank import environment, read_environment
+from trainer.config.loader import dump_job
+from trainer.launch.kubernetes.pod import launcher, rank
+from trainer.launch.kubernetes.pod.hosts import wait_for_all
 from trainer.launch.kubernetes.pod.watch import Watch
 from trainer.launch.start_again import asked_after
-from trainer.run.checkpoints import newest_step
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
 from trainer.run.launcher_word import StartRequest
-from trainer.run.layout import EXIT_FILE
-from trainer.run.starts import RECORD, StartsSoFar, add_starts, read_starts
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.restart_policy import after_end
+
+Capture = pytest.CaptureFixture[str]
 
 # What a rank inherits
 
@@ -42,143 +41,48 @@ from trainer.world.restart_policy import after_end
 def key(tmp_path: Path) -> Path:
     path = tmp_path / "id_rsa"
     path.write_text("a key")
+    Path(f"{path}.pub").write_text("ecdsa-sha2-nistp521 AAAA operator@cluster with blanks\n")
     return path
 
 
+def pod_of(key: Path, **variables: str) -> dict[str, str]:
+    return {"CLIPSHIP_SUPERVISORS": "127.0.0.1:29400", "CLIPSHIP_SSH_KEY": str(key), **variables}
+
+
 def test_a_rank_has_its_pods_variables_and_what_mpirun_tells_it(key: Path) -> None:
-    pod = {
-        "PATH": "/opt/clipship/bin",
-        "API_KEY": "x",
-        "CLIPSHIP_SUPERVISORS": "w0:29400",
-        SSH_KEY: str(key),
-        "OMPI_COMM_WORLD_RANK": "wrong",
-    }
-    own = {
-        "PATH": "/usr/bin",
-        "HOME": "/home/clipship",
-        "OMPI_COMM_WORLD_RANK": "1",
-        "PMIX_RANK": "1",
-        "SSH_CLIENT": "x",
-    }
-    found = environment(pod, own)
-    assert {name: found[name] for name in ("PATH", "API_KEY", "HOME")} == {
-        "PATH": "/opt/clipship/bin",
-        "API_KEY": "x",
-        "HOME": "/home/clipship",
-    }
-    assert found["OMPI_COMM_WORLD_RANK"] == found["PMIX_RANK"] == "1"
-    assert Rendezvous.from_env(found) == rendezvous(pod)
+    pod = pod_of(key, PATH="/opt/clipship/bin", API_KEY="x", OMPI_COMM_WORLD_RANK="wrong", HOME="/root")
+    told = {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
+    again = {"CLIPSHIP_GENERATION": "3", "CLIPSHIP_STARTS_AGAIN": "always"}
+    found = rank.environment(pod, {"PATH": "/usr/bin", "HOME": "/", "SSH_CLIENT": "x", **told, **again})
+    own = {"PATH": "/opt/clipship/bin", "API_KEY": "x", "HOME": "/root", "SSH_CLIENT": "x", **told, **again}
+    address = {"CLIPSHIP_SUPERVISORS": "127.0.0.1:29400"}
+    assert {name: found[name] for name in (*own, *address)} == {**own, **address}
 
 
 def test_values_of_several_lines_and_with_equal_signs_survive(tmp_path: Path) -> None:
     (tmp_path / "environ").write_bytes(b"A=1=2\0B=one\ntwo\0EMPTY=\0\xff=\xfe\0")
-    found = read_environment(tmp_path / "environ")
+    found = rank.read_environment(tmp_path / "environ")
     assert {name: found[name] for name in ("A", "B", "EMPTY")} == {"A": "1=2", "B": "one\ntwo", "EMPTY": ""}
 
 
 def test_all_pods_of_a_job_know_the_same_token_and_those_of_another_do_not(key: Path, tmp_path: Path) -> None:
-    env = {"CLIPSHIP_SUPERVISORS": "w0:29400", SSH_KEY: str(key)}
-    token = rendezvous(env).token
+    token = rank.environment(pod_of(key), {})["CLIPSHIP_TOKEN"]
     assert len(token) == 64
-    assert rendezvous(env).token == token
+    assert rank.environment(pod_of(key), {})["CLIPSHIP_TOKEN"] == token
     other = tmp_path / "other"
     other.write_text("another key")
-    assert rendezvous({**env, SSH_KEY: str(other)}).token != token
+    assert rank.environment(pod_of(other), {})["CLIPSHIP_TOKEN"] != token
 
 
-def test_every_worker_is_known_by_the_jobs_own_key_and_by_no_other(key: Path) -> None:
-    env = {SSH_KEY: str(key)}
-    with pytest.raises(
-        InputError, match="the public half of the key that CLIPSHIP_SSH_KEY names cannot be read"
-    ):
-        known_host(env)
-    Path(f"{key}.pub").write_text("ecdsa-sha2-nistp521 AAAA operator@cluster with blanks\n")
-    assert known_host(env) == "* ecdsa-sha2-nistp521 AAAA\n"
+# What the launcher does
 
 
-def test_a_pod_without_the_operators_key_says_so(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="the MPI Operator mounts it"):
-        rendezvous({"CLIPSHIP_SUPERVISORS": "w0:29400", SSH_KEY: str(tmp_path / "none")})
-    with pytest.raises(InputError, match="CLIPSHIP_SUPERVISORS is not set"):
-        rendezvous({})
-
-
-# What follows from an end
-
-
-@pytest.mark.parametrize(
-    ("code", "asked", "failures", "saved", "over", "counted"),
-    [
-        (0, False, 0, 0, True, 0),
-        (0, True, 0, 0, True, 0),
-        (2, False, 0, 0, True, 0),
-        (75, True, 0, 0, False, 0),
-        (75, False, 3, 0, False, 3),
-        (143, True, 0, 0, False, 0),
-        (1, False, 0, 0, False, 1),
-        (1, False, 3, 0, True, 4),
-        (124, False, 3, 0, True, 4),
-        (124, False, 3, 10, False, 1),
-    ],
-)
-def test_failures_without_progress_are_bounded_and_requests_are_heeded(
-    code: int, asked: bool, failures: int, saved: int, over: bool, counted: int
-) -> None:
-    before = StartsSoFar("uid", failures=failures)
-    after = after_end(before, code, asked=asked, saved_step=saved, retries=3, message="m")
-    assert (after.over, after.code, after.failures) == (over, code, counted)
-
-
-def test_a_new_launcher_remembers_and_a_new_submission_does_not(tmp_path: Path) -> None:
-    add_starts(tmp_path, StartsSoFar("uid-1", starts=1))
-    last = StartsSoFar("uid-1", starts=2, failures=1, code=1, over=True, message="rank 3\n= gone")
-    add_starts(tmp_path, last)
-    assert read_starts(tmp_path, "uid-1") == replace(last, message="rank 3 = gone")
-    assert read_starts(tmp_path, "uid-2") == StartsSoFar("uid-2")
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "job=uid\nstarts=many\n\n"])
-def test_a_memory_that_cannot_be_read_counts_as_none(text: str, tmp_path: Path) -> None:
-    (tmp_path / "artefacts").mkdir()
-    (tmp_path / RECORD).write_text(text)
-    assert read_starts(tmp_path, "uid") == StartsSoFar("uid")
-
-
-def test_a_record_that_a_killed_launcher_wrote_by_half_hides_no_earlier_one(tmp_path: Path) -> None:
-    last = StartsSoFar("uid", starts=2, failures=2, code=1, over=True, message="failed")
-    add_starts(tmp_path, last)
-    with open(tmp_path / RECORD, "a") as file:
-        file.write("job=uid\nstarts=3\nfail")
-    assert read_starts(tmp_path, "uid") == last
-    following = replace(last, failures=3)
-    add_starts(tmp_path, following)
-    assert read_starts(tmp_path, "uid") == following
-
-
-def test_a_checkpoint_counts_once_it_is_whole(tmp_path: Path) -> None:
-    for step in (5, 10):
-        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
-    assert newest_step(tmp_path / "checkpoints") == 0
-    (tmp_path / "checkpoints" / "step-00000005" / "manifest.json").write_text("{}")
-    assert newest_step(tmp_path / "checkpoints") == 5
-
-
-# The other pods
-
-
-def test_the_hostfile_of_the_operator_is_read(tmp_path: Path) -> None:
-    (tmp_path / "hostfile").write_text("a-worker-0.a.team.svc slots=8\na-worker-1.a.team.svc slots=8\n")
-    assert read_hostfile(tmp_path / "hostfile") == ["a-worker-0.a.team.svc", "a-worker-1.a.team.svc"]
-    (tmp_path / "hostfile").write_text("\n")
-    with pytest.raises(InputError, match="names no worker"):
-        read_hostfile(tmp_path / "hostfile")
-
-
-def test_many_missing_workers_are_listed_shortly() -> None:
-    assert (
-        listed([f"a-worker-{i}.a.svc" for i in range(1000)])
-        == "a-worker-0, a-worker-1, a-worker-2, a-worker-3, a-worker-4 and 995 more"
-    )
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a second of the launcher a fiftieth of one."""
+    began, monotonic, sleep = time.monotonic(), time.monotonic, time.sleep
+    monkeypatch.setattr("time.monotonic", lambda: began + 50 * (monotonic() - began))
+    monkeypatch.setattr("time.sleep", lambda seconds: sleep(seconds / 50))
 
 
 @pytest.fixture
@@ -201,21 +105,176 @@ def greeter() -> Iterator[int]:
     server.close()
 
 
-def test_the_launcher_waits_for_every_sshd_and_no_longer_than_allowed(greeter: int) -> None:
-    assert wait_for_all(["127.0.0.1"], greeter, 60.0, lambda: False, print) == []
-    assert wait_for_all(["127.0.0.1", "127.0.0.2"], greeter, 0.0, lambda: False, print) == ["127.0.0.2"]
-    assert wait_for_all(["127.0.0.2"], greeter, 60.0, lambda: True, print) == ["127.0.0.2"]
+class Pods:
+    """A launcher's pod with its job, and a script in place of mpirun that ends as it is told."""
+
+    def __init__(self, folder: Path, key: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.run, self._port = folder, folder / "runs" / "tiny", port
+        self.pod = pod_of(key, CLIPSHIP_LAUNCHER_JOB="uid-1", PATH=f"{folder}/bin:/usr/bin:/bin")
+        rendezvous = Rendezvous.from_env(rank.environment(self.pod, {}))
+        assert rendezvous is not None
+        self._start = rendezvous.start
+        (folder / "bin").mkdir()
+        self.hosts("127.0.0.1")
+        monkeypatch.setattr(launcher, "HOSTFILE", folder / "hostfile")
+        monkeypatch.setattr(sys, "executable", str(folder / "bin" / "python"))
+        self._patch = monkeypatch
+
+    def hosts(self, *names: str) -> None:
+        (self.folder / "hostfile").write_text("".join(f"{name} slots=1\n" for name in names))
+
+    def starts(self, *ends: tuple[int, int], asked: bool = False, retries: int = 3) -> int:
+        """Runs a launcher whose starts of the ranks end with these codes and newest checkpoints."""
+        for number, (code, _) in enumerate(ends, 1):
+            end = asdict(ExitRecord(0, "w0", code, f"end {number}", 0.0)) | {"start": self._start}
+            (self.folder / f"{number}.json").write_text(json.dumps(end))
+        steps = " ".join(f"[{number}]={step}" for number, (_, step) in enumerate(ends, 1))
+        codes = " ".join(f"[{number}]={code}" for number, (code, _) in enumerate(ends, 1))
+        mpirun = self.folder / "bin" / "mpirun"
+        mpirun.write_text(f"""#!/bin/bash
+            cd {self.folder}; echo "$*" >>called; env >environment; number=$(wc -l <called)
+            declare -A codes=({codes}) steps=({steps})
+            saved={self.run}/checkpoints/step-$(printf %08d ${{steps[$number]}})
+            [ ${{steps[$number]}} -gt 0 ] && mkdir -p $saved && echo '{{}}' >$saved/manifest.json
+            cp $number.json {self.run}/exit.json
+            {"trap : USR2; kill -TERM $PPID; sleep 0.1" if asked else ""}
+            exit ${{codes[$number]}}""")
+        mpirun.chmod(0o755)
+        self.run.mkdir(parents=True, exist_ok=True)
+        job = tiny_job(
+            image={"tag": "a.b/c:1"},
+            logging={"runs": str(self.run.parent)},
+            resources={"nodes": 1, "gpus_per_node": 1},
+            kubernetes={"kind": "mpijob", "retries": retries, "workers_ready_s": 10.0},
+        )
+        (self.folder / "job.toml").write_text(dump_job(job))
+        for name, value in self.pod.items():
+            self._patch.setenv(name, value)
+        return launcher.main([str(self.folder / "job.toml"), f"--ssh-port={self._port}"])
+
+    @property
+    def called(self) -> list[str]:
+        """The command lines of mpirun so far."""
+        path = self.folder / "called"
+        return path.read_text().splitlines() if path.exists() else []
 
 
-def test_the_runs_time_counts_from_the_first_worker_that_answers(greeter: int) -> None:
+@pytest.fixture
+def pods(
+    tmp_path: Path, key: Path, greeter: int, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> Iterator[Pods]:
+    before = {number: signal.getsignal(number) for number in range(1, 32) if number not in (9, 19)}
+    yield Pods(tmp_path, key, greeter, monkeypatch)
+    for number, handler in before.items():
+        if handler is not None:
+            signal.signal(number, handler)
+
+
+FAILED, SAVED = (1, 0), (124, 10)
+
+
+@pytest.mark.parametrize(
+    ("ends", "asked", "code", "starts"),
+    [
+        ([(0, 0)], False, 0, 1),
+        ([(0, 0)], True, 0, 1),
+        ([(2, 0)], False, 2, 1),
+        ([(75, 0)], True, 75, 1),
+        ([(143, 0)], True, 143, 1),
+        ([(75, 0), FAILED, (75, 0), FAILED, FAILED, FAILED], False, 1, 6),
+        ([FAILED, FAILED, FAILED, SAVED, FAILED, FAILED, (124, 10)], False, 124, 7),
+    ],
+    ids=["done", "done when asked", "bad input", "saved", "killed", "failures", "failures with progress"],
+)
+def test_failures_without_progress_are_bounded_and_requests_are_heeded(
+    pods: Pods, ends: list[tuple[int, int]], asked: bool, code: int, starts: int
+) -> None:
+    assert pods.starts(*ends, asked=asked) == code
+    assert len(pods.called) == starts
+
+
+def test_a_new_launcher_remembers_and_a_new_submission_does_not(pods: Pods, capsys: Capture) -> None:
+    """Nor does it forget by the half of a record that a killed launcher wrote, or by one that is none."""
+    assert pods.starts((2, 0)) == 2
+    with open(pods.run / "artefacts" / "starts", "a") as file:
+        file.write("job=uid-1\nstarts=many\n\njob=uid-1\nstarts=3\nfail")
+    capsys.readouterr()
+    assert pods.starts((0, 0)) == 2
+    assert "end 1; last logged step: none, newest checkpoint: none" in capsys.readouterr().err
+    assert len(pods.called) == 1
+    pods.pod["CLIPSHIP_LAUNCHER_JOB"] = "uid-2"
+    assert pods.starts((0, 0), (0, 0)) == 0
+    assert len(pods.called) == 2
+
+
+def test_a_checkpoint_counts_once_it_is_whole(pods: Pods, capsys: Capture) -> None:
+    for step in (5, 10):
+        (pods.run / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    (pods.run / "checkpoints" / "step-00000005" / "manifest.json").write_text("{}")
+    assert pods.starts((2, 0)) == 2
+    assert "newest checkpoint: step-00000005" in capsys.readouterr().err
+
+
+def test_ranks_are_told_their_generation_by_mpirun_and_all_else_by_their_pods(pods: Pods) -> None:
+    """And ssh knows every worker by the job's own key alone."""
+    began = time.time()
+    assert pods.starts((0, 0)) == 0
+    words = shlex.split(pods.called[0])
+    exported = [words[at + 1] for at, word in enumerate(words) if word == "-x"]
+    told = dict(
+        line.split("=", 1) for line in (pods.folder / "environment").read_text().splitlines() if "=" in line
+    )
+    assert exported == ["CLIPSHIP_BEGAN", "CLIPSHIP_LAUNCHER_JOB"]
+    assert float(told["CLIPSHIP_BEGAN"]) == pytest.approx(began, abs=30)
+    assert f"--hostfile {pods.folder}/hostfile" in pods.called[0]
+    assert "StrictHostKeyChecking=yes" in told["OMPI_MCA_plm_rsh_args"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda pods: pods.hosts(), "hostfile names no worker"),
+        (lambda pods: (pods.folder / "hostfile").unlink(), "the MPI Operator mounts it into the launcher"),
+        (lambda pods: (pods.folder / "id_rsa").unlink(), "the MPI Operator mounts it at"),
+        (lambda pods: pods.pod.update(CLIPSHIP_SUPERVISORS=""), "CLIPSHIP_SUPERVISORS is not set"),
+        (
+            lambda pods: (pods.folder / "id_rsa.pub").unlink(),
+            "the public half of the key that CLIPSHIP_SSH_KEY names cannot be read",
+        ),
+    ],
+    ids=["no workers", "no hostfile", "no key", "no address", "no public key"],
+)
+def test_a_pod_that_the_operator_has_not_made_says_so(
+    pods: Pods, capsys: Capture, spoil: Callable[[Pods], object], said: str
+) -> None:
+    spoil(pods)
+    assert pods.starts((0, 0)) == 2
+    assert said in capsys.readouterr().err
+    assert pods.called == []
+
+
+def test_workers_that_do_not_come_are_listed_shortly(pods: Pods, capsys: Capture) -> None:
+    pods.hosts("127.0.0.1", *(f"127.0.0.{number}" for number in range(2, 9)))
+    assert pods.starts(retries=0) == 1
+    said = "7 of 8 workers were not ready within kubernetes.workers_ready_s = 10 s: 127, 127, 127, 127, 127 "
+    assert f"{said}and 2 more; " in capsys.readouterr().err
+
+
+def test_the_launcher_waits_for_every_sshd_and_counts_time_from_the_first_that_answers(
+    greeter: int, quick: None
+) -> None:
     times: list[int] = []
-    for hosts in (["127.0.0.2"], ["127.0.0.1", "127.0.0.2"], ["127.0.0.1"]):
-        wait_for_all(hosts, greeter, 0.0, lambda: False, print, on_first=lambda: times.append(1))
+
+    def silent(*hosts: str, limit_s: float = 0.0, given_up: bool = False) -> list[str]:
+        begun = lambda: times.append(1)  # noqa: E731
+        return wait_for_all(hosts, greeter, limit_s, lambda: given_up, print, on_first=begun)
+
+    assert silent("127.0.0.2") == ["127.0.0.2"]
+    assert times == []
+    assert silent("127.0.0.1", limit_s=60.0) == []
+    assert silent("127.0.0.1", "127.0.0.2") == ["127.0.0.2"]
     assert len(times) == 2
-    assert told_variables(None, "", 1) == {}
-    assert told_variables(12.3456, "", 1) == {"CLIPSHIP_BEGAN": "12.346"}
-    told = {"CLIPSHIP_STARTS_AGAIN": "lost", "CLIPSHIP_GENERATION": "2", "CLIPSHIP_BEGAN": "1.000"}
-    assert told_variables(1.0, "lost", 2) == told
+    assert silent("127.0.0.2", limit_s=60.0, given_up=True) == ["127.0.0.2"]
 
 
 def test_a_port_that_accepts_and_says_nothing_is_no_sshd() -> None:
@@ -223,6 +282,32 @@ def test_a_port_that_accepts_and_says_nothing_is_no_sshd() -> None:
         port = server.getsockname()[1]
         threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
         assert wait_for_all(["127.0.0.1"], port, 0.0, lambda: False, print) == ["127.0.0.1"]
+
+
+def test_the_launcher_takes_no_other_starts_end_for_its_ranks(tmp_path: Path) -> None:
+    place = Rendezvous("127.0.0.1", 1, "token")
+    watch = Watch(tmp_path, place, silence_s=60.0, start_s=60.0)
+    for start in ("another", place.start):
+        words = {**asdict(ExitRecord(0, "w0", 1, "refused", 0.0)), "start": start}
+        (tmp_path / "exit.json").write_text(json.dumps(words))
+        assert watch.is_over() == (start == place.start)
+    assert watch.end is not None
+    assert watch.end.reason == "refused"
+
+
+def test_the_launcher_ends_an_mpirun_whose_supervisors_ask_to_be_started_again(tmp_path: Path) -> None:
+    """mpirun may wait minutes for a node that has lost power."""
+    place = Rendezvous("127.0.0.1", 1, "token")
+    record = ExitRecord(1, "w1", 1, "killed", 0.0)
+
+    def asks() -> bool:
+        return asked_after(tmp_path, place.start, 2) > 0
+
+    for generation in (2, 3):
+        request = StartRequest(replace(record, generation=generation))
+        asyncio.run(ExitFiles(str(tmp_path), place.start).request_start(request))
+        watch = Watch(tmp_path, place, silence_s=60.0, start_s=60.0, starts_again=asks)
+        assert watch.is_over() == (generation == 3)
 
 
 # How a worker goes
@@ -276,47 +361,3 @@ def test_processes_that_are_not_its_own_are_left_alone(tmp_path: Path) -> None:
         ask_a_worker_to_go()
         assert stranger.poll() is None
         stranger.kill()
-
-
-# What the launcher sees
-
-
-def test_the_launcher_takes_no_other_starts_end_for_its_ranks(tmp_path: Path) -> None:
-    place = Rendezvous("127.0.0.1", 1, "token")
-    watch = Watch(tmp_path, place, silence_s=60.0, start_s=60.0)
-    for start in ("another", place.start):
-        words = {**asdict(ExitRecord(0, "w0", 1, "refused", 0.0)), "start": start}
-        asyncio.run(ExitFiles(str(tmp_path), start).write(EXIT_FILE, words))
-        assert watch.is_over() == (start == place.start)
-    assert watch.end is not None
-    assert watch.end.reason == "refused"
-
-
-def test_the_launcher_ends_an_mpirun_whose_supervisors_ask_to_be_started_again(tmp_path: Path) -> None:
-    """mpirun may wait minutes for a node that has lost power."""
-    place = Rendezvous("127.0.0.1", 1, "token")
-    record = ExitRecord(1, "w1", 1, "killed", 0.0)
-
-    def asks() -> bool:
-        return asked_after(tmp_path, place.start, 2) > 0
-
-    for generation in (2, 3):
-        request = StartRequest(replace(record, generation=generation))
-        asyncio.run(ExitFiles(str(tmp_path), place.start).request_start(request))
-        watch = Watch(tmp_path, place, silence_s=60.0, start_s=60.0, starts_again=asks)
-        assert watch.is_over() == (generation == 3)
-
-
-def test_ranks_are_told_their_generation_by_mpirun_and_all_else_by_their_pods(
-    key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/mpirun")
-    names = ("CLIPSHIP_STARTS_AGAIN", "CLIPSHIP_GENERATION")
-    command = ranks_command(Path("/etc/clipship/job.toml"), 4, names)
-    assert [command[at + 1] for at, word in enumerate(command) if word == "-x"] == list(names)
-    assert "-x" not in ranks_command(Path("/etc/clipship/job.toml"), 4)
-    pod = {"CLIPSHIP_SUPERVISORS": "w0:4711", "CLIPSHIP_SSH_KEY": str(key), "HOME": "/root"}
-    own = {"CLIPSHIP_GENERATION": "3", "CLIPSHIP_STARTS_AGAIN": "always", "HOME": "/"}
-    found = environment(pod, own)
-    assert (found["CLIPSHIP_GENERATION"], found["CLIPSHIP_STARTS_AGAIN"]) == ("3", "always")
-    assert found["HOME"] == "/root"

@@ -11,20 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from signal import SIGCHLD, SIGINT, SIGTERM, getsignal, signal
+from typing import Any
 
 import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.errors import EXIT_START_AGAIN
 from trainer.launch.kubernetes.pod import node
-from trainer.launch.kubernetes.pod.names import JOB_UID
-from trainer.launch.kubernetes.pod.node import INDEX, Node
-from trainer.launch.kubernetes.pod.starts import PodsStart, open_start
-from trainer.launch.ranks.started_ranks import StartedRank, run_ranks
+from trainer.launch.kubernetes.pod.starts import open_start
+from trainer.launch.ranks import started_ranks
 from trainer.run.exit_record import ExitRecord
-from trainer.run.folder import run_folder
-from trainer.run.layout import EXIT_FILE
-from trainer.world.rendezvous import RENDEZVOUS
 
 UID = "00000000-0000-0000-0000-00000000c11b"
 
@@ -38,31 +34,32 @@ def own_signals() -> Iterator[None]:
 
 
 @pytest.fixture
-def pod(tmp_path: Path) -> Node:
+def pod(tmp_path: Path) -> node.Node:
     job = tiny_job(logging={"runs": str(tmp_path)}, resources={"nodes": 2, "gpus_per_node": 1})
-    run_folder(job).mkdir(parents=True)
-    return Node(tmp_path / "job.toml", job, {INDEX: "1", JOB_UID: UID, RENDEZVOUS: "tiny-0:29400"})
+    (tmp_path / "tiny").mkdir()
+    own = {"JOB_COMPLETION_INDEX": "1", "CLIPSHIP_LAUNCHER_JOB": UID, "CLIPSHIP_SUPERVISORS": "tiny-0:29400"}
+    return node.Node(tmp_path / "job.toml", job, own)
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> PodsStart:
-    begun = open_start(run_folder(tiny_job(logging={"runs": str(tmp_path)})), UID)
+def start(tmp_path: Path) -> Any:
+    begun = open_start(tmp_path / "tiny", UID)
     for index in (0, 1):
         begun.mark(index)
     begun.begin("10.0.0.1")
     return begun
 
 
-def test_a_run_that_a_second_signal_has_ended_is_over_for_the_next_pods(pod: Node, start: PodsStart) -> None:
+def test_a_run_that_a_second_signal_has_ended_is_over_for_the_next_pods(pod: node.Node, start: Any) -> None:
     record = ExitRecord(3, "tiny-1", 143, "a second signal (15) ended the run at once", time.time())
-    (start.run_folder / EXIT_FILE).write_text(json.dumps({**asdict(record), "start": start.name}))
+    (start.run_folder / "exit.json").write_text(json.dumps({**asdict(record), "start": start.name}))
     assert pod._leave_after(start, 143) == EXIT_START_AGAIN
     assert start.end is not None, "the next pods would wait for those of this start"
     assert start.end.code == 143
 
 
 def test_a_pod_whose_supervisor_was_ended_by_a_signal_says_so_if_nobody_has_recorded_an_end(
-    pod: Node, start: PodsStart, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pod: node.Node, start: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(node, "SHOWN_S", 0.0)
     assert pod._leave_after(start, 137) == 137
@@ -71,13 +68,16 @@ def test_a_pod_whose_supervisor_was_ended_by_a_signal_says_so_if_nobody_has_reco
 
 
 def test_a_supervisor_that_starts_after_a_request_to_stop_hears_of_it(
-    pod: Node, start: PodsStart, monkeypatch: pytest.MonkeyPatch
+    pod: node.Node, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     popen = subprocess.Popen
     monkeypatch.setattr("subprocess.Popen", lambda command, **keys: popen(["sleep", "60"]))
 
     def run(
-        start_rank: Callable[..., StartedRank], *_others: object, asked: Callable[[], bool], **_keys: object
+        start_rank: Callable[..., started_ranks.StartedRank],
+        *_others: object,
+        asked: Callable[[], bool],
+        **_keys: object,
     ) -> int:
         assert asked()
         return start_rank(0, {}).process.wait()
@@ -99,10 +99,10 @@ def test_no_supervisor_is_started_again_once_the_ranks_were_asked_to_stop(
     ]
     started: list[int] = []
 
-    def start_rank(rank: int, _more: object) -> StartedRank:
+    def start_rank(rank: int, _more: object) -> started_ranks.StartedRank:
         started.append(rank)
-        return StartedRank(subprocess.Popen([sys.executable, "-c", programs[rank]]))
+        return started_ranks.StartedRank(subprocess.Popen([sys.executable, "-c", programs[rank]]))
 
-    assert run_ranks(start_rank, 2, (), "clipship", keep_going=True, asked=lambda: True) == 75
+    assert started_ranks.run_ranks(start_rank, 2, (), "clipship", keep_going=True, asked=lambda: True) == 75
     assert started == [0, 1]
     assert capsys.readouterr().err == "clipship: rank 0's supervisor ended by SIGTERM\n"

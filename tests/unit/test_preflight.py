@@ -3,7 +3,7 @@
 import json
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -15,91 +15,154 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.jobs import tiny_job
-from trainer.comm.connect import connect
-from trainer.comm.protocol import Comm
-from trainer.config.resources import Resources
-from trainer.errors import MachineError, UnfitNode
+from trainer.errors import MachineError
 from trainer.preflight import host_probe, network_probe
-from trainer.preflight.check import FRESH_S, PreflightReport, check_again, has_passed
+from trainer.preflight.check import PreflightReport, check_again, has_passed
 from trainer.preflight.findings import find_problems
-from trainer.preflight.measurements import Finding, Gpu, Measurements, Needs, Placement, Rdma, Timing
+from trainer.preflight.measurements import Measurements, Needs
 from trainer.preflight.table import lines
-from trainer.run.exit_record import RANK_DIR
 from trainer.run.layout import Run
 from trainer.train.prepare import _report_findings
-from trainer.world.condemned import condemned
-from trainer.world.launchers import detect
 
 NEEDS = Needs(shm_bytes=1 << 30, open_files=1024, checkpoint_bytes=1 << 30, checkpoints=4)
-GPU = Gpu(
-    "H100", free_bytes=79 << 30, total_bytes=80 << 30, uncorrected_errors=0, slowed_by=(), other_processes=0
-)
+GPU: dict[str, Any] = {
+    "name": "H100",
+    "free_bytes": 79 << 30,
+    "total_bytes": 80 << 30,
+    "uncorrected_errors": 0,
+    "slowed_by": (),
+    "other_processes": 0,
+}
+PLACE: dict[str, Any] = {
+    "gpu": "0000:1a:00.0",
+    "numa_node": 0,
+    "cpus": "0-31",
+    "near": True,
+    "apart": False,
+    "adapters": ("mlx5_0", "mlx5_1"),
+    "closeness": "behind the same PCI switch",
+}
+FRESH_S = 3600
 
 
-def _readings(nodes: int = 4, **changed: Any) -> list[Measurements]:
-    """One rank a node, all well; `changed` is that of the last."""
-    fast = {"all_reduce": Timing(1 << 20, 0.001)}
-    measurements = [
-        Measurements(
-            n,
-            0,
-            f"n{n}",
-            2 << 30,
-            4096,
-            100 << 30,
-            1000.0,
-            timings=fast,
-            pairs={f"n{n ^ 1}": Timing(1 << 24, 0.01)},
-            gpu=GPU,
-        )
-        for n in range(nodes)
+def timing(size: int, seconds: float) -> dict[str, Any]:
+    return {"bytes": size, "seconds": seconds}
+
+
+def rdma(*devices: str, opened: bool = False, refused_by: str = "") -> dict[str, Any]:
+    return {"devices": devices, "opened": opened, "refused_by": refused_by}
+
+
+def readings(nodes: int = 4, every: dict[str, Any] | None = None, **changed: Any) -> list[Measurements]:
+    """One rank a node, all well but for `every`; `changed` is that of the last."""
+    own = asdict(Measurements(0, 0, "", 2 << 30, 4096, 100 << 30, 1000.0))
+    tables = [
+        own
+        | {"rank": rank, "node": f"n{rank}", "gpu": GPU, "timings": {"all_reduce": timing(1 << 20, 0.001)}}
+        | {"pairs": {f"n{rank ^ 1}": timing(1 << 24, 0.01)}}
+        | (every or {})
+        for rank in range(nodes)
     ]
-    return [*measurements[:-1], replace(measurements[-1], **changed)]
+    return [Measurements.from_table(table) for table in (*tables[:-1], tables[-1] | changed)]
 
 
-def _texts(measurements: list[Measurements]) -> list[str]:
+def texts(measurements: Sequence[Measurements], fabric: str | None = None, check: str = "") -> list[str]:
+    """What is found; with `check`, only about that."""
+    found = find_problems(measurements, replace(NEEDS, fabric=fabric))
     return [
         f"{finding.severity} {finding.check}: {finding.text}"
-        for finding in find_problems(measurements, NEEDS)
+        for finding in found
+        if check in ("", finding.check)
     ]
 
 
-def test_nothing_is_found_where_all_is_well() -> None:
-    assert _texts(_readings()) == []
+SLOW = timing(1 << 24, 0.1)
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected"),
+    ("changed", "expected", "blamed"),
     [
-        ({"wrong": ("all_reduce: 3 values",)}, "error collectives: rank 3 on n3: all_reduce: 3 values"),
-        ({"shm_bytes": 64 << 20}, "warning shared memory: n3: 64 MiB of /dev/shm are free"),
-        ({"open_files": 256}, "warning open files: n3: 256 open files are allowed, but a rank may need 1024"),
-        ({"clock_s": 990.0}, "warning clock: n3: its clock is 10.0 s behind"),
+        ({"wrong": ("all_reduce: 3 values",)}, "error collectives: rank 3 on n3: all_reduce: 3 values", True),
+        ({"shm_bytes": 64 << 20}, "warning shared memory: n3: 64 MiB of /dev/shm are free", False),
         (
-            {"pairs": {"n2": Timing(1 << 24, 0.1)}},
+            {"open_files": 256},
+            "warning open files: n3: 256 open files are allowed, but a rank may need 1024",
+            False,
+        ),
+        ({"clock_s": 990.0}, "warning clock: n3: its clock is 10.0 s behind", False),
+        (
+            {"pairs": {"n2": SLOW}},
             "warning link: n3: 0.168 GB/s to its best partner, but the median is 1.68 GB/s",
+            True,
         ),
         (
-            {"gpu": replace(GPU, uncorrected_errors=2)},
+            {"gpu": GPU | {"uncorrected_errors": 2}},
             "warning ECC: rank 3 on n3, H100: 2 uncorrected memory errors",
+            True,
         ),
         (
-            {"gpu": replace(GPU, slowed_by=("power brake",))},
+            {"gpu": GPU | {"slowed_by": ("power brake",)}},
             "warning GPU clocks: rank 3 on n3, H100: slowed down by power brake",
+            False,
         ),
         (
-            {"gpu": replace(GPU, other_processes=1)},
+            {"gpu": GPU | {"other_processes": 1}},
             "warning GPU use: rank 3 on n3, H100: 1 other process uses it",
+            False,
         ),
         (
-            {"gpu": replace(GPU, free_bytes=40 << 30)},
+            {"gpu": GPU | {"free_bytes": 40 << 30}},
             "warning GPU memory: rank 3 on n3, H100: only 40.0 GiB of 80.0 GiB are free",
+            False,
+        ),
+        (
+            {"rdma": rdma("mlx5_0 400 Gb/s")},
+            "warning RDMA: n3: NCCL uses TCP instead of the node's mlx5_0 400 Gb/s; a container needs",
+            True,
+        ),
+        (
+            {"rdma": rdma("mlx5_0 400 Gb/s", refused_by="NCCL_IB_DISABLE=1")},
+            "warning RDMA: n3: NCCL uses TCP instead of the node's mlx5_0 400 Gb/s; NCCL_IB_DISABLE=1 makes",
+            False,
+        ),
+        (
+            {"placement": PLACE | {"cpus": "32-63", "near": False, "apart": True}},
+            "warning CPUs: rank 3 on n3: no CPU next to the GPU; rank 3 has CPUs 32-63",
+            False,
         ),
     ],
 )
-def test_the_odd_node_is_named(changed: dict[str, Any], expected: str) -> None:
-    (text,) = _texts(_readings(**changed))
-    assert text.startswith(expected)
+def test_the_odd_node_is_named_and_blamed_if_its_hardware_is_the_reason(
+    changed: dict[str, Any], expected: str, blamed: bool
+) -> None:
+    (finding,) = find_problems(readings(**changed), NEEDS)
+    assert f"{finding.severity} {finding.check}: {finding.text}".startswith(expected)
+    assert finding.node == ("n3" if blamed else "")
+
+
+USED = rdma("mlx5_0 400 Gb/s", opened=True)
+IDLE = rdma("mlx5_0 400 Gb/s")
+ONE_NODE = {"node": "n0", "pairs": {}}
+
+
+@pytest.mark.parametrize("every", [{}, {"rdma": USED}, {**ONE_NODE, "rdma": IDLE}], ids=str)
+def test_nothing_is_found_where_all_is_well(every: dict[str, Any]) -> None:
+    assert texts(readings(every=every)) == []
+
+
+def test_an_open_clip_that_was_not_tried_is_named_once() -> None:
+    (text,) = texts(readings(every={"open_clip": "4.0.1"}))
+    assert "open_clip_torch 4.0.1 is none of the releases" in text
+
+
+def test_nodes_that_all_fell_back_to_tcp_are_named_with_the_devices_that_they_have() -> None:
+    devices = [f"mlx5_{number} 400 Gb/s" for number in range(8)]
+    (text,) = texts(readings(every={"rdma": rdma(*devices)}))
+    assert text.startswith(
+        "warning RDMA: n0, n1, n2, n3: NCCL uses TCP instead of the node's mlx5_0 400 Gb/s, "
+        "mlx5_1 400 Gb/s, mlx5_2 400 Gb/s and 5 more; a container needs /dev/infiniband"
+    )
+    assert len(texts(readings(every={"rdma": IDLE}), "ib")) == 1, "and the fabric is not named again"
 
 
 def _device(
@@ -127,96 +190,76 @@ def test_active_rdma_devices_are_found_and_whether_one_is_open(tmp_path: Path) -
     _device(tmp_path, "mlx5_2", "400 Gb/sec (4X NDR)", state="1: DOWN")
     _device(tmp_path, "bnxt_re0", "25 Gb/sec (1X EDR)", layer="Ethernet")  # the node's ordinary adapter
     (tmp_path / "broken/ports/1").mkdir(parents=True)
-    shut, opened = (
-        _files(tmp_path / "a", "/dev/null"),
-        _files(tmp_path / "b", "/dev/null", "/dev/infiniband/uverbs3"),
-    )
+    shut = _files(tmp_path / "a", "/dev/null")
+    opened = _files(tmp_path / "b", "/dev/null", "/dev/infiniband/uverbs3")
     devices = ("mlx5_0 400 Gb/s", "mlx5_1 200 Gb/s", "rdmap16s27 100 Gb/s")
-    assert host_probe.rdma({}, tmp_path, shut) == Rdma(devices, opened=False)
-    assert host_probe.rdma({"NCCL_IB_DISABLE": "0"}, tmp_path, opened) == Rdma(devices, opened=True)
-    assert host_probe.rdma({"NCCL_IB_DISABLE": "1"}, tmp_path, shut) == Rdma(
-        devices, False, "NCCL_IB_DISABLE=1"
-    )
-    assert host_probe.rdma({"NCCL_NET": "Socket"}, tmp_path, shut) == Rdma(devices, False, "NCCL_NET=Socket")
+    for env, files, is_open, refused_by in (
+        ({}, shut, False, ""),
+        ({"NCCL_IB_DISABLE": "0"}, opened, True, ""),
+        ({"NCCL_IB_DISABLE": "1"}, shut, False, "NCCL_IB_DISABLE=1"),
+        ({"NCCL_NET": "Socket"}, shut, False, "NCCL_NET=Socket"),
+    ):
+        found = host_probe.rdma(env, tmp_path, files)
+        assert found is not None
+        assert asdict(found) == rdma(*devices, opened=is_open, refused_by=refused_by)
     assert host_probe.rdma({}, tmp_path / "none", shut) is None
-
-
-def test_nodes_that_all_fell_back_to_tcp_are_named_with_the_devices_that_they_have() -> None:
-    idle = Rdma(tuple(f"mlx5_{number} 400 Gb/s" for number in range(8)), opened=False)
-    (text,) = _texts([replace(r, rdma=idle) for r in _readings()])
-    assert text.startswith(
-        "warning RDMA: n0, n1, n2, n3: NCCL uses TCP instead of the node's mlx5_0 400 Gb/s, "
-        "mlx5_1 400 Gb/s, mlx5_2 400 Gb/s "
-        "and 5 more; a container needs /dev/infiniband"
-    )
-    refused = replace(idle, refused_by="NCCL_IB_DISABLE=1")
-    (text,) = _texts([replace(r, rdma=refused) for r in _readings()])
-    assert text.endswith("and 5 more; NCCL_IB_DISABLE=1 makes it do so: remove that setting")
-    (text,) = _texts(_readings(rdma=idle))
-    assert text.startswith("warning RDMA: n3: NCCL uses TCP")
-
-
-def _fabric_texts(measurements: list[Measurements], fabric: str | None) -> list[str]:
-    found = find_problems(measurements, replace(NEEDS, fabric=fabric))
-    return [finding.text for finding in found if finding.check == "fabric"]
 
 
 @pytest.mark.parametrize("fabric", ["ib", "roce", "efa"])
 def test_a_fabric_that_no_node_sees_is_named(fabric: str) -> None:
-    (text,) = _fabric_texts(_readings(), fabric)
-    assert text.startswith(f'n0, n1, n2, n3: resources.fabric = "{fabric}", but no active adapter is visible')
-    assert not _fabric_texts(_readings(), None)
-    assert not _fabric_texts(_readings(), "ethernet")
-    assert not _fabric_texts([replace(r, node="n0", pairs={}) for r in _readings()], fabric)
-
-
-@pytest.mark.parametrize(("gb", "slow"), [(400, True), (100, True), (50, False), (40, False)])
-def test_a_fabric_on_which_every_node_is_slow_is_named(gb: int, slow: bool) -> None:
-    """All nodes reach 1.68 GB/s, so that none is odd."""
-    used = Rdma((f"mlx5_0 {gb} Gb/s", "mlx5_1 25 Gb/s"), opened=True)
-    texts = _fabric_texts([replace(r, rdma=used) for r in _readings()], "ib")
-    assert len(texts) == int(slow)
-    if slow:
-        assert f"reaches 1.68 GB/s, and one adapter alone carries {gb / 8:.3g} GB/s" in texts[0]
-    assert not _texts([replace(r, rdma=used) for r in _readings()])
+    (text,) = texts(readings(), fabric, "fabric")
+    expected = f'n0, n1, n2, n3: resources.fabric = "{fabric}", but no active adapter is visible'
+    assert text.startswith(f"warning fabric: {expected}")
+    assert not texts(readings(), "ethernet", "fabric")
+    assert not texts(readings(every=ONE_NODE), fabric, "fabric")
 
 
 @pytest.mark.parametrize(
-    ("fabric", "gb_s", "slow"),
-    [("ethernet", 0.1, True), ("ethernet", 0.4, False), ("tcpxo", 5.0, True), ("tcpxo", 7.0, False)],
+    ("fabric", "adapter", "gb_s", "carries"),
+    [
+        ("ib", 400, 1.68, 50.0),
+        ("ib", 100, 1.68, 12.5),
+        ("ib", 50, 1.68, None),
+        ("ib", 40, 1.68, None),
+        # whose adapters say no speed: the slowest row of Ethernet has 10 Gb/s, and an adapter of TCPXO 200
+        ("ethernet", None, 0.1, 1.25),
+        ("ethernet", None, 0.4, None),
+        ("tcpxo", None, 5.0, 25.0),
+        ("tcpxo", None, 7.0, None),
+    ],
 )
-def test_a_fabric_whose_adapters_say_no_speed_is_compared_with_the_table_of_rates(
-    fabric: str, gb_s: float, slow: bool
+def test_a_fabric_on_which_every_node_is_slow_is_named(
+    fabric: str, adapter: int | None, gb_s: float, carries: float | None
 ) -> None:
-    """The slowest row of Ethernet has 10 Gb/s, and an adapter of TCPXO 200 Gb/s; a quarter is enough."""
-    pairs = {"n0": Timing(1 << 24, (1 << 24) / (gb_s * 1e9))}
-    texts = _fabric_texts([replace(r, pairs=pairs) for r in _readings()], fabric)
-    assert [f"reaches {gb_s:.3g} GB/s, and one adapter alone carries" in text for text in texts] == [
-        True
-    ] * slow
+    """No node is odd, and a quarter of one adapter is enough."""
+    pairs = {"n0": timing(1 << 24, (1 << 24) / (gb_s * 1e9))}
+    used = rdma(f"mlx5_0 {adapter} Gb/s", "mlx5_1 25 Gb/s", opened=True) if adapter else None
+    found = texts(readings(every={"pairs": pairs, "rdma": used}), fabric, "fabric")
+    if carries is None:
+        assert not found
+    else:
+        assert f"reaches {gb_s:.3g} GB/s, and one adapter alone carries {carries:.3g} GB/s" in found[0]
 
 
 @pytest.mark.parametrize("fabric", ["ib", "ethernet", None])
 def test_nodes_that_may_lock_too_little_memory_for_rdma_are_named(fabric: str | None) -> None:
-    used = Rdma(("mlx5_0 10 Gb/s",), opened=True)
+    def found(locked: int | None, used: dict[str, Any] | None) -> list[str]:
+        every = {"rdma": used, "locked_bytes": locked}
+        return texts(readings(every=every), fabric, "locked memory")
 
-    def texts(locked: int | None, rdma: Rdma | None) -> list[str]:
-        measured = [replace(r, rdma=rdma, locked_bytes=locked) for r in _readings()]
-        found = find_problems(measured, replace(NEEDS, fabric=fabric))
-        return [finding.text for finding in found if finding.check == "locked memory"]
-
-    (text,) = texts(8 << 20, used)
-    assert text.startswith("n0, n1, n2, n3: a rank may lock 8 MiB of memory")
-    assert not texts(None, used)
-    assert not texts(4 << 30, used)
-    assert bool(texts(8 << 20, None)) is (fabric == "ib")
+    used = rdma("mlx5_0 10 Gb/s", opened=True)
+    (text,) = found(8 << 20, used)
+    assert "n0, n1, n2, n3: a rank may lock 8 MiB of memory" in text
+    assert not found(None, used)
+    assert not found(4 << 30, used)
+    assert bool(found(8 << 20, None)) is (fabric == "ib")
 
 
 def test_root_with_the_capability_may_lock_memory_beyond_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = tmp_path / "status"
-    monkeypatch.setattr("trainer.preflight.host_probe.resource.getrlimit", lambda _: (8 << 20, 8 << 20))
+    monkeypatch.setattr("resource.getrlimit", lambda _: (8 << 20, 8 << 20))
     status.write_text("Name:\tpython\nCapEff:\t0000000000004000\n")
     assert host_probe.locked_bytes(status) is None
     status.write_text("Name:\tpython\nCapEff:\t0000000000003fff\n")
@@ -224,53 +267,37 @@ def test_root_with_the_capability_may_lock_memory_beyond_the_limit(
     assert host_probe.locked_bytes(tmp_path / "none") == 8 << 20
 
 
-def test_adapters_that_are_not_opened_are_named_once() -> None:
-    idle = Rdma(("mlx5_0 400 Gb/s",), opened=False)
-    assert not _fabric_texts([replace(r, rdma=idle) for r in _readings()], "ib")
-    assert len(find_problems([replace(r, rdma=idle) for r in _readings()], replace(NEEDS, fabric="ib"))) == 1
-
-
-def test_nothing_is_said_of_rdma_that_is_used_or_not_needed() -> None:
-    used = Rdma(("mlx5_0 400 Gb/s",), opened=True)
-    assert _texts([replace(r, rdma=used) for r in _readings()]) == []
-    one_node = [replace(r, node="n0", pairs={}, rdma=replace(used, opened=False)) for r in _readings()]
-    assert _texts(one_node) == []
-
-
-def test_slow_copy_to_a_gpu_is_named_against_the_others() -> None:
-    measurements = [
-        replace(r, timings={"host to device": Timing(1 << 26, 0.01 if r.rank != 1 else 0.05)})
-        for r in _readings()
-    ]
-    (text,) = _texts(measurements)
-    assert text.startswith("warning host to device: rank 1 on n1: ")
-
-
-def test_a_slow_gpu_is_named_against_the_others() -> None:
-    measurements = [replace(r, tflops=500.0 if r.rank == 1 else 700.0) for r in _readings()]
-    (text,) = _texts(measurements)
-    assert text.startswith(
-        "warning GPU products: rank 1 on n1: 500 TFLOP/s of products, but the median is 700 "
-    )
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"timings": {"host to device": timing(1 << 26, 0.05)}}, "warning host to device: rank 3 on n3: "),
+        (
+            {"tflops": 500.0},
+            "warning GPU products: rank 3 on n3: 500 TFLOP/s of products, but the median is 700 ",
+        ),
+    ],
+)
+def test_a_slow_gpu_or_copy_to_it_is_named_against_the_others(changed: dict[str, Any], expected: str) -> None:
+    well = {"timings": {"host to device": timing(1 << 26, 0.01)}, "tflops": 700.0}
+    (text,) = texts(readings(every=well, **changed))
+    assert text.startswith(expected)
 
 
 @pytest.mark.parametrize(
     ("name", "told"), [("NVIDIA GeForce RTX 3090", True), ("NVIDIA H100 80GB HBM3", False)]
 )
 def test_rates_of_a_gpu_without_a_row_are_told_as_a_job_takes_them(name: str, told: bool) -> None:
-    gpu = Gpu(name, 24 * 2**30, 24 * 2**30, 0, (), 0)
-    copy = {"within the GPU": Timing(2 << 28, 0.00062)}
-    (own, *_) = _readings()
-    text = "\n".join(lines([replace(own, gpu=gpu, tflops=71.4, timings=copy)], [], [], "fine"))
+    gpu = GPU | {"name": name, "free_bytes": 24 << 30, "total_bytes": 24 << 30}
+    copy = {"within the GPU": timing(2 << 28, 0.00062)}
+    text = "\n".join(lines(readings(1, gpu=gpu, tflops=71.4, timings=copy), [], [], "fine"))
     given = "gpu_rates = { memory_gib = 24.0, tflops = 71, bandwidth_gb_s = 866 }"
     assert "GPU products   at least 71 TFLOP/s in bf16 (rank 0 on n0)" in text
     assert (given in text) == told
-    assert Resources.model_validate(tomllib.loads(given)).known_gpu is not None
+    assert tiny_job(resources=tomllib.loads(given)).resources.known_gpu is not None
 
 
 def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:
-    measurements = [replace(r, disk_bytes=1 << 20) for r in _readings()]
-    (text,) = _texts(measurements)
+    (text,) = texts(readings(every={"disk_bytes": 1 << 20}))
     assert text.startswith(
         "warning disk: n0: 1 MiB are free in the run folder's file system, "
         "but 4 checkpoints need about 4.0 GiB"
@@ -278,10 +305,10 @@ def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:
 
 
 def test_partner_of_a_slow_node_is_not_blamed() -> None:
-    slow = Timing(1 << 24, 0.1)
-    measurements = _readings(pairs={"n2": slow, "n1": slow})
-    measurements[2] = replace(measurements[2], pairs={"n3": slow, "n0": Timing(1 << 24, 0.01)})
-    (text,) = _texts(measurements)
+    measurements = readings(pairs={"n2": SLOW, "n1": SLOW})
+    partner = asdict(measurements[2]) | {"pairs": {"n3": SLOW, "n0": timing(1 << 24, 0.01)}}
+    measurements[2] = Measurements.from_table(partner)
+    (text,) = texts(measurements)
     assert text.startswith("warning link: n3")
 
 
@@ -306,93 +333,59 @@ def test_every_round_pairs_ranks_mutually_and_across_places(slots: list[int]) ->
     assert units == 1 or met >= firsts
 
 
-@pytest.fixture
-def alone() -> Iterator[Comm]:
-    comm = connect(tiny_job(), detect({}, "here"), {})
-    yield comm
-    comm.close()
-
-
-def test_collectives_of_one_rank_are_right(alone: Comm) -> None:
+def test_a_restart_finds_a_collective_that_has_become_wrong_and_names_its_values(
+    alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert network_probe.wrong_collectives(alone) == ()
 
-
-def test_a_collective_with_a_wrong_result_is_named_with_it(
-    alone: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def zeros_in_the_middle(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.clone()
         tensor[300:400] = 0  # as GPUs do whose peer access is broken
         return tensor
 
     monkeypatch.setattr(alone, "all_reduce", zeros_in_the_middle)
-    (text,) = network_probe.wrong_collectives(alone)
-    assert text == "all_reduce: 100 of 65536 values are wrong, value 300 is 0 instead of 49"
+    said = "wrong values: rank 0 on here: all_reduce: 100 of 65536 values are wrong, value 300 is 0 instead"
+    with pytest.raises(MachineError, match=said):
+        check_again(alone)
 
 
-def test_measuring_stops_when_the_time_is_up(alone: Comm) -> None:
+@pytest.mark.parametrize(("in_time", "repeats"), [(0, 1), (2, 3), (99, network_probe.REPEATS)])
+def test_measuring_is_repeated_until_the_time_is_up(alone: Any, in_time: int, repeats: int) -> None:
+    answers, runs = chain([False] * in_time, repeat(True)), []
+    network_probe.timing(alone, 8, lambda: runs.append(1), lambda: next(answers))
+    assert len(runs) == 1 + repeats  # the first one sets up connections
     answers = chain([False], repeat(True))
     assert list(network_probe.time_collectives(alone, 1024, 1024, lambda: next(answers))) == ["latency"]
 
 
-@pytest.mark.parametrize(("in_time", "repeats"), [(0, 1), (2, 3), (99, network_probe.REPEATS)])
-def test_a_slow_collective_is_repeated_until_the_time_is_up(alone: Comm, in_time: int, repeats: int) -> None:
-    answers, runs = chain([False] * in_time, repeat(True)), []
-    network_probe.timing(alone, 8, lambda: runs.append(1), lambda: next(answers))
-    assert len(runs) == 1 + repeats  # the first one sets up connections
-
-
 def test_table_names_the_slowest_and_says_what_was_left_out() -> None:
-    measurements = _readings(timings={"all_reduce": Timing(1 << 20, 0.002)})
+    measurements = readings(timings={"all_reduce": timing(1 << 20, 0.002)})
+    tables = [asdict(each) for each in measurements[:2]]
     measurements[:2] = [
-        replace(r, rdma=Rdma(("mlx5_0 400 Gb/s",), opened=not r.rank)) for r in measurements[:2]
+        Measurements.from_table(table | {"rdma": used})
+        for table, used in zip(tables, (USED, IDLE), strict=True)
     ]
-    shown = list(
-        lines(
-            measurements, [Finding("warning", "clock", "n1: off")], ("pairs",), "0 errors, 1 warning in 2.0 s"
-        )
-    )
+    findings = find_problems(readings(clock_s=990.0), NEEDS)
+    shown = list(lines(measurements, findings, ("pairs",), "0 errors, 1 warning in 2.0 s"))
     assert shown[0] == "world          4 ranks on 4 nodes: n0, n1, n2, n3"
     assert "all_reduce     0.524 GB/s: 1 MiB in 2 ms (slowest: rank 3 on n3)" in shown
     assert "not measured   pairs: time ran out (health.preflight_s)" in shown
     assert "RDMA           1 of 2 ranks use an RDMA device of their node" in shown
-    assert "warning        clock: n1: off" in shown
+    assert shown[-2].startswith("warning        clock: n3: its clock is 10.0 s behind")
     assert shown[-1] == "result         0 errors, 1 warning in 2.0 s"
 
 
 def test_table_shows_where_the_ranks_of_a_node_are() -> None:
-    place = Placement(
-        "0000:1a:00.0", 0, "0-31", True, False, ("mlx5_0", "mlx5_1"), "behind the same PCI switch"
-    )
-    loose = replace(place, gpu="0000:9a:00.0", numa_node=None, cpus="0-63", near=False, adapters=())
-    measurements = [
-        replace(r, placement=loose if r.rank == 1 else place, node=f"n{r.rank // 2}") for r in _readings()
-    ]
+    loose = {"gpu": "0000:9a:00.0", "numa_node": None, "cpus": "0-63", "near": False, "adapters": ()}
+    measurements = readings(2, {"placement": PLACE, "node": "n0"}, placement=PLACE | loose)
     shown = [line.split(maxsplit=1) for line in lines(measurements, [], (), "0 errors")]
     at = next(number for number, line in enumerate(shown) if line[0] == "CPUs")
-    assert shown[at][1] == "3 of 4 ranks on CPUs next to the GPU alone"
+    assert shown[at][1] == "1 of 2 ranks on CPUs next to the GPU alone"
     assert " ".join(shown[at + 1]) == (
         "rank 0 on n0: GPU 0000:1a:00.0, NUMA node 0, CPUs 0-31, mlx5_0, mlx5_1 behind the same PCI switch"
     )
     assert " ".join(shown[at + 2]) == "rank 1 on n0: GPU 0000:9a:00.0, unknown NUMA node, CPUs 0-63"
     assert shown[at + 3][0] == "result"
-    assert [Measurements.from_table(asdict(r)) for r in measurements] == measurements
-
-
-def test_a_rank_whose_launcher_bound_it_to_the_other_socket_is_named() -> None:
-    near = Placement("0000:1a:00.0", 0, "0-31", True, False, (), "")
-    far = replace(near, cpus="32-63", near=False, apart=True)
-    readings = [replace(r, placement=far if r.rank == 2 else near) for r in _readings()]
-    (finding,) = find_problems(readings, NEEDS)
-    assert finding.severity == "warning"
-    assert "rank 2 on n2: no CPU next to the GPU; rank 2 has CPUs 32-63" in finding.text
-
-
-def test_report_is_one_line_of_json() -> None:
-    text = PreflightReport(tuple(_readings()), (Finding("error", "disk", "n0: full"),), (), 1.5).as_json()
-    assert "\n" not in text
-    found = json.loads(text)
-    assert (found["ranks"], found["errors"], found["measurements"][3]["node"]) == (4, 1, "n3")
 
 
 @pytest.mark.parametrize(
@@ -407,29 +400,24 @@ def test_report_is_one_line_of_json() -> None:
     ],
 )
 def test_a_restart_measures_no_node_again_that_has_passed_lately(
-    tmp_path: Path, generation: int, measured: dict[str, float] | None, passed: bool
+    tmp_path: Path,
+    alone: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    generation: int,
+    measured: dict[str, float] | None,
+    passed: bool,
 ) -> None:
     """`measured` are the seconds since each node's measurement."""
     figures = tmp_path / "preflight.json"
     if measured is not None:
         rows = [{"node": node, "clock_s": time.time() - ago} for node, ago in measured.items()]
         figures.write_text(json.dumps({"measurements": rows}))
-    world = replace(detect({}, "here"), generation=generation)
-    comm = connect(tiny_job(), world, {})
-    try:
-        assert has_passed(comm, figures) == passed
-        assert check_again(comm).endswith("; 1 node passed before")
-    finally:
-        comm.close()
+    monkeypatch.setattr(alone, "world", replace(alone.world, generation=generation))
+    assert has_passed(alone, figures) == passed
+    assert check_again(alone).endswith("; 1 node passed before")
 
 
-def _report(nodes: int, wrong: set[str]) -> PreflightReport:
-    """Report of two ranks on each node, where all ranks of some nodes get wrong values."""
-    measurements = [
-        replace(own, rank=2 * number + slot, wrong=("all_reduce: 3 values",) if own.node in wrong else ())
-        for number, own in enumerate(_readings(nodes))
-        for slot in range(2)
-    ]
+def report(measurements: Sequence[Measurements]) -> PreflightReport:
     return PreflightReport(tuple(measurements), tuple(find_problems(measurements, NEEDS)), (), 1.5)
 
 
@@ -439,46 +427,30 @@ def _report(nodes: int, wrong: set[str]) -> PreflightReport:
 def test_errors_of_one_node_among_several_name_it_as_unfit(
     nodes: int, wrong: set[str], unfit: str | None
 ) -> None:
+    """With two ranks on each node, all of which get wrong values on some nodes."""
+    measurements = [
+        replace(own, rank=2 * number + slot, wrong=("all_reduce: 3 values",) if own.node in wrong else ())
+        for number, own in enumerate(readings(nodes))
+        for slot in range(2)
+    ]
+    found = report(measurements)
     with pytest.raises(MachineError, match="all_reduce: 3 values") as raised:
-        _report(nodes, wrong).raise_errors()
-    assert (raised.value.node if isinstance(raised.value, UnfitNode) else None) == unfit
-
-
-@pytest.mark.parametrize(
-    ("changed", "node"),
-    [
-        ({"wrong": ("all_reduce: 3 values",)}, "n3"),
-        ({"pairs": {"n2": Timing(1 << 24, 0.1)}}, "n3"),
-        ({"gpu": replace(GPU, uncorrected_errors=2)}, "n3"),
-        ({"rdma": Rdma(("mlx5_0 400 Gb/s",), opened=False)}, "n3"),
-        ({"rdma": Rdma(("mlx5_0 400 Gb/s",), opened=False, refused_by="NCCL_IB_DISABLE=1")}, ""),
-        ({"clock_s": 990.0}, ""),
-        ({"gpu": replace(GPU, other_processes=1)}, ""),
-    ],
-)
-def test_only_a_finding_about_hardware_blames_the_node(changed: dict[str, Any], node: str) -> None:
-    (finding,) = find_problems(_readings(**changed), NEEDS)
-    assert finding.node == node
+        found.raise_errors()
+    assert getattr(raised.value, "node", None) == unfit
+    text = found.as_json()
+    assert "\n" not in text
+    shown = json.loads(text)
+    assert (shown["ranks"], shown["errors"]) == (2 * nodes, 1)
+    assert shown["measurements"][-1]["node"] == f"n{nodes - 1}"
 
 
 def test_a_run_condemns_the_node_that_a_warning_blames(
-    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor of rank 0 reads it, and the node is left out from the next restart on."""
-    monkeypatch.setenv(RANK_DIR, str(tmp_path))
-    findings = (
-        Finding("warning", "link", "n3: 0.1 GB/s to its best partner; check its cable", "n3"),
-        Finding("warning", "clock", "n2: its clock is 10.0 s behind; check that the node runs NTP"),
-    )
-    _report_findings(PreflightReport((), findings, (), 1.0), Run(tmp_path), alone)
-    assert condemned(tmp_path) == {"n3": "preflight: n3: 0.1 GB/s to its best partner"}
-
-
-def test_a_restart_finds_a_collective_that_has_become_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    comm = connect(tiny_job(), detect({}, "here"), {})
-    try:
-        monkeypatch.setattr(comm, "all_reduce", lambda tensor: tensor + 1)
-        with pytest.raises(MachineError, match="wrong values: rank 0 on here: all_reduce: "):
-            check_again(comm)
-    finally:
-        comm.close()
+    monkeypatch.setenv("CLIPSHIP_RANK_DIR", str(tmp_path))
+    found = report(readings(pairs={"n2": SLOW}, clock_s=990.0))
+    assert [finding.node for finding in found.findings] != ["n3"]
+    _report_findings(found, Run(tmp_path), alone)
+    told = json.loads((tmp_path / "condemned.json").read_text())
+    assert told == {"n3": "preflight: n3: 0.168 GB/s to its best partner, but the median is 1.68 GB/s"}

@@ -8,13 +8,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.processes import ended_on_failure
 
 PROGRAM = """
-import multiprocessing.forkserver, os, sys, threading, time
+import logging, multiprocessing.forkserver, os, sys, threading, time
 from pathlib import Path
 from torch.utils.data import Dataset
 from trainer.data.processes import load, start_process_server
@@ -26,6 +27,7 @@ class Squares(Dataset):
 if __name__ == "__main__":
     if sys.argv[1] == "thread":
         threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     reading, writing = os.pipe()
     start_process_server()
     os.close(writing)
@@ -67,16 +69,9 @@ def test_loader_processes_work_and_end_with_a_killed_rank(
         "CLIPSHIP_RANK_DIR": str(memory_folder),
     }
     command = [sys.executable, str(program), threads]
-    with ended_on_failure(
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-            start_new_session=True,
-        )
-    ) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
+    with ended_on_failure(started) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         forked, *squares = process.stdout.readline().split()
@@ -89,7 +84,9 @@ def test_loader_processes_work_and_end_with_a_killed_rank(
         while any(in_session(process.pid)):
             assert time.monotonic() < limit
             time.sleep(0.05)
-        assert "resource_tracker" not in process.stderr.read()
+        told = process.stderr.read()
+        assert "resource_tracker" not in told
+        assert ("a fork would lose 1 thread (python" in told) == (threads == "thread"), told
         assert not list(Path("/dev/shm").glob(f"sem.{folder}-*")), "the tracker has removed them"
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests.support.processes import ended_on_failure
 from tests.support.terminal import LostConsole
 from trainer.launch.ranks.respawn import main
-from trainer.run.layout import EXIT_FILE
-from trainer.sysinfo.signals import SIGNALS
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +58,7 @@ def test_a_lost_console_keeps_no_supervisor_from_its_next_start(
 
 
 @pytest.mark.parametrize(
-    ("ends", "code"),
-    [("exit 124", 124), ("exit 137", 137), ("kill -TERM $$", 143), ("kill -USR2 $$", 140)],
+    ("ends", "code"), [("exit 124", 124), ("exit 137", 137), ("kill -TERM $$", 143), ("kill -USR2 $$", 140)]
 )
 def test_a_supervisor_that_left_or_was_asked_to_is_not_started_again(
     ends: str, code: int, tmp_path: Path, waits: list[float]
@@ -69,7 +68,7 @@ def test_a_supervisor_that_left_or_was_asked_to_is_not_started_again(
 
 
 def test_a_supervisor_whose_run_has_ended_is_not_started_again(tmp_path: Path, waits: list[float]) -> None:
-    killed = f"echo x >{tmp_path}/{EXIT_FILE}; kill -KILL $$"
+    killed = f"echo x >{tmp_path}/exit.json; kill -KILL $$"
     assert main([str(tmp_path), "sh", "-c", killed]) == 137
     assert waits == []
 

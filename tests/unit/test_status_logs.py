@@ -5,17 +5,14 @@ No scheduler here: tests/cluster has real ones.
 
 import json
 import shutil
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer.cli.main import main
-from trainer.errors import InputError
-from trainer.launch import logfiles
-from trainer.launch.logfiles import log_lines
 
 Capture = pytest.CaptureFixture[str]
 
@@ -298,65 +295,58 @@ def test_logs_come_in_the_order_of_time_with_their_rank(run: Path, capsys: Captu
     ]
 
 
-def test_the_last_words_of_a_rank_that_was_killed_are_shown(run: Path) -> None:
-    _log(run, 0, "a\nSegmentation fau")
-    assert list(log_lines(run, None, follow=False)) == ["[0] a", "[0] Segmentation fau"]
+def _follow(run: Path, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], object]) -> int:
+    """Follows the logs of a run to which this happens while the command sleeps; then it has ended."""
+    left: list[Callable[[], object]] = [*happens, lambda: (run / "result.json").write_text("{}")]
+    monkeypatch.setattr("time.sleep", lambda _: left.pop(0)())
+    return main(["logs", "-f", str(run)])
 
 
-def test_logs_of_one_rank_and_of_one_that_is_not_there(run: Path, capsys: Capture) -> None:
-    _log(run, 0, "a\n")
+def test_logs_of_all_ranks_of_one_and_of_one_that_is_not_there(run: Path, capsys: Capture) -> None:
+    _log(run, 0, "a\nSegmentation fau")  # the last words of a rank that was killed
     _log(run, 7, "b\n")
-    assert list(log_lines(run, 7, follow=False)) == ["[7] b"]
+    assert main(["logs", str(run)]) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] Segmentation fau", "[0] a", "[7] b"]
+    assert main(["logs", "--rank", "7", str(run)]) == 0
+    assert capsys.readouterr().out == "[7] b\n"
     assert main(["logs", "--rank", "9", str(run)]) == 2
     assert "rank 9 has no log" in capsys.readouterr().err
 
 
 def test_following_logs_shows_what_comes_until_the_run_has_ended(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(logfiles, "_POLL_S", 0.01)
-
-    def train() -> None:
-        (run / "exit.json").write_text('{"exit_code": 75}')  # of a start before: it may be started again
-        _log(run, 0, "half a")
-        time.sleep(0.1)
-        _log(run, 0, " line\n")
-        _log(run, 1, "late\n")
-        (run / "result.json").write_text("{}")
-
-    ranks = threading.Thread(target=train)
-    ranks.start()
-    assert sorted(log_lines(run, None, follow=True)) == ["[0] half a line", "[1] late"]
-    ranks.join()
+    (run / "exit.json").write_text('{"exit_code": 75}')  # of a start before: it may be started again
+    _log(run, 0, "half a")
+    comes = [lambda: _log(run, 0, " line\n"), lambda: _log(run, 1, "late\n")]
+    assert _follow(run, monkeypatch, *comes) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == ["[0] half a line", "[1] late"]
+    assert "the run was stopped: waiting until it is started again" in shown.err
 
 
 def test_following_logs_says_what_it_waits_for(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(logfiles, "_POLL_S", 0.01)
-    ends = iter([False, False, True])
-    assert not list(log_lines(run, None, follow=True, over=lambda: next(ends)))
+    assert _follow(run, monkeypatch, lambda: None) == 0
     assert capsys.readouterr().err.count("yet: waiting for the first") == 1
-    (run / "exit.json").write_text('{"exit_code": 75}')
-    ends = iter([False, True])
-    assert not list(log_lines(run, None, follow=True, over=lambda: next(ends)))
-    assert "the run was stopped: waiting until it is started again" in capsys.readouterr().err
 
 
-def test_following_logs_of_a_run_that_nobody_started_ends(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    with pytest.raises(InputError, match="the run has not started"):
-        list(log_lines(tmp_path, None, follow=True))
-
-
-@pytest.mark.parametrize("follow", [False, True])
-def test_logs_that_cannot_be_listed_are_not_taken_for_a_run_that_has_not_started(
-    run: Path, follow: bool
+@pytest.mark.parametrize("options", [(), ("-f",)], ids=["once", "followed"])
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [(False, "the run has not started"), (True, "logs cannot be read: Too many levels of symbolic links")],
+)
+def test_logs_of_a_run_that_nobody_started_and_those_that_cannot_be_listed_are_told_apart(
+    tmp_path: Path, capsys: Capture, options: tuple[str, ...], link: bool, said: str
 ) -> None:
-    (run / "logs").rmdir()
-    (run / "logs").symlink_to("logs")
-    with pytest.raises(InputError, match="logs cannot be read: Too many levels of symbolic links"):
-        list(log_lines(run, None, follow=follow))
+    (tmp_path / "logs").mkdir()
+    if link:
+        (tmp_path / "exit.json").write_text('{"exit_code": 75}')
+        (tmp_path / "logs").rmdir()
+        (tmp_path / "logs").symlink_to("logs")
+    assert main(["logs", *options, str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_logs_end_with_why_the_run_failed(run: Path, capsys: Capture) -> None:

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.jobs import tiny_job
-from trainer.launch import local
-from trainer.sweep.trials import Trial, run_all
+from tests.support.jobs import TOY_JOB
+from trainer.cli.main import main
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,8 @@ def test_a_run_that_was_asked_to_stop_ends_the_sweep(
         started.append(job)
         return ends
 
-    monkeypatch.setattr(local, "run", run)
-    trials = [Trial(name, (), tiny_job(name=name), tmp_path / name) for name in ("a", "b")]
-    assert run_all(trials, 1, None) == code
+    monkeypatch.setattr("trainer.launch.local.run", run)
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(TOY_JOB)
+    assert main(["sweep", "job.toml", "--grid", "seed=0,1", "--nproc", "1"]) == code
     assert len(started) == runs

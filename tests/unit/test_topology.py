@@ -3,18 +3,17 @@
 import logging
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.jobs import VIT
+from tests.support.jobs import tiny_job
 from trainer.comm import cpu_binding
-from trainer.config.loader import job_from_table
 from trainer.sysinfo import nvml, topology
-from trainer.sysinfo.topology import choose_cpus, closest_adapters, cpu_numbers
-from trainer.text.wording import runs_text
 from trainer.world.launchers import World
 
 NEAR, FAR = "0000:1a:00.0", "0000:9a:00.0"
@@ -70,22 +69,21 @@ def machine(tmp_path: Path) -> Machine:
     ("text", "numbers"), [("0-3,8", {0, 1, 2, 3, 8}), ("5\n", {5}), ("", set()), ("0-1,3-4", {0, 1, 3, 4})]
 )
 def test_lists_of_cpus_are_those_of_the_kernel(text: str, numbers: set[int]) -> None:
-    assert cpu_numbers(text) == numbers
-    assert runs_text(numbers) == text.strip()
+    assert topology.cpu_numbers(text) == numbers
 
 
 def test_a_rank_gets_the_cpus_next_to_its_gpu(machine: Machine) -> None:
-    near = choose_cpus(NEAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
-    far = choose_cpus(FAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
-    assert (runs_text(near.cpus), runs_text(far.cpus)) == ("0-3,8-11", "4-7,12-15")
+    near = topology.choose_cpus(NEAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
+    far = topology.choose_cpus(FAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
+    assert (near.cpus, far.cpus) == tuple(map(topology.cpu_numbers, SOCKETS.values()))
     assert near.reason == f"next to GPU {NEAR}, NUMA node 0"
 
 
 def test_a_rank_never_gets_a_cpu_that_it_may_not_use(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "0::/system.slice/job")
     machine.write("sys/fs/cgroup/system.slice/job/cpuset.cpus.effective", "2-9")
-    choice = choose_cpus(NEAR, ranks=1, needed=2, allowed=range(2, 10), root=machine.root)
-    assert runs_text(choice.cpus) == "2-3,8-9"
+    choice = topology.choose_cpus(NEAR, ranks=1, needed=2, allowed=range(2, 10), root=machine.root)
+    assert choice.cpus == {2, 3, 8, 9}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +96,7 @@ def test_a_rank_never_gets_a_cpu_that_it_may_not_use(machine: Machine) -> None:
 def test_a_rank_is_left_alone_if_binding_it_would_do_harm(
     machine: Machine, allowed: range, ranks: int, needed: int, reason: str
 ) -> None:
-    choice = choose_cpus(NEAR, ranks, needed, allowed, machine.root)
+    choice = topology.choose_cpus(NEAR, ranks, needed, allowed, machine.root)
     assert not choice.cpus
     assert choice.reason.startswith(reason)
 
@@ -106,8 +104,8 @@ def test_a_rank_is_left_alone_if_binding_it_would_do_harm(
 def test_a_rank_whose_cpus_are_all_near_or_all_far_is_left_alone(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "0::/")
     machine.write("sys/fs/cgroup/cpuset.cpus.effective", "0-3")
-    near = choose_cpus(NEAR, 1, 1, range(4), machine.root)
-    far = choose_cpus(FAR, 1, 1, range(4), machine.root)
+    near = topology.choose_cpus(NEAR, 1, 1, range(4), machine.root)
+    far = topology.choose_cpus(FAR, 1, 1, range(4), machine.root)
     assert (near.cpus, near.reason) == (frozenset(), f"all CPUs that it may use are next to GPU {NEAR}")
     assert (far.cpus, far.reason) == (frozenset(), f"none of its CPUs is next to GPU {FAR}")
 
@@ -115,17 +113,14 @@ def test_a_rank_whose_cpus_are_all_near_or_all_far_is_left_alone(machine: Machin
 def test_a_kernel_that_knows_no_nodes_binds_nothing(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.gpu(f"pci0000:15/{NEAR}", -1)
-    assert not choose_cpus(NEAR, 1, 1, range(16), machine.root).cpus
-    assert not choose_cpus("0000:ff:00.0", 1, 1, range(16), machine.root).cpus
+    assert not topology.choose_cpus(NEAR, 1, 1, range(16), machine.root).cpus
+    assert not topology.choose_cpus("0000:ff:00.0", 1, 1, range(16), machine.root).cpus
 
 
 @pytest.mark.parametrize(
     ("line", "file"),
     [
-        (
-            "4:cpuset,cpu:/slurm/job_7\n1:memory:/other",
-            "cpuset/slurm/job_7/cpuset.effective_cpus",
-        ),
+        ("4:cpuset,cpu:/slurm/job_7\n1:memory:/other", "cpuset/slurm/job_7/cpuset.effective_cpus"),
         ("0::/kubepods/pod/inner", "kubepods/cpuset.cpus.effective"),  # the inner ones have no such file
     ],
 )
@@ -140,22 +135,24 @@ def test_the_adapters_behind_the_same_switch_are_the_closest(machine: Machine) -
     machine.adapter("mlx5_1", "pci0000:15/0000:15:02.0/0000:1d:00.0", 0)
     machine.adapter("mlx5_2", "pci0000:95/0000:95:01.0/0000:9c:00.0", 1)
     machine.adapter("eth0", "pci0000:15/0000:15:01.0/0000:1e:00.0", 0, kind="net")
-    assert [(found.name, found.closeness) for found in closest_adapters(NEAR, machine.root)] == [
+    assert [(found.name, found.closeness) for found in topology.closest_adapters(NEAR, machine.root)] == [
         ("mlx5_0", "behind the same PCI switch")
     ]
-    assert [found.name for found in closest_adapters(FAR, machine.root)] == ["mlx5_2"]
+    assert [found.name for found in topology.closest_adapters(FAR, machine.root)] == ["mlx5_2"]
 
 
 def test_without_rdma_the_closest_network_interfaces_are_named(machine: Machine) -> None:
     for name in ("eth0", "eth1"):
         machine.adapter(name, f"pci0000:16/0000:16:00.{name[-1]}", 0, kind="net")
     (machine.root / "sys/class/net/lo").mkdir()
-    found = closest_adapters(NEAR, machine.root)
+    found = topology.closest_adapters(NEAR, machine.root)
     assert [(each.name, each.closeness) for each in found] == [
         ("eth0", "at the same NUMA node"),
         ("eth1", "at the same NUMA node"),
     ]
-    assert {each.closeness for each in closest_adapters(FAR, machine.root)} == {"at another NUMA node"}
+    assert {each.closeness for each in topology.closest_adapters(FAR, machine.root)} == {
+        "at another NUMA node"
+    }
 
 
 @pytest.fixture
@@ -168,9 +165,9 @@ def whole_affinity() -> Iterator[set[int]]:
 
 def one_gpu(folder: Path, cpus: set[int], near: set[int]) -> Machine:
     machine = Machine(folder)
-    machine.write("sys/devices/system/cpu/online", runs_text(cpus))
+    machine.write("sys/devices/system/cpu/online", ",".join(map(str, sorted(cpus))))
     machine.gpu(f"pci0000:15/{NEAR}", 0)
-    machine.write(f"sys/devices/pci0000:15/{NEAR}/local_cpulist", runs_text(near))
+    machine.write(f"sys/devices/pci0000:15/{NEAR}/local_cpulist", ",".join(map(str, near)))
     return machine
 
 
@@ -187,16 +184,7 @@ def test_a_rank_is_bound_unless_the_job_says_no_or_means_the_cpu(
     near = {min(whole_affinity)}
     machine = one_gpu(tmp_path, whole_affinity, near)
     monkeypatch.setattr(nvml, "visible_gpus", lambda _env: [NEAR])
-    job = job_from_table(
-        {
-            "name": "n",
-            "data": {"format": "synthetic"},
-            "model": {"name": VIT},
-            "optim": {"global_batch_size": 8, "steps": 1},
-            "resources": {"cpus_per_gpu": 1, **keys},
-        },
-        "a test's job",
-    )
+    job = tiny_job(resources={"cpus_per_gpu": 1, **keys})
     caplog.set_level(logging.INFO)
     with subprocess.Popen(["sleep", "60"]) as server:
         cpu_binding.bind_cpus(job, World(0, 1, 0, 1, "n1", "test"), {}, [server.pid], machine.root)
@@ -204,3 +192,66 @@ def test_a_rank_is_bound_unless_the_job_says_no_or_means_the_cpu(
         server.kill()
     assert os.sched_getaffinity(0) == bound == (whole_affinity if keys else near)
     assert ("bound to CPUs" in caplog.text) == (not keys)
+
+
+# PCI addresses of the GPUs that CUDA will show, with a stand-in for NVML: this machine may have no GPU
+
+
+class NVMLError(Exception):
+    pass
+
+
+BUSES = (b"00000000:1A:00.0", b"00000000:9A:00.0", b"0001A000:03:00.0")
+ADDRESSES = ("0000:1a:00.0", "0000:9a:00.0", "1a000:03:00.0")
+UUIDS = ("GPU-a", "GPU-b", "GPU-c")
+
+
+def stand_in(*names: str) -> SimpleNamespace:
+    """Stand-in for pynvml on a machine with GPUs of these names; a handle is a number."""
+
+    def by_uuid(uuid: bytes) -> int:
+        if uuid.decode() not in UUIDS[: len(names)]:
+            raise NVMLError
+        return UUIDS.index(uuid.decode())
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: len(names),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetName=lambda handle: names[handle],
+        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=BUSES[handle]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "shown"),
+    [
+        ({}, [0, 1, 2]),
+        ({"CUDA_VISIBLE_DEVICES": "2,0"}, [2, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, [1]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-c,GPU-a"}, [2, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-unknown"}, []),
+    ],
+    ids=str,
+)
+def test_gpus_come_in_the_order_in_which_cuda_numbers_them(
+    env: dict[str, str], shown: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in("H100", "H100", "H100"))
+    assert nvml.visible_gpus(env) == [ADDRESSES[index] for index in shown]
+
+
+def test_the_order_of_several_kinds_is_known_only_if_cuda_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in("A100", "H100"))
+    assert nvml.visible_gpus({}) == []
+    assert nvml.visible_gpus({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == list(ADDRESSES[:2])
+
+
+def test_a_gpu_is_found_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in("H100", "H100"))
+    assert nvml.pci_address("b") == ADDRESSES[1]
+    assert nvml.pci_address("unknown") is None
