@@ -1,7 +1,7 @@
 """Pictures to search in, and a model with real weights, which knows nothing yet."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def nearest(weights: Path, pictures: list[Image.Image], text: str) -> tuple[torc
     return cosines, cosines.argsort(descending=True).tolist()
 
 
-def embedded(weights: Path, folder: Path, **shards: list[PackedSample]) -> Path:
+def embedded(weights: Path, folder: Path, **shards: Sequence[PackedSample]) -> Path:
     """Writes shards and the features of their samples; returns the folder of the features."""
     for name, samples in shards.items():
         write_shard(samples, folder / f"{name}.tar")
