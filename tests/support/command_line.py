@@ -31,12 +31,14 @@ class Said(NamedTuple):
     err: str
 
 
-def clipship(*words: object) -> Said:
-    """Runs a command."""
+def clipship(*words: object, code: int | None = None) -> Said:
+    """Runs a command, which must end with the code, if one is given."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "surrogateescape", newline="") for _ in "oe")
     with redirect_stdout(out), redirect_stderr(err):
-        code = main([str(word) for word in words])
-    return Said(code, *(_text(stream) for stream in (out, err)))
+        ended = main([str(word) for word in words])
+    said = Said(ended, *(_text(stream) for stream in (out, err)))
+    assert code in (None, ended), said.err
+    return said
 
 
 def _text(stream: io.TextIOWrapper) -> str:

@@ -3,9 +3,8 @@
 import io
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from tests.support.jobs import tiny_job
 from tests.support.thread_ranks import one_rank, run_ranks
-from trainer.cli.main import main
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.distributed_index import open_together
@@ -71,25 +69,6 @@ def refusal(call: Callable[..., object], *arguments: Any, **keys: Any) -> str:
     with pytest.raises(InputError) as caught:
         call(*arguments, **keys)
     return str(caught.value)
-
-
-class Said(NamedTuple):
-    """What a command has printed."""
-
-    out: str
-    err: str
-
-
-def clipship(*words: object, code: int | None = 0) -> Said:
-    """Runs a command in this process, which must end with the code, if one is given."""
-    printed = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
-    with redirect_stdout(printed[0]), redirect_stderr(printed[1]):
-        ended = main([str(word) for word in words])
-    for each in printed:
-        each.seek(0)
-    said = Said(*(each.read() for each in printed))
-    assert code in (None, ended), said.err
-    return said
 
 
 def plain(raw: RawSample, seed: int) -> Tensor:

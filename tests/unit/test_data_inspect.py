@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.support.loading import clipship
+from tests.support.command_line import clipship
 from tests.support.pictures import picture
 from trainer.data.shard_files import write_shards
 
@@ -34,7 +34,7 @@ def shard(tmp_path: Path) -> str:
 
 
 def test_statistics_count_sizes_captions_and_what_is_bad(shard: str) -> None:
-    result = clipship("data", "stats", shard)
+    result = clipship("data", "stats", shard, code=0)
     found = json.loads(result.out)
     assert (found["shards"], found["samples"], found["inspected"], found["bad"]) == (
         2,
@@ -49,7 +49,7 @@ def test_statistics_count_sizes_captions_and_what_is_bad(shard: str) -> None:
 
 def test_the_sheet_shows_every_picture_and_names_the_broken_one(shard: str, tmp_path: Path) -> None:
     out = tmp_path / "sheet.html"
-    assert clipship("data", "show", shard, "--out", out) == (f"{out}\n", "")
+    assert clipship("data", "show", shard, "--out", out) == (0, f"{out}\n", "")
     text = out.read_text(encoding="utf-8")
     pictures = [Image.open(io.BytesIO(base64.b64decode(data))) for data in PICTURE.findall(text)]
     assert [picture.getpixel((0, 0)) for picture in pictures] == [(40 * n, 0, 0) for n in (0, 1, 3, 4, 5)]
@@ -60,7 +60,7 @@ def test_the_sheet_shows_every_picture_and_names_the_broken_one(shard: str, tmp_
 def test_the_sheet_escapes_captions_of_any_script(tmp_path: Path) -> None:
     write_shards([("0", {"png": picture(9, 60), "txt": "<b>一只狗".encode()})], tmp_path, 4)
     out = tmp_path / "sheet.html"
-    clipship("data", "show", tmp_path / "*.tar", "--out", out)
+    clipship("data", "show", tmp_path / "*.tar", "--out", out, code=0)
     assert "<figcaption>&lt;b&gt;一只狗</figcaption>" in out.read_text(encoding="utf-8")
 
 
@@ -75,7 +75,7 @@ def test_table_is_inspected_as_shards_are(tmp_path: Path, shard: str) -> None:
     (tmp_path / "a.png").write_bytes(picture(0, 30))
     (table := tmp_path / "t.csv").write_text("file;text\na.png;hello, you\na.png;again\n")
     columns = ["--image-column", "file", "--caption-column", "text"]
-    found = json.loads(clipship("data", "stats", table, *columns, "--separator", ";").out)
+    found = json.loads(clipship("data", "stats", table, *columns, "--separator", ";", code=0).out)
     assert (found["samples"], found["bad"], found["width"]["most"]) == (2, {}, 30)
     assert found["caption_characters"]["most"] == len("hello, you")
     said = clipship("data", "stats", table, "--separator", ";;", code=2).err

@@ -19,7 +19,8 @@ import webdataset
 from PIL import Image
 from pyarrow import parquet
 
-from tests.support.loading import Said, clipship, keys_of, unindexed
+from tests.support.command_line import Said, clipship
+from tests.support.loading import keys_of, unindexed
 from tests.support.pictures import picture
 from trainer.config import Data, Eval
 from trainer.data import pack as packing

@@ -9,8 +9,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from tests.support.command_line import clipship
 from tests.support.features import ABOUT, features, vectors_of
-from tests.support.loading import clipship, keys_of, pair, write_tar
+from tests.support.loading import keys_of, pair, write_tar
 from trainer.config import Data
 from trainer.data.source import open_source
 
@@ -64,7 +65,7 @@ def nearest(vectors: Any) -> tuple[list[int], list[float]]:
 def found_by(folder: Path, *words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What the command says, and the rows of its table."""
     out = folder / "near.parquet"
-    told = json.loads(clipship("duplicates", folder / "features", "--out", out, *words).out)
+    told = json.loads(clipship("duplicates", folder / "features", "--out", out, *words, code=0).out)
     rows: list[dict[str, Any]] = parquet.read_table(out).to_pylist()
     return told, rows
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.support.loading import clipship, keys_of, open_indexed, unindexed
+from tests.support.command_line import clipship
+from tests.support.loading import keys_of, open_indexed, unindexed
 from trainer.config import Data
 from trainer.config.filters import parse_filter
 from trainer.data.check import check_data
@@ -130,8 +131,8 @@ def test_a_size_behind_long_metadata_is_found(tmp_path: Path, form: str) -> None
 
 
 def test_the_command_index_takes_filters_and_a_run_finds_its_index(every: str) -> None:
-    clipship("index", every)
-    said = clipship("index", every, "--filters", "min_side >= 64").err
+    clipship("index", every, code=0)
+    said = clipship("index", every, "--filters", "min_side >= 64", code=0).err
     assert "1 of 1 shard read; 8 samples" in said
     assert "8 samples not used: filter min_side >= 64" in said
     folder = Path(every).parent / ".clipship-index"

@@ -14,8 +14,9 @@ import pytest
 import webdataset
 from pyarrow import parquet
 
+from tests.support.command_line import clipship
 from tests.support.jobs import tiny_job
-from tests.support.loading import clipship, open_indexed, pair, write_tar
+from tests.support.loading import open_indexed, pair, write_tar
 from tests.support.pictures import picture
 from tests.support.range_server import serving
 from trainer.config import Data
@@ -37,7 +38,7 @@ def shard(path: Path, samples: int, ending: str, hidden: int = 0) -> str:
 def test_index_beside_the_shards_counts_their_samples(tmp_path: Path) -> None:
     data = Data(train=(shard(tmp_path / "a.tar", 5, "txt"),))
     assert check_data(data) is None
-    clipship("index", data.train[0])
+    clipship("index", data.train[0], code=0)
     assert check_data(data) == 5
     shard(tmp_path / "a.tar", 70, "txt")
     assert check_data(data) is None, "the index is older than the shard"
@@ -47,7 +48,7 @@ def test_index_beside_the_shards_counts_their_samples(tmp_path: Path) -> None:
 def test_captions_with_another_ending_are_refused(tmp_path: Path, indexed: bool) -> None:
     data = Data(train=(shard(tmp_path / "a.tar", 5, "json"),))
     if indexed:
-        clipship("index", data.train[0], code=None)
+        clipship("index", data.train[0])
     with pytest.raises(InputError, match=r"Found .*\.json \(5\); a sample needs one of .* and a \.txt"):
         check_data(data)
 
@@ -56,13 +57,13 @@ def test_captions_with_another_ending_are_refused(tmp_path: Path, indexed: bool)
 def test_what_a_run_would_refuse_for_its_bad_samples_check_refuses(tmp_path: Path, indexed: bool) -> None:
     data = Data(train=(shard(tmp_path / "a.tar", 20, "txt", hidden=1100),))
     if indexed:
-        clipship("index", data.train[0], code=None)
+        clipship("index", data.train[0])
     said = r"bad samples: 1100 of 1120 \(1100 a dot in the name, where the key ends"
     for check in (check_data, open_source):
         with pytest.raises(InputError, match=said):
             check(data)
     assert check_data(data, "DATA") == (20 if indexed else None), "which commands that look at data ask"
-    assert json.loads(clipship("data", "stats", data.train[0]).out)["not_usable"] == {DOTS: 1100}
+    assert json.loads(clipship("data", "stats", data.train[0], code=0).out)["not_usable"] == {DOTS: 1100}
 
 
 def test_a_first_shard_of_several_is_only_an_example(tmp_path: Path) -> None:

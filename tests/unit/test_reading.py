@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.test_bad_input import sample
-from tests.support.loading import clipship
+from tests.support.command_line import clipship
 from tests.support.range_server import serving
 from tests.support.training import run, setup_of
 from tests.unit.test_data_read_ahead import SHARDS, Order, batches, opened
@@ -76,15 +76,15 @@ def test_a_run_says_what_its_data_have_cost(tmp_path: Path, alone: Comm) -> None
     (folder / "job.toml").write_text('name = "x"\n')
     records = [record for record in records_of(folder) if "read_requests" in record]
     assert sum(record["read_requests"] for record in records) > 0
-    said = json.loads(clipship("status", folder, "--json").out)["reading"]
+    said = json.loads(clipship("status", folder, "--json", code=0).out)["reading"]
     assert said["requests"] == sum(record["read_requests"] for record in records)
     assert said["bytes"] == sum(record["read_bytes"] for record in records) > 0
-    assert f"in {said['requests']} requests, whose waits add up to " in clipship("status", folder).out
+    assert f"in {said['requests']} requests, whose waits add up to " in clipship("status", folder, code=0).out
 
 
 def test_made_up_pictures_are_not_read(tmp_path: Path, alone: Comm) -> None:
     TALLY.pop()
     run(setup_of(tmp_path, alone, dict))
     (tmp_path / "job.toml").write_text('name = "x"\n')
-    assert json.loads(clipship("status", tmp_path, "--json").out)["reading"] is None
+    assert json.loads(clipship("status", tmp_path, "--json", code=0).out)["reading"] is None
     assert not any("read_requests" in record for record in records_of(tmp_path))

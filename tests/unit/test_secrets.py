@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import tomli_w
 
+from tests.support.command_line import clipship
 from tests.support.jobs import tiny_job
-from tests.support.loading import clipship
 from trainer.config.loader import load_job, recorded
 from trainer.config.resume_rule import differences
 from trainer.errors import InputError
@@ -104,7 +104,7 @@ def test_what_is_submitted_lies_for_its_owner_alone(tmp_path: Path, monkeypatch:
 def test_check_names_what_looks_like_a_secret_and_shows_no_value(
     tmp_path: Path, sections: dict[str, Any], key: str, advice: str
 ) -> None:
-    said = "".join(clipship("check", job_file(tmp_path, **sections), "--no-data", code=None))
+    said = "".join(clipship("check", job_file(tmp_path, **sections), "--no-data")[1:])
     assert f"{key} looks like a secret (" in " ".join(said.split())
     assert advice in " ".join(said.split())
     assert "s3cr3t" not in said
@@ -120,7 +120,7 @@ def test_each_command_that_shows_a_job_warns_of_its_secrets(tmp_path: Path, comm
         kubernetes={"mounts": {"/runs": "pvc:runs"}},
         logging={"runs": "/runs"},
     )
-    said = clipship(*command, path, *(["--no-data"] if command == ["check"] else []), code=None)
+    said = clipship(*command, path, *(["--no-data"] if command == ["check"] else []))
     assert "env.HF_TOKEN looks like a secret" in said.out + said.err
     assert "s3cr3t" not in said.err
 
@@ -139,7 +139,7 @@ def test_each_command_that_shows_a_job_warns_of_its_secrets(tmp_path: Path, comm
     ],
 )
 def test_no_message_of_check_holds_a_secret(tmp_path: Path, sections: dict[str, Any]) -> None:
-    said = "".join(clipship("check", job_file(tmp_path, **sections), code=None))
+    said = "".join(clipship("check", job_file(tmp_path, **sections))[1:])
     assert "***" in said
     assert "s3cr3t" not in said
 

@@ -17,8 +17,8 @@ import torch
 from pyarrow import parquet
 from torch import Tensor
 
+from tests.support.command_line import clipship
 from tests.support.jobs import RESNET, VIT, tiny_job
-from tests.support.loading import clipship
 from tests.support.pictures import noise
 from tests.support.tables import write_arrow, write_parquet
 from tests.support.thread_ranks import run_ranks
