@@ -58,21 +58,11 @@ def refused(folder: Path, job: Path, *words: str) -> str:
     return done.stderr
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    (tmp_path / "0.png").write_bytes(sample(0)[1]["png"])
-    return tmp_path / "table.csv"
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("optim.lrr=1", "--set optim.lrr: unknown key; did you mean optim.lr?"),
-        ("optim.lr='fast'", 'optim.lr: expected a number (given "fast")'),
-        ("optim.global_batch_size=0", "optim.global_batch_size: must be at least 1 (given 0)"),
-        ("model.name=ViT-B-23", "did you mean ViT-B-32"),
         ("data={train='no/{00..01}.tar'}", "2 of 2 files are missing: 00.tar, 01.tar; there is no folder"),
-        ("data={train=''}", "data.train: must not be empty"),
         (
             "data={format='synthetic', synthetic_samples=15}",
             "15 samples, fewer than optim.global_batch_size = 16",
@@ -85,22 +75,16 @@ def test_bad_settings_are_refused_before_any_rank_starts(tmp_path: Path, words: 
     assert said in message
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("file,text\n0.png,a\n", ["'image'", "'file', 'text'"]),
-        ("image,caption\n0.png,a\n7.png,b\n", ["row 3", "7.png"]),
-        ("image,caption\n0.png,\n", ["'caption' is empty"]),
-    ],
-)
-def test_bad_tables_are_refused_before_any_rank_starts(
-    tmp_path: Path, table: Path, content: str, said: list[str]
-) -> None:
-    table.write_text(content)
+def test_bad_tables_are_refused_before_any_rank_starts(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(sample(0)[1]["png"])
+    table = tmp_path / "table.csv"
+    table.write_text("image,caption\n0.png,a\n7.png,b\n")
     message = refused(tmp_path, TinyRun(tmp_path).write(data={"format": "table", "train": [str(table)]}))
-    assert [part for part in said if part not in message] == []
+    assert "row 3" in message
+    assert "7.png" in message
 
 
+@pytest.mark.fault("job file edited, between two starts or while it trains")
 def test_run_folder_of_another_job_is_left_as_it_is(tmp_path: Path) -> None:
     run = TinyRun(tmp_path)
     run.run.mkdir(parents=True)
@@ -148,22 +132,12 @@ def test_broken_picture_in_one_ranks_share_ends_all_ranks_and_is_named(tmp_path:
     assert not (run.run / "result.json").exists()
 
 
-def in_json(captions: bytes) -> bytes:
-    return b'{"texts": ["' + captions.strip().replace(b"\n", b'", "') + b'"]}'
-
-
 @pytest.mark.fault("shard corrupt, missing, unreadable for a while", goes_on=True)
-@pytest.mark.parametrize("key", ["txt", "json:texts[*]"])
-def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path, key: str) -> None:
+def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
     samples = [sample(number, b"not a picture" if number in (11, 20) else None) for number in range(32)]
     samples[5] = (samples[5][0], {**samples[5][1], "txt": b"\xff"})
-    if key != "txt":
-        samples = [
-            (name, {"png": members["png"], "json": in_json(members["txt"])}) for name, members in samples
-        ]
     run = TinyRun(tmp_path)
-    data = {**shards_of(tmp_path, samples), "caption_key": key}
-    run.write(data=data, optim={"steps": 2}, logging={"every_steps": 1})
+    run.write(data=shards_of(tmp_path, samples), optim={"steps": 2}, logging={"every_steps": 1})
     done = run.start(2)
     assert done.returncode == 0, done.stdout + done.stderr
     bad = run.result()["bad_samples"]

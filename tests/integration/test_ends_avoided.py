@@ -3,29 +3,14 @@
 One short test for each row of the table; the matrix, which compares weights, is in `test_recovery*`.
 """
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import open_mpi_4
-from tests.support.ends import SHORT, begin, full, ranks_left, write_job
+from tests.support.ends import SHORT, begin, full, losses, ranks_left, restarts, write_job
 from tests.support.two_nodes import begin_on_two_nodes, run_on_two_nodes
-
-NODE = os.uname().nodename
-
-
-def steps_of(folder: Path) -> list[int]:
-    """Steps in metrics.jsonl, in the order in which they stand."""
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [event["step"] for event in events if "loss" in event]
-
-
-def restarts(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((folder / "result.json").read_text())["restarts"]
-    return found
 
 
 @pytest.mark.fault("rank raises", goes_on=True)
@@ -64,7 +49,7 @@ def test_one_run_goes_on_after_five_kinds_of_faults_in_turn(tmp_path: Path) -> N
     )
     for each, begin_of_cause in zip(found, begins, strict=True):
         assert each["cause"].startswith(begin_of_cause), each
-    assert steps_of(end.folder) == list(range(1, 31))
+    assert list(losses(end.folder)) == list(range(1, 31))
     assert not ranks_left(running)
 
 
@@ -109,7 +94,7 @@ def test_other_node_goes_on_alone(tmp_path: Path, fault: str, limits: dict[str, 
     folder = tmp_path / "runs" / "ends"
     (restart,) = restarts(folder)
     assert (restart["kind"], restart["rank"], restart["ranks"]) == (kind, victim, 1)
-    assert steps_of(folder) == list(range(1, 7))
+    assert list(losses(folder)) == list(range(1, 7))
 
 
 @pytest.mark.fault("node computes wrong sums, found by the preflight", goes_on=True)
@@ -136,7 +121,7 @@ def test_node_that_computes_wrong_sums_is_replaced(tmp_path: Path, later: str, f
     rows = [(each["kind"], each["node"], each["ranks"], each["from_step"]) for each in restarts(folder)]
     assert rows == [("unfit", "b", 2, 0), *found]
     assert "start again from the beginning; without node b: it has failed the preflight\n" in ends[0][1]
-    assert steps_of(folder) == list(range(1, 7))
+    assert list(losses(folder)) == list(range(1, 7))
 
 
 @pytest.mark.fault("each end under Open MPI 4", goes_on=True)
@@ -149,5 +134,5 @@ def test_open_mpi_4_is_started_again(tmp_path: Path, backend: str, fault: str) -
     end = running.end()
     assert end.code == 0, end.errors
     assert len(restarts(end.folder)) == 1
-    assert steps_of(end.folder) == list(range(1, 7))
+    assert list(losses(end.folder)) == list(range(1, 7))
     assert not ranks_left(running)

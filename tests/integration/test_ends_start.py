@@ -16,7 +16,7 @@ from tests.support.ends import HOROVOD_MPIRUN, LATEST_S, MPIRUN, begin, full, ra
 from tests.support.runs import TinyRun, kill_tree
 
 NODE = os.uname().nodename
-INIT = {"init_s": 25.0}
+INIT = {"init_s": 15.0}
 ROOT = Path(__file__).parents[2]
 
 

@@ -86,15 +86,6 @@ def test_timms_weights_of_an_image_tower_are_fetched_too(
     assert torch.allclose(kept["visual.trunk.conv1.0.weight"], weights["conv1.0.weight"])
 
 
-def test_init_by_timm_is_refused_for_a_tower_of_open_clip(
-    hub: StubHub, clipship: Clipship, tmp_path: Path
-) -> None:
-    done = clipship("fetch", str(write_job(tmp_path, 'init = "timm"')))
-    assert done.returncode == 2
-    assert "model.init" in done.stderr
-    assert not hub.requests
-
-
 def test_a_download_that_was_cut_off_goes_on(hub: StubHub, clipship: Clipship, tmp_path: Path) -> None:
     job, weights = write_job(tmp_path), tmp_path / "bert" / "model.safetensors"
     hub.cut["model.safetensors"] = 1000

@@ -97,34 +97,27 @@ def test_words_of_the_rank_command_arrive_as_they_are(
 
 
 @every_launcher
-def test_failed_rank_ends_all_ranks_with_its_exit_code(
-    launcher: str, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("deed", "code", "said"),
+    [
+        (
+            ["fail", "1", "7"],
+            7,
+            f"rank 1 on {os.uname().nodename} ended the run with exit code 7: told to fail",
+        ),
+        (["leave", "1", "5"], 5, ""),
+        (["die", "0"], 128 + signal.SIGKILL, ""),
+    ],
+    ids=["reason", "code alone", "killed"],
+)
+def test_rank_that_ends_takes_all_with_it_and_gives_its_exit_code(
+    launcher: str, deed: list[str], code: int, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert start_ranks([*PROBE, "fail", "1", "7"], job_for(launcher), nproc=2, hosts=None) == 7
+    assert start_ranks([*PROBE, *deed], job_for(launcher), nproc=2, hosts=None) == code
     captured = capfd.readouterr()
     assert_ended(records(captured.out))
-    assert (
-        f"clipship: rank 1 on {os.uname().nodename} ended the run with exit code 7: told to fail"
-        in captured.err
-    )
-
-
-@every_launcher
-def test_rank_that_leaves_no_reason_still_gives_its_exit_code(
-    launcher: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert start_ranks([*PROBE, "leave", "1", "5"], job_for(launcher), nproc=2, hosts=None) == 5
-    captured = capfd.readouterr()
-    assert_ended(records(captured.out))
-    assert "Traceback" not in captured.err
-
-
-@every_launcher
-def test_killed_rank_ends_all_ranks_and_the_run_fails(
-    launcher: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert start_ranks([*PROBE, "die", "0"], job_for(launcher), nproc=2, hosts=None) == 128 + signal.SIGKILL
-    assert_ended(records(capfd.readouterr().out))
+    assert said in captured.err
+    assert said or "Traceback" not in captured.err
 
 
 @every_launcher
@@ -136,11 +129,17 @@ def test_rank_that_ignores_sigterm_does_not_keep_a_failed_run_alive(
     assert_ended(records(capfd.readouterr().out))
 
 
+SECRETS = ("of-the-job-7d1f", "of-the-shell-7d1f")
 START = """
-import sys
-from tests.integration.test_launch import PROBE, job_for
+import os, sys
+from tests.integration.test_launch import PROBE, SECRETS, job_for
+from trainer.launch.hosts import parse_hosts
 from trainer.launch.local import start_ranks
-sys.exit(start_ranks([*PROBE, "wait", "nobody"], job_for(sys.argv[1]), nproc=2, hosts=None))
+job = job_for(sys.argv[1]).model_copy(update={"env": {"OF_THE_JOB": SECRETS[0]}})
+os.environ["OF_THE_SHELL"] = SECRETS[1]
+hosts = parse_hosts(sys.argv[2]) if len(sys.argv) > 2 else None
+where = {"nproc": None if hosts else 2, "hosts": hosts}
+sys.exit(start_ranks([*PROBE, "wait", "nobody"], job, **where))
 """
 
 
@@ -165,27 +164,21 @@ def test_no_rank_outlives_a_signal_to_the_run(launcher: str, number: int, code: 
     assert_ended(found)
 
 
-SECRETS = ("of-the-job-7d1f", "of-the-shell-7d1f")
-START_WITH_SECRETS = """
-import os, sys
-from tests.integration.test_launch import PROBE, SECRETS, job_for
-from trainer.launch.hosts import parse_hosts
-from trainer.launch.local import start_ranks
-job = job_for(sys.argv[1]).model_copy(update={"env": {"OF_THE_JOB": SECRETS[0]}})
-os.environ["OF_THE_SHELL"] = SECRETS[1]
-hosts = parse_hosts(sys.argv[2]) if len(sys.argv) > 2 else None
-where = {"nproc": None if hosts else 2, "hosts": hosts}
-sys.exit(start_ranks([*PROBE, "wait", "nobody"], job, **where))
-"""
-
-
-def assert_no_secret_is_shown(*words: str) -> None:
+@every_launcher
+@pytest.mark.parametrize(
+    "where", [(), pytest.param(("node-a:1,node-b:1",), marks=needs_sshd)], ids=["here", "ssh"]
+)
+def test_no_value_of_a_variable_stands_on_a_command_line(
+    launcher: str, where: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
     """Starts two ranks that wait, and reads the command line of every process on this machine.
 
     It reads them while the ranks start and once more when both are there.
     """
+    if where:
+        request.getfixturevalue("ssh")
     shown: set[bytes] = set()
-    command = [sys.executable, "-c", START_WITH_SECRETS, *words]
+    command = [sys.executable, "-c", START, launcher, *where]
     with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE)) as run:
         assert run.stdout is not None
         printed = ""
@@ -203,11 +196,6 @@ def assert_no_secret_is_shown(*words: str) -> None:
     assert [
         line for line in shown if token in line or any(secret.encode() in line for secret in SECRETS)
     ] == []
-
-
-@every_launcher
-def test_no_value_of_a_variable_stands_on_a_command_line(launcher: str) -> None:
-    assert_no_secret_is_shown(launcher)
 
 
 @every_launcher
@@ -240,11 +228,8 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield
 
 
-over_ssh = every_launcher
-
-
 @needs_sshd
-@over_ssh
+@every_launcher
 @pytest.mark.usefixtures("ssh")
 def test_hosts_get_their_ranks_in_order_over_ssh(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert start_ranks(PROBE, job_for(launcher), nproc=None, hosts=parse_hosts("node-b:1,node-a:2")) == 0
@@ -266,14 +251,7 @@ def test_hosts_get_their_ranks_in_order_over_ssh(launcher: str, capfd: pytest.Ca
 
 
 @needs_sshd
-@over_ssh
-@pytest.mark.usefixtures("ssh")
-def test_no_value_of_a_variable_stands_on_a_command_line_over_ssh_either(launcher: str) -> None:
-    assert_no_secret_is_shown(launcher, "node-a:1,node-b:1")
-
-
-@needs_sshd
-@over_ssh
+@every_launcher
 @pytest.mark.usefixtures("ssh")
 def test_failed_rank_ends_the_ranks_of_every_host(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert (

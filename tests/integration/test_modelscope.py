@@ -111,16 +111,6 @@ def test_what_modelscope_does_not_have_is_said_in_a_sentence(
     assert "Traceback" not in done.stderr
 
 
-def test_ranks_that_may_not_ask_say_to_fetch_first(
-    hub: StubModelScope, clipship: Clipship, tmp_path: Path
-) -> None:
-    job = write_hub_job(tmp_path, CLIP, "offline = true")
-    done = clipship("run", str(job))
-    assert done.returncode == 2
-    assert "`clipship fetch JOB`" in done.stdout + done.stderr
-    assert hub.requests == []
-
-
 def test_damaged_weights_are_neither_kept_nor_used(
     hub: StubModelScope, clipship: Clipship, tmp_path: Path
 ) -> None:

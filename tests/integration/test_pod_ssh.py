@@ -104,27 +104,9 @@ def test_in_the_image_ssh_believes_the_holder_of_the_jobs_key_alone(worker: Work
     """Whoever starts ranks by hand there gives no options."""
     (tmp_path / ".ssh").mkdir()
     public = tmp_path / ".ssh" / "id_rsa.pub"
-    command = [
-        "env",
-        f"HOME={tmp_path}",
-        "ssh",
-        "-F",
-        str(IMAGE / "ssh-client.conf"),
-        "-p",
-        str(worker.port),
-        "-i",
-        str(worker.key),
-    ]
-    command += [
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        "IdentitiesOnly=yes",
-        "-o",
-        f"UserKnownHostsFile={tmp_path}/none",
-        ADDRESS,
-        "true",
-    ]
+    command = ["env", f"HOME={tmp_path}", "ssh", "-F", str(IMAGE / "ssh-client.conf"), "-p", str(worker.port)]
+    command += ["-i", str(worker.key), "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes"]
+    command += ["-o", f"UserKnownHostsFile={tmp_path}/none", ADDRESS, "true"]
     for key, code in ((worker.key, 0), (_make_key(tmp_path / "other"), 255)):
         public.write_text(Path(f"{key}.pub").read_text())
         answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

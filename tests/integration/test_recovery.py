@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,14 @@ from tests.support.ends import (
     HOROVOD_MPIRUN,
     MPIRUN,
     SHORT,
+    STARTS,
     End,
     begin,
+    events,
     full,
+    losses,
     ranks_left,
+    restarts,
     write_job,
 )
 from tests.support.two_nodes import begin_on_two_nodes, run_on_two_nodes
@@ -41,16 +47,9 @@ def start(
     return end
 
 
-def losses(folder: Path) -> list[tuple[int, float]]:
-    """Step and loss of each record, in the order in which they stand: none is missing, none comes twice."""
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(event["step"], event["loss"]) for event in events if "loss" in event]
-
-
 def evaluations(folder: Path) -> list[int]:
     """Steps of the evaluations in metrics.jsonl, in the order in which they stand."""
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [event["step"] for event in events if "zero_shot_top1" in event]
+    return [event["step"] for event in events(folder) if "zero_shot_top1" in event]
 
 
 def weights(folder: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
@@ -69,22 +68,31 @@ def same(one: End, other: End, step: int = STEPS) -> bool:
     )
 
 
-def restarts(end: End, file: str = "result.json") -> list[dict[str, Any]]:
-    record: list[dict[str, Any]] = json.loads((end.folder / file).read_text())["restarts"]
-    return record
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., End]:
+    """The run that nothing disturbs, made once for each start and job."""
+    known: dict[str, End] = {}
+
+    def run(*start_of: str, **keys: Any) -> End:
+        name = json.dumps([start_of, keys])
+        if name not in known:
+            known[name] = start(tmp_path_factory.mktemp("whole"), "", *start_of, **keys)
+        assert known[name].code == 0, known[name].errors
+        return known[name]
+
+    return run
 
 
 @pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint", goes_on=True)
 def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, whole: Callable[..., End], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rank 1 first, then rank 0, which holds the lock of the run folder and serves the store.
 
     No step is done again: each node has the newest one in memory. Checkpoints are those of steps 2 and 4.
     """
-    whole = start(tmp_path / "whole")
-    end = start(tmp_path / "faulty", "kill:1:step:4:1,kill:0:step:6:2")
-    assert (whole.code, end.code) == (0, 0), end.errors
+    end = start(tmp_path, "kill:1:step:4:1,kill:0:step:6:2")
+    assert end.code == 0, end.errors
     line = (
         f"clipship: rank {{victim}} on {NODE}{{generation}}: killed by SIGKILL in step, step {{fault}}; "
         "restart 1 of 3: all ranks go on from step {saved}"
@@ -93,12 +101,12 @@ def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
         line.format(victim=1, fault=4, saved=3, generation=""),
         line.format(victim=0, fault=6, saved=5, generation=", generation 2"),
     ], "the count began anew with the checkpoint of step 4"
-    assert same(whole, end)
+    assert same(whole(), end)
     for file in ("result.json", "exit.json", "restarts.json"):
-        found = restarts(end, file)
+        found = restarts(end.folder, file)
         assert [(each["rank"], each["step"], each["from_step"]) for each in found] == [(1, 4, 3), (0, 6, 5)]
         assert all(0 < each["seconds"] < 120 and each["node"] == NODE for each in found)
-    assert restarts(whole) == []
+    assert restarts(whole().folder) == []
     environment = json.loads((end.folder / "environment.json").read_text())
     assert [rank["generation"] for rank in environment] == ["3", "3"]
     for rank in (0, 1):
@@ -145,74 +153,59 @@ def test_same_fault_at_the_same_step_ends_the_run_as_a_bug(tmp_path: Path) -> No
     assert (record["exit_code"], len(record["restarts"]), record["restarts"][0]["seconds"]) == (1, 1, None)
 
 
-@pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint", goes_on=True)
-@full
-@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVOD, HOROVOD_MPIRUN])
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize(("phase", "step"), [("step", 3), ("evaluation", 4), ("checkpoint", 4)])
-def test_killed_rank_changes_no_bit(
-    tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int
+KILLED = "rank SIGKILLed in a step, in evaluation, in a checkpoint"
+LATE = "rank SIGSTOPped or stuck, rank 0 too"
+LOADER = "loader stalls; loader worker killed"
+SUPERVISOR = "supervisor SIGKILLed, rank 0's too"
+THIRTY = {"steps": 30, "data": {"workers": 1}}
+"""Some batches are ready when a loader fails, so the fault shows some steps later."""
+
+
+def cases() -> Iterator[object]:
+    """Row of the table, start, fault, begin of the restart's cause and keys of the job."""
+    for at in STARTS:
+        for phase, step in (("step", 3), ("evaluation", 4), ("checkpoint", 4)):
+            for victim in (0, 1):
+                yield case(KILLED, at, f"kill:{victim}:{phase}:{step}", f"killed by SIGKILL in {phase}, ")
+    for at, victim in product((CLIPSHIP, HOROVOD), (0, 1)):  # its part of step 3 in memory is torn
+        yield case(KILLED, at, f"kill:{victim}:keeping:3", "killed by SIGKILL in ")
+    for at, victim in product((CLIPSHIP, MPIRUN, HOROVOD), (0, 1)):
+        yield case(LATE, at, f"stop:{victim}:step:3", "stopped by a signal in step, step 3")
+        yield case(LATE, at, f"slow:{victim}:step:3", "timed out: step, step 3, lasts longer than")
+    for at, deed in product((CLIPSHIP, HOROVOD), ("worker-kill", "worker-stop")):
+        yield case(LOADER, at, f"{deed}:1:step:3", "", **THIRTY)
+    for at, victim in product((MPIRUN, HOROVOD_MPIRUN), (0, 1)):  # which ends with a supervisor
+        yield case(SUPERVISOR, at, f"orphan:{victim}:step:4", "")
+
+
+def case(row: str, at: Any, fault: str, cause: str, **keys: Any) -> object:
+    marks = [*at.marks, full, pytest.mark.fault(row, goes_on=True)]
+    return pytest.param(at.values, fault, cause, keys, id=f"{at.id}-{fault}", marks=marks)
+
+
+@pytest.mark.parametrize(("start_of", "fault", "cause", "keys"), list(cases()))
+def test_a_fault_costs_a_restart_and_no_bit(
+    tmp_path: Path,
+    whole: Callable[..., End],
+    start_of: tuple[str, str],
+    fault: str,
+    cause: str,
+    keys: dict[str, Any],
 ) -> None:
-    whole = start(tmp_path / "whole", "", backend, launcher)
-    end = start(tmp_path / "faulty", f"kill:{victim}:{phase}:{step}:1", backend, launcher)
-    assert (whole.code, end.code) == (0, 0), end.errors
-    assert [each["rank"] for each in restarts(end)] == [victim]
-    assert same(whole, end)
-    assert evaluations(end.folder) == [2, 4, 6]
-
-
-@full
-@pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint", goes_on=True)
-@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, HOROVOD])
-@pytest.mark.parametrize("victim", [0, 1])
-def test_rank_that_is_killed_while_it_keeps_a_step_costs_one_step_and_no_bit(
-    tmp_path: Path, backend: str, launcher: str, victim: int
-) -> None:
-    """Its part of step 3 in memory is torn, so step 3 is done again; its record stands once."""
-    whole = start(tmp_path / "whole", "", backend, launcher)
-    end = start(tmp_path / "faulty", f"kill:{victim}:keeping:3:1", backend, launcher)
-    assert (whole.code, end.code) == (0, 0), end.errors
-    assert [each["from_step"] for each in restarts(end)] == [2]
-    assert same(whole, end)
-
-
-@pytest.mark.fault("rank SIGSTOPped or stuck, rank 0 too", goes_on=True)
-@full
-@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVOD])
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("deed", ["stop", "slow"])
-def test_late_rank_is_restarted_and_changes_no_bit(
-    tmp_path: Path, backend: str, launcher: str, victim: int, deed: str
-) -> None:
-    whole = start(tmp_path / "whole", "", backend, launcher)
-    end = start(tmp_path / "faulty", f"{deed}:{victim}:step:3:1", backend, launcher, then=SHORT)
-    assert (whole.code, end.code) == (0, 0), end.errors
-    (restart,) = restarts(end, "restarts.json")
-    if deed == "stop":
-        assert f"clipship: rank {victim} on {NODE}: stopped by a signal in step, step 3" in end.errors
-    else:
-        assert f"clipship: rank {victim} on {NODE}: timed out: step, step 3, lasts longer than" in end.errors
-        assert f"late: rank {victim}" in restart["details"]
+    deed, victim, phase, *_ = fault.split(":")
+    then: dict[str, Any] = {} if deed in ("kill", "orphan") else {"then": SHORT}
+    backend, launcher = start_of
+    end = start(tmp_path, f"{fault}:1", backend, launcher, **then, **keys)
+    assert end.code == 0, end.errors
+    (restart,) = restarts(end.folder)
+    assert restart["kind"] == ("lost" if deed == "orphan" else "fault")
+    assert restart["cause"].startswith(cause)
+    assert deed == "orphan" or restart["rank"] == int(victim)
+    assert deed != "slow" or f"late: rank {victim}" in restart["details"]
+    assert phase != "keeping" or restart["from_step"] == 2
     assert not (end.folder / "diagnosis.json").exists(), "that is of the end of a run"
-    assert same(whole, end)
-
-
-@full
-@pytest.mark.fault("loader stalls; loader worker killed", goes_on=True)
-@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, HOROVOD])
-@pytest.mark.parametrize("deed", ["worker-kill", "worker-stop"])
-def test_rank_without_its_loader_process_is_restarted_and_changes_no_bit(
-    tmp_path: Path, backend: str, launcher: str, deed: str
-) -> None:
-    """Some batches are ready by then, so the fault shows some steps later."""
-    keys: dict[str, Any] = {"steps": 30, "data": {"workers": 1}}
-    whole = start(tmp_path / "whole", "", backend, launcher, **keys)
-    end = start(tmp_path / "faulty", f"{deed}:1:step:3:1", backend, launcher, then=SHORT, **keys)
-    assert (whole.code, end.code) == (0, 0), end.errors
-    (restart,) = restarts(end)
-    assert (restart["rank"], restart["kind"]) == (1, "fault")
-    assert [step for step, _ in losses(end.folder)] == list(range(1, 31))
-    assert same(whole, end, 30)
+    assert same(whole(*start_of, **keys), end, keys.get("steps", STEPS))
+    assert evaluations(end.folder) == list(range(2, keys.get("steps", STEPS) + 1, 2))
 
 
 @full
@@ -220,12 +213,12 @@ def test_rank_without_its_loader_process_is_restarted_and_changes_no_bit(
 def test_fault_during_a_restart_is_another_fault(tmp_path: Path) -> None:
     end = start(tmp_path, "raise:1:step:3:1,kill:0:first step:3:2", recovery={"backoff_s": 0.1})
     assert end.code == 0, end.errors
-    assert [each["cause"].partition(" in ")[0] for each in restarts(end)] == [
+    assert [each["cause"].partition(" in ")[0] for each in restarts(end.folder)] == [
         "ValueError: a fault of the test",
         "killed by SIGKILL",
     ]
     assert "restart 2 of 3: all ranks go on from step 2" in end.errors
-    assert [step for step, _ in losses(end.folder)] == [*range(1, STEPS + 1)]
+    assert list(losses(end.folder)) == list(range(1, STEPS + 1))
 
 
 @full
@@ -255,7 +248,7 @@ def test_stop_between_two_generations_ends_with_75_and_the_run_goes_on_later(tmp
     again = start(tmp_path)
     assert again.code == 0, again.errors
     assert "start        step 2" in again.output
-    assert restarts(again) == []
+    assert restarts(again.folder) == []
 
 
 @full
@@ -269,35 +262,22 @@ def test_stop_after_a_restart_saves_and_leaves_with_75(tmp_path: Path) -> None:
     end = running.end()
     assert end.code == 75, end.errors
     assert "is saved, and the run can go on (exit code 75)" in end.errors
-    assert len(restarts(end, "exit.json")) == 1
+    assert len(restarts(end.folder, "exit.json")) == 1
     assert not ranks_left(running)
 
 
 @pytest.mark.fault("supervisor SIGKILLed, rank 0's too", goes_on=True)
-def test_run_whose_supervisors_are_killed_goes_on_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_run_whose_supervisors_are_killed_goes_on_and_ends_with_the_same_bits(
+    tmp_path: Path, whole: Callable[..., End]
+) -> None:
     """The launcher starts rank 1's and then rank 0's supervisor again; the other coordinates then."""
-    whole = start(tmp_path / "whole")
-    end = start(tmp_path / "faulty", "orphan:1:step:3:1,orphan:0:step:5:2")
-    assert (whole.code, end.code) == (0, 0), end.errors
-    assert [(each["kind"], each["rank"], each["ranks"]) for each in restarts(end)] == [
+    end = start(tmp_path, "orphan:1:step:3:1,orphan:0:step:5:2")
+    assert end.code == 0, end.errors
+    assert [(each["kind"], each["rank"], each["ranks"]) for each in restarts(end.folder)] == [
         ("lost", 1, 2),
         ("lost", 0, 2),
     ]
-    assert same(whole, end)
-
-
-@full
-@pytest.mark.fault("supervisor SIGKILLed, rank 0's too", goes_on=True)
-@pytest.mark.parametrize(("backend", "launcher"), [MPIRUN, HOROVOD_MPIRUN])
-@pytest.mark.parametrize("victim", [0, 1])
-def test_mpirun_that_ends_with_a_supervisor_is_started_again_and_changes_no_bit(
-    tmp_path: Path, backend: str, launcher: str, victim: int
-) -> None:
-    whole = start(tmp_path / "whole", "", backend, launcher)
-    end = start(tmp_path / "faulty", f"orphan:{victim}:step:4:1", backend, launcher)
-    assert (whole.code, end.code) == (0, 0), end.errors
-    assert [(each["kind"], each["generation"]) for each in restarts(end)] == [("lost", 2)]
-    assert same(whole, end)
+    assert same(whole(), end)
 
 
 @full
@@ -306,7 +286,7 @@ def test_run_whose_first_supervisor_is_killed_before_the_others_reach_it_goes_on
     end = start(tmp_path, "gone:0:start:0", timeouts={"init_s": 60.0})
     assert end.code == 0, end.errors
     assert "rank 0's supervisor is started again" in end.errors
-    assert [step for step, _ in losses(end.folder)] == list(range(1, STEPS + 1))
+    assert list(losses(end.folder)) == list(range(1, STEPS + 1))
 
 
 @pytest.mark.fault("supervisor SIGKILLed, rank 0's too")
@@ -339,9 +319,9 @@ def test_run_goes_on_with_the_ranks_of_the_node_that_is_left(tmp_path: Path, los
     assert [code for code, _ in whole] == [0] * 4
     assert [code for code, _ in ends] == [-9 if rank in lost else 0 for rank in range(4)], ends
     runs = [tmp_path / name / "runs" / "ends" for name in ("whole", "faulty")]
-    (restart,) = json.loads((runs[1] / "result.json").read_text())["restarts"]
+    (restart,) = restarts(runs[1])
     assert (restart["kind"], restart["ranks"], restart["from_step"]) == ("lost", 2, 2)
-    ours, theirs = (dict(losses(run)) for run in runs)
+    ours, theirs = map(losses, runs)
     assert ours.keys() == theirs.keys()
     assert theirs == pytest.approx(ours, rel=1e-4), "the same samples, in another order of additions"
 
@@ -372,14 +352,14 @@ def test_rank_of_a_stopped_supervisor_ends_itself_and_the_other_node_goes_on(
         assert stopped.poll() is None, "it is stopped"
         assert not trained_by(stopped.pid) or deed == "freeze", "its rank has ended itself"
         folder = tmp_path / "runs" / "ends"
-        (restart,) = json.loads((folder / "result.json").read_text())["restarts"]
+        (restart,) = restarts(folder)
         assert (restart["kind"], restart["ranks"]) == ("lost", 1)
         before = contents(folder)
         stopped.send_signal(signal.SIGCONT)
         _, said = stopped.communicate(timeout=280)
         assert stopped.returncode == 1, said
         assert contents(folder) == before
-        assert [step for step, _ in losses(folder)] == list(range(1, 41))
+        assert list(losses(folder)) == list(range(1, 41))
     finally:
         for process in processes:
             process.kill()

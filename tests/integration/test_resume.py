@@ -99,29 +99,23 @@ def test_losses_after_a_kill_are_those_of_the_uninterrupted_run_to_the_last_bit(
 
 @pytest.mark.full
 @pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
-def test_losses_after_a_kill_are_the_same_with_compiled_blocks(tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize("what", ["compiled blocks", "photographs from shards"])
+def test_losses_after_a_kill_are_the_same_with(tmp_path: Path, what: str, backend: str) -> None:
+    if what == "compiled blocks":
+        sections: dict[str, Any] = {
+            "model": {"compile": True},
+            "optim": {"steps": 30, "max_batch_size_per_gpu": 4},
+        }
+    else:
+        sections = {"data": _shards(tmp_path / "shards", max_bad_share=0.1)}
     whole, killed = TinyRun(tmp_path, "whole"), TinyRun(tmp_path, "killed")
     for run in (whole, killed):
-        run.write(**_job(backend, model={"compile": True}, optim={"steps": 30, "max_batch_size_per_gpu": 4}))
+        run.write(**_job(backend, **sections))
     assert whole.start(2).returncode == 0
     killed.start_and_kill(2, at_step=7)
     done = killed.start(2)
     assert done.returncode == 0, done.stderr
-    assert "compile      4 blocks" in done.stdout
-    assert killed.losses() == whole.losses()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
-def test_losses_after_a_kill_are_the_same_with_photographs_from_shards(tmp_path: Path, backend: str) -> None:
-    data = _shards(tmp_path / "shards", max_bad_share=0.1)
-    whole, killed = TinyRun(tmp_path, "whole"), TinyRun(tmp_path, "killed")
-    for run in (whole, killed):
-        run.write(**_job(backend, data=data))
-    assert whole.start(2).returncode == 0
-    killed.start_and_kill(2, at_step=7)
-    done = killed.start(2)
-    assert done.returncode == 0, done.stderr
+    assert ("compile      4 blocks" in done.stdout) == (what == "compiled blocks")
     assert killed.losses() == whole.losses()
     assert whole.losses()[12] < whole.losses()[1]
 

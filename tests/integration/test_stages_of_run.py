@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_recovery import evaluations, losses, same, start
-from tests.support.ends import End
+from tests.integration.test_recovery import evaluations, same, start
+from tests.support.ends import End, losses
 
 STAGE = {"name": "larger", "model": {"image_size": 48}, "optim": {"steps": 5, "global_batch_size": 8}}
 
@@ -24,7 +24,7 @@ def test_ranks_that_are_killed_in_a_stage_go_on_in_it_with_the_same_bits(
     end = run("faulty", "kill:1:step:7:1")
     assert (whole.code, end.code) == (0, 0), end.errors
     assert "start        step 4, from the weights of the stage before" in whole.output
-    assert [step for step, _ in losses(end.folder)] == list(range(1, 10))
+    assert list(losses(end.folder)) == list(range(1, 10))
     assert evaluations(end.folder) == [2, 4, 6, 8, 9]
     assert "all ranks go on from step 6" in end.errors
     assert same(whole, end, step=9)

@@ -202,6 +202,24 @@ def labelled_shard(folder: Path) -> Path:
     return path
 
 
+def events(folder: Path) -> list[dict[str, Any]]:
+    """What metrics.jsonl of a run folder tells, in its order."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Loss of each step from the first on; none is missing, and none comes twice."""
+    records = [event for event in events(folder) if "loss" in event]
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    return {record["step"]: record["loss"] for record in records}
+
+
+def restarts(folder: Path, file: str = "result.json") -> list[dict[str, Any]]:
+    """What a file of a run folder says of each restart of the last start."""
+    found: list[dict[str, Any]] = json.loads((folder / file).read_text())["restarts"]
+    return found
+
+
 def ranks_left(running: Running) -> list[int]:
     """Processes that belong to the run and still live."""
     mark = os.fsencode(running.moment)

@@ -11,6 +11,7 @@ ranks in which it happens, and commas separate several faults. Deeds:
 - nap (sleeps 12 s, or NAP_S), lag (sleeps a second now and at every later step);
 - wait (until the test makes the file `go` beside that of the moment);
 - memory (asks for more than it may have), fill (the run folder's disk, once a checkpoint is whole);
+- quota (the next flush of a file is refused, as NFS does it), back (the clock is set back, see `clock_back`);
 - unplug (its machine's network), worker-kill and worker-stop (a loader process);
 - nan (this rank's loss of that step is NaN).
 
@@ -28,6 +29,7 @@ Deeds of the phase `start`, before the supervisor begins:
 LOCK_WAIT_S, with or without a fault, is the time for which a start waits for the run folder.
 """
 
+import errno
 import json
 import multiprocessing.forkserver
 import os
@@ -41,6 +43,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support import clock_back
 from tests.support.net_hosts import INTERFACE
 from trainer.config.phases import LIMIT_KEYS, Phase
 from trainer.run import lock as run_lock
@@ -227,6 +230,10 @@ def commit(deed: str) -> None:
             torch.zeros(2**30)
         case "fill":
             fill(Path(os.environ["FULL_DISK"]))
+        case "quota":
+            refuse_a_flush()
+        case "back":
+            Path(os.environ[clock_back.SET]).touch()
         case "worker-kill":
             os.kill(loader_process(), signal.SIGKILL)
         case "worker-stop":
@@ -270,6 +277,17 @@ def fill(folder: Path) -> None:
                 file.write(bytes(2**16))
         except OSError:
             return
+
+
+def refuse_a_flush() -> None:
+    """Once."""
+    whole = os.fsync
+
+    def refused(_file: int) -> None:
+        os.fsync = whole
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    os.fsync = refused  # type: ignore[assignment]
 
 
 def loader_process() -> int:

@@ -28,9 +28,9 @@ from trainer.config import Job
 from trainer.config.batch_plan import schedule
 from trainer.config.resume_rule import may_change_keys
 from trainer.errors import InputError
-from trainer.run.checkpoints import newest_step
+from trainer.run.checkpoints import newest_step, saved_step
 from trainer.run.folder import not_written
-from trainer.run.layout import ARTEFACTS, BEGUN_BY_FILE
+from trainer.run.layout import ARTEFACTS, BEGUN_BY_FILE, METRICS_FILE
 from trainer.safe_io.atomic import write_whole
 from trainer.safe_io.values import read_values, value_lines
 from trainer.text.masking import masked
@@ -140,7 +140,7 @@ def restore(
         if wanted == "never" and comm.world.submission:
             _note_begin(checkpoints, comm.world.submission)
         if start.is_beginning:
-            _refuse_to_forget(checkpoints, had_any)
+            _refuse_to_forget(checkpoints, had_any, wanted)
         _set_aside(checkpoints, start.steps_done)
         source, scaler = str(start.source) if start.source else None, whole.scaler if whole else {}
         others = {"order": start.order, "is_own": start.is_own, "bad_samples": start.bad_samples}
@@ -327,12 +327,16 @@ def _refuse_to_mix(checkpoints: Path) -> None:
         )
 
 
-def _refuse_to_forget(checkpoints: Path, had_any: bool) -> None:
+def _refuse_to_forget(checkpoints: Path, had_any: bool, wanted: str) -> None:
     """Raises InputError if the run has steps that cannot be read: it does not begin again by itself."""
-    broken = list(files.newest_first(checkpoints))
-    if broken or had_any:
-        what = f"the newest of {many(len(broken), 'checkpoint')} is {broken[0]}" if broken else ""
-        where = what or "a node had one in memory, and there is no checkpoint"
+    if broken := list(files.newest_first(checkpoints)):
+        where = f"the newest of {many(len(broken), 'checkpoint')} is {broken[0]}"
+    elif had_any:
+        where = "a node had one in memory, and there is no checkpoint"
+    else:
+        removed = wanted != "never" and saved_step(checkpoints.parent / METRICS_FILE)
+        where = f"the checkpoint of step {removed} was saved, and {checkpoints} has none" if removed else ""
+    if where:
         raise InputError(
             f"the run has done steps, and none of them can be read ({where}), so it does not begin again by "
             "itself: `clipship run --fresh` does, which moves the run folder aside"

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ from trainer.launch.submission import (
     removed_if_refused,
 )
 from trainer.run.find import remember
+from trainer.run.layout import ARTEFACTS
+from trainer.run.lock import alone
 from trainer.text.terminal import say
 
 if TYPE_CHECKING:
@@ -113,12 +115,14 @@ def submit(job: "Job", to: str, warnings: Iterable[str]) -> Path:
     control = reachable(to)
     [job] = settled([job], to)
     own = control.record_folder(job)
-    with refused_if_unwritable(own), removed_if_refused([own]):
-        folder = prepare(job, to)
-        for warning in warnings:
-            say(f"warning: {warning}")
-        submission = control.submit(job, folder)
-    announce(folder, submission, control.ends(submission))
+    with ExitStack() as one_at_a_time:
+        with refused_if_unwritable(own), removed_if_refused([own]):
+            folder = prepare(job, to)
+            for warning in warnings:
+                say(f"warning: {warning}")
+            one_at_a_time.enter_context(alone(folder / ARTEFACTS))  # the next one sees this one's record
+            submission = control.submit(job, folder)
+        announce(folder, submission, control.ends(submission))
     return folder
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from trainer.config.phases import LIMIT_KEYS, NOTHING_DONE, SILENT
 from trainer.report.folder import RunFacts, last_lines, read_job
-from trainer.run.checkpoints import newest_whole
+from trainer.run.checkpoints import newest_whole, saved_step
 from trainer.run.layout import (
     CHECKPOINTS,
     ENVIRONMENT_FILE,
@@ -85,10 +85,10 @@ def inspect(folder: Path, facts: RunFacts, now: float | None = None, node: str |
 def _state(facts: RunFacts, held: bool | None, certain: bool, last: float, begun: float, now: float) -> State:
     if facts.result.get("reason") == "done" or facts.exit:
         return "ended"
-    if not held and begun > last and now - begun < _limit(facts, ["init_s"]):
+    if not held and begun > last and abs(now - begun) < _limit(facts, ["init_s"]):
         return "starting"  # a new start's supervisor touches the lock before rank 0 takes it
     if certain and last:
-        return "starting" if _may_restart(facts.job) and now - last < _RESTART_S else "dead"
+        return "starting" if _may_restart(facts.job) and abs(now - last) < _RESTART_S else "dead"
     silent = now - max(last, begun)
     if not held and silent > _limit(facts, [LIMIT_KEYS[phase] for phase in SILENT]):
         return "dead"
@@ -127,7 +127,7 @@ def is_dead(folder: Path) -> bool:
         return False
     last = _last_written(folder)
     return 0.0 < last >= _time(folder / LOCK) and not (
-        time.time() - last < _RESTART_S and _may_restart(read_job(folder))
+        abs(time.time() - last) < _RESTART_S and _may_restart(read_job(folder))
     )
 
 
@@ -139,13 +139,17 @@ def rows(facts: RunFacts, liveness: Liveness, job: str, to: str | None) -> Itera
     ago = duration(max(0.0, time.time() - liveness.last))
     when = time.strftime("%F %T", time.localtime(liveness.last))
     if liveness.state == "dead":
-        who = (
-            f"its process {liveness.holder.process} on {liveness.holder.node} is gone"
-            if liveness.certain
-            else _remote_silence(liveness)
-        )
+        holder = liveness.holder
+        if liveness.certain and Path(f"/proc/{holder.process}").exists():
+            who, why = f"process {holder.process} on {holder.node} writes elsewhere: this is a copy", ""
+        elif liveness.certain:
+            who = f"its process {holder.process} on {holder.node} is gone"
+            why = killed_for_memory(facts.folder, kernel_log())
+        else:
+            who, why = _remote_silence(liveness), _unknown(liveness)
         yield "dead", f"since {when}, {ago} ago: {who}, and no rank recorded why it ended"
-        yield "why", killed_for_memory(facts.folder, kernel_log()) if liveness.certain else _unknown(liveness)
+        if why:
+            yield "why", why
         yield from _last_line(facts.folder)
     elif liveness.state == "quiet":
         holder = liveness.holder
@@ -229,10 +233,15 @@ def _last_line(folder: Path) -> Iterator[tuple[str, str]]:
 
 def resume_hint(facts: RunFacts, job: str, to: str | None) -> str:
     """Returns the command that starts the run again, and the step at which it then begins."""
-    saved = newest_whole(facts.folder / CHECKPOINTS)
-    where = (
-        f"it resumes at step {saved[0]}" if saved else "no checkpoint was saved: it starts from the beginning"
-    )
+    if saved := newest_whole(facts.folder / CHECKPOINTS):
+        where = f"it resumes at step {saved[0]}"
+    elif removed := saved_step(facts.folder / METRICS_FILE):
+        where = f"first put its checkpoints back: that of step {removed} was saved, and none is there"
+    else:
+        where = "no checkpoint was saved: it starts from the beginning"
+    name, own = facts.job.get("name"), facts.folder.resolve().name
+    if name not in (own, None):
+        where = f"first rename the folder to {word(str(name))}, which the run is called; then {where}"
     resumes = f"`clipship resume {word(facts.folder)}"
     has_job = (facts.folder / JOB_FILE).is_file()
     nodes = {rank.get("node") for rank in facts.environment}

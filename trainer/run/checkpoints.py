@@ -5,6 +5,7 @@ caches of Hugging Face's, git-annex and DVC.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 from trainer.errors import InputError
 from trainer.run.find import run_hint
 from trainer.run.layout import CHECKPOINTS, JOB_FILE
-from trainer.safe_io.plain import read_json, read_plain
+from trainer.safe_io.plain import lines_from_end, read_json, read_plain
 from trainer.text.masking import masked
 
 BEST = "best.json"
@@ -78,6 +79,7 @@ TEXT_CONFIG = "config.json"
 """Name of the config of a text tower of Hugging Face's in a checkpoint: its folder then serves as
 `model.text`."""
 _OPEN_CLIP_PARAMETERS = "params.txt"
+_TOLD = re.compile(rb'"checkpoint": "step-(\d+)"')
 _HUB = ("hf-hub:", "local-dir:")
 
 
@@ -217,6 +219,14 @@ def goes_on_from(wanted: str, checkpoints: Path) -> Path | None:
 def newest_step(folder: Path) -> int:
     """Returns the step of the newest complete checkpoint in `folder`; 0 if there is none."""
     return max(complete_checkpoints(folder), default=0)
+
+
+def saved_step(metrics: Path) -> int:
+    """Returns the step of the last checkpoint that metrics.jsonl tells of, there or not; 0 for none."""
+    for _, line in lines_from_end(metrics) if metrics.exists() else ():
+        if told := _TOLD.search(line):
+            return int(told[1])
+    return 0
 
 
 def _newest(folder: Path) -> Path:

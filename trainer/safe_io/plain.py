@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,6 +90,18 @@ def lines_from_end(path: Path, *, most: int = MOST_BYTES) -> Iterator[tuple[int,
                 end -= len(line)
                 yield end, line
             size = _BLOCK
+
+
+def still_there(file: TextIOWrapper) -> TextIOWrapper:
+    """Returns a file that is open for appending; opened anew if somebody has removed it meanwhile.
+
+    No folder is made. Raises OSError as `open_plain` does, and the file stays open.
+    """
+    if os.fstat(file.fileno()).st_nlink:
+        return file
+    anew = open(file.name, "a", errors=file.errors, opener=open_plain)  # noqa: SIM115
+    file.close()
+    return anew
 
 
 def append_line(path: Path, line: str) -> None:

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from trainer.run.layout import METRICS_FILE
 from trainer.safe_io.atomic import json_text
-from trainer.safe_io.plain import lines_from_end, open_plain, parse_json
+from trainer.safe_io.plain import lines_from_end, open_plain, parse_json, still_there
 from trainer.telemetry.pictures import Picture
 from trainer.telemetry.records import SO_FAR, SUMMED, Gaps, Lap, Record
 from trainer.telemetry.writers import MetricWriter
@@ -91,7 +92,7 @@ class Telemetry:
             drop_after(path, steps_done)
             self._so_far = dict(_last_record(path).get(SO_FAR, {}))
         # `__exit__` closes the file.
-        self._file: IO[str] | None = (
+        self._file: TextIOWrapper | None = (
             open(path, "a", opener=open_plain) if path is not None else None  # noqa: SIM115
         )
         if path is not None and record is not None and not is_recorded(path, steps_done):
@@ -134,6 +135,7 @@ class Telemetry:
             line = {**values, SO_FAR: self._so_far} if self._so_far else values
         with self._gaps.tolerated_in(METRICS_FILE):
             if self._file is not None:
+                self._file = still_there(self._file)
                 self._file.write(json_text(line) + "\n")
                 self._file.flush()
         self._tell(lambda writer: writer.write(values))

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -23,7 +24,7 @@ from trainer.run.folder import check_run_folder, not_written
 from trainer.run.layout import Run, rank_log
 from trainer.run.lock import hold
 from trainer.safe_io.atomic import write_json, write_whole
-from trainer.safe_io.plain import open_plain
+from trainer.safe_io.plain import open_plain, still_there
 from trainer.sysinfo.libraries import image_stack, nccl_facts
 from trainer.sysinfo.versions import versions
 from trainer.world.console import rank_formatter
@@ -89,6 +90,14 @@ class _PlainFile(logging.FileHandler):
     def _open(self) -> TextIOWrapper:
         opened = open(self.baseFilename, self.mode, errors=self.errors, opener=open_plain)  # noqa: SIM115
         return cast(TextIOWrapper, opened)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Makes the file again if somebody has removed it, or its folder; not the run folder."""
+        with suppress(OSError):
+            if not Path(self.baseFilename).exists():
+                Path(self.baseFilename).parent.mkdir(exist_ok=True)
+                self.stream = still_there(cast(TextIOWrapper, self.stream))
+        super().emit(record)
 
 
 def _log_to(path: Path, world: World) -> None:
