@@ -326,10 +326,15 @@ class Judge:
             if world.is_frozen:
                 world.last_fault_s = world.loop.time()
             since_s = max(self._moved_s, world.last_fault_s)
-            if world.loop.time() - since_s > BOUND_S:
+            # A successor asks a run folder that does not answer three times, each for timeouts.init_s.
+            longer_s = 2 * world.limits.init_s if world.folder_gone_s > world.limits.init_s else 0.0
+            if world.loop.time() - since_s > BOUND_S + longer_s:
                 world.broken("ends or trains on", f"nothing has happened since {since_s:.1f} s")
             asked_s = world.asked_to_stop_s
-            if asked_s is not None and world.loop.time() - max(asked_s, world.last_fault_s) > STOPPED_S:
+            if (
+                asked_s is not None
+                and world.loop.time() - max(asked_s, world.last_fault_s) > STOPPED_S + longer_s
+            ):
                 world.broken("a stop ends it", f"asked at {asked_s:.1f} s")
 
     def _look_at_ranks(self) -> None:
