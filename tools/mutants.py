@@ -28,11 +28,12 @@ from typing import NamedTuple
 
 import coverage
 import pytest
-from _pytest.runner import runtestprotocol
 
 SEED, NUMBER = 59, 60
 ENOUGH = 5  # tests that kill a mutant; who else does, is not asked
 HANGS_S = 20.0  # beyond ten times its own duration
+FAILED: set[str] = set()
+"""The test of this process that failed last."""
 
 SIGNS = (
     (ast.Lt, "<="), (ast.LtE, "<"), (ast.Gt, ">="), (ast.GtE, ">"), (ast.Eq, "!="), (ast.NotEq, "=="),
@@ -161,6 +162,11 @@ class Judge:
         self.tests: dict[str, Reached] = {}
         self.lean: list[str] = []
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Notes a test that fails."""
+        if report.failed:
+            FAILED.add(report.nodeid)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Runs the tests without a mutant, then with each."""
@@ -253,7 +259,9 @@ def killers_of(mutant: Mutant, tests: list[Reached]) -> list[str]:
 
 def fails(item: pytest.Item, following: pytest.Item | None) -> bool:
     """Runs a test in this process."""
-    return any(report.failed for report in runtestprotocol(item, log=False, nextitem=following))
+    FAILED.clear()
+    item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+    return item.nodeid in FAILED
 
 
 def forked(run: Callable[[Say], None], waits: Iterator[float]) -> Iterator[tuple[str, bool, float]]:

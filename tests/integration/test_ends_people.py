@@ -78,7 +78,7 @@ def test_a_run_goes_on_while_people_edit_its_job_copy_its_folder_and_remove_half
         said = process.communicate(timeout=LIMIT_S)[0]
         assert process.returncode == 75, said
     shown = capsys.readouterr().out
-    assert "writes elsewhere: this is a copy" in shown
+    assert f"writes to {run.run}: this is a copy" in shown
     assert "first rename the folder to tiny, which the run is called" in shown
     steps = list(run.losses())
     assert steps == list(range(steps[0], steps[-1] + 1)), "no record is lost after the file was"

@@ -140,8 +140,8 @@ def rows(facts: RunFacts, liveness: Liveness, job: str, to: str | None) -> Itera
     when = time.strftime("%F %T", time.localtime(liveness.last))
     if liveness.state == "dead":
         holder = liveness.holder
-        if liveness.certain and Path(f"/proc/{holder.process}").exists():
-            who, why = f"process {holder.process} on {holder.node} writes elsewhere: this is a copy", ""
+        if liveness.certain and (other := _locked_by(holder.process)):
+            who, why = f"process {holder.process} on {holder.node} writes to {other}: this is a copy", ""
         elif liveness.certain:
             who = f"its process {holder.process} on {holder.node} is gone"
             why = killed_for_memory(facts.folder, kernel_log())
@@ -218,6 +218,15 @@ def _processes(folder: Path) -> Iterator[tuple[int, int]]:
         with suppress(OSError):
             if begins := _START.findall(last_text(log, MOST_BYTES)):
                 yield int(begins[-1][0]), int(begins[-1][3])
+
+
+def _locked_by(process: int) -> Path | None:
+    """Returns the run folder that a process of this machine holds, by its open files."""
+    with suppress(OSError):
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            if (path := link.readlink()).name == LOCK:
+                return path.parent
+    return None
 
 
 def _last_line(folder: Path) -> Iterator[tuple[str, str]]:

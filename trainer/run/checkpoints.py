@@ -223,9 +223,10 @@ def newest_step(folder: Path) -> int:
 
 def saved_step(metrics: Path) -> int:
     """Returns the step of the last checkpoint that metrics.jsonl tells of, there or not; 0 for none."""
-    for _, line in lines_from_end(metrics) if metrics.exists() else ():
-        if told := _TOLD.search(line):
-            return int(told[1])
+    with suppress(OSError):
+        for _, line in lines_from_end(metrics):
+            if told := _TOLD.search(line):
+                return int(told[1])
     return 0
 
 

@@ -62,7 +62,8 @@ def read(run_folder: Path) -> list[dict[str, Any]]:
             waiting.append(event)
         elif event is not None:
             if event["event"] in ("begin", "restart", "end"):
-                found, waiting = found + _merged(waiting, begins), []
+                found += _merged(waiting, begins)
+                waiting = []
             found.append(event)
     return found[:-1]
 
