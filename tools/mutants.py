@@ -52,6 +52,8 @@ class Mutant(NamedTuple):
     start: int
     end: int
     text: str
+    last: int
+    """Its last line; a statement of several lines is reached where any of them is."""
 
     def applied(self, source: bytes) -> bytes:
         """The file with the change; all other lines keep their numbers."""
@@ -111,7 +113,7 @@ def mutants_of(path: Path) -> list[Mutant]:
             assert isinstance(node, ast.stmt | ast.expr)
             start = place(node.lineno, node.col_offset)
             end = place(node.end_lineno or 0, node.end_col_offset or 0)
-            mutant = Mutant(str(path), statement, start, end, text)
+            mutant = Mutant(str(path), statement, start, end, text, node.end_lineno or 0)
             with contextlib.suppress(SyntaxError):
                 compile(mutant.applied(source), str(path), "exec")
                 found.add(mutant)
@@ -182,7 +184,8 @@ class Judge:
         for number, mutant in enumerate(drawn, 1):
             old = Path(mutant.path).read_bytes()[mutant.start : mutant.end].decode()
             at = f"{mutant.path}:{mutant.line}"
-            near = [test for test in self.tests.values() if at in test.lines and not test.failed]
+            lines = {f"{mutant.path}:{line}" for line in range(mutant.line, mutant.last + 1)}
+            near = [test for test in self.tests.values() if lines & test.lines and not test.failed]
             killers = killers_of(mutant, sorted(near, key=lambda test: test.seconds))
             kills.append(set(killers))
             self.rows.append(

@@ -176,6 +176,7 @@ def test_a_used_up_quota_is_named_and_the_run_follows_its_policy(
 
 @pytest.mark.fault("clock set back by two hours")
 @pytest.mark.fault("clock set back by two hours", goes_on=True)
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 def test_a_run_whose_clock_is_set_back_goes_on_after_a_fault_and_names_the_next(tmp_path: Path) -> None:
     set_back = clock_back.variables(tmp_path)
     around = ["env", *(f"{name}={value}" for name, value in set_back.items())]
