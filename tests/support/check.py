@@ -1,26 +1,22 @@
 """What `clipship check` says of a job."""
 
-import io
 import json
 import tempfile
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from trainer.cli.main import main
+from tests.support.command_line import Said, clipship
 from trainer.config import Job
 from trainer.config.loader import dump_job
 
 
-def check(job: Job | Path, *words: str) -> tuple[int, str, str]:
-    """The exit code of the command, and what it prints on stdout and stderr."""
+def check(job: Job | Path, *words: str) -> Said:
+    """What the command says of a job, or of a job file."""
     with tempfile.TemporaryDirectory(prefix="clipship-check-") as folder:
         path = job if isinstance(job, Path) else Path(folder, "job.toml")
         if isinstance(job, Job):
             path.write_text(dump_job(job))
-        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-            code = main(["check", str(path), *words])
-    return code, out.getvalue(), err.getvalue()
+        return clipship("check", path, *words)
 
 
 def problems(job: Job | Path, *words: str) -> str:

@@ -1,15 +1,13 @@
 """What people see of a run folder: the page of `clipship report`, and what `clipship status` says."""
 
-import contextlib
 import html
-import io
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.cli.main import main
+from tests.support.command_line import clipship
 
 LOSS = {"step": 1, "loss": 1.0}
 
@@ -36,9 +34,7 @@ def shown(*folders: Path) -> str:
 
 def called(*words: str) -> str:
     """Returns what a command that must succeed prints on stdout."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert main(words) == 0
-    return printed.getvalue()
+    return clipship(*words, code=0).out
 
 
 def state(folder: Path) -> dict[str, Any]:

@@ -45,6 +45,13 @@ def done(rank: int, code: int = 0, generation: int = 1, reason: str = "") -> mes
     return messages.Done(generation, rank, code, reason)
 
 
+def restarts_in(folder: Path) -> list[dict[str, Any]]:
+    """Returns the restarts that a run folder tells of; none before the file is there."""
+    file = folder / "restarts.json"
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["restarts"] if file.exists() else []
+    return rows
+
+
 class Story(Machine):
     """A coordinator on n0 of members on n0, n1 and so on, which have joined it.
 
@@ -167,10 +174,7 @@ class Story(Machine):
 
     @property
     def restarts(self) -> list[dict[str, Any]]:
-        """Restarts in the run folder; none before the file is there."""
-        file = self.folder / "restarts.json"
-        rows: list[dict[str, Any]] = json.loads(file.read_text())["restarts"] if file.exists() else []
-        return rows
+        return restarts_in(self.folder)
 
     @property
     def word(self) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Real supervisors with stub ranks, many in one process: they meet on loopback, and each may be lost."""
 
 import asyncio
-import json
 import mmap
 import secrets
 from collections import Counter
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.support.stub_supervisor import restarts_in
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
@@ -183,10 +183,8 @@ class StubWorld:
         rank.fail()
 
     def restarts(self) -> list[dict[str, Any]]:
-        """Returns the restarts in the run folder; none before the file is there."""
-        file = self.folder / "restarts.json"
-        rows: list[dict[str, Any]] = json.loads(file.read_text())["restarts"] if file.exists() else []
-        return rows
+        """Returns those that the run folder tells of."""
+        return restarts_in(self.folder)
 
     def world(self) -> dict[int, int]:
         """Returns the rank of each living supervisor that has one."""
