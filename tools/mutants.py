@@ -347,7 +347,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=NUMBER)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--out", type=Path, help="a file for everything that was found, in JSON")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     judge = Judge(args.room, args.number, args.seed)
     options = ["-q", *(f"-pno:{plugin}" for plugin in ("cacheprovider", "xdist", "unraisableexception"))]
     here, copy = os.getcwd(), _copy_checkout()
